@@ -4,6 +4,9 @@ What must hold: each number of a producer is stored at most once, and exactly on
 all its acknowledgements report the same place; a delayed one is delivered once, and its delivery does not count as a
 duplicate. Some producers send batches, and resend them split in another way: each number is still stored once, and what
 is stored of a batch is in one entry, up to the count in its first record.
+
+Once the group is at the format level for it, processes with generated ids come and go as well. Brokers forget
+those, and never one of the producers above.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ from chaos.violation import Violation
 from checkers import Checker
 from checkers.numbered import check_answers
 from mq.broker.state.commands import AdvanceDelay
+from mq.broker.state.format_level import LEVEL_OF_GENERATED_PRODUCERS, RaiseLevel
 from mq.broker.write_path.pending import NO_PLACE
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.messages.sequencing import stored_range
+from mq.protocol.messages.sequencing import GENERATED_MARK, stored_range
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.requests.send import SENT_ALREADY_STORED
 
@@ -30,6 +34,10 @@ _PRODUCERS = 3
 _BATCH_MAX = 4
 """Messages of a batch: the small message limit of simulated brokers has no room for more."""
 _BATCH_BODY_BYTES_MAX = 20
+_SHORT_LIVED = 0.2
+"""How often an operation is the first send of a new process."""
+_FORGOTTEN_KINDS = "plain", "short-lived"
+"""Messages that may be stored as often as they are sent."""
 
 
 class _Part(NamedTuple):
@@ -51,6 +59,7 @@ class Dedup(Workload):
         self._numbers: Counter[int] = Counter()
         self._first: dict[int, Stored] = {}
         self._waiting = 0
+        self._level = 1
         self._batched: dict[str, list[Sent]] = {f"b{producer}": [] for producer in range(_PRODUCERS)}
         """What each producer of batches has sent, by number."""
         self._part: _Part | None = None
@@ -61,6 +70,11 @@ class Dedup(Workload):
         """See `Workload.act`."""
         if self.rng.random() < 0.1:
             self.send(self.new("plain", {}))
+            return
+        if self._level >= LEVEL_OF_GENERATED_PRODUCERS and self.rng.random() < _SHORT_LIVED:
+            self.counts["short-lived producers"] += 1
+            generated = f"{GENERATED_MARK}{self.counts['short-lived producers']}"
+            self.send(self.new("short-lived", {props.PRODUCER_ID: generated, props.SEQUENCE: "0"}))
             return
         if self.rng.random() < 0.3:
             self._act_in_batches(self.rng.choice(list(self._batched)))
@@ -161,18 +175,18 @@ class Dedup(Workload):
 
     def operation(self, sent: Sent) -> str | None:
         """See `Workload.operation`."""
-        return "send" if sent.kind == "plain" else "attempt"
+        return "send" if sent.kind in _FORGOTTEN_KINDS else "attempt"
 
     def counted_in(self, sent: Sent) -> str | None:
         """See `Workload.counted_in`: an answer may say only that a numbered message is known."""
-        return sent.topic if sent.kind == "plain" else None
+        return sent.topic if sent.kind in _FORGOTTEN_KINDS else None
 
     def stored(self, stored: Stored) -> None:
         """See `Workload.stored`."""
         topic = stored.record.topic
         if topic == SCHEDULE_TOPIC:
             self._waiting += 1
-        if topic not in (SCHEDULE_TOPIC, self.topic) or self.ledger.sent[stored.value].kind == "plain":
+        if topic not in (SCHEDULE_TOPIC, self.topic) or self.ledger.sent[stored.value].kind in _FORGOTTEN_KINDS:
             return
         if self.ledger.sent[stored.value].kind == "batched":
             self._check_part(stored)
@@ -185,6 +199,8 @@ class Dedup(Workload):
         """See `Workload.command`."""
         if isinstance(command, AdvanceDelay):
             self._waiting = len(self.ledger.queues[SCHEDULE_TOPIC, 0]) - command.offset
+        if isinstance(command, RaiseLevel):
+            self._level = max(self._level, command.level)
 
     def needed_from(self) -> int:
         """See `Workload.needed_from`."""
@@ -199,7 +215,7 @@ class Dedup(Workload):
         """See `Workload.check_end`."""
         super().check_end()
         for sent in self.ledger.sent.values():
-            if sent.kind == "plain":
+            if sent.kind in _FORGOTTEN_KINDS:
                 continue
             is_stored = sent.value in self._first
             visible = self.ledger.copies[self.topic][sent.value]

@@ -167,7 +167,12 @@ class StateLimits:
     producers_max: int = 10_000
     """Producers of numbered messages that are remembered."""
     narrow: int = 100
-    """Ranges that are left to a producer with more when there are as many as `ranges_max`."""
+    """Ranges that are left to a producer with more when there are this many for each of `producers_max`: 20 bytes each,
+    in memory and in a snapshot.
+    """
+    generated_producers_max: int = 10_000
+    generated_narrow: int = 50
+    """The same for producers with generated ids, which nobody uses again after a restart."""
     deleted_topics_max: int = 50_000
     """Deleted topics that are remembered. Above it the one that was deleted first is forgotten: a later topic of its
     name begins at offset 0.
@@ -184,11 +189,6 @@ class StateLimits:
     filters_max: int = 1_000
     filter_bytes_max: int = 32 * 1024 * 1024
     """Filter programs of consumer groups, and their bytes together: as for schedules."""
-
-    @property
-    def ranges_max(self) -> int:
-        """Ranges of all producers: 20 bytes each, in memory and in a snapshot."""
-        return self.narrow * self.producers_max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +332,8 @@ TEST_MIN: Final = BrokerLimits(
         window=5,
         producers_max=16,
         narrow=3,
+        generated_producers_max=3,
+        generated_narrow=2,
         deleted_topics_max=4,
         deleted_rows_max=64,
         restorable_topics_max=3,

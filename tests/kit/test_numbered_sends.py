@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from mq.client import (
     TransactionProducer,
 )
 from mq.client.sync import SyncProducer
-from mq.testing import Kit, open_kit, running_kit
+from mq.testing import Kit, SyncKit, open_kit, running_kit
 
 
 def run(
@@ -39,7 +40,7 @@ def run(
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def stored(kit: Kit, topic: str = "Orders") -> list[bytes]:
+def stored(kit: Kit | SyncKit, topic: str = "Orders") -> list[bytes]:
     return sorted(bytes(message.body) for message in kit.messages(topic))
 
 
@@ -258,6 +259,22 @@ def test_a_cancelled_send_leaves_the_next_ones_alone() -> None:
     run(test)
 
 
+def test_a_send_cancelled_on_its_way_takes_no_other_number_along() -> None:
+    async def test(kit: Kit, producer: Producer) -> None:
+        kit.faults.outcome_unknown(2)
+        with trio.move_on_after(0):
+            await producer.send(Message("Orders", b"cancelled"))
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(producer.send, Message("Orders", b"%d" % number))
+        await kit.settle()
+        bodies = stored(kit)
+        assert [bodies.count(b"%d" % number) for number in range(20)] == [1] * 20
+        assert bodies.count(b"cancelled") <= 1
+
+    run(test)
+
+
 def test_a_consumer_can_forward_the_properties_of_a_numbered_message() -> None:
     """With the numbers, the broker would take the message for a repeat, and not store it."""
 
@@ -305,3 +322,18 @@ def test_numbered_sends_without_an_event_loop() -> None:
         assert not producer.send(Message("Orders", b"one")).maybe_duplicated
         kit.settle()
         assert [message.body for message in kit.messages("Orders")] == [b"one"]
+
+
+def test_threads_that_share_a_producer_store_each_message_once() -> None:
+    with running_kit() as kit, SyncProducer(kit.namesrv, numbered=True, retries=9) as producer:
+        producer.send(Message("Warm", b"up"))
+        kit.faults.outcome_unknown(5)
+
+        def send(thread: int) -> None:
+            for number in range(20):
+                assert not producer.send(Message("Orders", b"%d-%d" % (thread, number))).maybe_duplicated
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(send, range(8)))
+        kit.settle()
+        assert stored(kit) == sorted(b"%d-%d" % (thread, number) for thread in range(8) for number in range(20))

@@ -27,6 +27,8 @@ Levels never go down, and each includes those before it:
    the log that have messages of them. Users and topics have quotas
    (`mq.broker.state.user_quotas`). It is known where topics were created (`mq.broker.state.topic_births`). Clients
    that an operator has removed from a group stay out of it whoever leads (`mq.broker.state.kept_out_clients`).
+   Producers with generated ids cannot push others out of the table of sequence numbers
+   (`mq.broker.state.producer_sequences`).
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ LEVEL_OF_COMPACTION: Final = 8
 LEVEL_OF_QUOTAS: Final = 8
 LEVEL_OF_TOPIC_BIRTHS: Final = 8
 LEVEL_OF_KEPT_OUT_CLIENTS: Final = 8
+LEVEL_OF_GENERATED_PRODUCERS: Final = 8
 LEVEL_NEWEST: Final = 8
 """Up to which level this version of the software understands the log."""
 FEATURES: Final = {
@@ -67,7 +70,7 @@ FEATURES: Final = {
     5: ("group-attributes", "lite-topics"),
     6: ("topic-retention", "archive"),
     7: ("suspended-messages", "filter-programs", "archive-tier", "deleted-topics"),
-    8: ("compacted-topics", "quotas", "topic-births", "kept-out-clients"),
+    8: ("compacted-topics", "quotas", "topic-births", "kept-out-clients", "generated-producers"),
 }
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1

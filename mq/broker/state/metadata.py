@@ -282,6 +282,7 @@ class Metadata:
     def _raise_level(self, command: RaiseLevel) -> Changes:
         before = self.format_level.level
         self.format_level.apply(command)
+        self.sequences.reach(self.format_level.level)
         if not before < 2 <= self.format_level.level:
             return Changes()
         nameless = sorted(self.topics.keys() - self.topic_identities.keys())
@@ -406,6 +407,8 @@ class Metadata:
             for part, capture in before:
                 part.restore(capture())
             raise SnapshotDamaged(f"metadata snapshot: {error}") from error
+        finally:
+            self.sequences.reach(self.format_level.level)
 
     def check_invariants(self) -> None:
         """Assert what holds between two commands; for tests, since it looks at every table.

@@ -9,9 +9,13 @@ were stored is unknown.
 The first record with a sequence number is the message; later ones are internal copies, such as the delivery of a
 delayed message, and change nothing.
 
-The table is bounded: by ranges per producer, by producers, and by total ranges. The producer that has not stored
-anything for the longest time is trimmed first: most ranges of producers with many, then whole producers. No clock is
-involved: one that is days ahead would evict what producers are about to repeat.
+It is bounded: by ranges per producer, by producers, and by total ranges. The producer that has not stored anything for
+the longest time is trimmed first: most ranges of producers with many, then whole producers. No clock is involved: one
+that is days ahead would evict what producers are about to repeat.
+
+Producers with generated ids (`is_generated`) are a part of their own, with limits of its own. So processes that come
+and go push out each other, and never an id that somebody has chosen. This is so from format level 8 on: older software
+knows one part only, and the replicas of a group have to forget the same producers.
 """
 
 from __future__ import annotations
@@ -20,23 +24,30 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from itertools import islice
-from operator import lt, sub
+from collections.abc import Callable
+from operator import sub
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from mq.broker.limits import DEFAULT, StateLimits
+from mq.broker.state.format_level import LEVEL_OF_GENERATED_PRODUCERS
 from mq.broker.state.table import SnapshotDamaged, TableCommand
-from mq.protocol.messages.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange
+from mq.protocol.messages.sequencing import (
+    GENERATED_MARK,
+    PRODUCER_ID_LENGTH_MAX,
+    SEQUENCE_MAX,
+    SequenceRange,
+    is_generated,
+)
 from mq.protocol.numbers import PhysicalOffset
 from mq.store.sequenced import SequencedRun
 
 _NONE = -1
 _INT: Final = "q"
 _UINT: Final = "I"
-assert (array(_INT).itemsize, array(_UINT).itemsize) == (8, 4)
+_UINT_BYTES: Final = 4
+assert (array(_INT).itemsize, array(_UINT).itemsize) == (8, _UINT_BYTES)
 
 
 class Stored(NamedTuple):
@@ -63,11 +74,13 @@ floor. Snapshots of older versions lack the last two: they had no batches with n
 class _Window:
     """The known ranges of one producer, ascending and disjoint, and their places in the log.
 
-    ``extras`` is the length of each range minus one. Everything from ``stored_from`` to ``floor`` is stored.
-    ``latest_ms`` is the store time of the latest message, for people who read a snapshot; no decision depends on it.
+    ``extras`` is the length of each range minus one. The first ``gone`` rows do not count any more: so what is dropped
+    is moved out of memory from time to time only. Everything from ``stored_from`` to ``floor`` is stored; ``last`` is
+    the highest number. ``latest_ms`` is the store time of the latest message, for people who read a snapshot; no
+    decision depends on it.
     """
 
-    __slots__ = ("epoch", "extras", "firsts", "floor", "latest_ms", "positions", "stored_from")
+    __slots__ = ("epoch", "extras", "firsts", "floor", "gone", "last", "latest_ms", "positions", "stored_from")
 
     def __init__(
         self,
@@ -86,22 +99,26 @@ class _Window:
         self.positions = positions
         self.extras = extras
         self.stored_from = stored_from
+        self.gone = 0
+        self.last = firsts[-1] + extras[-1] if firsts else floor
 
     @staticmethod
     def empty(epoch: int, store_ms: int) -> _Window:
         return _Window(epoch, _NONE, store_ms, array(_INT), array(_INT), array(_UINT), _NONE + 1)
 
     @property
-    def last(self) -> int:
-        """The highest number."""
-        return self.firsts[-1] + self.extras[-1] if self.firsts else self.floor
+    def count(self) -> int:
+        """How many ranges are known."""
+        return len(self.firsts) - self.gone
 
     def copy(self, epoch: int) -> _Window:
-        firsts, positions, extras = self.firsts[:], self.positions[:], self.extras[:]
+        gone = self.gone
+        firsts, positions, extras = self.firsts[gone:], self.positions[gone:], self.extras[gone:]
         return _Window(epoch, self.floor, self.latest_ms, firsts, positions, extras, self.stored_from)
 
     def row(self, name: str) -> _Row:
-        ranges = _pack(self.firsts), _pack(self.positions), _pack(self.extras)
+        gone = self.gone
+        ranges = _pack(self.firsts[gone:]), _pack(self.positions[gone:]), _pack(self.extras[gone:])
         return name, self.floor, self.latest_ms, *ranges, self.stored_from
 
     def find(self, first: int, last: int) -> list[Stored] | None:
@@ -111,7 +128,7 @@ class _Window:
                 return None
             found.append(Stored(first, min(last, self.floor), None, 0))
         firsts, extras = self.firsts, self.extras
-        at = max(bisect_right(firsts, first) - 1, 0)
+        at = max(bisect_right(firsts, first) - 1, self.gone)
         while at < len(firsts) and (start := firsts[at]) <= last:
             low, high = max(first, start), min(last, start + extras[at])
             if low <= high:
@@ -121,159 +138,238 @@ class _Window:
 
     def insert(self, first: int, last: int, position: PhysicalOffset) -> None:
         at = bisect_right(self.firsts, first)
+        assert at >= self.gone, f"{first} is added below {self.floor}"
         self.firsts.insert(at, first)
         self.positions.insert(at, position)
         self.extras.insert(at, last - first)
+        self.last = max(self.last, last)
 
-    def extend(self, firsts: Sequence[int], lasts: Sequence[int], positions: Sequence[int]) -> None:
+    def extend(self, firsts: list[int], lasts: list[int], positions: list[int]) -> None:
         """Add ranges above all others, ascending."""
-        self.firsts.extend(firsts)
-        self.positions.extend(positions)
-        self.extras.extend(map(sub, lasts, firsts))
+        self.last = last = lasts[-1]
+        if len(firsts) == 1:
+            first = firsts[0]
+            self.firsts.append(first)
+            self.positions.append(positions[0])
+            self.extras.append(last - first)
+            return
+        self.firsts.fromlist(firsts)
+        self.positions.fromlist(positions)
+        if firsts == lasts:
+            self.extras.frombytes(bytes(_UINT_BYTES * len(firsts)))
+        else:
+            self.extras.extend(map(sub, lasts, firsts))
 
     def drop(self, count: int) -> None:
-        for first, extra in zip(self.firsts[:count], self.extras[:count], strict=True):
-            if first != self.floor + 1:
-                self.stored_from = first
-            self.floor = first + extra
-        del self.firsts[:count]
-        del self.positions[:count]
-        del self.extras[:count]
+        """Forget where the lowest ranges are."""
+        gone = self.gone
+        end = gone + count
+        firsts, extras, floor = self.firsts, self.extras, self.floor
+        highest = firsts[end - 1] + extras[end - 1]
+        if highest - floor != count + sum(extras[gone:end]):  # there are gaps
+            for first, extra in zip(firsts[gone:end], extras[gone:end], strict=True):
+                if first != floor + 1:
+                    self.stored_from = first
+                floor = first + extra
+        self.floor = highest
+        if 4 * end >= len(self.firsts) - end:
+            del self.firsts[:end]
+            del self.positions[:end]
+            del self.extras[:end]
+            end = 0
+        self.gone = end
+
+
+class _Part:
+    """The windows of some producers, and their limits, which `grew` keeps.
+
+    Attributes:
+        windows: ordered by the time of the producers' latest messages, oldest first.
+        wide: in the same order, producers with more than ``narrow`` ranges.
+        count: total ranges.
+    """
+
+    def __init__(self, window_max: int, producers_max: int, narrow: int) -> None:
+        self.windows: OrderedDict[str, _Window] = OrderedDict()
+        self.wide: OrderedDict[str, None] = OrderedDict()
+        self.count = 0
+        self.ranges_max = narrow * producers_max
+        self._window_max, self._producers_max, self._narrow = window_max, producers_max, narrow
+
+    def of(self, producer: str, epoch: int, store_ms: int) -> _Window:
+        """The window of a producer, to be changed."""
+        window = self.windows.get(producer)
+        if window is None:
+            window = self.windows[producer] = _Window.empty(epoch, store_ms)
+        elif window.epoch != epoch:
+            window = self.windows[producer] = window.copy(epoch)
+        return window
+
+    def grew(self, producer: str, window: _Window, count: int, epoch: int) -> None:
+        """A producer has so many new ranges: it is the latest one, and old ranges are dropped."""
+        windows = self.windows
+        windows.move_to_end(producer)
+        ranges = len(window.firsts) - window.gone
+        excess = ranges - self._window_max
+        if excess > 0:
+            window.drop(excess)
+            count -= excess
+            ranges = self._window_max
+        self.count += count
+        if ranges > self._narrow:
+            self.wide[producer] = None
+            self.wide.move_to_end(producer)
+        if len(windows) > self._producers_max or self.count > self.ranges_max:
+            self.make_room(epoch)
+
+    def make_room(self, epoch: int) -> None:
+        """Trim the producers that have been idle for the longest time, down to the limits."""
+        windows = self.windows
+        while len(windows) > self._producers_max:
+            oldest, window = windows.popitem(last=False)
+            self.count -= window.count
+            self.wide.pop(oldest, None)
+            assert self.count >= 0, f"{self.count} ranges are left without {oldest}"
+        while self.count > self.ranges_max:
+            producer, _ = self.wide.popitem(last=False)
+            window = self.of(producer, epoch, 0)
+            excess = window.count - self._narrow
+            assert excess > 0, f"{producer} is trimmed by {excess} ranges"
+            window.drop(excess)
+            self.count -= excess
+
+    def replace(self, windows: OrderedDict[str, _Window]) -> None:
+        """Have these windows from now on, in their order."""
+        self.windows = windows
+        self.wide = OrderedDict.fromkeys(name for name, window in windows.items() if window.count > self._narrow)
+        self.count = sum(window.count for window in windows.values())
+
+    def check_invariants(self) -> None:
+        """See `ProducerSequences.check_invariants`."""
+        for name, window in self.windows.items():
+            rows = list(zip(window.firsts, window.extras, strict=True))[window.gone :]
+            ends = [first + extra for first, extra in rows]
+            for end, (first, _) in zip((window.floor, *ends), rows, strict=False):
+                assert end < first, f"{name}: numbers from {first} on are stored twice, those up to {end} are"
+            places = len(window.positions) - window.gone
+            assert places == len(ends), f"{name}: {len(ends)} ranges at {places} places"
+            assert 0 < len(ends) <= self._window_max, f"{name}: {len(ends)} ranges, at most {self._window_max} are kept"
+            assert window.last == ends[-1], f"{name}: {window.last} is the highest number of {ends}"
+            assert window.stored_from <= window.floor + 1, f"{name}: {window.stored_from} to {window.floor} are stored"
+            is_wide = name in self.wide
+            assert is_wide == (len(ends) > self._narrow), f"{name} has {len(ends)} ranges, is listed as wide: {is_wide}"
+        count = sum(window.count for window in self.windows.values())
+        assert self.count == count, f"{self.count} ranges were counted, there are {count}"
+        assert self.count <= self.ranges_max, f"{self.count} ranges; maximum: {self.ranges_max}"
+        assert len(self.windows) <= self._producers_max, f"{len(self.windows)} producers"
 
 
 class ProducerSequences:
-    """The table; see the module. Only `note` changes it."""
+    """The table; see the module. Only `note`, `note_run` and `reach` change it."""
 
     COMMANDS: tuple[type[TableCommand], ...] = ()
 
     def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
-        self._window_max, self._producers_max = limits.window, limits.producers_max
-        self._ranges_max, self._narrow = limits.ranges_max, limits.narrow
-        self._windows: OrderedDict[str, _Window] = OrderedDict()
-        """Ordered by the time of the producers' latest messages, oldest first."""
-        self._wide: OrderedDict[str, None] = OrderedDict()
-        """In the same order, producers with more ranges than `StateLimits.narrow`."""
+        self._chosen = _Part(limits.window, limits.producers_max, limits.narrow)
+        self._generated = _Part(limits.window, limits.generated_producers_max, limits.generated_narrow)
+        self._is_separate = False
         self._epoch = 0
         """Windows of an older epoch may be read by a capture: they are copied before a change."""
-        self.count = 0
-        """Total ranges."""
 
     @property
     def producers(self) -> int:
         """Number of known producers."""
-        return len(self._windows)
+        return len(self._chosen.windows) + len(self._generated.windows)
+
+    @property
+    def count(self) -> int:
+        """Total ranges."""
+        return self._chosen.count + self._generated.count
+
+    def reach(self, level: int) -> None:
+        """The log is at this format level: from level 8 on, producers with generated ids are a part of their own."""
+        if self._is_separate or level < LEVEL_OF_GENERATED_PRODUCERS:
+            return
+        self._is_separate = True
+        self._split(self._chosen.windows)
+        self._generated.make_room(self._epoch)  # its limits may be lower
+
+    def _split(self, windows: OrderedDict[str, _Window]) -> None:
+        generated: OrderedDict[str, _Window] = OrderedDict()
+        if self._is_separate:
+            generated = OrderedDict((name, window) for name, window in windows.items() if is_generated(name))
+            windows = OrderedDict((name, window) for name, window in windows.items() if name not in generated)
+        self._chosen.replace(windows)
+        self._generated.replace(generated)
+
+    def _part_of(self, producer: str) -> _Part:
+        # As `is_generated`, without a call for each message.
+        return self._generated if self._is_separate and producer.startswith(GENERATED_MARK) else self._chosen
 
     def find(self, numbers: SequenceRange) -> list[Stored] | None:
         """Which of these messages are stored, ascending; the others are not, unless they are in flight.
 
         None if it is unknown for some of them.
         """
-        window = self._windows.get(numbers.producer)
+        window = self._part_of(numbers.producer).windows.get(numbers.producer)
         return [] if window is None else window.find(numbers.first, numbers.last)
 
     def highest(self, producer: str) -> int:
         """The highest number of this producer that is known to be stored; -1 without any."""
-        window = self._windows.get(producer)
+        window = self._chosen.windows.get(producer) or self._generated.windows.get(producer)
         return _NONE if window is None else window.last
 
     def note_run(self, run: SequencedRun) -> None:
-        """`note` for each of these records. All at once if they ascend, are new, and nothing has to be trimmed."""
+        """`note` for each of these records. All at once if they are new, and nothing has to be trimmed."""
         producer, firsts, lasts, positions, store_ms = run
         count = len(firsts)
-        assert count == len(lasts) == len(positions), f"{count} ranges of {producer} at {len(positions)} places"
-        if (
-            count == 1
-            or firsts[0] <= self.highest(producer)
-            or self.count + count > self._ranges_max
-            or not all(map(lt, lasts, islice(firsts, 1, None)))
-        ):
+        assert count == len(positions), f"{count} ranges of {producer} at {len(positions)} places"
+        part = self._part_of(producer)
+        known = part.windows.get(producer)
+        if (known is not None and firsts[0] <= known.last) or (count > 1 and part.count + count > part.ranges_max):
             for first, last, position in zip(firsts, lasts, positions, strict=True):
                 self.note(producer, first, last, PhysicalOffset(position), store_ms)
             return
-        window = self._windows.get(producer)
-        if window is None:
-            window = self._windows[producer] = _Window.empty(self._epoch, store_ms)
-        elif window.epoch != self._epoch:
-            window = self._windows[producer] = window.copy(self._epoch)
+        window = known if known is not None and known.epoch == self._epoch else part.of(producer, self._epoch, store_ms)
         window.extend(firsts, lasts, positions)
         window.latest_ms = store_ms
-        self.count += count
-        self._moved(producer, window)
+        part.grew(producer, window, count, self._epoch)
 
     def note(self, producer: str, first: int, last: int, physical_offset: PhysicalOffset, store_ms: int) -> None:
         """The messages with these numbers were committed, beginning with the record at that offset."""
-        window = self._windows.get(producer)
-        if window is None:
-            window = self._windows[producer] = _Window.empty(self._epoch, store_ms)
-        elif first <= window.last and window.find(first, last) != []:  # a copy: only new messages are stored otherwise
-            return
-        if window.epoch != self._epoch:
-            window = self._windows[producer] = window.copy(self._epoch)
+        part = self._part_of(producer)
+        window = part.windows.get(producer)
+        if window is not None and first <= window.last and window.find(first, last) != []:
+            return  # a copy: only new messages are stored otherwise
+        window = part.of(producer, self._epoch, store_ms)
         window.insert(first, last, physical_offset)
         window.latest_ms = store_ms
-        self.count += 1
-        self._moved(producer, window)
-
-    def _moved(self, producer: str, window: _Window) -> None:
-        """A producer has new ranges: it is the latest one, and old ranges are dropped."""
-        self._windows.move_to_end(producer)
-        excess = len(window.firsts) - self._window_max
-        if excess > 0:
-            window.drop(excess)
-            self.count -= excess
-        if len(window.firsts) > self._narrow:
-            self._wide[producer] = None
-            self._wide.move_to_end(producer)
-        self._make_room()
+        part.grew(producer, window, 1, self._epoch)
 
     def apply(self, command: TableCommand) -> None:
         """See `StateTable.apply`. There are no commands: the records contain everything."""
         raise AssertionError(f"{type(command).__name__} is no command of sequence numbers")
 
-    def _make_room(self) -> None:
-        windows = self._windows
-        while len(windows) > self._producers_max:
-            oldest, window = windows.popitem(last=False)
-            self.count -= len(window.firsts)
-            self._wide.pop(oldest, None)
-            assert self.count >= 0, f"{self.count} ranges are left without {oldest}"
-        while self.count > self._ranges_max:
-            producer, _ = self._wide.popitem(last=False)
-            window = windows[producer]
-            if window.epoch != self._epoch:
-                window = windows[producer] = window.copy(self._epoch)
-            excess = len(window.firsts) - self._narrow
-            assert excess > 0, f"{producer} is trimmed by {excess} ranges"
-            window.drop(excess)
-            self.count -= excess
-
     def check_invariants(self) -> None:
         """Assert what holds between two records; for tests, since it looks at every range.
 
         The ranges of a producer ascend and do not overlap, because a search looks at one side of the first number only;
-        those below the floor are gone. The limits hold, and so does the count that they are compared with.
+        those below the floor are gone. The limits hold, and so does the count that they are compared with. Each
+        producer is in its part.
         """
-        for name, window in self._windows.items():
-            ends = [first + extra for first, extra in zip(window.firsts, window.extras, strict=True)]
-            for end, first in zip((window.floor, *ends), window.firsts, strict=False):
-                assert end < first, f"{name}: numbers from {first} on are stored twice, those up to {end} are"
-            assert len(window.positions) == len(ends), f"{name}: {len(ends)} ranges at {len(window.positions)} places"
-            assert 0 < len(ends) <= self._window_max, f"{name}: {len(ends)} ranges, at most {self._window_max} are kept"
-            assert window.stored_from <= window.floor + 1, f"{name}: {window.stored_from} to {window.floor} are stored"
-            is_wide = name in self._wide
-            assert is_wide == (len(ends) > self._narrow), f"{name} has {len(ends)} ranges, is listed as wide: {is_wide}"
-        count = sum(len(window.firsts) for window in self._windows.values())
-        assert self.count == count, f"{self.count} ranges were counted, there are {count}"
-        assert len(self._windows) <= self._producers_max, f"{len(self._windows)} producers"
+        for part in (self._chosen, self._generated):
+            part.check_invariants()
+            for name in part.windows:
+                assert self._part_of(name) is part, f"{name} is in the other part; separate: {self._is_separate}"
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
+        """See `StateTable.capture`. First the producers with chosen ids."""
         self._epoch += 1
-        windows = list(self._windows.items())
+        windows = [*self._chosen.windows.items(), *self._generated.windows.items()]
         return lambda: [window.row(name) for name, window in windows] or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
+        """See `StateTable.restore`. All producers are in one part until `reach` is called."""
         windows: OrderedDict[str, _Window] = OrderedDict()
         for given in msgspec.convert(state or [], list[list[object]]):
             row = _row(given)
@@ -281,9 +377,8 @@ class ProducerSequences:
             if not 1 <= len(name) <= PRODUCER_ID_LENGTH_MAX or name in windows:
                 raise SnapshotDamaged(f"sequence numbers of producer {name[:PRODUCER_ID_LENGTH_MAX]!r}")
             windows[name] = _restored(self._epoch, row)
-        self._windows = windows
-        self._wide = OrderedDict.fromkeys(name for name, window in windows.items() if len(window.firsts) > self._narrow)
-        self.count = sum(len(window.firsts) for window in windows.values())
+        self._is_separate = False
+        self._split(windows)
 
     def topic_deleted(self, topic: str) -> None:
         """See `StateTable.topic_deleted`. Sequence numbers do not depend on topics."""

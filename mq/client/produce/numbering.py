@@ -5,8 +5,9 @@ A broker group knows its own numbers only, so once a group may have a message, i
 remembers the last `REMEMBERED_SENDS` sends of a producer. So that it still knows a message when that is sent again, no
 more sends than that may begin while the outcome of one is unknown (`SendPipeline.span`).
 
-A producer without a name gets a new one each time it is opened. One with a name begins above all numbers that it, or
-an earlier process, has used: at the microseconds of the clock, since nobody sends a million messages in a second.
+A producer without a name gets a new one each time it is opened; brokers see that nobody has chosen it. One with a name
+begins above all numbers that it, or an earlier process, has used: at the microseconds of the clock, since nobody sends
+a million messages in a second.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from mq.client.errors import MessageRefused
 from mq.client.message import Message
 from mq.client.produce.outgoing_message import OutgoingMessage
 from mq.protocol import properties as props
-from mq.protocol.messages.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange, range_properties
+from mq.protocol.messages.sequencing import (
+    GENERATED_MARK,
+    PRODUCER_ID_LENGTH_MAX,
+    SEQUENCE_MAX,
+    SequenceRange,
+    is_generated,
+    range_properties,
+)
 from mq.protocol.requests.send import SENT_ALREADY_STORED, SENT_UNIQUE_KEY
 
 __all__ = ["REMEMBERED_SENDS", "Numbering", "is_number_refused", "misuse_of", "numbering_of"]
@@ -61,6 +69,11 @@ def numbering_of(numbered: bool | str, first_number: int | None, in_flight_max: 
             f"the producer id {producer_id[: PRODUCER_ID_LENGTH_MAX + 1]!r} must have 1 to {PRODUCER_ID_LENGTH_MAX} "
             "printable characters"
         )
+    if producer_id is not None and is_generated(producer_id):
+        raise ValueError(
+            f"the producer id {producer_id!r} begins with {GENERATED_MARK!r}, as those that are generated: brokers "
+            "would forget it early; choose another one, or use numbered=True"
+        )
     return Numbering(producer_id, first_number)
 
 
@@ -81,7 +94,7 @@ class Numbering:
     def begin(self, rng: random.Random) -> None:
         """Begin a series of numbers. Raises ValueError in a process that was forked from the one that has the name."""
         if not self._has_name:
-            self.producer_id = f"{rng.getrandbits(80):020x}"
+            self.producer_id = f"{GENERATED_MARK}{rng.getrandbits(80):020x}"
             self._next = self._first or 0
             return
         if self._made_in != os.getpid():

@@ -2,7 +2,8 @@
 
 Two properties of ours, which any client can set: ``RAFTMQ_PRODUCER``, a unique id of 1 to 64 characters, and
 ``RAFTMQ_SEQUENCE``, a decimal number from 0 to 2**63 - 1 that differs for each message of this producer, across topics.
-Both are required, and a producer id without a number has no effect.
+Both are required, and a producer id without a number has no effect. An id that begins with ``~`` was generated for one
+process: brokers forget it before any other.
 
 A batch has them in its own properties: the number is that of its first message, and the others count up from it. In the
 log, the first record has the range for all of them, as ``RAFTMQ_SEQUENCE`` of the form ``500-1499``.
@@ -19,6 +20,8 @@ SEQUENCE_MARK: Final = f"{props.SEQUENCE}{props.NAME_END}".encode()
 """Properties without these bytes have no sequence number."""
 
 PRODUCER_ID_LENGTH_MAX: Final = 64
+GENERATED_MARK: Final = "~"
+"""How producer ids begin that nobody has chosen."""
 SEQUENCE_MAX: Final = 2**63 - 1
 RANGE_MAX: Final = 2**32
 """Limit on the length of a range: no batch comes near it, and tables have no room for more."""
@@ -41,6 +44,11 @@ class SequenceRange(NamedTuple):
         if self.first == self.last:
             return f"message {self.first} of producer {self.producer!r}"
         return f"messages {self.first} to {self.last} of producer {self.producer!r}"
+
+
+def is_generated(producer: str) -> bool:
+    """Whether this producer id was generated for one process."""
+    return producer.startswith(GENERATED_MARK)
 
 
 def sent_range(properties: Mapping[str, str], count: int = 1) -> SequenceRange | None:

@@ -19,6 +19,7 @@ from mq.client import (
 )
 from mq.client.produce.numbering import REMEMBERED_SENDS, numbering_of
 from mq.protocol import properties as props
+from mq.protocol.messages.sequencing import is_generated
 from tests.support.producing import SEND, SEND_BATCH, producer_of
 from tests.support.waiting import until
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
@@ -56,6 +57,7 @@ async def test_a_producer_without_a_name_numbers_from_zero_under_a_new_one() -> 
         assert names[:3] == [names[0]] * 3
         assert names[3:] == [names[3]] * 3
         assert names[0] != names[3]
+        assert all(is_generated(name or "") for name in names)
 
 
 async def test_a_producer_with_a_name_begins_above_those_before_it() -> None:
@@ -285,6 +287,7 @@ async def test_sends_go_on_when_the_old_one_is_settled() -> None:
         ("x" * 65, None, 1024, "printable characters"),
         ("a\x01b", None, 1024, "printable characters"),
         ("\ud800", None, 1024, "printable characters"),
+        ("~billing", None, 1024, "would forget it early"),
         (False, 5, 1024, "no effect without numbered"),
         (True, -1, 1024, "must be from 0"),
         (True, 2**62 + 1, 1024, "must be from 0"),

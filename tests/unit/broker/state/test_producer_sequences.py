@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker.limits import StateLimits
+from mq.broker.state.format_level import LEVEL_OF_GENERATED_PRODUCERS, RaiseLevel
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.producer_sequences import ProducerSequences, Stored
 from mq.broker.state.table import SnapshotDamaged
@@ -24,11 +25,13 @@ from mq.store.sequenced import SequencedRecord, runs_of_records, scan_sequenced
 HOST = encode_host("10.0.0.1", 10911)
 DAY_MS = 24 * 3600 * 1000
 RANGES = st.tuples(st.integers(0, 30), st.integers(0, 3)).map(lambda given: (given[0], sum(given)))
-NOTES = st.lists(st.tuples(st.sampled_from("abcdef"), RANGES, st.integers(-3, 9)), max_size=60)
+PRODUCERS = ["a", "b", "c", "d", "e", "f", "~a", "~b", "~c"]
+NOTES = st.lists(st.tuples(st.sampled_from(PRODUCERS), RANGES, st.integers(-3, 9)), max_size=60)
 ALL = 34
 
 
-SMALL = StateLimits(window=6, producers_max=4, narrow=3)
+SMALL = StateLimits(window=6, producers_max=4, narrow=3, generated_producers_max=2, generated_narrow=4)
+RAISED = RaiseLevel(level=LEVEL_OF_GENERATED_PRODUCERS, timestamp_ms=1)
 
 
 Places = dict[int, tuple[int | None, int]]
@@ -63,27 +66,57 @@ class Known:
         return places
 
 
+class Part:
+    """Some producers, in the order of their latest messages, and their limits."""
+
+    def __init__(self, producers_max: int, narrow: int) -> None:
+        self.known: dict[str, Known] = {}
+        self._producers_max, self._narrow = producers_max, narrow
+        self._ranges_max = producers_max * narrow
+
+    @property
+    def count(self) -> int:
+        return sum(len(known.ranges) for known in self.known.values())
+
+    def trim(self) -> None:
+        while len(self.known) > self._producers_max:
+            self.known.pop(next(iter(self.known)))
+        while self.count > self._ranges_max:
+            next(known for known in self.known.values() if len(known.ranges) > self._narrow).narrow(self._narrow)
+
+
 class Model:
     """The same rules, slowly."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Known] = {}
+        self._chosen = self._generated = Part(SMALL.producers_max, SMALL.narrow)
+
+    @property
+    def parts(self) -> list[Part]:
+        return [self._chosen] if self._chosen is self._generated else [self._chosen, self._generated]
+
+    def separate(self) -> None:
+        self._generated = Part(SMALL.generated_producers_max, SMALL.generated_narrow)
+        for producer in [name for name in self._chosen.known if name.startswith("~")]:
+            self._generated.known[producer] = self._chosen.known.pop(producer)
+        self._generated.trim()
+
+    def of(self, producer: str) -> Part:
+        return self._generated if producer.startswith("~") else self._chosen
 
     def note(self, producer: str, first: int, last: int, position: int) -> None:
-        known = self.known.get(producer, Known())
+        part = self.of(producer)
+        known = part.known.get(producer, Known())
         if known.find(first, last) != {}:
             return
-        self.known.pop(producer, None)
+        part.known.pop(producer, None)
         known.ranges = sorted([*known.ranges, (first, last, position)])
         known.narrow(SMALL.window)
-        self.known[producer] = known
-        while len(self.known) > SMALL.producers_max:
-            self.known.pop(next(iter(self.known)))
-        while sum(len(known.ranges) for known in self.known.values()) > SMALL.ranges_max:
-            next(known for known in self.known.values() if len(known.ranges) > SMALL.narrow).narrow(SMALL.narrow)
+        part.known[producer] = known
+        part.trim()
 
     def find(self, producer: str, first: int, last: int) -> Places | None:
-        return self.known.get(producer, Known()).find(first, last)
+        return self.of(producer).known.get(producer, Known()).find(first, last)
 
 
 def places(sequences: ProducerSequences, producer: str, first: int, last: int) -> Places | None:
@@ -111,15 +144,20 @@ def position(sequences: ProducerSequences, producer: str, number: int) -> int | 
 
 
 RUNS = st.lists(
-    st.tuples(st.sampled_from("abcdef"), st.lists(RANGES, min_size=1, max_size=9), st.booleans(), st.integers(0, 5)),
+    st.tuples(st.sampled_from(PRODUCERS), st.lists(RANGES, min_size=1, max_size=9), st.booleans(), st.integers(0, 5)),
     max_size=20,
 )
 
 
-@given(RUNS)
-def test_a_run_changes_the_table_as_its_records_do(given: list[tuple[str, list[tuple[int, int]], bool, int]]) -> None:
+@given(RUNS, st.integers(0, 20))
+def test_a_run_changes_the_table_as_its_records_do(
+    given: list[tuple[str, list[tuple[int, int]], bool, int]], raised_at: int
+) -> None:
     by_run, one_by_one = ProducerSequences(SMALL), ProducerSequences(SMALL)
     for at, (producer, ranges, ascending, gap) in enumerate(given):
+        if at == raised_at:
+            by_run.reach(LEVEL_OF_GENERATED_PRODUCERS)
+            one_by_one.reach(LEVEL_OF_GENERATED_PRODUCERS)
         if ascending:  # as nearly all are: above everything that is known
             low = by_run.highest(producer) + 1 + gap
             ranges = [(low + 10 * n, low + 10 * n + last - first) for n, (first, last) in enumerate(ranges)]
@@ -132,14 +170,18 @@ def test_a_run_changes_the_table_as_its_records_do(given: list[tuple[str, list[t
         for run in runs_of_records(records):
             by_run.note_run(run)
         assert by_run.capture()() == one_by_one.capture()()
-        assert (by_run.count, list(by_run._wide)) == (one_by_one.count, list(one_by_one._wide))
+        for part, other in (
+            (by_run._chosen, one_by_one._chosen),
+            (by_run._generated, one_by_one._generated),
+        ):
+            assert (part.count, list(part.wide)) == (other.count, list(other.wide))
         by_run.check_invariants()
 
 
 @pytest.mark.slow
 def test_the_table_agrees_with_a_plain_one() -> None:
-    @given(NOTES, st.sets(st.integers(0, 59)))
-    def agrees(notes: list[tuple[str, tuple[int, int], int]], snapshots: set[int]) -> None:
+    @given(NOTES, st.sets(st.integers(0, 59)), st.integers(0, 60))
+    def agrees(notes: list[tuple[str, tuple[int, int], int]], snapshots: set[int], raised_at: int) -> None:
         metadata, model, now_ms = Metadata(limits=SMALL), Model(), 0
         kept: list[tuple[bytes, Callable[[], object]]] = []
         for at, (producer, (first, last), days) in enumerate(notes):
@@ -149,16 +191,19 @@ def test_the_table_agrees_with_a_plain_one() -> None:
                 kept.append((metadata.snapshot(), captured))
                 metadata = Metadata(limits=SMALL)
                 metadata.restore(kept[-1][0])
+            if at == raised_at:
+                metadata.apply(RAISED)
+                model.separate()
             metadata.sequences.note(producer, first, last, PhysicalOffset(at), now_ms)
             model.note(producer, first, last, at)
-            for name in "abcdef":
+            for name in PRODUCERS:
                 for low in range(ALL):
                     for high in (low, low + 3):
                         found = places(metadata.sequences, name, low, high)
                         assert found == model.find(name, low, high)
-            assert metadata.sequences.producers == len(model.known) <= SMALL.producers_max
-            count = sum(len(known.ranges) for known in model.known.values())
-            assert metadata.sequences.count == count <= SMALL.ranges_max
+            assert metadata.sequences.producers == sum(len(part.known) for part in model.parts)
+            assert metadata.sequences.count == sum(part.count for part in model.parts)
+            metadata.check_invariants()
         kept.append((metadata.snapshot(), metadata.sequences.capture()))
         for snapshot, captured in kept:
             again = Metadata(limits=SMALL)
@@ -167,6 +212,53 @@ def test_the_table_agrees_with_a_plain_one() -> None:
             assert again.sequences.capture()() == captured()
 
     agrees()
+
+
+def test_generated_ids_never_push_out_a_chosen_one() -> None:
+    metadata = Metadata(limits=SMALL)
+    metadata.apply(RAISED)
+    for number in range(SMALL.producers_max):
+        metadata.sequences.note(f"worker-{number}", 7, 7, PhysicalOffset(number), 1)
+    for number in range(100):
+        for sequence in range(10):
+            metadata.sequences.note(f"~{number}", sequence, sequence, PhysicalOffset(99), 2)
+    metadata.check_invariants()
+    assert [position(metadata.sequences, f"worker-{number}", 7) for number in range(SMALL.producers_max)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert position(metadata.sequences, f"~{100 - SMALL.generated_producers_max - 1}", 9) is None
+    assert position(metadata.sequences, f"~{100 - SMALL.generated_producers_max}", 9) == 99
+
+
+def test_chosen_ids_never_push_out_a_generated_one() -> None:
+    metadata = Metadata(limits=SMALL)
+    metadata.apply(RAISED)
+    metadata.sequences.note("~a", 7, 7, PhysicalOffset(1), 1)
+    for number in range(100):
+        metadata.sequences.note(f"worker-{number}", 7, 7, PhysicalOffset(2), 2)
+    assert position(metadata.sequences, "~a", 7) == 1
+
+
+def test_below_its_level_a_group_forgets_as_older_software_does() -> None:
+    metadata = Metadata(limits=SMALL)
+    for name in ("a", "~a", "b", "~b", "~c"):
+        metadata.sequences.note(name, 1, 1, PhysicalOffset(1), 1)
+    before = metadata.snapshot()
+    names = [row[0] for row in cbor2.loads(before)["parts"]["sequences"]]
+    assert names == ["~a", "b", "~b", "~c"]
+    restored = Metadata(limits=SMALL)
+    restored.restore(before)
+    for each in (metadata, restored):
+        each.apply(RAISED)
+        each.check_invariants()
+        each.sequences.note("~b", 2, 2, PhysicalOffset(2), 2)
+        each.sequences.note("c", 2, 2, PhysicalOffset(2), 2)
+    assert metadata.snapshot() == restored.snapshot()
+    names = [row[0] for row in cbor2.loads(metadata.snapshot())["parts"]["sequences"]]
+    assert names == ["b", "c", "~c", "~b"]
 
 
 def test_what_was_captured_does_not_change_any_more() -> None:
