@@ -72,7 +72,7 @@ test-spark:
 	    $(SPARK_ENV) $(QUICK_START) $(call PYTEST,spark) -W default $(or $(ARGS),-m "not nightly" tests/spark); \
 	else echo 'raftmq: the tests with Spark are left out'; fi
 
-# Four lanes side by side on two processors, since tests with sockets and processes wait much of the time; always the
+# Five lanes side by side on two processors, since tests with sockets and processes wait much of the time; always the
 # same tests in the same order in each. ARGS, if there are any, go to one process, as in
 # make test ARGS='tests/unit/segment -k torn'.
 ## test: the quick tests: units, some simulated and real groups; 5 minutes on two processors
@@ -80,7 +80,7 @@ test: $(INSTALLED)
 ifdef ARGS
 	$(PY) -m pytest $(ARGS)
 else
-	@$(MAKE) --no-print-directory -j 4 .test-brokers .test-clients .test-processes .test-others SELECTED="-m 'not slow and not nightly'"
+	@$(MAKE) --no-print-directory -j 5 .test-brokers .test-clients .test-replicas .test-processes .test-others SELECTED="-m 'not slow and not nightly'"
 endif
 
 # Nothing here opens a socket or starts a process: tests/no_sockets.py fails what does. Files are in memory, generated
@@ -196,23 +196,26 @@ BROKERS := tests/broker tests/attacks
 .part-simulation:
 	$(PART) --last simulation $(call PYTEST,simulation) $(IN_CI) -k 'not quickly' tests/simulation
 
-.PHONY: .test-brokers .test-clients .test-processes .test-others .lane-processes .lane-brokers .lane-in-process .lane-checks .lane-simulation
+.PHONY: .test-brokers .test-clients .test-replicas .test-processes .test-others .lane-processes .lane-brokers .lane-in-process .lane-checks .lane-simulation
 .PHONY: .part-processes .part-brokers .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads
 .PHONY: .part-gate .part-simulation .lint .rules
-# As long as each other: of the tests of brokers and of replicas, those that wait most are beside the few quick ones with
-# processes, and those of sends and transactions beside those of clients.
-OF_BROKERS := tests/broker tests/attacks
-OF_CLIENTS := tests/unit/client tests/broker/produce tests/broker/transaction
-OF_PROCESSES := tests/process tests/kit tests/frameworks tests/users tests/unit/replica tests/broker/mirror tests/broker/lite tests/broker/schedule
+# As long as each other, and in each some that wait and some that compute: tests of brokers are in four of them.
+OF_BROKERS := tests/broker tests/attacks tests/unit/cli
+OF_CLIENTS := tests/unit/client tests/broker/produce tests/unit/segment
+OF_REPLICAS := tests/unit/replica tests/broker/admin tests/broker/quota tests/broker/filtering
+OF_PROCESSES := tests/process tests/kit tests/frameworks tests/users tests/unit/filter_server
+OF_PROCESSES += tests/broker/mirror tests/broker/lite tests/broker/schedule tests/broker/transaction
+OF_OTHER_LANES := $(OF_CLIENTS) $(OF_REPLICAS) $(OF_PROCESSES)
 .test-brokers:
-	$(call PYTEST,brokers) $(WARM) $(SELECTED) $(OF_BROKERS) \
-	    $(addprefix --ignore=,$(filter tests/broker/%,$(OF_PROCESSES) $(OF_CLIENTS)))
+	$(call PYTEST,brokers) $(WARM) $(SELECTED) $(OF_BROKERS) $(addprefix --ignore=,$(filter tests/broker/%,$(OF_OTHER_LANES)))
 .test-clients:
 	$(call PYTEST,clients) $(WARM) $(SELECTED) $(OF_CLIENTS)
+.test-replicas:
+	$(call PYTEST,replicas) $(WARM) $(SELECTED) $(OF_REPLICAS)
 .test-processes:
 	$(call PYTEST,quick-processes) $(WARM) $(SELECTED) $(OF_PROCESSES)
 .test-others:
-	$(PY) -m pytest $(WARM) $(SELECTED) $(addprefix --ignore=,$(OF_BROKERS) $(OF_CLIENTS) $(OF_PROCESSES) tests/spark)
+	$(PY) -m pytest $(WARM) $(SELECTED) $(addprefix --ignore=,$(OF_BROKERS) $(OF_OTHER_LANES) tests/spark)
 
 # Which branches the quick tests reach, in figures and as pages in htmlcov. There is no number to reach.
 ## coverage: branch coverage of the quick tests; writes htmlcov
