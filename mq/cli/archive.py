@@ -83,7 +83,7 @@ def cat(
     """Print archived messages of a topic in the order of the log, one per line, also those of a deleted topic.
 
     It prints no message before its entry, and the chain of all entries of its block, are verified. Exit code 1: an
-    object is damaged; messages before it are printed. 2: there is no archive.
+    object is damaged; messages before it are printed. 2: there is no archive, or no message of the topic in it.
     """
     from mq.cli.messages import print_bytes
     from mq.protocol.hashes import tag_code
@@ -99,15 +99,18 @@ def cat(
         since_ms=None if since is None else round(parse_time(since).timestamp() * 1000),
         until_ms=None if until is None else round(parse_time(until).timestamp() * 1000),
     )
-    left = count
+    left, is_found = count, False
     with _opened(url, endpoint_url) as archive:
         for message in archive.messages(wanted):
             if tag is not None and message.properties.get(TAGS) != tag:
                 continue  # another tag with the same code
+            is_found = True
             print_bytes(_line(message, archive.manifest.cluster_id, verbose=verbose, as_json=as_json))
             left = None if left is None else left - 1
             if left == 0:
                 break
+        if not is_found and not any(each.topic == topic for each in archive.queue_ranges()):
+            raise CommandFailed(f"{url} has no message of topic {topic!r}; raftmq archive ls {url} --topics lists all")
 
 
 @app.command("verify")

@@ -101,6 +101,12 @@ def test_damaged_archive_and_missing_one(storage: ObjectStorage, log: MessageLog
     assert (missing.exit_code, "no backup in it" in str(missing)) == (EXIT_REFUSED, True)
 
 
+def test_a_topic_that_the_archive_does_not_have_is_named(storage: ObjectStorage, log: MessageLog) -> None:
+    unknown = refusal(run(storage, "cat", URL, "Orderz"))
+    assert (unknown.exit_code, "has no message of topic 'Orderz'" in str(unknown)) == (EXIT_REFUSED, True)
+    assert run(storage, "cat", URL, "T", "--tag", "nothing").exit_code == 0
+
+
 def test_backup_takes_what_is_archived_and_goes_on(storage: ObjectStorage, log: MessageLog) -> None:
     result = CliRunner().invoke(app, ["backup", "verify", URL, "--json", "--endpoint-url", storage.url])
     assert json.loads(result.stdout)["last_index"] == log.complete_index
