@@ -151,8 +151,10 @@ class _Scalars(yaml.SafeLoader):
 
 def text(value: Any) -> str:
     """Text that is not empty. Numbers are text, too: ``topic: 2024`` is meant so."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError("must be text")  # noqa: TRY004 - a wrong value, whatever its type
+    if isinstance(value, bool):
+        raise ValueError('must be text: write it in "..."')  # noqa: TRY004 - a wrong value, whatever its type
+    if not isinstance(value, str | int | float):
+        raise ValueError("must be text")  # noqa: TRY004 - as above
     if not str(value).strip():
         raise ValueError("must not be empty")
     return str(value).strip()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
@@ -30,11 +29,13 @@ from spark.tables.documents import (
     texts,
 )
 from spark.tables.schema_files import Bodies, avro_bodies, protobuf_bodies
+from spark.tables.setting_values import packages, spark_settings, start, without_password
 
 Format = Literal["parquet", "delta", "iceberg"]
 DecodeFormat = Literal["raw", "text", "json", "csv", "avro", "protobuf"]
 NewFields = Literal["add", "ignore", "dead-letter"]
 Unit = Literal["hour", "day", "month"]
+UNITS: Final = ("hour", "day", "month")
 
 POSITION_COLUMNS: Final = ("broker_name", "queue_id", "queue_offset")
 """Identify a message in its topic; every table has them, with the prefix."""
@@ -45,14 +46,13 @@ MESSAGES_PER_COMMIT: Final = 1_000_000
 STOP_ABOVE_PERCENT: Final = 50
 _MESSAGES_MAX: Final = 100_000_000
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME_RULE: Final = "must be 1 to 64 letters, digits, '.', '_' and '-'"
 _EVERY: Final = re.compile(r"every\s+(\d+)\s*(s|second|seconds|m|minute|minutes|h|hour|hours)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 _EVERY_SECONDS_MAX: Final = 7 * 86_400
 S3: Final = "s3://"
 _BUCKET: Final = re.compile(r"s3://[A-Za-z0-9][A-Za-z0-9._-]{1,254}/[^/].*")
 _SECRET_IN_URL: Final = re.compile(r"//[^/@\s]+@")
-_PASSWORD_IN_URL: Final = re.compile(r"//[^/@\s:]*:[^/@\s]+@")
-"""With a colon: Azure has CONTAINER@ACCOUNT there."""
 _TABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){1,4}")
 _OWN_OPTIONS: Final = frozenset({
     "namesrv", "bootstrap.servers", "nameserver", "topic", "subscribe", "subscribepattern", "assign", "columns",
@@ -60,9 +60,6 @@ _OWN_OPTIONS: Final = frozenset({
     "endingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy", "failondataloss", "tags", "subexpression",
     "maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "pushfilters", "onbadbody",
 })  # fmt: skip
-_SECRET: Final = re.compile(
-    r"secret|password|passwd|(access|account)[._-]?key|token|credential$", re.IGNORECASE
-)  # not credentials.provider, which names a class
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +190,13 @@ def read_pipeline(path: Path) -> Pipeline:
 def parse_pipeline(content: str, path: Path) -> Pipeline:
     """The same for the text of a file. Schema files are looked for beside ``path``. Raises DocumentRefused."""
     document = Section(load(content, str(path)))
+    if not document.has("name") and not _NAME.fullmatch(path.stem):
+        raise document.refused(f"name is missing, and that of the file cannot be one: it {_NAME_RULE}")
     name = document.take("name", _name, path.stem)
     namesrv = document.take("namesrv", _namesrv)
     topic = document.take("topic", _topic)
     trigger = document.take("trigger", _trigger, Trigger(None))
-    start = document.take("start", _start, "earliest")
+    begins = document.take("start", start, "earliest")
     per_commit = document.take("max_messages_per_commit", number(1, _MESSAGES_MAX), MESSAGES_PER_COMMIT)
     decode = _decode(document.section("decode"), path.parent)
     metadata = document.take("metadata", _metadata, DEFAULT_METADATA)
@@ -213,8 +212,8 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
         upsert = _upsert(upsert_value, table, decode)
     read = _read(document.value("read"), namesrv, topic)
     account = _account(document.section("account"), path.parent)
-    spark = document.take("spark", _spark, {})
-    packages = document.take("packages", names, ())
+    settings = document.take("spark", spark_settings, {})
+    maven = document.take("packages", packages, ())
     state_default = (
         Path(table.location) / "_raftmq"
         if table.format == "parquet" and table.location and not table.is_in_bucket
@@ -232,7 +231,7 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
         name=name,
         namesrv=namesrv,
         topic=topic,
-        start=start,
+        start=begins,
         trigger=trigger,
         messages_per_commit=per_commit,
         table=table,
@@ -241,8 +240,8 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
         dead_letters=dead_letters,
         upsert=upsert,
         read=read,
-        spark=spark,
-        packages=packages,
+        spark=settings,
+        packages=maven,
         state=state,
         metrics_port=metrics_port,
         account=account,
@@ -261,7 +260,7 @@ def _table(section: Section, beside: Path) -> Table:
         if (value := section.value("location")) is not None:
             raise value.refused("is not for Iceberg: the catalog knows where the table is; set table.name")
     else:
-        location = section.take("location", _without_password)
+        location = section.take("location", without_password)
         if (value := section.value("name")) is not None:
             raise value.refused(f"is not for {kind}: set table.location")
         value = section.value("location")
@@ -273,7 +272,7 @@ def _table(section: Section, beside: Path) -> Table:
     column, unit = None, "day"
     if (partition := section.section("partition_by")) is not None:
         column = partition.take("column", text)
-        unit = partition.take("unit", one_of("hour", "day", "month"), "day")
+        unit = partition.take("unit", one_of(*UNITS), "day")
         partition.finish()
     properties = section.take("properties", texts, {})
     endpoint_url = section.take("endpoint_url", _endpoint_url, None)
@@ -302,15 +301,8 @@ def _parquet_location(location: str, value: Value, beside: Path) -> str:
     return str(_local(location, beside))
 
 
-def _without_password(value: Any) -> str:
-    found = text(value)
-    if _PASSWORD_IN_URL.search(found):
-        raise SecretRefused("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile, or spark-defaults.conf")
-    return found
-
-
 def _endpoint_url(value: Any) -> str:
-    found = _without_password(value)
+    found = without_password(value)
     try:
         parse_read_options(
             {"namesrv": "n:1", "subscribe": "T", "readMode": "archive", "archiveEndpointUrl": found}, "batch"
@@ -393,6 +385,9 @@ def _upsert(value: Value, table: Table, decode: Decode) -> Upsert:
     if envelope == "debezium" and decode.new_fields != "ignore":
         raise section.refused("envelope debezium needs decode.new_fields ignore: a change has other fields")
     order: str | None = section.take("order", text, None)
+    for each in (*key, *(() if order is None else (order,))):
+        if "map<" in str((decode.schema or {}).get(each)):
+            raise section.refused(f"names the column {each}, which is a map: maps cannot be compared")
     if order is not None and decode.schema is not None and order not in decode.schema:
         raise section.refused(f"order is {order}, which decode.schema does not have{nearest(order, decode.schema)}")
     delete = section.section("delete_when")
@@ -453,7 +448,7 @@ def _read(value: Value | None, namesrv: str, topic: str) -> dict[str, str]:
 def _name(value: Any) -> str:
     found = text(value)
     if not _NAME.fullmatch(found):
-        raise ValueError("must be 1 to 64 letters, digits, '.', '_' and '-'")
+        raise ValueError(_NAME_RULE)
     return found
 
 
@@ -468,6 +463,8 @@ def _topic(value: Any) -> str:
 
 def _namesrv(value: Any) -> str:
     found = text(value)
+    if "@" in found:
+        raise SecretRefused("must be HOST:PORT,... without an account: that is set as account.credentials")
     try:
         parse_read_options({"namesrv": found, "subscribe": "T"}, "batch")
     except OptionRefused as error:
@@ -489,20 +486,6 @@ def _trigger(value: Any) -> Trigger:
     return Trigger(seconds)
 
 
-def _start(value: Any) -> str | int:
-    if value in ("earliest", "latest"):
-        return str(value)
-    if isinstance(value, datetime):
-        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
-        return int(moment.timestamp() * 1000)
-    if isinstance(value, str):
-        try:
-            return _start(datetime.fromisoformat(value))
-        except ValueError:
-            pass
-    raise ValueError("must be earliest, latest, or a time such as 2026-01-31T00:00:00Z")
-
-
 def _metadata(value: Any) -> tuple[str, ...]:
     found = () if value == [] else names(value)
     for each in found:
@@ -517,7 +500,8 @@ def _schema(value: Any) -> dict[str, ColumnType]:
         raise ValueError("must be a mapping of columns to types, such as {id: bigint, note: string}")
     for name, kind in value.items():
         if not isinstance(kind, str):
-            raise ValueError(f"column {name} has no type such as bigint")  # noqa: TRY004 - a wrong value
+            hint = ': write a type with a comma in "..."' if ")" in name else ""
+            raise ValueError(f"column {name} has no type such as bigint{hint}")  # noqa: TRY004 - a wrong value
     _check_own_columns(value)
     return parse_schema(value)
 
@@ -552,19 +536,6 @@ def _scalar(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return text(value)
-
-
-def _spark(value: Any) -> dict[str, str]:
-    found = texts(value)
-    for name, each in found.items():
-        if not name.startswith("spark."):
-            raise SecretRefused(f"names {name}: settings of Spark begin with spark.")  # another may be a secret
-        if _SECRET.search(name) or _PASSWORD_IN_URL.search(each):
-            raise SecretRefused(
-                f"names {name}: secrets do not belong into this file, which is shown in process lists; set them in the "
-                f"environment or in spark-defaults.conf"
-            )
-    return found
 
 
 def _table_name(value: Any) -> str:

@@ -71,6 +71,15 @@ def test_a_short_file_has_defaults() -> None:
     assert found.decode.columns == {"body": Primitive("binary")}
 
 
+def test_a_day_begins_a_table_at_its_midnight() -> None:
+    assert parsed(WHOLE.replace("2026-01-31T00:00:00Z", "2026-01-31")).start == parsed(WHOLE).start
+
+
+def test_a_file_whose_name_cannot_be_the_pipelines_needs_a_name() -> None:
+    with pytest.raises(DocumentRefused, match=r"orders 2026\.yaml:1: name is missing, and that of the file cannot"):
+        parse_pipeline("namesrv: h:1\ntopic: T\ntable: {format: parquet, location: /t}", Path("/d/orders 2026.yaml"))
+
+
 REPLACED = [
     ("format: parquet", "format: parket", "p.yaml:8: table.format must be parquet or delta or iceberg"),
     ("format: parquet", "format: parket", "did you mean 'parquet'?"),
@@ -78,6 +87,9 @@ REPLACED = [
     ("start: 2026-01-31T00:00:00Z", "start: soon", "p.yaml:4: start must be earliest, latest, or a time"),
     ("every 10 minutes", "hourly", 'p.yaml:5: trigger must be once, continuous, or such as "every 10 minutes"'),
     ("every 10 minutes", "every 0 minutes", "p.yaml:5: trigger must be every 1 to"),
+    ("start: 2026-01-31T00:00:00Z", "start: 0001-01-01T00:00:00Z", "p.yaml:4: start must be a time after 1970"),
+    ("topic: Orders\n", "topic: no\n", 'p.yaml:3: topic must be text: write it in "..."'),
+    ("note: string", "note: decimal(10,2)", 'column 2) has no type such as bigint: write a type with a comma in "..."'),
     ("5000", "0", "p.yaml:6: max_messages_per_commit must be a whole number from 1"),
     ("  location: orders", "  location: gs://bucket/t", "For other storage use format delta or iceberg"),
     ("  location: orders\n", "", "p.yaml:7: table.location is missing"),
@@ -116,6 +128,10 @@ SECRETS = {
     "a key of Azure": 'spark: {spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net: "h1dden"}',
     "a credential of a catalog": 'spark: {spark.sql.catalog.lake.credential: "shop:h1dden"}',
     "a password of a catalog": 'spark: {spark.sql.catalog.lake.uri: "jdbc:postgresql://shop:h1dden@db/lake"}',
+    "a password in parameters": 'spark: {spark.sql.catalog.lake.uri: "jdbc:postgresql://db/lake?user=a&password=h1dden"}',
+    "an option for Java": 'spark: {spark.driver.extraJavaOptions: "-Xmx1g -Daws.secretKey=h1dden"}',
+    "an address of packages": 'packages: ["https://shop:h1dden@repo/x.jar"]',
+    "a name server": "namesrv: shop:h1dden@host:9876",
     "a location": "table: {format: delta, location: 's3a://AKIA:h1dden@lake/orders'}",
     "an endpoint": "table: {format: parquet, location: s3://lake/orders, endpoint_url: 'http://a:h1dden@minio:9000'}",
 }
@@ -124,7 +140,8 @@ SECRETS = {
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_is_refused_and_not_shown(name: str) -> None:
     table = "" if SECRETS[name].startswith("table") else "table: {format: delta, location: /data/t}\n"
-    said = refusal(f"namesrv: h:1\ntopic: T\n{table}{SECRETS[name]}\n")
+    server = "" if SECRETS[name].startswith("namesrv") else "namesrv: h:1\n"
+    said = refusal(f"{server}topic: T\n{table}{SECRETS[name]}\n")
     assert "h1dden" not in said
     assert "p.yaml:" in said
 
@@ -133,8 +150,9 @@ def test_settings_that_only_name_credentials_are_taken() -> None:
     provider = "spark.hadoop.fs.s3a.aws.credentials.provider: com.example.Provider"
     warehouse = "spark.sql.catalog.lake.warehouse: abfss://lake@shop.dfs.core.windows.net/w"
     table = "table: {format: delta, location: 'abfss://lake@shop.dfs.core.windows.net/t'}"
-    found = parsed(f"namesrv: h:1\ntopic: T\n{table}\nspark:\n  {provider}\n  {warehouse}\n")
-    assert len(found.spark) == 2
+    more = "spark.sql.catalog.lake.token-refresh-enabled: true\n  spark.kubernetes.authenticate.oauthTokenFile: /run/t"
+    found = parsed(f"namesrv: h:1\ntopic: T\n{table}\nspark:\n  {provider}\n  {warehouse}\n  {more}\n")
+    assert len(found.spark) == 4
 
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
@@ -159,7 +177,7 @@ LAKE = """\
 namesrv: h:1
 topic: T
 table: {format: iceberg, name: lake.db.orders}
-decode: {format: json, schema: {id: bigint, op: string, at: timestamp}}
+decode: {format: json, schema: {id: bigint, op: string, at: timestamp, tags: "map<string,string>"}}
 """
 
 
@@ -170,6 +188,8 @@ decode: {format: json, schema: {id: bigint, op: string, at: timestamp}}
         ("upsert: {key: id, order: when}", "order is when"),
         ("upsert: {key: id, delete_when: {column: gone, value: true}}", "column is gone"),
         ("upsert: {key: id, envelope: debezium, delete_when: {column: op, value: d}}", "its op says what is deleted"),
+        ("upsert: {key: tags}", "names the column tags, which is a map"),
+        ("upsert: {key: id, order: tags}", "names the column tags, which is a map"),
         ("upsert: {key: []}", "must name at least one"),
         ("upsert: {key: [id, id]}", "names id twice"),
     ],

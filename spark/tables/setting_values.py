@@ -1,0 +1,72 @@
+"""Values of a pipeline's settings that people get wrong, or that could be secrets. Pure; errors say what is allowed."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, time
+from typing import Any, Final
+
+from spark.tables.documents import SecretRefused, names, text, texts
+
+_PASSWORD_IN_URL: Final = re.compile(r"//[^/@\s:]*:[^/@\s]+@")
+"""With a colon: Azure has CONTAINER@ACCOUNT there."""
+_SECRET: Final = re.compile(
+    r"secret|password|passwd|(access|account)[._-]?key|token(?!-(refresh|exchange|expires)|file$)|credential$",
+    re.IGNORECASE,
+)  # not credentials.provider, which names a class
+_SECRET_IN_VALUE: Final = re.compile(
+    r"(secret|password|passwd|access[._-]?key|token)[\w.-]*=[^\s&;]", re.IGNORECASE
+)  # of a URL, or of options for Java
+_PACKAGE: Final = re.compile(r"[\w.-]+(:[\w.-]+){2,4}")
+
+
+def start(value: Any) -> str | int:
+    """``earliest``, ``latest``, or epoch milliseconds; a day begins at midnight in UTC."""
+    if value in ("earliest", "latest"):
+        return str(value)
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
+        if moment.year < 1970:
+            raise ValueError("must be a time after 1970")
+        return int(moment.timestamp() * 1000)
+    if isinstance(value, date):
+        return start(datetime.combine(value, time()))
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            pass
+        else:
+            return start(moment)
+    raise ValueError("must be earliest, latest, or a time such as 2026-01-31T00:00:00Z")
+
+
+def without_password(value: Any) -> str:
+    """Text, such as a URL, without a user's password in it."""
+    found = text(value)
+    if _PASSWORD_IN_URL.search(found):
+        raise SecretRefused("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile, or spark-defaults.conf")
+    return found
+
+
+def spark_settings(value: Any) -> dict[str, str]:
+    """Settings of Spark, without secrets."""
+    found = texts(value)
+    for name, each in found.items():
+        if not name.startswith("spark."):
+            raise SecretRefused(f"names {name}: settings of Spark begin with spark.")  # another may be a secret
+        if _SECRET.search(name) or _PASSWORD_IN_URL.search(each) or _SECRET_IN_VALUE.search(each):
+            raise SecretRefused(
+                f"names {name}: secrets do not belong into this file, which is shown in process lists; set them in the "
+                f"environment or in spark-defaults.conf"
+            )
+    return found
+
+
+def packages(value: Any) -> tuple[str, ...]:
+    """Packages of Maven."""
+    found = names(value)
+    for each in found:
+        if not _PACKAGE.fullmatch(each):
+            raise SecretRefused("must be packages of Maven, such as io.delta:delta-spark_4.1_2.13:4.4.0")  # not shown
+    return found
