@@ -15,6 +15,7 @@ import msgspec
 
 from mq.protocol.messages.records import RecordError, latest_store_timestamp
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.store.archive.plain_entries import plain_ranges
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun, scan_runs
 from mq.store.errors import RunRefused
 from raftlog.log_numbers import LogIndex
@@ -122,20 +123,19 @@ class FileIndexBuilder:
         for entry in run.entries:
             if entry.kind != NORMAL:
                 continue
-            body = run.body(entry)
             try:
-                found, _ = scan_runs(body, PhysicalOffset(entry.pos + HEADER_BYTES))
-                newest_ms = max(newest_ms, latest_store_timestamp(body))
+                found, latest_ms = _messages(run.body(entry), PhysicalOffset(entry.pos + HEADER_BYTES))
             except (RecordError, RunRefused, UnicodeDecodeError) as error:
                 raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
-            for queue in found:
-                key = queue.topic, queue.queue_id
-                first, count, tags = open_ranges.get(key, (queue.first_offset, 0, set()))
-                if first + count != queue.first_offset:  # a topic of this name was created again
+            newest_ms = max(newest_ms, latest_ms)
+            for topic, queue_id, begin, more, more_tags in found:
+                key = topic, queue_id
+                first, count, tags = open_ranges.get(key, (begin, 0, set()))
+                if first + count != begin:  # a topic of this name was created again
                     ranges.append(self._range(*key, first, count, tags))
-                    first, count, tags = queue.first_offset, 0, set()
-                tags |= _tags(queue)
-                open_ranges[key] = first, count + len(queue.entries) // QUEUE_ENTRY_BYTES, tags
+                    first, count, tags = begin, 0, set()
+                tags |= more_tags
+                open_ranges[key] = first, count + more, tags
         ranges += [self._range(*key, first, count, tags) for key, (first, count, tags) in sorted(open_ranges.items())]
         nbytes = sum(entry.size for entry in run.entries)
         self._blocks.append(Block(_base(last), nbytes, newest.index, newest_ms, tuple(ranges)))
@@ -189,6 +189,23 @@ def _decode(content: bytes, path: str, kind: type[_Index]) -> _Index:
     if not blocks or any(each.before.pos + each.nbytes != after.before.pos for each, after in pairwise(blocks)):
         raise BackupDamaged(path, "its blocks do not follow each other")
     return index
+
+
+def _messages(body: bytes, begin: PhysicalOffset) -> tuple[list[tuple[str, int, QueueOffset, int, set[int]]], int]:
+    """The messages of an entry: topic, queue id, first offset, count and tag codes of each queue, and the latest time
+    at which one was stored. Raises RecordError, RunRefused, UnicodeDecodeError.
+    """
+    if (plain := plain_ranges(body, begin)) is not None:
+        found, newest_ms = plain
+        return [
+            (topic.decode(), queue_id, each.first_offset, each.end_offset - each.first_offset, each.tags)
+            for (topic, queue_id), each in found.items()
+        ], newest_ms
+    runs, _ = scan_runs(body, begin)
+    return [
+        (each.topic, each.queue_id, each.first_offset, len(each.entries) // QUEUE_ENTRY_BYTES, _tags(each))
+        for each in runs
+    ], latest_store_timestamp(body)
 
 
 def _base(last: EntryRef) -> Base:
