@@ -314,6 +314,25 @@ def merged(pinned: Schema, found: Schema) -> dict[str, ColumnType]:
     return {**pinned, **new}
 
 
+def inferred_type(kind: ColumnType, depth: int = 0) -> ColumnType:
+    """An inferred type that a table can have: an object that can be no column becomes text, which is its JSON.
+
+    That is one with a name that is empty, with names that differ only in case, or nested too deeply.
+    """
+    if depth == _DEPTH_MAX and not isinstance(kind, Primitive):
+        return Primitive("string")
+    match kind:
+        case Array(element):
+            return Array(inferred_type(element, depth + 1))
+        case Struct(fields):
+            names = {name.lower() for name, _ in fields}
+            if len(names) < len(fields) or not all(name.strip() for name in names):
+                return Primitive("string")
+            return Struct(tuple((name, inferred_type(inner, depth + 1)) for name, inner in fields))
+        case _:  # Spark infers no maps
+            return kind
+
+
 def from_spark(kind: Any) -> ColumnType | None:
     """A type from Spark's JSON form of it; None for one that has no value (void).
 

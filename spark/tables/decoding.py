@@ -20,6 +20,7 @@ from spark.tables.column_types import (
     check_names,
     columns_from_spark,
     ddl,
+    inferred_type,
     merged,
 )
 from spark.tables.json_syntax import json_check
@@ -31,7 +32,6 @@ from spark.tables.schema_files import Bodies
 ROW: Final = "raftmq_row"
 REASON: Final = "raftmq_reason"
 DELETED: Final = "raftmq_deleted"
-_CORRUPT: Final = "raftmq_corrupt"
 _SYNTAX: Final = "raftmq_syntax"
 _FOUND: Final = "raftmq_found"
 _SIDES: Final = ("before", "after")
@@ -63,7 +63,7 @@ def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFram
     else:
         wire = debezium_columns(schema) if is_debezium else schema
         with_value = messages.withColumn(_SYNTAX, _syntax(decode, wire)).withColumn(ROW, _value(decode, wire))
-        misfit = f.col(ROW).isNull() | f.col(f"{ROW}.{_CORRUPT}").isNotNull()
+        misfit = f.col(ROW).isNull() | f.col(ROW).getField(_corrupt(wire)).isNotNull()
         reasons = [f.col(_SYNTAX), _explain(decode, wire, f.when(misfit, f.col("body")))]
     image = f.col(ROW)
     if is_debezium:
@@ -156,9 +156,18 @@ def _of_change(decode: Decode, name: str) -> Column:
     return found if decode.bodies is not None else f.coalesce(found, f.col(f"{ROW}.payload.{name}"))
 
 
+def _corrupt(wire: Schema) -> str:
+    """A column that no body has, in which Spark puts those that do not fit."""
+    found = "raftmq_corrupt"
+    while found in {name.lower() for name in wire}:
+        found += "_"
+    return found
+
+
 def _value(decode: Decode, wire: Schema) -> Column:
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    shape, body = ddl({**wire, _CORRUPT: Primitive("string")}), f.col("body").cast("string")
+    corrupt = _corrupt(wire)
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
+    shape, body = ddl({**wire, corrupt: Primitive("string")}), f.col("body").cast("string")
     if decode.format == "json":
         return f.from_json(body, shape, options)
     # A quote inside of quotes is written twice, as everywhere but in Spark; the end of the line is no part of it.
@@ -173,16 +182,19 @@ def inferred(messages: DataFrame, known: Schema, adds: bool) -> dict[str, Column
     """
     if known and not adds:
         return dict(known)
-    is_json = _syntax(Decode("json"), {}).isNull()
+    # What becomes a dead letter adds no column, and one that differs from a known column only in case is none.
+    is_json = _syntax(Decode("json", new_fields="add"), known).isNull()
     bodies = messages.where(is_json).select(f.col("body").cast("string"))._jdf
     spark = messages.sparkSession
     texts = getattr(bodies, "as")(spark._jvm.org.apache.spark.sql.Encoders.STRING())
     try:
-        struct = json.loads(spark._jsparkSession.read().json(texts).schema().json())
+        reader = spark._jsparkSession.read().option("mode", "DROPMALFORMED")  # or they become a column
+        struct = json.loads(reader.json(texts).schema().json())
     except AnalysisException as error:  # two fields that differ only in case
         raise SchemaRefused(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error
     try:
-        new = merged(known, columns_from_spark(struct))
+        found = {name: inferred_type(kind) for name, kind in columns_from_spark(struct).items()}
+        new = merged(known, found)
         check_names(new)
     except ValueError as error:
         raise SchemaRefused(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from spark.tables.column_types import Schema
+from spark.tables.column_types import Array, ColumnType, Map, Schema, Struct
 from spark.tables.exact_values import exact_part, has_decimals, would_change
 from spark.tables.reasons import misfit, why_not_json
 
@@ -33,9 +33,13 @@ def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str |
     kept: list[Callable[[bytes], Any]] = []  # made where it is used: it cannot be sent to executors
     by_lower = {name.lower(): name for name in schema}
 
+    nested = {name: kind for name, kind in schema.items() if "struct<" in str(kind)}
+
     def unknown(found: dict[str, Any]) -> str | None:
         for name in found:
             if name in schema:
+                if name in nested and (field := unknown_field(name, found[name], nested[name])) is not None:
+                    return f"it has the field {field!r}, which the column {name!r} does not have"
                 continue
             if (column := by_lower.get(name.lower())) is not None:
                 return (
@@ -67,6 +71,29 @@ def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str |
         return None
 
     return check
+
+
+def unknown_field(path: str, value: Any, kind: ColumnType) -> str | None:
+    """A field inside of a value that its column does not have, as a path; None if there is none, or only empty ones."""
+    match kind:
+        case Array(element) if isinstance(value, list):
+            inside = ((path, each, element) for each in value)
+        case Map(_, item) if isinstance(value, dict):
+            inside = ((path, each, item) for each in value.values())
+        case Struct(fields) if isinstance(value, dict):
+            known = dict(fields)
+            for name, each in value.items():
+                if name not in known and not _is_nothing(each):
+                    return f"{path}.{name}"
+            inside = ((f"{path}.{name}", value.get(name), inner) for name, inner in fields)
+        case _:
+            return None
+    return next((field for each in inside if (field := unknown_field(*each)) is not None), None)
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether Spark infers no column from a value."""
+    return value is None or (isinstance(value, dict) and all(map(_is_nothing, value.values())))
 
 
 def _is_exact(value: Any, name: str) -> bool:

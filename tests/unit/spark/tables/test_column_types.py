@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from spark.tables.column_types import change, columns_from_spark, fits, merged, parse_schema, parse_type, written_schema
+from spark.tables.column_types import (
+    Array,
+    ColumnType,
+    Primitive,
+    Struct,
+    change,
+    columns_from_spark,
+    fits,
+    inferred_type,
+    merged,
+    parse_schema,
+    parse_type,
+    written_schema,
+)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +94,32 @@ def test_pinned_columns_stay_and_new_ones_follow() -> None:
     pinned = parse_schema({"id": "bigint", "when": "string"})
     found = parse_schema({"When": "date", "a": "string", "id": "string"})
     assert written_schema(merged(pinned, found)) == {"id": "bigint", "when": "string", "a": "string"}
+
+
+def nested(levels: int) -> dict[str, ColumnType]:
+    kind: ColumnType = Primitive("bigint")
+    for _ in range(levels):
+        kind = Struct((("a", kind),))
+    return {"top": kind}
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (Struct((("x", Primitive("int")), ("X", Primitive("int")))), "string"),
+        (Array(Struct((("", Primitive("int")),))), "array<string>"),
+        (Struct((("a", Primitive("int")), ("b", Struct(((" ", Primitive("int")),))))), "struct<a:int,b:string>"),
+    ],
+)
+def test_inferred_object_that_fits_no_column_becomes_text(kind: ColumnType, wanted: str) -> None:
+    assert str(inferred_type(kind)) == wanted
+
+
+@pytest.mark.parametrize("levels", [1, 32, 33, 100])
+def test_an_inferred_type_can_always_be_read_again(levels: int) -> None:
+    found = {name: inferred_type(kind) for name, kind in nested(levels).items()}
+    assert parse_schema(written_schema(found)) == found
+    assert ("bigint" in str(found["top"])) is (levels <= 32)
 
 
 def test_a_field_that_is_always_null_has_no_column_yet() -> None:

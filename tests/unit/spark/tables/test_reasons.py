@@ -8,6 +8,7 @@ import pytest
 
 from spark.tables.column_types import parse_schema
 from spark.tables.json_syntax import json_check
+from spark.tables.pipeline import NewFields
 from spark.tables.reasons import why_not_csv, why_not_json
 
 SCHEMA = parse_schema({
@@ -160,3 +161,21 @@ def test_unknown_fields_are_dead_letters_if_wanted() -> None:
     check = json_check("dead-letter", EXACT)
     assert check(b'{"id": 1, "new": 2}') == "it has the field 'new', which decode.schema does not have"
     assert check(b"[]") == "it is not a JSON object but an array"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"lines": [{"sku": "a"}, {"sku": "b", "n": 1}], "id": 1}', None),
+        (b'{"lines": [{"sku": "a"}, {"sku": "b", "size": 1}]}', "lines.size"),
+        (b'{"lines": [{"SKU": "a"}]}', "lines.SKU"),
+        (b'{"more": {"any": 1}}', None),
+        (b'{"lines": [{"size": null, "box": {"a": {}}}]}', None),
+        (b'{"lines": [{"size": []}]}', "lines.size"),
+    ],
+)
+@pytest.mark.parametrize("new_fields", ["add", "dead-letter"])
+def test_a_field_inside_a_column_that_lacks_it_is_named(new_fields: NewFields, body: bytes, field: str | None) -> None:
+    wanted = None if field is None else f"it has the field {field!r}, which the column 'lines' does not have"
+    assert json_check(new_fields, SCHEMA)(body) == wanted
+    assert json_check("ignore", SCHEMA)(body) is None
