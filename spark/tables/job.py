@@ -200,6 +200,12 @@ def run(
         on_commit=committed,
     )
 
+    def commit_next() -> bool:
+        was_behind = loop.step()
+        if not was_behind:
+            metrics.has_all()
+        return was_behind
+
     def is_behind() -> bool:
         return left(loop.last) > 0
 
@@ -213,7 +219,7 @@ def run(
             if backward:
                 keep_pace(loop.backfill_step, None, is_behind, stop, time.monotonic)
             else:
-                keep_pace(loop.step, pipeline.trigger.every_seconds, is_behind, stop, time.monotonic)
+                keep_pace(commit_next, pipeline.trigger.every_seconds, is_behind, stop, time.monotonic)
         position = shown_position(loop.last.end)
         say(done=True, messages=loop.figures.messages, dead=loop.figures.dead, position=position)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from spark.tables.commits import Commit, messages_between
@@ -50,9 +51,17 @@ class Metrics:
                 ) from error
 
     def opened(self, last: Commit) -> None:
-        """The table was opened, with this last commit, which mostly another process has made."""
+        """The table was opened, with this last commit, which mostly another process has made. How far it is behind is
+        not known yet.
+        """
         if self._port is not None:
             self._at.set(last.at_ms / 1000)
+            self._lag.set(math.nan)
+
+    def has_all(self) -> None:
+        """The table has all messages."""
+        if self._port is not None:
+            self._lag.set(0)
 
     def committed(self, commit: Commit, seconds: float, newest: dict[str, Any] | None) -> None:
         """A commit was made."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from pathlib import Path
 
 import prometheus_client
@@ -33,4 +34,9 @@ def test_the_age_of_the_last_commit_is_known_before_the_next_one(monkeypatch: py
     position = Position("c", {}, {}).to_json()
     metrics.opened(Commit("p/T", 4, position, position, 0, 0, 1_700_000_000_500, "run", {}, position))
     labels = {"pipeline": "p", "topic": "T"}
+    lag = served[0].get_sample_value("raftmq_table_lag_messages", labels)
+    assert lag is not None
+    assert math.isnan(lag), "nobody has asked the topic"
+    metrics.has_all()
+    assert served[0].get_sample_value("raftmq_table_lag_messages", labels) == 0
     assert served[0].get_sample_value("raftmq_table_commit_timestamp_seconds", labels) == 1_700_000_000.5
