@@ -101,6 +101,7 @@ class Messages:
             .option("clientId", f"table-{self._pipeline.name}")
             .option("txnAppId", app_id)
             .option("txnVersion", version)
+            .option("compression", "zlib")  # brokers take less than what a compressed message becomes here
             .mode("append")
             .save()
         )
