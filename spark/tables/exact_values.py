@@ -10,10 +10,14 @@ from typing import Any, Final
 from spark.tables.column_types import Array, ColumnType, Map, Primitive, Schema, Struct
 
 _LARGEST: Final[dict[str, float]] = {"float": 3.4028234663852886e38, "double": 1.7976931348623157e308}
+LARGEST: Final = _LARGEST["double"]
+_ENDS: Final = {"tinyint": 128, "smallint": 32_768}
+"""Spark takes 128 for -128."""
 _DATE: Final = re.compile(r"(?!0000)\d{4}(-\d{1,2}(-\d{1,2})?)?", re.ASCII)
 _TIME: Final = re.compile(r"(?!0000)\d{4}(-\d{1,2}(-\d{1,2}([ T].*)?)?)?", re.ASCII)
 """Spark also takes 12:00, which is then of today, what follows a date, and years that no engine but it can read."""
 _TIMES: Final = {"date": _DATE, "timestamp": _TIME, "timestamp_ntz": _TIME}
+_CHANGED: Final = frozenset({*_LARGEST, *_ENDS, *_TIMES})
 
 
 def would_change(value: Any, name: str) -> bool:
@@ -28,6 +32,8 @@ def would_change(value: Any, name: str) -> bool:
     if name.startswith("decimal"):
         precision, scale = (int(each) for each in re.findall(r"\d+", name))
         return _is_cut(value, precision, scale)
+    if (end := _ENDS.get(name)) is not None:
+        return type(value) is int and not -end <= value < end
     if (largest := _LARGEST.get(name)) is not None:
         return isinstance(value, int | float | decimal.Decimal) and not -largest <= value <= largest
     if (pattern := _TIMES.get(name)) is not None:
@@ -72,7 +78,7 @@ def _part(kind: ColumnType) -> ColumnType | None:
             found = exact_part(dict(fields))
             return Struct(tuple(found.items())) if found else None
         case Primitive(name):
-            return kind if name.startswith("decimal") or name in _LARGEST or name in _TIMES else None
+            return kind if name.startswith("decimal") or name in _CHANGED else None
 
 
 def is_time(value: str, name: str) -> bool:

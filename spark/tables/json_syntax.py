@@ -10,12 +10,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from spark.tables.column_types import Array, ColumnType, Map, Schema, Struct
-from spark.tables.exact_values import exact_part, has_decimals, would_change
+from spark.tables.exact_values import LARGEST, exact_part, has_decimals, would_change
 from spark.tables.reasons import misfit, why_not_json
 
 if TYPE_CHECKING:  # executors import this module, and need no YAML
     from spark.tables.pipeline import NewFields
 
+_TOO_LARGE: Final = "it has a number that is too large"
 _PAIR: Final = b'":'
 """Once for each name, and text may have it, too; if nothing is between a name and its colon."""
 _SPACED_PAIR: Final = re.compile(rb'"[ \t\r\n]+:')
@@ -29,7 +30,7 @@ def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str |
     """
     exact = exact_part(schema)
     # Other numbers may be rounded on the way to this check; these must not be.
-    hook = decimal.Decimal if any(map(has_decimals, exact.values())) else None
+    hook = _exact if any(map(has_decimals, exact.values())) else None
     kept: list[Callable[[bytes], Any]] = []  # made where it is used: it cannot be sent to executors
     by_lower = {name.lower(): name for name in schema}
 
@@ -57,6 +58,8 @@ def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str |
             kept.append(msgspec.json.Decoder(float_hook=hook).decode)
         try:
             found = kept[0](body)
+        except msgspec.ValidationError:
+            return why_not_json(body, schema) or _TOO_LARGE
         except (msgspec.DecodeError, ValueError, RecursionError, decimal.InvalidOperation) as error:
             return why_not_json(body, {}) or f"it is not JSON: {_why(body, error)}"
         if not isinstance(found, dict):
@@ -94,6 +97,14 @@ def unknown_field(path: str, value: Any, kind: ColumnType) -> str | None:
 def _is_nothing(value: Any) -> bool:
     """Whether Spark infers no column from a value."""
     return value is None or (isinstance(value, dict) and all(map(_is_nothing, value.values())))
+
+
+def _exact(text: str) -> decimal.Decimal:
+    """Raises ValueError for a number that no column has; as text, too, it would be infinity."""
+    found = decimal.Decimal(text)
+    if not -LARGEST <= found <= LARGEST:
+        raise ValueError(_TOO_LARGE)
+    return found
 
 
 def _is_exact(value: Any, name: str) -> bool:

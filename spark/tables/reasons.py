@@ -53,7 +53,7 @@ def why_not_csv(body: bytes, schema: Schema, separator: str) -> str | None:
         return reason
     csv.field_size_limit(max(csv.field_size_limit(), len(body)))  # of this process; Spark has no limit
     try:
-        rows = list(csv.reader(io.StringIO(body.decode()), delimiter=separator))
+        rows = list(csv.reader(io.StringIO(body.decode()), delimiter=separator, strict=True))
     except csv.Error:
         return "it is not a line of CSV"
     if len(rows) != 1:

@@ -111,6 +111,8 @@ NO_UNIT = "but a number, which has no unit: make the column a bigint"
         ('{"d": 1e999}', "column d is 1E+999, which is no double"),
         ('{"d": 1' + "0" * 400 + "}", f"column d is 1{'0' * 59}..., which is no double"),
         ('{"d": NaN}', "it is not JSON: it has NaN or Infinity"),
+        ('{"note": 1e400}', "it has a number that is too large"),
+        ('{"note": 1e99999999}', "it has a number that is too large"),
         (r'{"note": "\ud800"}', "it is not JSON: Input data was truncated"),
         ('\ufeff{"id": 1}', "it is not JSON: it begins with a byte order mark"),
         ('{"id": 1, "id": 2}', "it has the field 'id' twice"),
@@ -140,7 +142,7 @@ def test_a_value_of_csv_that_its_column_would_change_is_refused(line: str, reaso
 
 def test_json_without_exact_columns_is_refused_for_numbers_no_double_has() -> None:
     check = json_check("add", {})
-    assert check(b'{"x": 1e999}') == "it is not JSON: Number out of range - at `$[...]`"
+    assert check(b'{"x": 1e999}') == "it has a number that is too large"
     assert check(b'{"x": 1e308, "y": {"x": 1}}') is None
     assert check(b'{"a":' * 900 + b"1" + b"}" * 900) is None
     assert check(b'{"a" :' * 900 + b'{"b": 1, "b": 2}' + b"}" * 900) in (
