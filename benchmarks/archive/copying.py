@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import statistics
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -126,7 +128,17 @@ async def measure_archiving(plan: Plan, directory: Path, note: Note) -> None:
         share = 100 * process.cpu / process.seconds
         note(Figure("archiving", "CPU of the process that archives", share, "% of a core", FOLLOWER_PERCENT))
         note(Figure("archiving", "CPU of it for each GB", 1e9 * process.cpu / max(process.nbytes, 1), "s/GB"))
+        note(Figure("archiving", "of that SHA-256, alone", sha256_seconds(), "s/GB"))
     note(Figure("archiving", "sends that failed", load.failed, "", 0))
+
+
+def sha256_seconds(nbytes: int = 1 << 28, piece_bytes: int = 1 << 20) -> float:
+    """Seconds of a core in which a GB is hashed, in pieces as they are archived."""
+    piece, checksum = os.urandom(piece_bytes), hashlib.sha256()
+    begin = time.thread_time()
+    for _ in range(nbytes // piece_bytes):
+        checksum.update(piece)
+    return (time.thread_time() - begin) * 1e9 / nbytes
 
 
 def _cores_percent(off: list[Window], on: list[Window]) -> float:

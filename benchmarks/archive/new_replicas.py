@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import trio
 
+from benchmarks.archive.cold_reads import range_rate
 from benchmarks.archive.groups import URL, archiving_group, fill_group, runtime, wait_archived, wait_until
 from benchmarks.backup import disk_rates, size_of
 from benchmarks.figures import Figure
@@ -17,6 +20,7 @@ from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.local_cluster import HOST, DevCluster, Processes, open_processes
 from mq.local_cluster.own_ports import OWN_PORTS
+from raftlog.segment.ranges_ahead import RANGES_AT_ONCE
 
 DATA_BYTES = 1_200_000_000
 KEPT_BYTES = 1_000_000_000
@@ -55,15 +59,26 @@ async def measure_join(plan: Plan, directory: Path, note: Note) -> None:
         before = await trio.to_thread.run_sync(disk_rates, directory / "probe-before", probe)
         command = [sys.executable, "-m", "mq.cli", "restore", URL, f"r0={directory / 'restored'}"]
         command += ["--peers", "r0@127.0.0.1:10931", "--endpoint-url", storage.url]
-        begin = time.monotonic()
+        begin, used = time.monotonic(), _cpu_of_children()
         await trio.run_process(command, cwd=ROOT, capture_stdout=True)
-        seconds = time.monotonic() - begin
+        seconds, cpu = time.monotonic() - begin, _cpu_of_children() - used
+        ranges = partial(range_rate, storage.url, storage.files("broker-a/log"), RANGES_AT_ONCE)
+        sent = await trio.to_thread.run_sync(ranges)
         after = await trio.to_thread.run_sync(disk_rates, directory / "probe-after", probe)
     rate, written = stored / 1e6 / seconds, max(before[0], after[0])
     note(Figure("restore", "the archive", stored / 1e9, "GB"))
     note(Figure("restore", "the disk writes a plain file", written, "MB/s"))
     note(Figure("restore", "one replica", rate, "MB/s"))
     note(Figure("restore", "share of what the disk writes", 100 * rate / written, "%", RESTORE_PERCENT, is_limit=False))
+    note(Figure("restore", f"ranges of 4 MiB, {RANGES_AT_ONCE} at a time, as it reads", sent, "MB/s"))
+    note(Figure("restore", "share of these ranges", 100 * rate / sent, "%"))
+    note(Figure("restore", "CPU of raftmq restore for each GB", 1e9 * cpu / stored, "s/GB"))
+
+
+def _cpu_of_children() -> float:
+    """Seconds of those that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 async def _joined(cluster: DevCluster, joined: Processes, dead: str, source: str) -> tuple[float, int, int]:

@@ -50,3 +50,5 @@ async def test_the_join_case_fills_a_replica_from_the_archive(tmp_path: Path) ->
     assert 0 < found["of them from the archive"] <= 100
     assert found["from the leader alone"] > 0
     assert found["share of what the disk writes"] > 0
+    assert found["share of these ranges"] > 0
+    assert found["CPU of raftmq restore for each GB"] > 0
