@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from mq.client.consume.offsets import ConsumeFrom, queue_offset
@@ -12,7 +13,17 @@ from mq.client.net.client_core import ClientCore
 from mq.protocol.errors import BodyError
 from mq.protocol.wire.queue_tables import QueueRef, offset_table_body, read_offsets_file
 
-__all__ = ["LocalOffsets"]
+__all__ = ["LocalOffsets", "offsets_path"]
+
+
+def offsets_path(broadcast: str | os.PathLike[str] | bool | None) -> str | None:
+    """The path of a consumer's offsets file; None without one. Raises ValueError for an empty one, and TypeError."""
+    if broadcast is None or isinstance(broadcast, bool):
+        return None
+    path = os.fspath(broadcast)
+    if not path:
+        raise ValueError("broadcast is the path of a file for offsets, or True to keep them in memory, not ''")
+    return path
 
 
 class LocalOffsets:

@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import anyio
 import anyio.abc
@@ -25,7 +25,7 @@ from mq.client.consume.delivery import DeliveryBoard, DeliveryStream, MessageStr
 from mq.client.consume.diagnostics import read_reset, running_info, status
 from mq.client.consume.handler_options import attempts_max, check_handler, check_order
 from mq.client.consume.handlers import Handler, HandlerPool
-from mq.client.consume.local_offsets import LocalOffsets
+from mq.client.consume.local_offsets import LocalOffsets, offsets_path
 from mq.client.consume.member import COMMIT_SECONDS, REBALANCE_SECONDS, GroupMember
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position
 from mq.client.consume.policies import OnError
@@ -55,6 +55,9 @@ from mq.protocol.requests.relayed import ConsumeMessageDirectly, GetConsumerRunn
 from mq.protocol.wire.encoding import encode_response
 from mq.protocol.wire.fields import INT32_MAX
 from mq.protocol.wire.request import Request
+
+if TYPE_CHECKING:
+    from mq.client.consume.offsets_lock import OffsetsLock
 
 __all__ = ["PushConsumer", "PushConsumerOptions"]
 
@@ -164,6 +167,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     _kind = "push_consumer"
     _handling_for_operators = 0
     _offsets: GroupOffsets | LocalOffsets | None = None
+    _offsets_lock: OffsetsLock | None = None
     _member: GroupMember | None = None
     _all_paused = False
 
@@ -218,7 +222,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         self._started_ms = time.time_ns() // 1_000_000
         self._exclusive, self._is_broadcast = exclusive, is_broadcast
         self._retries_at_brokers = not (self._ordered or is_broadcast)
-        self._offsets_file = None if broadcast is None or isinstance(broadcast, bool) else os.fspath(broadcast)
+        self._offsets_file = offsets_path(broadcast)
         self._allocate = allocate
         self._max_reconsume_times = INT32_MAX if max_reconsume_times == -1 else max_reconsume_times
         self._pull_settings = pull or PullSettings()
@@ -250,7 +254,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     # Life cycle.
 
     def _connected(self, core: ClientCore) -> None:
-        """Raises OffsetsFileDamaged, OSError."""
+        """Raises OffsetsFileDamaged, AlreadyOpen if another consumer has the file, OSError."""
         self._board.open()
         self._handlers.open()
         self._handling_for_operators = 0
@@ -258,7 +262,16 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         if not self._is_broadcast:
             self._offsets = GroupOffsets(core, self.group, self._consume_from)
         else:
-            self._offsets = LocalOffsets(core, self._offsets_file, self._consume_from)
+            self._release_offsets()  # an event loop may have been given up with it
+            if self._offsets_file is not None:
+                from mq.client.consume.offsets_lock import OffsetsLock  # here, because most consumers have no file
+
+                self._offsets_lock = OffsetsLock(self._offsets_file)
+            try:
+                self._offsets = LocalOffsets(core, self._offsets_file, self._consume_from)
+            except BaseException:
+                self._release_offsets()
+                raise
 
     async def _start(self, core: ClientCore, tasks: anyio.abc.TaskGroup) -> None:  # noqa: ASYNC910
         assert self._offsets is not None, "started before it was connected"
@@ -304,9 +317,17 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             yield from assignment.troubles
 
     async def _leave(self, core: ClientCore) -> None:
-        if self._member is not None:
-            await self._member.leave()
-        await core.unregister(self.client_id, consumer_group=self.group)
+        try:
+            if self._member is not None:
+                await self._member.leave()
+            await core.unregister(self.client_id, consumer_group=self.group)
+        finally:
+            self._release_offsets()
+
+    def _release_offsets(self) -> None:
+        if self._offsets_lock is not None:
+            self._offsets_lock.release()
+            self._offsets_lock = None
 
     def __repr__(self) -> str:
         what = ", ".join(sorted(self._subscribed.keys() - {self._retry_topic})) or "nothing"

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import anyio
 import pytest
 
-from mq.client import ClientError, Message, Producer, PullConsumer, RemotingSettings
+from mq.client import (
+    AlreadyOpen,
+    ClientError,
+    Message,
+    OffsetsFileDamaged,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    RemotingSettings,
+)
 from mq.client.sync import SyncPullConsumer
 from tests.support.waiting import until
 from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, stored, take
@@ -135,6 +145,32 @@ async def test_broadcast_reads_missing_topic_from_its_first_message() -> None:
             cluster.group.append("U", 0, stored(b"new"))
             cluster.group.topics["U"] = 1
             assert [message.body for message in await take(member, 1)] == [b"new"]
+
+
+@pytest.mark.anyio
+async def test_offsets_file_of_another_consumer_is_refused(tmp_path: Path) -> None:
+    """Each stored its own offsets there, so that the other one skipped messages when it was opened again."""
+    offsets = tmp_path / "a" / "offsets"
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 3)
+        first, second = (consumer_of(cluster, broadcast=offsets) for _ in range(2))
+        async with first:
+            with pytest.raises(AlreadyOpen, match=r"a consumer of this process keeps its offsets in .*a/offsets: give"):
+                await second.open()
+            code = "import sys; from mq.client.consume.offsets_lock import OffsetsLock; OffsetsLock(sys.argv[1])"
+            other = await anyio.run_process([sys.executable, "-c", code, str(offsets)], check=False)
+            assert b"AlreadyOpen: a consumer of another process keeps" in other.stderr
+            first.subscribe("T")
+            await take(first, 3)
+        async with second:
+            second.subscribe("T")
+            assert [message.body for message in await take(second, 1)] == [b"002"]
+        offsets.write_text("{")
+        for _ in range(2):
+            with pytest.raises(OffsetsFileDamaged):
+                await first.open()
+    with pytest.raises(ValueError, match="broadcast is the path of a file"):
+        PushConsumer("127.0.0.1:9", "G", broadcast="")
 
 
 @pytest.mark.anyio
