@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from spark.schema import COLUMN_TYPES
 from spark.tables.column_types import ColumnType, Schema, change, parse_type
+from spark.tables.commits import Commit
 from spark.tables.documents import listed
-from spark.tables.pipeline import Pipeline
+from spark.tables.pipeline import POSITION_COLUMNS, PREFIX, Pipeline
 
 TIMES = ("timestamp", "timestamp_ntz", "date")
 
@@ -39,7 +40,45 @@ def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
         kind = columns[column]
         if str(kind) not in TIMES:
             raise SchemaRefused(f"table.partition_by.column {column} is {kind}; it must be one of {', '.join(TIMES)}")
+        if (str(kind), table.partition_unit) == ("date", "hour"):
+            raise SchemaRefused(f"table.partition_by.column {column} is a date, which has no hours: set the unit day")
     return columns
+
+
+def check_kept(table: Schema, wanted: Schema, last: Commit, where: str) -> None:
+    """Raises SchemaRefused if a table has lost a column that its last commit has: added again, it would be null in all
+    rows.
+    """
+    expected = {*last.schema, *(PREFIX + name for name in POSITION_COLUMNS)}
+    if lost := [name for name in wanted if name in expected and name not in table]:
+        raise SchemaRefused(
+            f"the table {where} has no column {lost[0]} any more, which commit {last.number} has: somebody dropped or "
+            f"renamed it. Nothing was written; rename it back, or add it again, or write to a new table"
+        )
+
+
+def check_partition(found: str | None, pipeline: Pipeline) -> None:
+    """Raises SchemaRefused if a table is partitioned otherwise than its pipeline says: readers could not tell which
+    rows are where.
+
+    Args:
+        found: the unit that the table has; None if it has none.
+    """
+    table = pipeline.table
+    wanted = None if table.partition_column is None else table.partition_unit
+    if found != wanted:
+        has = "has no partitions" if found is None else f"is partitioned by {found}"
+        says = "is not set" if wanted is None else f"has the unit {wanted}"
+        raise SchemaRefused(
+            f"the table {table.where} {has}, and table.partition_by {says}: a table cannot change that. Nothing was "
+            f"written; set partition_by back, or write to a new table"
+        )
+
+
+def check_folder(folder: str | None, pipeline: Pipeline) -> None:
+    """The same, by the folder of one of its files, such as ``day=2026-01-31``; None if it has no files."""
+    if folder is not None:
+        check_partition(folder.partition("=")[0] or None, pipeline)
 
 
 def added_columns(table: Schema, wanted: Schema, where: str) -> dict[str, ColumnType]:

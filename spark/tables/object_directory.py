@@ -25,7 +25,7 @@ from typing import Any, Final
 from raftlog.segment.backup_s3 import S3Store, open_s3
 from raftlog.segment.backup_store import BackupRefused, NotStored, StoreFailed
 from spark.tables.commits import Commit, CommitRefused, Overtaken, parse_commit
-from spark.tables.parquet_directory import OWN, DirectoryUnusable
+from spark.tables.parquet_directory import OWN, DirectoryUnusable, folder_of
 
 _DIGITS: Final = 10
 _COMMITS: Final = "commits"
@@ -120,6 +120,14 @@ class ObjectDirectory:
         """The names of the committed objects that exist. Raises DirectoryUnusable."""
         with self._told():
             return self._rows()
+
+    def folder(self) -> str | None:
+        """The folder of the object that was committed last, empty without one; None if there is no object. Raises
+        CommitRefused, DirectoryUnusable.
+        """
+        with self._told():
+            commits = (self._read(number)[1] for number in reversed(self._numbers()))
+            return next((folder_of(files[0]) for files in commits if files), None)
 
     def close(self) -> None:
         """Close connections."""

@@ -18,7 +18,7 @@ from spark.tables.arrow_rows import arrow_type
 from spark.tables.column_types import Primitive, Schema, ddl, parse_schema, quoted
 from spark.tables.commits import Commit
 from spark.tables.frames import Messages, partitioned
-from spark.tables.layout import added_columns, table_columns
+from spark.tables.layout import added_columns, check_folder, table_columns
 from spark.tables.object_directory import ObjectDirectory
 from spark.tables.object_files import read_objects, write_objects
 from spark.tables.pipeline import Pipeline
@@ -36,8 +36,9 @@ class ObjectTarget:
         self._last: Commit | None = None
 
     def open(self) -> Commit | None:
-        """Complete what a killed process left."""
+        """Complete what a killed process left. Raises SchemaRefused for other partitions."""
         self._last = self._directory.open()
+        check_folder(self._directory.folder(), self._pipeline)
         return self._last
 
     def last(self) -> Commit | None:

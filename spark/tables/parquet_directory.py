@@ -18,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,6 +123,13 @@ class ParquetDirectory:
         """The committed files, as far as they exist. Raises CommitRefused, DirectoryUnusable."""
         found = [self.root / each["to"] for number in self._numbers() for each in self._read(number)[1]]
         return [path for path in found if path.exists()]
+
+    def folder(self) -> str | None:
+        """The folder of the file that was committed last, empty without one; None if there is no file. Raises as
+        `files`.
+        """
+        commits = (self._read(number)[1] for number in reversed(self._numbers()))
+        return next((folder_of(files[0]) for files in commits if files), None)
 
     # -- commits -------------------------------------------------------------------------------------------------------
 
@@ -237,6 +244,11 @@ class ParquetDirectory:
                 f"one first, or leave it running"
             ) from None
         self._lock = descriptor
+
+
+def folder_of(file: Mapping[str, Any]) -> str:
+    """Where a file of a commit belongs."""
+    return str(file["to"]).rpartition("/")[0]
 
 
 def directory_url(path: Path) -> str:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 from spark.tables.column_types import Schema, parse_schema, quoted
 from spark.tables.commits import Commit
 from spark.tables.frames import Messages, partitioned
-from spark.tables.layout import added_columns, table_columns
+from spark.tables.layout import added_columns, check_folder, table_columns
 from spark.tables.parquet_directory import DirectoryUnusable, ParquetDirectory, directory_url
 from spark.tables.pipeline import Pipeline
 
@@ -25,8 +25,9 @@ class ParquetTarget:
         self._last: Commit | None = None
 
     def open(self) -> Commit | None:
-        """Lock it, and complete what a killed process left."""
+        """Lock it, and complete what a killed process left. Raises SchemaRefused for other partitions."""
         self._last = self._directory.open()
+        check_folder(self._directory.folder(), self._pipeline)
         return self._last
 
     def last(self) -> Commit | None:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 from spark.positions import parse_position
 from spark.tables.column_types import parse_schema, quoted
 from spark.tables.commits import Commit
-from spark.tables.frames import Messages
+from spark.tables.frames import Messages, partitioned
 from spark.tables.loop import Range
 from spark.tables.parquet_directory import OWN, directory_pattern
 from spark.tables.pipeline import Pipeline
@@ -53,9 +53,11 @@ def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Ran
     batch = Messages(spark, pipeline, ranges, parse_schema(commit.schema))
     try:
         counted = batch.counted()
-        wanted = batch.good()
+        wanted = batch.good() if pipeline.table.format == "iceberg" else partitioned(batch.good(), pipeline)[0]
         found = table_rows(spark, pipeline) if _has_rows(pipeline) else wanted.limit(0)
-        names = [name for name in wanted.columns if name in found.columns]
+        names = wanted.columns
+        for name in set(names).difference(found.columns):  # dropped or renamed: as if it were null in all rows
+            found = found.withColumn(name, f.lit(None).cast(wanted.schema[name].dataType))
         types = {field.name: field.dataType for field in found.schema.fields}
         wanted = wanted.select(*[f.col(quoted(name)).cast(types[name]).alias(name) for name in names])
         found = _within(found, ranges).select(*[f.col(quoted(name)) for name in names])

@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 from spark.tables.column_types import quoted
 from spark.tables.decoding import DELETED, REASON, ROW
 from spark.tables.loop import Stopped
-from spark.tables.pipeline import Pipeline, Upsert
+from spark.tables.pipeline import POSITION_COLUMNS, PREFIX, Pipeline, Upsert
 
 CHANGES: Final = "raftmq_changes"
 _NUMBER: Final = "raftmq_number"
@@ -41,7 +41,9 @@ def latest_changes(frame: DataFrame, pipeline: Pipeline) -> DataFrame:
                 f"column that grows with each change"
             )
     order = [] if upsert.order is None else [f.col(quoted(upsert.order)).desc_nulls_last()]
-    window = Window.partitionBy(*keys).orderBy(*order, f.col("_queue_offset").desc())
+    # Of equal ones in several queues none is later: the same one each time.
+    place = [f.col(PREFIX + name).desc() for name in POSITION_COLUMNS]
+    window = Window.partitionBy(*keys).orderBy(*order, *place)
     return rows.withColumn(_NUMBER, f.row_number().over(window)).where(f"{_NUMBER} = 1").drop(_NUMBER)
 
 

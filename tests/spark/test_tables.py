@@ -26,6 +26,7 @@ from spark.tables.pipeline import Pipeline, parse_pipeline
 from spark.tables.state_directory import StateDirectory
 from spark.tables.status import table_status
 from spark.tables.upkeep import compare, kept_ranges
+from spark.tables.upserts import latest_changes
 from tests.spark.stage import Stage
 from tests.spark.table_case import EXPLICIT, Case, body
 
@@ -197,14 +198,16 @@ def test_inferred_columns_are_kept_and_new_ones_are_added(case: Case) -> None:
 def test_dead_letter_that_the_sink_would_refuse_is_sent(case: Case, session: Any) -> None:
     batch = object.__new__(Messages)
     batch._pipeline = case.pipeline(EXPLICIT)
+    long = b"x" * 10_000_000  # which its producer has compressed
     found = [(b"", {"KEYS": "k"}), (b"large", {"note": "x" * 28_000}), (b"tag", {"TAGS": "a||b"}), (b"mark", None)]
+    found.append((long, None))
     batch.frame = session.createDataFrame(
         [("T", "a", 0, number, body, properties, "\x01bad") for number, (body, properties) in enumerate(found)],
         "topic string, broker_name string, queue_id int, queue_offset bigint, body binary, "
         "properties map<string,string>, raftmq_reason string",
     )
     batch.send_dead("app", 1)
-    assert case.dead_letters() == [(body, "?bad") for body in (b" ", b"large", b"mark", b"tag")]
+    assert case.dead_letters() == [(body, "?bad") for body in (b" ", b"large", b"mark", b"tag", long)]
 
 
 def test_a_change_without_its_order_is_a_dead_letter(session: Any) -> None:
@@ -214,6 +217,27 @@ def test_a_change_without_its_order_is_a_dead_letter(session: Any) -> None:
     messages = session.createDataFrame([(body, None) for body in bodies], "body binary, keys string")
     reasons = [row[REASON] for row in decoded(messages, pipeline, pipeline.decode.columns).collect()]
     assert reasons == [None, "its order at is null or missing", "its key id is null or missing"]
+
+
+def test_equal_orders_in_two_queues_give_the_same_change(session: Any) -> None:
+    text = "namesrv: h:1\ntopic: T\ntable: {format: delta, location: /t}\nupsert: {key: [id], order: at}\n"
+    more = "metadata: []\ndecode: {format: json, schema: {id: int, at: int, name: string}}\n"
+    pipeline = parse_pipeline(text + more, Path("/p.yaml"))
+    found = [
+        ("a", 0, 0, b'{"id": 1, "at": 5, "name": "first"}', None),
+        ("a", 0, 1, b'{"id": 1, "at": 5, "name": "second"}', None),
+        ("a", 1, 0, b'{"id": 1, "at": 5, "name": "other queue"}', None),
+    ]
+    columns = "broker_name string, queue_id int, queue_offset bigint, body binary, keys string"
+
+    def latest(messages: list[tuple[Any, ...]]) -> list[str]:
+        frame = session.createDataFrame(messages, columns).coalesce(1)
+        return [
+            row.name for row in latest_changes(decoded(frame, pipeline, pipeline.decode.columns), pipeline).collect()
+        ]
+
+    assert latest(found[:2]) == latest(found[1::-1]) == ["second"]
+    assert latest(found) == latest(found[::-1]) == ["other queue"]
 
 
 def test_a_message_without_a_body_deletes_the_key_in_its_keys(session: Any) -> None:
@@ -348,6 +372,12 @@ def test_days_are_directories(case: Case, session: Any) -> None:
     row = session.read.parquet(str(case.location)).first()
     assert day == f"day={row._store_timestamp:%Y-%m-%d}"
     assert pipeline.name == "t"
+    days = parse_pipeline(text, Path("/p.yaml"))
+    last = ParquetDirectory(case.location).last()
+    assert last is not None
+    assert all(each["equal"] for each in compare(session, days, last, kept_ranges(days, last)))
+    (case.location / day).rename(case.location / "day=2001-01-01")
+    assert not all(each["equal"] for each in compare(session, days, last, kept_ranges(days, last)))
 
 
 @pytest.mark.nightly

@@ -94,8 +94,10 @@ def left(storage: ObjectStorage) -> list[str]:
 def test_objects_of_a_commit_are_in_their_partitions(storage: ObjectStorage) -> None:
     where = directory(storage)
     assert where.open() is None
+    assert where.folder() is None
     add(storage, where, 0)
     add(storage, where, 1)
+    assert where.folder() == "day=1"
     assert [name.partition("/")[0] for name in where.files()] == ["day=1", "day=1", "day=2", "day=2"]
     assert where.last() == commit(1)
     again = directory(storage)

@@ -45,10 +45,12 @@ def add(directory: ParquetDirectory, number: int, run: str = "r") -> None:
 def test_files_of_a_commit_are_in_their_partitions(tmp_path: Path) -> None:
     directory = ParquetDirectory(tmp_path / "t")
     assert directory.open() is None
+    assert directory.folder() is None
     add(directory, 0)
     add(directory, 1)
     assert len(directory.files()) == 4
     assert directory.last() == commit(1)
+    assert directory.folder() == "day=1"
     assert sorted(path.parent.name for path in directory.files()) == ["day=1", "day=1", "day=2", "day=2"]
     directory.close()
     again = ParquetDirectory(tmp_path / "t")

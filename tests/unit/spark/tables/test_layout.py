@@ -1,0 +1,73 @@
+"""A table that somebody has changed, or that its pipeline would change, is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark.tables.column_types import parse_schema, written_schema
+from spark.tables.commits import Commit
+from spark.tables.layout import SchemaRefused, check_folder, check_kept, check_partition, table_columns
+from spark.tables.pipeline import Pipeline, parse_pipeline
+
+BODY = parse_schema({"id": "bigint", "at": "timestamp"})
+
+
+def pipeline(partition: str = "") -> Pipeline:
+    by = f", partition_by: {partition}" if partition else ""
+    text = f"namesrv: h:1\ntopic: T\ntable: {{format: delta, location: /t{by}}}\n"
+    schema = ", ".join(f"{name}: {kind}" for name, kind in written_schema(BODY).items())
+    return parse_pipeline(f"{text}decode: {{format: json, schema: {{{schema}}}}}\n", Path("/p.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("found", "partition", "said"),
+    [
+        (None, "", None),
+        ("day", "{column: at}", None),
+        ("day", "{column: _store_timestamp}", None),
+        (
+            "day",
+            "",
+            "the table /t is partitioned by day, and table.partition_by is not set: a table cannot change that",
+        ),
+        ("day", "{column: at, unit: month}", "is partitioned by day, and table.partition_by has the unit month"),
+        (None, "{column: at}", "has no partitions, and table.partition_by has the unit day"),
+    ],
+)
+def test_partitions_that_a_table_does_not_have_are_refused(found: str | None, partition: str, said: str | None) -> None:
+    if said is None:
+        check_partition(found, pipeline(partition))
+        return
+    with pytest.raises(SchemaRefused) as caught:
+        check_partition(found, pipeline(partition))
+    assert said in str(caught.value)
+
+
+def test_a_date_has_no_hours_to_partition_by() -> None:
+    table = pipeline("{column: at, unit: hour}")
+    table_columns(table, BODY)
+    with pytest.raises(SchemaRefused, match="column at is a date, which has no hours"):
+        table_columns(table, parse_schema({"at": "date"}))
+
+
+def test_the_folder_of_a_file_says_how_a_table_is_partitioned() -> None:
+    check_folder(None, pipeline("{column: at}"))
+    check_folder("day=2026-01-31", pipeline("{column: at}"))
+    check_folder("", pipeline())
+    for folder, of in (("", pipeline("{column: at}")), ("hour=2026-01-31-12", pipeline("{column: at}"))):
+        with pytest.raises(SchemaRefused, match="set partition_by back, or write to a new table"):
+            check_folder(folder, of)
+
+
+@pytest.mark.parametrize("lost", ["id", "_queue_offset"])
+def test_a_column_that_somebody_dropped_is_refused_by_name(lost: str) -> None:
+    position = {"v": 1, "cluster": "c", "topics": {}}
+    last = Commit("p/T", 7, position, position, 0, 0, 0, "run", written_schema(BODY), position)
+    wanted = table_columns(pipeline(), BODY)
+    check_kept(wanted, {**wanted, **parse_schema({"new": "int"})}, last, "/t")
+    with pytest.raises(SchemaRefused, match=f"no column {lost} any more, which commit 7 has: somebody dropped or"):
+        check_kept({name: kind for name, kind in wanted.items() if name != lost}, wanted, last, "/t")
+    wanted.pop(lost)
+    check_kept(wanted, wanted, last, "/t")  # nor does the pipeline write it any more
