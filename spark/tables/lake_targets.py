@@ -18,10 +18,12 @@ from pyspark.sql import functions as f
 
 from spark.tables.column_types import ColumnType, Schema, columns_from_spark, ddl, quoted
 from spark.tables.commits import Commit, CommitRefused, Overtaken, lineage, parse_commit
+from spark.tables.decoding import DELETED
 from spark.tables.frames import Messages, partitioned
-from spark.tables.layout import added_columns, table_columns
+from spark.tables.layout import added_columns, check_kept, check_partition, table_columns
 from spark.tables.parquet_directory import DirectoryUnusable
-from spark.tables.pipeline import Pipeline
+from spark.tables.pipeline import UNITS, Pipeline
+from spark.tables.shared_location import check_shared
 from spark.tables.upserts import CHANGES, latest_changes, merge_statement
 
 PROPERTY: Final = "raftmq.commit"
@@ -55,6 +57,7 @@ class LakeTarget:
     def __init__(self, pipeline: Pipeline, spark: SparkSession) -> None:
         self._pipeline = pipeline
         self._spark = spark
+        self._last: Commit | None = None
 
     @property
     def _sql_name(self) -> str:
@@ -80,6 +83,12 @@ class LakeTarget:
     def _merge(self, statement: Callable[[str], str], commit: Commit) -> None:
         raise AssertionError("a format merges")
 
+    def _check(self, last: Commit | None) -> None:
+        """Raises SchemaRefused for a table that cannot be the pipeline's."""
+
+    def _location_of_files(self) -> str:
+        raise AssertionError("a format knows where its files are")
+
     def _has_rows(self) -> bool:
         return bool(self._spark.table(self._sql_name).limit(1).count())
 
@@ -95,12 +104,15 @@ class LakeTarget:
                     f"else's, or the snapshot with the position was expired. Nothing was written; choose a new table, "
                     f"or an empty one"
                 )
+            self._check(last)
+        self._last = last
         return last
 
     def last(self) -> Commit | None:
         """The last commit."""
         with self._told("reading"):
-            return self._found() if self._exists() else None
+            self._last = self._found() if self._exists() else None
+        return self._last
 
     def create(self, schema: Schema, commit: Commit) -> None:
         """Create the table if it does not exist, with the first commit."""
@@ -112,12 +124,14 @@ class LakeTarget:
                 self.prepare(schema)
             self._found()
             self._append(self._spark.createDataFrame([], ddl(self._columns())), commit)
-            self._found()  # the next commit is checked against this one
+            self._last = self._found()  # the next commit is checked against this one
 
     def prepare(self, schema: Schema) -> None:
         """Add new columns. Raises SchemaRefused."""
-        wanted = table_columns(self._pipeline, schema)
-        added = added_columns(self._columns(), wanted, self._pipeline.table.where)
+        wanted, there = table_columns(self._pipeline, schema), self._columns()
+        if self._last is not None:
+            check_kept(there, wanted, self._last, self._pipeline.table.where)
+        added = added_columns(there, wanted, self._pipeline.table.where)
         if added:
             with self._told("changing the columns of"):
                 self._spark.sql(f"ALTER TABLE {self._sql_name} ADD COLUMNS ({ddl(added)})")
@@ -126,14 +140,12 @@ class LakeTarget:
         """Append or merge, with the commit. Raises Overtaken."""
         try:
             with self._told("writing"):
+                check_shared(self._spark.sparkContext, self._location_of_files)
                 if self._pipeline.upsert is None:
                     self._append(self._complete(batch.good()), commit)
                 else:
                     upsert, columns = self._pipeline.upsert, list(self._columns())
-                    changes = latest_changes(batch.frame, self._pipeline)
-                    for name, kind in self._columns().items():
-                        if name not in changes.columns:
-                            changes = changes.withColumn(name, f.lit(None).cast(str(kind)))
+                    changes = self._complete(latest_changes(batch.frame, self._pipeline), DELETED)
                     changes.createOrReplaceTempView(CHANGES)
                     self._merge(lambda table: merge_statement(table, columns, upsert), commit)
         except (*SPARK_ERRORS, DirectoryUnusable):
@@ -154,15 +166,15 @@ class LakeTarget:
     def _columns(self) -> dict[str, ColumnType]:
         return columns_from_spark(json.loads(self._spark.table(self._sql_name).schema.json()))
 
-    def _complete(self, rows: DataFrame) -> DataFrame:
-        """Rows with all columns of the table, in its order."""
+    def _complete(self, rows: DataFrame, *more: str) -> DataFrame:
+        """Rows with all columns of the table, in its order, and these."""
         there = {name.lower(): name for name in rows.columns}
         return rows.select(*[
             f.col(quoted(there[name.lower()])).alias(name)
             if name.lower() in there
             else f.lit(None).cast(str(kind)).alias(name)
             for name, kind in self._columns().items()
-        ])  # fmt: skip
+        ], *more)  # fmt: skip
 
     @contextmanager
     def _told(self, doing: str) -> Iterator[None]:
@@ -226,6 +238,12 @@ class IcebergTarget(LakeTarget):
         self._snapshot = rows[0]["snapshot_id"] if rows else None
         told = next((row["told"] for row in rows if row["told"]), None)
         return None if told is None else parse_commit(told, f"a snapshot of {self._sql_name}")
+
+    def _location_of_files(self) -> str:
+        name = self._sql_name
+        row = self._spark.sql(f"SELECT max_by(file, timestamp) FROM {name}.metadata_log_entries").first()  # noqa: S608
+        assert row is not None, "an aggregate has a row"
+        return str(row[0]).rpartition("/metadata/")[0]
 
     def snapshots_since_commit(self) -> int:
         """How many snapshots others, and compactions, have made since the last commit: those have no position."""
@@ -310,6 +328,21 @@ class DeltaTarget(LakeTarget):
         tables = self._spark._jvm.io.delta.tables.DeltaTable
         return bool(tables.isDeltaTable(self._spark._jsparkSession, self._location))
 
+    def open(self) -> Commit | None:
+        """As `LakeTarget.open`. Also raises DirectoryUnusable: Delta's own error for that names a file of its log."""
+        check_shared(self._spark.sparkContext, self._location_of_files)
+        return super().open()
+
+    def _check(self, last: Commit | None) -> None:
+        detail = self._spark.sql(f"DESCRIBE DETAIL {self._sql_name}").first()
+        assert detail is not None, "each table has its details"
+        bodies = self._pipeline.decode.columns if last is None else last.schema
+        found = (name for name in detail["partitionColumns"] if name in UNITS and name not in bodies)
+        check_partition(next(found, None), self._pipeline)
+
+    def _location_of_files(self) -> str:
+        return self._location
+
     def _found(self) -> Commit | None:
         history = f"DESCRIBE HISTORY {self._sql_name} LIMIT "
         for rows in _newest(lambda limit: self._spark.sql(f"{history}{limit}").collect()):
@@ -351,8 +384,8 @@ class DeltaTarget(LakeTarget):
         with suppress(Overtaken), self._told("keeping the position of"):
             self._append(self._spark.createDataFrame([], ddl(self._columns())), commit)
 
-    def _complete(self, rows: DataFrame) -> DataFrame:
-        return super()._complete(partitioned(rows, self._pipeline)[0])
+    def _complete(self, rows: DataFrame, *more: str) -> DataFrame:
+        return super()._complete(partitioned(rows, self._pipeline)[0], *more)
 
     def _transaction(self, commit: Commit) -> tuple[str, str]:
         return f"raftmq/{commit.pipeline}", str(self._version + 1)

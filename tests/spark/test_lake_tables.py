@@ -35,6 +35,7 @@ from spark.tables.pipeline import Pipeline, parse_pipeline
 from spark.tables.state_directory import StateDirectory
 from spark.tables.topic import TopicSource
 from spark.tables.upkeep import RETAIN_SNAPSHOTS, compact, compare, kept_ranges, table_rows
+from tests.spark.spark_cluster import standalone
 from tests.spark.stage import Stage
 from tests.spark.table_commands import TableCommand
 
@@ -99,12 +100,13 @@ class Case:
         self.topic = stage.topic("Orders", 2)
         self.dead = stage.topic("Dead", 2)
         self.directory = directory
+        self.by = ""
 
     @property
     def table(self) -> str:
         if self.kind == "iceberg":
-            return f"{{format: iceberg, name: lake.shop.{self.topic.lower()}}}"
-        return f"{{format: delta, location: {self.directory / self.topic}}}"
+            return f"{{format: iceberg, name: lake.shop.{self.topic.lower()}{self.by}}}"
+        return f"{{format: delta, location: {self.directory / self.topic}{self.by}}}"
 
     @property
     def sql_name(self) -> str:
@@ -439,6 +441,87 @@ def test_the_latest_change_by_a_column_wins_in_whatever_order_it_comes(case: Cas
     case.send(at(1, 4), at(2, 2), at(3, 2, gone=True), queue=1)
     case.run(pipeline)
     assert {(each.id, each.at) for each in case.rows(pipeline)} == {(1, 5), (2, 2)}
+
+
+def test_a_change_is_in_the_partition_of_its_day(case: Case) -> None:
+    case.by = ", partition_by: {column: at, unit: day}"
+    pipeline = case.pipeline("{format: json, schema: {id: bigint, at: timestamp}}", "upsert: {key: [id], order: at}")
+    for day in (30, 31, 29):
+        case.send(json.dumps({"id": day % 2, "at": f"2026-01-{day}T10:00:00Z"}).encode())
+        case.run(pipeline)
+    assert {(row.id, row["at"].day) for row in case.rows(pipeline)} == {(0, 30), (1, 31)}
+    if case.kind == "delta":
+        assert {(row.id, row.day) for row in case.rows(pipeline)} == {(0, "2026-01-30"), (1, "2026-01-31")}
+
+
+def test_a_column_that_somebody_dropped_is_not_made_again(case: Case) -> None:
+    pipeline = case.pipeline(EXPLICIT)
+    case.stage.send(case.topic, [body(1)])
+    case.run(pipeline)
+    if case.kind == "delta":
+        case.lake.sql(f"ALTER TABLE {case.sql_name} SET TBLPROPERTIES ('delta.columnMapping.mode'='name')")
+    case.lake.sql(f"ALTER TABLE {case.sql_name} RENAME COLUMN name TO title")
+    case.stage.send(case.topic, [body(2)])
+    with pytest.raises(SchemaRefused, match="no column name any more, which commit 1 has: somebody dropped or renamed"):
+        case.run(pipeline)
+    last = case.target(pipeline).last()
+    (found,) = (each for each in compare(case.lake, pipeline, last, kept_ranges(pipeline, last)) if each["messages"])
+    assert [each["what"] for each in found["differences"]] == ["the row differs from the message"]
+    case.lake.sql(f"ALTER TABLE {case.sql_name} RENAME COLUMN title TO name")
+    case.run(pipeline)
+    assert {(row.id, row.name) for row in case.rows(pipeline)} == {(1, "n1"), (2, "n2")}
+
+
+@pytest.mark.skipif("delta" not in FORMATS, reason="there is no build of Delta for this Spark")
+def test_a_delta_table_keeps_its_partitions(lake: Any, stage: Stage, tmp_path: Path) -> None:
+    case = Case(lake, stage, "delta", tmp_path)
+    case.by = ", partition_by: {column: _store_timestamp}"
+    pipeline = case.pipeline(EXPLICIT)
+    case.stage.send(case.topic, [body(1)])
+    case.run(pipeline)
+    case.by = ", partition_by: {column: _store_timestamp, unit: hour}"
+    with pytest.raises(SchemaRefused, match=r"is partitioned by day, and table\.partition_by has the unit hour"):
+        case.run(case.pipeline(EXPLICIT))
+    case.by = ""
+    with pytest.raises(SchemaRefused, match=r"is partitioned by day, and table\.partition_by is not set"):
+        case.run(case.pipeline(EXPLICIT))
+    case.run(pipeline)
+    assert {row.day for row in case.rows(pipeline)} == {f"{case.rows(pipeline)[0]._store_timestamp:%Y-%m-%d}"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a process a directory of its own")
+def test_a_location_that_executors_do_not_share_gets_no_commit(case: Case, tmp_path: Path) -> None:
+    case.stage.send(case.topic, [body(number) for number in range(30)])
+    shared = tmp_path / "shared"
+    (shared / case.topic).mkdir(parents=True)
+    table = f"{{format: delta, location: {shared / case.topic}}}"
+    catalog = "spark.sql.catalog.lake"
+    settings = ["spark.driver.host: 127.0.0.1", "spark.driver.bindAddress: 127.0.0.1", "spark.executor.memory: 512m"]
+    if case.kind == "iceberg":
+        table = case.table
+        settings += [f"{catalog}: org.apache.iceberg.spark.SparkCatalog", f"{catalog}.type: hadoop"]
+        settings += [f"{catalog}.warehouse: {shared}"]
+    file = tmp_path / "t.yaml"
+    file.write_text(
+        f"namesrv: {case.stage.namesrv}\ntopic: {case.topic}\ndecode: {EXPLICIT}\ntable: {table}\n"
+        f"spark: {{{', '.join(settings)}}}\n"
+    )
+
+    def ran(command: str, master: str) -> tuple[int, str, list[str]]:
+        started = TableCommand(tmp_path / "errors", command, file, "--master", master, "--driver-memory", "1g")
+        try:
+            return started.ended(), started.errors(), started.printed
+        finally:
+            started.close()
+
+    hidden = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(shared))
+    with standalone(tmp_path, *hidden) as url:
+        code, said, _ = ran("run", url)
+    assert (code, "does not see what the driver writes into" in said) == (1, True), said
+    code, said, printed = ran("run", "local[2]")
+    assert (code, printed[-1].startswith("done: 30 messages")) == (0, True), said
+    code, said, _ = ran("verify", "local[2]")
+    assert code == 0, said
 
 
 @pytest.mark.skipif("iceberg" not in FORMATS, reason="there is no build of Iceberg for this Spark")

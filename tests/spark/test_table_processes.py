@@ -6,33 +6,22 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 from spark.tables.pipeline import read_pipeline
 from spark.tables.shipped_code import NAME
 from spark.tables.status import table_status
+from tests.spark.spark_cluster import free_port, standalone
 from tests.spark.table_commands import BATCH, SECONDS_MAX, Place, bare_python, is_alive, wait_until
 
 pytestmark = pytest.mark.nightly
 LOCAL = ("--master", "local[2]", "--driver-memory", "1g")
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
 
 
 def scraped(port: int) -> dict[str, float]:
@@ -117,40 +106,6 @@ def test_a_driver_whose_command_is_killed_ends_and_releases_the_table(place: Pla
     verified = place.start("verify", file, *LOCAL)
     assert verified.ended() == 0, verified.errors()
     assert verified.printed[-1].startswith("the table and its topic are equal up to commit ")
-
-
-@contextmanager
-def standalone(directory: Path, *worker: str) -> Iterator[str]:
-    """A master and a worker of Spark on this machine, the latter started by a program; the URL of the master."""
-    port = free_port()
-    url = f"spark://127.0.0.1:{port}"
-    home = Path(pyspark.__file__).parent
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_WORKER_DIR": str(directory / "work"),
-    }
-    deploy = "org.apache.spark.deploy"
-    run = str(home / "bin" / "spark-class")
-    options = ["--cores", "2", "--memory", "1g", "--webui-port", "0"]
-    programs = [
-        [run, f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
-        [*worker, run, f"{deploy}.worker.Worker", "--host", "127.0.0.1", *options, url],
-    ]
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        with (directory / "spark.log").open("ab") as log:
-            for program in programs:
-                started.append(subprocess.Popen(program, env=environment, stdout=log, stderr=log, cwd=directory))
-        text = (directory / "spark.log").read_text
-        wait_until(lambda: "Successfully registered with master" in text(), SECONDS_MAX, "no worker of Spark")
-        yield url
-    finally:
-        for each in reversed(started):
-            each.terminate()
-            each.wait(60)
 
 
 def on_cluster(place: Place, url: str) -> Path:
