@@ -8,7 +8,7 @@ from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.buffer cimport PyBUF_WRITE
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR, EIO, errno
 from libc.stdint cimport int64_t, uint8_t
 
 cdef extern from "<sys/socket.h>" nogil:
@@ -16,6 +16,7 @@ cdef extern from "<sys/socket.h>" nogil:
     int MSG_DONTWAIT
 
 cdef enum:
+    RAISED = -(1 << 30)  # no error of the system has this number
     RECEIVED_BYTES_MAX = 256 * 1024  # from all clients in one call: a millisecond of work, about
     ROOM_MAX = 1024 * 1024 * 1024  # more than all blocks of a call can have
 
@@ -43,6 +44,7 @@ cdef class CompiledReceiver:
     cdef dict senders  # those that produce, by descriptor
     cdef bint is_signed
     cdef object receive_into
+    cdef bint is_simulated
     cdef uint8_t *buffer
     cdef Received[SENDERS_MAX] received
     # What is taken in a call.
@@ -61,6 +63,7 @@ cdef class CompiledReceiver:
         self.senders = {}
         self.is_signed = is_signed
         self.receive_into = receive_into
+        self.is_simulated = receive_into is not None
 
     def __dealloc__(self):
         PyMem_Free(self.buffer)
@@ -111,12 +114,9 @@ cdef class CompiledReceiver:
             chosen.append(sender)
         if not count:
             return [], [], ready
-        if self.receive_into is None:
-            # No other thread opens or closes these sockets.
-            with nogil:
-                self._receive_all(count)
-        else:
-            self._receive_simulated(count)
+        # No other thread opens or closes these sockets.
+        with nogil:
+            self._receive_all(count)
         self._begin(room)
         for n in range(count):
             received = &self.received[n]
@@ -137,7 +137,7 @@ cdef class CompiledReceiver:
                 unserved.append((received.fd, sender, data[taken : received.size]))
         return self._end(), unserved, left
 
-    cdef void _receive_all(self, int count) noexcept nogil:
+    cdef int _receive_all(self, int count) except -1 nogil:
         cdef Py_ssize_t used = 0
         cdef Received *received
         cdef int n
@@ -148,38 +148,33 @@ cdef class CompiledReceiver:
             received.is_left = used + RECEIVE_BYTES > RECEIVED_BYTES_MAX
             if received.is_left:
                 continue
-            received.size = recv(received.fd, self.buffer + used, RECEIVE_BYTES, MSG_DONTWAIT)
+            received.size = self._receive(received.fd, self.buffer + used)
             if received.size > 0:
                 used += received.size
             else:
                 # The end of the connection; an error is followed by it. Whoever receives next will see.
-                received.is_left = received.size == 0 or (errno != EAGAIN and errno != EINTR)
-
-    cdef int _receive_simulated(self, int count) except -1:
-        """The same as `_receive_all`, with the function given for it."""
-        cdef Py_ssize_t used = 0
-        cdef Received *received
-        cdef int n
-        for n in range(count):
-            received = &self.received[n]
-            received.at = used
-            received.size = 0
-            received.is_left = used + RECEIVE_BYTES > RECEIVED_BYTES_MAX
-            if received.is_left:
-                continue
-            buffer = PyMemoryView_FromMemory(<char *>self.buffer + used, RECEIVE_BYTES, PyBUF_WRITE)
-            try:
-                received.size = self.receive_into(received.fd, buffer)
-            except BlockingIOError:
-                continue
-            except OSError:
-                received.is_left = True
-                continue
-            if received.size > RECEIVE_BYTES:
-                raise AssertionError(f"{received.size} bytes were received into {RECEIVE_BYTES}")
-            received.is_left = received.size == 0
-            used += received.size
+                received.is_left = received.size != -EAGAIN and received.size != -EINTR
         return 0
+
+    cdef inline Py_ssize_t _receive(self, int fd, uint8_t *data) except? RAISED nogil:
+        """Returns the number of bytes, 0 at the end of the connection, or the negative number of an error."""
+        cdef Py_ssize_t size
+        if self.is_simulated:
+            with gil:
+                return self._receive_simulated(fd, PyMemoryView_FromMemory(<char *>data, RECEIVE_BYTES, PyBUF_WRITE))
+        size = recv(fd, data, RECEIVE_BYTES, MSG_DONTWAIT)
+        return size if size >= 0 else -errno
+
+    cdef Py_ssize_t _receive_simulated(self, int fd, room) except? RAISED:
+        cdef Py_ssize_t size
+        try:
+            size = self.receive_into(fd, room)
+        except BlockingIOError:
+            return -EAGAIN
+        except OSError as error:
+            return -(error.errno or EIO)
+        assert 0 <= size <= RECEIVE_BYTES, f"{size} bytes were received into {<int>RECEIVE_BYTES}"
+        return size
 
     cdef int _begin(self, room) except -1:
         """Begin with a block."""
