@@ -33,7 +33,7 @@ async def test_a_turn(name: str, tmp_path: Path) -> None:
     plan.seconds, plan.first_warmup = 0.3, 0.3
     if (reason := prepare(PEERS[name], outcome)) is not None:
         pytest.skip(reason)
-    await measure([PEERS[name]], tmp_path, plan=plan, outcome=outcome, say=lambda _: None)
+    await measure([PEERS[name]], tmp_path, plan=plan, outcome=outcome, say=lambda _: None, keep=lambda _: None)
     measured = outcome.measured[name]
     assert not measured.failures
     assert set(measured.samples) == {load.name for load in LOADS if load.batch == 1 or PEERS[name].has_batches}
