@@ -1,4 +1,5 @@
-"""Numbers of this project that may only get better: constants that tests replace, and assertions per function.
+"""Numbers of this project that may only get better: constants that tests replace, sleeps of tests, and assertions per
+function.
 
 The second half tests the counters against small sources.
 """
@@ -20,6 +21,11 @@ which a test gives to what it starts.
 What is left, and why: paths and tables of programs for developers (jepsen); whether a module is compiled; what an
 earlier release did (properties, delay levels); how much a backup reads at once, and how many blocks a queue keeps; the
 rests of a broker's timers, in a fixture for brokers of any limits.
+"""
+
+SLEEPS_MAX = 210
+"""How many sleeps by a real clock tests may have; never raised. Most are pauses of a loop, of a handler that is slow on
+purpose, or of programs that tests start. A test of what happens after a time takes a `MockClock` or the test kit.
 """
 
 ASSERTED: dict[str, float] = {
@@ -52,6 +58,8 @@ ASSERTED: dict[str, float] = {
 COMPILED_ASSERTED: dict[str, float] = {"mq/compiled": 0.25, "raftlog/compiled": 0.19}
 """The same of modules in Cython."""
 
+_SLEEP = re.compile(r"\b(?:time|trio|anyio|asyncio)\.sleep\((?!0\))")
+_VIRTUAL_CLOCK = re.compile(r"MockClock|autojump_clock|virtual_time|advance")
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 _ASSERTION = re.compile(r"^ *assert ", re.MULTILINE)
 _CYTHON_ASSERTION = re.compile(r"^ *(?:assert |raise AssertionError)", re.MULTILINE)
@@ -95,6 +103,16 @@ def test_tests_replace_few_constants() -> None:
             found[path.relative_to(ROOT).as_posix()] += len(list(patched_constants(source)))
     count = found.total()
     assert count <= PATCHED_MAX, f"tests replace {count} constants, make each a limit or an argument: {+found}"
+
+
+def test_tests_sleep_rarely() -> None:
+    found: Counter[str] = Counter()
+    for path in (ROOT / "tests").rglob("*.py"):
+        source = path.read_text()
+        if _VIRTUAL_CLOCK.search(source) is None:
+            found[path.relative_to(ROOT).as_posix()] += len(_SLEEP.findall(source))
+    count = found.total()
+    assert count <= SLEEPS_MAX, f"tests sleep in {count} places: wait with tests.support.waiting.until, or {+found}"
 
 
 def test_borders_are_asserted() -> None:
