@@ -118,7 +118,7 @@ def scenario(
         backend = backend or default_backend()
         for each in SCENARIOS.values():
             missing = [reason for kind in each.kinds if (reason := why_no_fault(kind, backend)) is not None]
-            typer.echo(f"{each.name:<21} {each.summary}" + (f" (cannot be had here: {missing[0]})" if missing else ""))
+            typer.echo(f"{each.name:<21} {each.summary}" + (f" (not available here: {missing[0]})" if missing else ""))
         return
     chosen = SCENARIOS[_known("scenario", name, SCENARIOS)]
     workload = workload or chosen.workload
@@ -149,14 +149,14 @@ def _plan(
         raise CannotRun(f"the back end {chosen} cannot be used: {reason}; --backend local needs neither")
     for kind in nemeses:
         if (reason := why_no_fault(kind, chosen)) is not None:
-            raise CannotRun(f"{kind} cannot be had: {reason}")
+            raise CannotRun(f"the fault {kind} is not available here: {reason}")
     if (reason := why_not_together(workload, nemeses, chosen)) is not None:
         raise CannotRun(reason)
     if security:
         _known("kind of security", security, SECURITY)
         reason = "containers do not get its files" if chosen == "docker" else why_not_secured(security)
         if reason is not None:
-            raise CannotRun(f"{security} cannot be had: {reason}")
+            raise CannotRun(f"{security} is not available here: {reason}")
     if planted:
         _known("planted mistake", planted, planted_names())
         if is_of_clients(planted) and COPY_VARIABLE not in os.environ:
@@ -347,7 +347,7 @@ def names() -> None:
     typer.echo(f"  {CALM:<12} none")
     backend = default_backend()
     for kind, variants in KINDS.items():
-        missing = "" if (reason := why_no_fault(kind, backend)) is None else f" (cannot be had here: {reason})"
+        missing = "" if (reason := why_no_fault(kind, backend)) is None else f" (not available here: {reason})"
         typer.echo(f"  {kind:<12} {', '.join(variant.what for variant in variants)}{missing}")
     typer.echo("back ends")
     for each in BACKENDS:

@@ -112,7 +112,7 @@ def _figure(text: str, name: str) -> int:
 def _limited(controller: str, pids: list[int]) -> Iterator[Path]:
     """A control group with these processes, which share the limit; they leave it at the end."""
     found = _root(controller)
-    assert found is not None, "asked for although it cannot be had"
+    assert found is not None, "asked for although it is not available"
     root, version = found
     group = root / f"{PREFIX}{os.getpid()}"
     group.mkdir(exist_ok=True)

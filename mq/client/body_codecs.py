@@ -170,7 +170,7 @@ class PydanticCodec(Generic[T]):
 
 
 def check_body_codec(codec: BodyCodec[T] | None) -> BodyCodec[T] | None:
-    """The codec itself. Raises TypeError for what is none, and says what to write."""
+    """The codec itself. Raises TypeError for another object, and says what to write."""
     given = cast("Any", codec)
     if given is None:
         return None

@@ -189,7 +189,7 @@ cdef class PlainSends:
         assert 0 < filled.nbytes <= self.block_bytes_max, (
             f"{filled.messages} messages have {filled.nbytes} bytes; maximum: {self.block_bytes_max}"
         )
-        assert senders, f"{filled.requests} requests of nobody"
+        assert senders, f"{filled.requests} requests without a sender"
         cdef SendBlock block = SendBlock.__new__(SendBlock)
         block.sends = <Send *>PyMem_Malloc(filled.messages * sizeof(Send))
         block.requests = <Request *>PyMem_Malloc(filled.requests * sizeof(Request))

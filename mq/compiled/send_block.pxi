@@ -9,7 +9,7 @@ cdef enum:
 
 
 cdef class SendBlock:
-    """Plain sends that wait for their round together: their records are built but for what the round decides.
+    """Plain sends that wait for their round together. Their records are complete except for offsets and the store time.
 
     See `PendingItem`. ``senders`` has each client, its requests as they came in, and how many these are, in the order
     of the records.

@@ -1,4 +1,4 @@
-"""What one user sees of the cluster: asked for once, whoever looks, and no more often than every few seconds."""
+"""What one user sees of the cluster: one request for all open pages, at most every few seconds."""
 
 from __future__ import annotations
 

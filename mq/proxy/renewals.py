@@ -147,7 +147,7 @@ class Renewals:
     async def taken(self, client_id: str, group: str, text: str) -> AsyncGenerator[Handle]:
         """The present handle of a message that a client settles; afterwards it is not kept hidden any more.
 
-        If the block fails, it stays as it was. Raises Refused for a handle that is none.
+        If the block fails, it stays as it was. Raises Refused for an invalid handle.
         """
         key = client_id, group, text
         held = self._held.get(key)

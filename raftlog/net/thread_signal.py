@@ -1,4 +1,4 @@
-"""Lets other threads, also such that do not hold the interpreter's lock, call into the reactor's thread."""
+"""Lets other threads, including those that do not hold the interpreter's lock, call into the reactor's thread."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ def _now() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 when nothing failed, 1 otherwise; clients that cannot be had on this machine do not fail."""
+    """Exit code 0 when nothing failed, 1 otherwise; clients that are not available on this machine do not fail."""
     plan = _plan(sys.argv[1:] if arguments is None else arguments)
     if plan.list:
         for each in SCENARIOS.values():

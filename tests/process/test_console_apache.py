@@ -31,6 +31,6 @@ def test_every_page_and_change_of_the_console_with_apache_rocketmq(tmp_path: Pat
         try:
             build_servers()
         except BuildFailed as error:
-            pytest.skip(f"RocketMQ {SERVERS_VERSION} cannot be had: {error}")
+            pytest.skip(f"RocketMQ {SERVERS_VERSION} is not available: {error}")
     lines = trio.run(run, SERVERS_VERSION, tmp_path)
     assert len(lines) > 50

@@ -98,7 +98,7 @@ FOR_ROOT = ("power-loss", "packets", "clock", "disk-error", "slow-disk", "starve
 )
 @pytest.mark.skipif(
     why_not("netns") is not None or any(why_no_fault(kind, "netns") is not None for kind in FOR_ROOT),
-    reason="these faults cannot be had here",
+    reason="these faults are not available here",
 )
 def test_power_packets_clocks_and_disks_break_nothing(tmp_path: Path) -> None:
     nemeses = ",".join(FOR_ROOT)

@@ -38,7 +38,7 @@ def rocketmq(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         try:
             build_servers(version)
         except BuildFailed as error:
-            pytest.skip(f"RocketMQ {version} cannot be had: {error}")
+            pytest.skip(f"RocketMQ {version} is not available: {error}")
     opened = RocketMQCluster.open(tmp_path_factory.mktemp(f"rocketmq-{version}"), version=version)
     with start_blocking_portal("trio") as portal, portal.wrap_async_context_manager(opened) as cluster:
         yield Stage(cluster, portal)

@@ -27,7 +27,7 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yarn]:
     try:
         jars = prepare()
     except BuildFailed as error:
-        pytest.skip(f"YARN cannot be had: {error}")
+        pytest.skip(f"YARN is not available: {error}")
     with open_yarn(jars, tmp_path_factory.mktemp("yarn")) as opened:
         yield opened
 

@@ -166,7 +166,7 @@ class Pulls(Service):
         """See `Service.check_invariants`."""
         self.polling.check_invariants()
         assert not self._woken or self._goes_on, (
-            f"nobody answers the pulls of {len(self._woken)} queues that have grown"
+            f"{len(self._woken)} queues have grown, and no turn is planned that answers their pulls"
         )
         self._cold_reads.check_invariants()
 

@@ -15,7 +15,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Call(msgspec.Struct, Generic[R], eq=False):
-    """One request, whose it is, and its body.
+    """A request, the client that sent it, and its body.
 
     ``connection`` is the client's, or what stands for it while its request was handed on by another replica.
     ``serialization`` says how the header of the request was encoded; the header of its reply is encoded in the same

@@ -342,7 +342,7 @@ async def recording(
 
 
 def check_metrics(metrics: ClientMetrics | None) -> ClientMetrics | None:
-    """The object itself. Raises TypeError for what is none, such as a registry or a meter."""
+    """The object itself. Raises TypeError for another object, such as a registry or a meter."""
     if metrics is not None and not isinstance(metrics, ClientMetrics):
         raise TypeError(f"metrics is a PrometheusMetrics or an OpenTelemetryMetrics, not {metrics!r}")
     return metrics

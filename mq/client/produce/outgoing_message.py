@@ -265,7 +265,7 @@ def _priority_text(priority: int) -> str:
 
 
 def _check_lite(message: Message, own: Mapping[str, str]) -> None:
-    """Raises MessageRefused for a lite topic that is none, or together with what it excludes."""
+    """Raises MessageRefused for an invalid name of a lite topic, or together with what it excludes."""
     if not isinstance(message.lite_topic, str):
         raise MessageRefused(f"a lite topic is a text, not {message.lite_topic!r}")
     try:

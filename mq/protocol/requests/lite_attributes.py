@@ -57,7 +57,7 @@ def is_lite(attributes: Mapping[str, str]) -> bool:
 
 
 def check_topic_attributes(attributes: Mapping[str, str]) -> None:
-    """Raises AttributeRefused for an expiration that is none, or of a topic that has no lite topics."""
+    """Raises AttributeRefused for an invalid expiration, or of a topic that has no lite topics."""
     text = attributes.get(EXPIRATION)
     if text is None:
         return

@@ -136,7 +136,7 @@ def read_count_info(text: str) -> dict[tuple[str, int, QueueOffset], int]:
     for row in filter(None, text.split(";")):
         match = _COUNT.fullmatch(row)
         if match is None:
-            raise ReceiptError(f"a count of pops that is none: {row[:80]!r}")
+            raise ReceiptError(f"the count of pops is invalid: {row[:80]!r}")
         mark, queue, named, offset, count = match.groups()
         if queue is not None:
             counts.setdefault((mark, int(queue), NO_OFFSET), int(count))

@@ -30,7 +30,7 @@ _PULLING: Final = frozenset({pb.SIMPLE_CONSUMER, pb.PULL_CONSUMER, pb.LITE_SIMPL
 def member_of(told: pb.Settings, caller: Caller) -> ClientBehindProxy:
     """The member that a consumer with these settings is.
 
-    Raises Refused for names that are none, and for subscriptions that are too long.
+    Raises Refused for invalid names, and for subscriptions that are too long.
     """
     subscriptions = [
         (

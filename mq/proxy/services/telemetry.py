@@ -179,7 +179,7 @@ class Telemetry:
         self._brokers.announce_clients()
 
     async def heartbeat(self, request: pb.HeartbeatRequest, caller: Caller) -> pb.HeartbeatResponse:
-        """The client is still here. Raises Refused for a kind of client that is none."""
+        """The client is still here. Raises Refused for an unknown kind of client."""
         await trio.lowlevel.checkpoint()
         if request.client_type not in PRODUCERS | CONSUMERS | LITE:
             raise Refused(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {request.client_type} is unknown")
