@@ -225,7 +225,8 @@ class Reactor:
         epoll_fd = self._epoll.fileno()
         lingering = self._lingering
         while True:
-            self._look_at_turns()
+            for callback in self._before_waiting:
+                callback()
             await trio.lowlevel.wait_readable(epoll_fd)
             if self._has_failed:
                 await trio.sleep_forever()
@@ -244,10 +245,6 @@ class Reactor:
                     break
                 wait = min(give_way_at - now, LINGER_SECONDS)
             self._is_polling = False
-
-    def _look_at_turns(self) -> None:
-        for callback in self._before_waiting:
-            callback()
 
     def _ready_by(self, due: float) -> list[tuple[int, int]]:
         """Wait until something is ready, or until ``due``. The timeouts of epoll are whole milliseconds: too long."""
