@@ -160,7 +160,8 @@ class Reactor:
         ready = self._epoll.poll(0, EVENTS_MAX)
         self._turn(ready)
         if ready:  # `run` does not wake up any more for what is served, and nobody else would look at the result
-            self._look_at_turns()
+            for callback in self._before_waiting:
+                callback()
 
     def serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]]) -> None:
         """Call ``serve`` with all that is ready in a turn, before any handler of it.
