@@ -89,12 +89,15 @@ UNIT_FILES := tests/unit/segment tests/unit/durability tests/unit/consensus test
 UNIT_FILES += tests/paper tests/interaction tests/wire
 UNIT_OTHER_FILES := tests/unit/broker tests/unit/filter tests/unit/jepsen tests/unit/spark tests/unit/monitoring
 UNIT_OTHER_FILES += tests/unit/fuzz tests/unit/interop tests/unit/celery
-OPENS_SOCKETS := segment/test_synced_writes segment/test_threaded_writers segment/test_full_disks
-OPENS_SOCKETS += durability/test_restored_logs
-OPENS_SOCKETS += broker/base/test_name_server_registration broker/consume/test_routes store/test_key_index monitoring/test_probe spark/test_bulk_reader
-OPENS_SOCKETS += spark/test_access spark/test_demo_iceberg spark/tables/test_object_directory spark/test_columns spark/test_installed spark/test_outgoing jepsen/test_deployments jepsen/test_disks
-OPENS_SOCKETS += jepsen/test_judging jepsen/test_late_sends jepsen/test_leftovers jepsen/test_client_process
-OPENS_SOCKETS += jepsen/test_porcupine jepsen/test_scenarios jepsen/test_serve
+OPENS_SOCKETS := segment/test_synced_writes segment/test_threaded_writers segment/test_full_disks segment/test_s3_upload
+OPENS_SOCKETS += durability/test_restored_logs store/test_key_index monitoring/test_probe
+OPENS_SOCKETS += protocol/test_families protocol/test_from_brokers
+OPENS_SOCKETS += broker/base/test_name_server_registration broker/consume/test_routes broker/archive/test_process
+OPENS_SOCKETS += spark/test_bulk_reader spark/test_access spark/test_demo_iceberg spark/test_columns spark/test_installed
+OPENS_SOCKETS += spark/test_outgoing
+OPENS_SOCKETS += $(addprefix spark/tables/,test_object_directory test_schema_files test_shipped_code)
+OPENS_SOCKETS += $(addprefix jepsen/test_,client_process deployments disks judging late_sends leftovers)
+OPENS_SOCKETS += $(addprefix jepsen/test_,object_storage porcupine scenarios serve)
 WALKS := paper/test_random_walks paper/test_membership unit/segment/test_crashes unit/segment/test_writer_interleavings
 WALKS += unit/segment/test_damage_sectors unit/segment/test_every_byte unit/segment/test_reset
 UNIT_LEFT_OUT := $(OPENS_SOCKETS:%=--ignore=tests/unit/%.py) $(WALKS:%=--ignore=tests/%.py)
@@ -154,7 +157,7 @@ IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 .lane-in-process:
 	$(IN_TURN) .part-in-process
 .lane-checks:
-	$(IN_TURN) .part-check .part-sanitize .part-sanitize-threads .part-gate
+	$(IN_TURN) .part-check .part-unit .part-sanitize .part-sanitize-threads .part-gate
 .lane-simulation:
 	$(IN_TURN) .part-simulation
 
@@ -186,6 +189,9 @@ BROKERS := tests/broker tests/attacks
 	else echo 'raftmq: PySpark cannot be installed here, so the tests with Spark are left out'; fi
 .part-check:
 	$(PART) --last check $(MAKE) --no-print-directory .rules
+# These tests run elsewhere, too: here, what opens a socket or starts a process fails.
+.part-unit:
+	$(PART) --last unit $(MAKE) --no-print-directory test-unit
 .part-sanitize:
 	$(PART) --last --unless-3 sanitize env PY=$(PY) deploy/sanitize.sh both --seconds 30
 .part-sanitize-threads:
@@ -198,7 +204,7 @@ BROKERS := tests/broker tests/attacks
 
 .PHONY: .test-brokers .test-clients .test-replicas .test-processes .test-others .lane-processes .lane-brokers .lane-in-process .lane-checks .lane-simulation
 .PHONY: .part-processes .part-brokers .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads
-.PHONY: .part-gate .part-simulation .lint .rules
+.PHONY: .part-unit .part-gate .part-simulation .lint .rules
 # As long as each other, and in each some that wait and some that compute: tests of brokers are in four of them.
 OF_BROKERS := tests/broker tests/attacks tests/unit/cli
 OF_CLIENTS := tests/unit/client tests/broker/produce tests/unit/segment
