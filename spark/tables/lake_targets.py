@@ -243,7 +243,8 @@ class IcebergTarget(LakeTarget):
         name = self._sql_name
         row = self._spark.sql(f"SELECT max_by(file, timestamp) FROM {name}.metadata_log_entries").first()  # noqa: S608
         assert row is not None, "an aggregate has a row"
-        return str(row[0]).rpartition("/metadata/")[0]
+        file = row[0] or ""
+        return file.rpartition("/metadata/")[0] or file.rpartition("/")[0]  # write.metadata.path names another folder
 
     def snapshots_since_commit(self) -> int:
         """How many snapshots others, and compactions, have made since the last commit: those have no position."""

@@ -40,13 +40,13 @@ def check_shared(context: Any, location: Callable[[], str]) -> None:
 
     Args:
         context: of Spark.
-        location: says where the files of the table are.
+        location: says where the files of the table are; empty if that is not known.
     """
     if context.master.startswith("local"):
         return
     default = str(context._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///"))
     path = local_path(location(), urlsplit(default).scheme)
-    if path is None:
+    if not path:
         return
     tasks = max(_TASKS_MIN, 2 * context.defaultParallelism)
     ask_executors(Path(path), lambda see: context.parallelize(range(tasks), tasks).map(see).collect())

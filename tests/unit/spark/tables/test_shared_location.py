@@ -59,6 +59,11 @@ def test_executors_of_this_process_are_not_asked() -> None:
     check_shared(SimpleNamespace(master="local[2]"), location)
 
 
+def test_a_location_that_nobody_knows_is_not_asked_for() -> None:
+    java = SimpleNamespace(hadoopConfiguration=lambda: {"fs.defaultFS": "file:///"})
+    check_shared(SimpleNamespace(master="spark://h:7077", _jsc=java), lambda: "")
+
+
 def test_each_slot_of_a_cluster_is_asked_twice(tmp_path: Path) -> None:
     asked: list[Any] = []
 
