@@ -9,6 +9,7 @@ from spark.tables.documents import listed
 from spark.tables.pipeline import POSITION_COLUMNS, PREFIX, Pipeline
 
 TIMES = ("timestamp", "timestamp_ntz", "date")
+_REMEDY = ": name it with such a type in decode.schema (inferred JSON has no times), or partition by _store_timestamp"
 
 
 class SchemaRefused(Exception):
@@ -36,10 +37,11 @@ def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
         columns[name] = kind
     if (column := table.partition_column) is not None:
         if column not in columns:
-            raise SchemaRefused(f"table.partition_by.column is {column!r}; there are {listed(columns)}")
+            raise SchemaRefused(f"table.partition_by.column is {column!r}; there are {listed(columns)}{_REMEDY}")
         kind = columns[column]
         if str(kind) not in TIMES:
-            raise SchemaRefused(f"table.partition_by.column {column} is {kind}; it must be one of {', '.join(TIMES)}")
+            types = ", ".join(TIMES)
+            raise SchemaRefused(f"table.partition_by.column {column} is {kind}; it must be one of {types}{_REMEDY}")
         if (str(kind), table.partition_unit) == ("date", "hour"):
             raise SchemaRefused(f"table.partition_by.column {column} is a date, which has no hours: set the unit day")
     return columns

@@ -52,6 +52,20 @@ def test_a_date_has_no_hours_to_partition_by() -> None:
         table_columns(table, parse_schema({"at": "date"}))
 
 
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"at": "string"}, "column at is string; it must be one of timestamp, timestamp_ntz, date"),
+        ({"id": "bigint"}, "column is 'at'; there are "),
+    ],
+)
+def test_a_column_without_times_is_refused_with_what_to_do(schema: dict[str, str], said: str) -> None:
+    with pytest.raises(SchemaRefused) as caught:
+        table_columns(pipeline("{column: at}"), parse_schema(schema))
+    assert said in str(caught.value)
+    assert str(caught.value).endswith("(inferred JSON has no times), or partition by _store_timestamp")
+
+
 def test_the_folder_of_a_file_says_how_a_table_is_partitioned() -> None:
     check_folder(None, pipeline("{column: at}"))
     check_folder("day=2026-01-31", pipeline("{column: at}"))
