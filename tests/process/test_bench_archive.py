@@ -17,9 +17,11 @@ pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.trio]
 
 
 @pytest.fixture(autouse=True)
-def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+    # A new replica takes the length of files from its group, where it is shorter than in other tests with processes.
+    monkeypatch.delenv("RAFTMQ_BROKER_SEGMENT_BYTES")
 
 
 async def values(case: str, directory: Path) -> dict[str, float]:
