@@ -32,7 +32,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 BENCHES := bench-peers bench-peers-consuming bench-gate bench-steady bench-paced bench-memory bench-curves bench-store
-BENCHES += bench-low-rate bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
+BENCHES += bench-low-rate bench-client bench-delays-transactions-pop bench-metrics bench-fairness bench-backup
+BENCHES += bench-exactly-once bench-failover
 BENCHES += bench-archive bench-filter bench-celery bench-celery-chaos bench-proxy bench-critical-path bench-goals
 .PHONY: help demo demo-spark test test-spark test-all test-nightly test-speeds ci coverage check interop jepsen docker-image bench $(BENCHES)
 .PHONY: bench-spark bench-spark-kafka docs
@@ -281,13 +282,13 @@ bench: $(INSTALLED)
 ## bench-memory: memory of replicas and clients under a load of half an hour; writes docs/benchmarks/memory.md
 ## bench-curves: CPU per message with more connections, queues, bytes, consumers, replicas, groups; writes docs/benchmarks/curves.md
 ## bench-store: many queues, restarts: the goals of the message store; writes docs/benchmarks/store.md
-## bench-special: delays, timers, transactions, POP; writes docs/benchmarks/special.md
+## bench-delays-transactions-pop: delays, timers, transactions, POP; writes docs/benchmarks/delays-transactions-pop.md
 ## bench-metrics: CPU and delays of a scrape of /metrics, with few and with many topics; writes docs/benchmarks/metrics.md
 ## bench-backup: the effect of a backup on producers, and the speed of a restore; needs 90 GB of disk; writes docs/benchmarks/backup.md
 ## bench-archive: what an archive in object storage costs, cold reads, replicas that join from it; needs 30 GB of disk; writes docs/benchmarks/archive.md
-## bench-fair: latency of a client beside demanding ones; writes docs/benchmarks/fair.md
+## bench-fairness: latency of a client beside demanding ones; writes docs/benchmarks/fairness.md
 ## bench-filter: CPU of filter servers and of the leader for each message, and bytes to consumers; writes docs/benchmarks/filter.md
-## bench-once: checks that delayed and transactional messages become visible once while leaders are killed; writes a report
+## bench-exactly-once: checks that delayed and transactional messages become visible once while leaders are killed; writes a report
 ## bench-failover: how long writes stop when a leader fails; writes docs/reports/failover.md
 ## bench-proxy: raftmq proxy beside the proxy of RocketMQ; see python -m benchmarks proxy --help
 ## bench-celery: a task of Celery on raftmq, Redis and RabbitMQ, which must be installed; writes docs/celery.md

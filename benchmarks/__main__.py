@@ -37,15 +37,19 @@ CASES: Final[dict[str, Case]] = {
     "memory": Case("benchmarks.memory", "memory under a load of half an hour; writes its page"),
     "curves": Case("benchmarks.curves", "CPU per message with more connections, queues, ...; writes its page"),
     "store": Case("benchmarks.store", "many queues, restarts: goals of the message store; writes its page"),
-    "special": Case("benchmarks.delays_transactions_pop", "delays, timers, transactions, POP; writes its page"),
+    "delays-transactions-pop": Case(
+        "benchmarks.delays_transactions_pop", "delays, timers, transactions, POP; writes its page"
+    ),
     "metrics": Case("benchmarks.scraping", "CPU and delays of a scrape of /metrics; writes its page"),
     "backup": Case("benchmarks.backup", "the effect of a backup on clients and brokers; writes its page"),
     "archive": Case(
         "benchmarks.archive", "archives in object storage: cost, cold reads, new replicas; writes its page"
     ),
-    "fair": Case("benchmarks.fairness", "latency of a client beside demanding ones; writes its page"),
+    "fairness": Case("benchmarks.fairness", "latency of a client beside demanding ones; writes its page"),
     "filter": Case("benchmarks.filtering", "filters beside the broker: CPU, and bytes to consumers; writes its page"),
-    "once": Case("benchmarks.exactly_once", "delayed and transactional messages while leaders die; writes a report"),
+    "exactly-once": Case(
+        "benchmarks.exactly_once", "delayed and transactional messages while leaders die; writes a report"
+    ),
     "failover": Case("benchmarks.failover", "how long writes stop when a leader fails; writes a report"),
     "celery": Case(
         "benchmarks.celery_load.noop", "Celery's tasks on raftmq, Redis and RabbitMQ; writes docs/celery.md"
@@ -64,7 +68,7 @@ CASES: Final[dict[str, Case]] = {
 
 def table() -> str:
     """All cases, for people."""
-    return "\n".join(f"  {name:16s} {case.about}" for name, case in CASES.items())
+    return "\n".join(f"  {name:24s} {case.about}" for name, case in CASES.items())
 
 
 def main(arguments: Sequence[str]) -> None:

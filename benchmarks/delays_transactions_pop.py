@@ -1,6 +1,6 @@
 """The goals for delays, timers, transactions and POP.
 
-``python -m benchmarks.delays_transactions_pop`` (``make bench-special``).
+``python -m benchmarks.delays_transactions_pop`` (``make bench-delays-transactions-pop``).
 
 - ``lateness``: see `benchmarks.lateness`.
 - ``timers``: a broker with a million messages pending with delivery times: its memory, and how long it takes to
@@ -136,7 +136,7 @@ CASES: dict[str, Measure] = {
     "timers": measure_timers,
 }
 
-SPECIAL = Suite("special", __doc__, CASES)
+DELAYS_TRANSACTIONS_POP = Suite("delays-transactions-pop", __doc__, CASES)
 
 if __name__ == "__main__":
-    SPECIAL.main()
+    DELAYS_TRANSACTIONS_POP.main()

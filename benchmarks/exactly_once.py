@@ -8,7 +8,7 @@ a unique value and none sent twice. Then the topics are read and compared with t
 - rolled back: never visible;
 - of unknown outcome: at most once; refused: never.
 
-``python -m benchmarks.exactly_once`` (``make bench-once``) writes docs/reports/exactly-once.md.
+``python -m benchmarks.exactly_once`` (``make bench-exactly-once``) writes docs/reports/exactly-once.md.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ def markdown(run: Run, *, command: str) -> str:
 def main() -> None:
     """Run, print, write docs/reports/exactly-once.md; exit code 1 if a promise was broken."""
     parser = argparse.ArgumentParser(
-        prog="make bench-once", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="make bench-exactly-once", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--delayed", type=int, default=200_000)
     parser.add_argument("--transactions", type=int, default=20_000)
@@ -305,7 +305,7 @@ def main() -> None:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
     given = " ".join(sys.argv[1:])
-    page = markdown(run, command="make bench-once" + (f' ARGS="{given}"' if given else ""))
+    page = markdown(run, command="make bench-exactly-once" + (f' ARGS="{given}"' if given else ""))
     print(page)
     for ledger in run.ledgers.values():
         for what in ("missing", "repeated", "phantoms"):

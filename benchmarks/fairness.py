@@ -1,4 +1,4 @@
-"""How much clients of a broker disturb one another. ``python -m benchmarks.fairness`` (``make bench-fair``).
+"""How much clients of a broker disturb one another. ``python -m benchmarks.fairness`` (``make bench-fairness``).
 
 A producer and a push consumer of our client library pass 200 messages a second through three replicas, sent on schedule
 regardless of responses, and record the time to the acknowledgement and to the callback of each. They run alone
@@ -181,7 +181,7 @@ CASES: dict[str, Measure] = {
 """In this order, so that the longest is the one that time may not suffice for."""
 
 
-FAIR = Suite("fair", __doc__, CASES)
+FAIRNESS = Suite("fairness", __doc__, CASES)
 
 if __name__ == "__main__":
-    FAIR.main()
+    FAIRNESS.main()

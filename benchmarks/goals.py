@@ -25,7 +25,18 @@ RESULTS: Final = ROOT / "benchmarks" / "results"
 BEGIN: Final = "<!-- written by `make bench-goals`: begin -->"
 END: Final = "<!-- written by `make bench-goals`: end -->"
 
-SUITES: Final = ("steady", "paced", "client", "store", "special", "metrics", "backup", "archive", "fair", "filter")
+SUITES: Final = (
+    "steady",
+    "paced",
+    "client",
+    "store",
+    "delays-transactions-pop",
+    "metrics",
+    "backup",
+    "archive",
+    "fairness",
+    "filter",
+)
 """Benchmarks whose results are figures with their goals."""
 
 

@@ -1,4 +1,4 @@
-"""The cases of `make bench-fair`, as small as they can be: they run, and their figures are possible.
+"""The cases of `make bench-fairness`, as small as they can be: they run, and their figures are possible.
 
 How fast this machine is just now is not asked: others may be at work on it.
 """
@@ -22,7 +22,7 @@ ALWAYS_RUN = ("pulls",)
     "case", [pytest.param(case, marks=() if case in ALWAYS_RUN else pytest.mark.nightly) for case in fairness.CASES]
 )
 async def test_a_case_measures_both_latencies(case: str, tmp_path: Path) -> None:
-    plan = fairness.FAIR.parse_arguments(["--quick", "--limit", "120"])
+    plan = fairness.FAIRNESS.parse_arguments(["--quick", "--limit", "120"])
     found = await values(fairness.CASES[case], plan, tmp_path)
     assert 0 < found["acknowledged, p50"] <= found["acknowledged, p99"] <= found["acknowledged, longest"]
     assert 0 < found["delivered, p50"] <= found["delivered, longest"]

@@ -1,4 +1,4 @@
-"""The cases of `make bench-special`, as small as they can be: they run, and their figures are possible.
+"""The cases of `make bench-delays-transactions-pop`, as small as they can be: they run, and their figures are possible.
 
 How fast this machine is just now is not asked: others may be at work on it.
 """
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 @pytest.fixture
 def plan() -> Plan:
-    return tiny_plan(delays_transactions_pop.SPECIAL, 1.0)
+    return tiny_plan(delays_transactions_pop.DELAYS_TRANSACTIONS_POP, 1.0)
 
 
 @pytest.mark.nightly
