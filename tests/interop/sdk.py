@@ -68,17 +68,17 @@ class Played:
 
 def examples() -> Iterator[tuple[str, str]]:
     """Each example of the guide, in order: its section, and its source."""
-    text = guide.GUIDE.read_text()
-    lines = text.splitlines()
+    found = [(page.read_text(), *each) for page in guide.GUIDE for each in guide.examples(page.read_text())]
     seen: dict[str, int] = {}
-    for line, source in guide.examples(text):
+    for text, line, source in found:
+        lines = text.splitlines()
         section = next(each.lstrip("# ") for each in reversed(lines[:line]) if re.match("#+ [A-Z]", each))
         seen[section] = number = seen.get(section, 0) + 1
         yield f"guide: {section}" + (f", {number}" if number > 1 else ""), source
 
 
 async def _play_example(source: str, namesrv: str, names: dict[str, Any]) -> None:
-    code = guide.compiled(0, source, namesrv)
+    code = guide.compiled(guide.GUIDE[0], 0, source, namesrv)
     printed = io.StringIO()
 
     def run() -> None:

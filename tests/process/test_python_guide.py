@@ -38,12 +38,12 @@ def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_every_example_does_what_it_says(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = examples(GUIDE.read_text())
+    found = [(page, *each) for page in GUIDE for each in examples(page.read_text())]
     assert len(found) > 15, "the guide has lost its examples"
     names: dict[str, Any] = {}
-    for line, source in found:
-        run(compiled(line, source, namesrv), names)
-        assert capsys.readouterr().out.splitlines() == expected_output(source), f"the example at line {line}"
+    for page, line, source in found:
+        run(compiled(page, line, source, namesrv), names)
+        assert capsys.readouterr().out.splitlines() == expected_output(source), f"the example at {page.name}:{line}"
 
 
 def test_the_example_of_the_readme_works(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:

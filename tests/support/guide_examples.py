@@ -12,7 +12,10 @@ from typing import Any
 import anyio
 
 ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "python.md"
+GUIDE = tuple(
+    ROOT / "docs" / f"{page}.md" for page in ("python", "python-sending", "python-consuming", "python-running")
+)
+"""Its pages in the order of reading: later examples use the names and messages of earlier ones."""
 SECONDS_MAX = 60
 
 
@@ -29,10 +32,10 @@ def expected_output(source: str) -> list[str]:
     return re.findall(r"# -> (.*)$", source, re.MULTILINE)
 
 
-def compiled(line: int, source: str, namesrv: str) -> CodeType:
-    """An example that uses this name server. The line numbers are those of the guide, in tracebacks too."""
+def compiled(page: Path, line: int, source: str, namesrv: str) -> CodeType:
+    """An example that uses this name server. The line numbers are those of the page, in tracebacks too."""
     text = "\n" * line + source.replace("127.0.0.1:9876", namesrv)
-    code: CodeType = compile(text, str(GUIDE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    code: CodeType = compile(text, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     return code
 
 
