@@ -1,4 +1,4 @@
-"""`docs/commands.md` against the code: every command, and every field that one prints with ``--json``.
+"""`docs/commands.md` and `docs/json-output.md` against the code: every command, and every field that one prints.
 
 The fields are those that the commands print here, against a broker in this process and its directories afterwards. With
 REWRITE=1 both tables are written anew; read the difference before you keep it: programs rely on these names.
@@ -46,7 +46,9 @@ from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.running_broker import SECONDS_MAX
 from tests.support.waiting import until
 
-GUIDE: Final = Path(__file__).parents[3] / "docs" / "commands.md"
+DOCS: Final = Path(__file__).parents[3] / "docs"
+PAGES: Final = {"commands": DOCS / "commands.md", "fields": DOCS / "json-output.md"}
+"""The page that has each generated section."""
 NO_RESULT: Final = {"namesrv", "broker", "proxy", "filter-server", "console", "demo"}
 """Servers, and a demonstration for people: they log, and print no result."""
 
@@ -143,16 +145,17 @@ def table() -> str:
 
 
 def put(section: str, text: str) -> None:
-    """The guide has ``text`` in this section."""
+    """The page of this section has ``text`` there."""
+    page = PAGES[section]
     begin, end = f"<!-- {section} -->", f"<!-- end of {section} -->"
-    before, found_begin, rest = GUIDE.read_text().partition(begin)
+    before, found_begin, rest = page.read_text().partition(begin)
     _, found_end, after = rest.partition(end)
     assert found_begin
     assert found_end
     wanted = f"{before}{begin}\n\n{text}\n\n{end}{after}"
     if os.environ.get("REWRITE"):
-        GUIDE.write_text(wanted)
-    assert GUIDE.read_text() == wanted, "docs/commands.md: look at the difference, and run this again with REWRITE=1"
+        page.write_text(wanted)
+    assert page.read_text() == wanted, f"{page.name}: look at the difference, and run this again with REWRITE=1"
 
 
 def test_the_guide_has_every_command() -> None:
