@@ -60,8 +60,8 @@ class _Watch:
         self.changes = 0
         self.delay_ms = 0.0
 
-    async def look(self, admin: Admin) -> None:
-        """Look once."""
+    async def sample(self, admin: Admin) -> None:
+        """Count changes of the leader and note its longest delay once."""
         for node_id in self._cluster.node_ids:
             table = await admin.broker_runtime(self._cluster.address(node_id))
             term = int(table["raftmq.term"])
@@ -76,7 +76,7 @@ class _Watch:
         """Look periodically, until cancelled."""
         while True:
             with suppress(ClientError):  # a broker that does not respond shows in the figures
-                await self.look(admin)
+                await self.sample(admin)
             await trio.sleep(_LOOK_SECONDS)
 
 
@@ -116,7 +116,7 @@ async def _measure(
     used = (cpu_seconds(pid) - cpu) / (trio.current_time() - begin)
     cluster.check()
     async with Admin(cluster.namesrv) as admin:
-        await watch.look(admin)
+        await watch.sample(admin)
     (report,) = reports
     for error in report.errors:
         print(f"{case}: a send failed: {error}", flush=True)

@@ -28,8 +28,8 @@ from benchmarks.store_load import BODY_BYTES, ROOT
 from mq.cli.errors import run_trio
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.requests.offsets import UpdateConsumerOffsetExt

@@ -15,8 +15,8 @@ import trio
 from mq.client.net.credentials import TLS_CA_VARIABLE, Credentials, tls_from_environment
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.requests.broker import KVTable
 from mq.protocol.requests.send import SendExt

@@ -20,7 +20,6 @@ import structlog
 import trio
 
 from raftlog.archived_files import ArchivedFiles, OpenArchive
-from raftlog.common_step import sleep_to_step
 from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.log_numbers import LogIndex
@@ -36,6 +35,7 @@ from raftlog.segment.errors import StorageFailed
 from raftlog.segment.meta import Base
 from raftlog.segment.meta_keys import EARLY, EARLY_ELSEWHERE
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, What, decode_manifest, discard, encode_manifest
+from raftlog.shared_wakeups import sleep_to_step
 
 Log = structlog.stdlib.BoundLogger
 Snapshot = Callable[[], tuple[LogIndex, Callable[[], bytes]] | None]

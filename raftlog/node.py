@@ -24,7 +24,6 @@ import trio
 
 from raftlog.archived_files import OpenArchive
 from raftlog.bootstrap import Confs, configurations, core_for
-from raftlog.common_step import sleep_to_step
 from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.latency_histogram import LatencyHistogram
@@ -52,6 +51,7 @@ from raftlog.segment.meta import Base
 from raftlog.segment.meta_keys import DAMAGED, MEMBERS, STORES
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.snapshot_install import encode_manifest
+from raftlog.shared_wakeups import sleep_to_step
 from raftlog.workers import BackgroundJobs
 
 Log = structlog.stdlib.BoundLogger

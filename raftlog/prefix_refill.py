@@ -14,7 +14,6 @@ from typing import Final
 import structlog
 import trio
 
-from raftlog.common_step import sleep_to_step
 from raftlog.consensus.types import Beginning, NodeId
 from raftlog.net import frames
 from raftlog.net.frames import RangeReq, RangeResp
@@ -27,6 +26,7 @@ from raftlog.segment.disk import Disk
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.prefix_install import REFILL_NAME, fits_before
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, What, decode_manifest, discard
+from raftlog.shared_wakeups import sleep_to_step
 
 Log = structlog.stdlib.BoundLogger
 

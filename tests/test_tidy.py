@@ -55,7 +55,7 @@ PURE = (
     "mq/broker/recurring/catch_up.py",
     "mq/broker/recurring/rule.py",
     "mq/broker/schedule/read_backoff.py",
-    "mq/broker/base/added_times.py",
+    "mq/broker/base/clock_corrections.py",
     "mq/broker/base/counters.py",
     "mq/broker/base/quota_buckets.py",
     "mq/monitoring/event_loop_lag.py",

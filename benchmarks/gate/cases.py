@@ -21,7 +21,7 @@ from benchmarks.load.frames import QUEUES, TOPIC, send_frame
 from mq.broker.net.call import Call
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.entry_builder import QueuedMessage
-from mq.broker.write_path.queue_offsets import QueueTail, TopicName
+from mq.broker.write_path.queue_tails import QueueTail, TopicName
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol.incoming.chunks import decode_chunk
 from mq.protocol.messages.records import encode_host

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from chaos.broker_sim.sockets import Line, Surroundings, stops_midway
 from chaos.log_sim.node import Node
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.wire.encoding import encode_request, encode_response
 
 PATIENCE_SECONDS = 3.0

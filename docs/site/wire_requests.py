@@ -10,7 +10,7 @@ from typing import Any, get_args
 import msgspec
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.incoming.decoding import REQUEST_CLASSES
+from mq.protocol.incoming.server_decoding import REQUEST_CLASSES
 
 
 def page() -> Iterator[str]:

@@ -161,7 +161,7 @@ class Broker:
         self.context = context
         self.appender = context.appender
         self.replica_address = context.replica_address
-        self.queue_offsets = context.queue_offsets
+        self.queue_tails = context.queue_tails
         self.slow_answers = context.slow_answers
         self.services = Services(context)
 
@@ -343,7 +343,7 @@ class Broker:
         self.slow_answers.check_invariants()
         self.services.check_invariants()
         if self.appender.is_open:
-            self.queue_offsets.check_invariants()
+            self.queue_tails.check_invariants()
         closed = [connection.peer for connection in self._connections if connection.closed]
         assert not closed, f"{len(closed)} of {len(self._connections)} connections are closed, such as {closed[0]}"
         count, count_max = len(self._connections), self._settings.connections_max
@@ -400,7 +400,7 @@ class Broker:
                 if isinstance(decoded, RaiseLevel):
                     self._level_reached()
             for topic in changed.deleted_topics:
-                self.queue_offsets.deletion_applied(topic)
+                self.queue_tails.deletion_applied(topic)
                 self._store.drop_topic(topic)
                 self.services.topic_deleted(topic)
             for topic in changed.hidden_topics:
@@ -470,7 +470,7 @@ class Broker:
 
     def try_again(self) -> None:
         """Retry failed reads, and look whether clients read their replies."""
-        self._unread.look()
+        self._unread.resume_readers()
         self._reads.try_again()
 
     def expire_client_requests(self) -> None:

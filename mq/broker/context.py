@@ -28,7 +28,7 @@ from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import InternalMessages
-from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.messages.records import encode_host
 from mq.protocol.numbers import PhysicalOffset
@@ -122,7 +122,7 @@ class BrokerContext:
         store_host: the same in the format of records.
         metadata, store: the applied state: topics, groups and offsets, and the consume queues.
         appender: appends to the log.
-        queue_offsets: the next queue offset of each queue, including entries that are not applied yet.
+        queue_tails: the next queue offset of each queue, including entries that are not applied yet.
         internal_messages: builds the messages that the broker itself writes.
         tier: which part of the log is only in the archive.
         records: the log for readers of messages that may be only in the archive; without one, that of the replica.
@@ -150,7 +150,7 @@ class BrokerContext:
     store: QueueStore
     clients: ClientRegistry[ClientConnection]
     appender: Appender
-    queue_offsets: QueueOffsets
+    queue_tails: QueueTails
     unique_keys: UniqKeyGenerator
     internal_messages: InternalMessages
     reads: LinearizableReads
@@ -295,7 +295,7 @@ def broker_context(
         store=store,
         clients=clients,
         appender=appender,
-        queue_offsets=QueueOffsets(metadata, store.max_offset, len(store_host), store.get),
+        queue_tails=QueueTails(metadata, store.max_offset, len(store_host), store.get),
         unique_keys=unique_keys,
         internal_messages=InternalMessages(
             appender=appender,

@@ -37,7 +37,7 @@ from mq.broker.admin.users import UserAdministration
 from mq.broker.archive.access import ArchiveWatch
 from mq.broker.archive.archiving import Archiving
 from mq.broker.archive.queue_refill import QueueRefill
-from mq.broker.base.added_times import BootClock
+from mq.broker.base.clock_corrections import BootClock
 from mq.broker.base.disk import disk_usage
 from mq.broker.base.retention import Retention
 from mq.broker.bulk.bulk_read import BulkReads
@@ -138,7 +138,7 @@ class Services:
         self.calls = PeerCalls(context.reactor, self.authentication, context.clock, context.limits.net)
         # `lead` is called in this order, `resign` in the reverse order.
         self._services: tuple[Service, ...] = (
-            context.queue_offsets,
+            context.queue_tails,
             *self._consumption(context),
             *self._waiting_messages(context),
             *self._production(context),

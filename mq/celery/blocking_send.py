@@ -32,7 +32,7 @@ from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import split_frames
-from mq.protocol.incoming.from_brokers import decode_from_broker
+from mq.protocol.incoming.client_decoding import decode_from_broker
 from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.forwarding import FORWARDED_TO
 from mq.protocol.send_fields import SEND_FIELDS

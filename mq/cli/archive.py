@@ -13,7 +13,7 @@ from mq.cli.backup import EndpointUrl, Pace, open_store
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, JsonLines, parse_time, print_json, print_json_array
 from mq.cli.tables import borderless_table, print_table
-from mq.inspection.wording import time_of
+from mq.inspection.formatting import time_of
 
 if TYPE_CHECKING:
     from mq.protocol.messages.records import StoredMessage

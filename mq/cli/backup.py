@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv
-from mq.inspection.wording import time_of
+from mq.inspection.formatting import time_of
 from raftlog.segment.copy_rate import CopyRate
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
 from mq.client.removed_members import KEEP_OUT_SECONDS_MAX, Removal
 from mq.inspection.catalogue import CatalogueAdmin
+from mq.inspection.formatting import time_of
 from mq.inspection.losses import losses_of_group
 from mq.inspection.members import Member, disagreement, kept_out_words, members_of, queue_text, removal_means
-from mq.inspection.wording import time_of
 from mq.protocol.names import dead_letter_topic
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress

@@ -37,8 +37,8 @@ from mq.inspection.dead_letters import (
     wanted_letters,
     why,
 )
+from mq.inspection.formatting import time_of
 from mq.inspection.message_fields import message_fields
-from mq.inspection.wording import time_of
 from mq.protocol.names import DEAD_LETTER_PREFIX, dead_letter_topic
 
 app = typer.Typer(help="List, show, requeue, dismiss and export dead letters.", no_args_is_help=True)

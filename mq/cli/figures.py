@@ -10,7 +10,7 @@ from typing import Final
 from rich.table import Table
 
 from mq.cli.tables import BorderlessTable
-from mq.inspection.wording import time_of
+from mq.inspection.formatting import time_of
 
 OWN_PREFIX: Final = "raftmq."
 

@@ -12,7 +12,7 @@ from mq.cli.output import Json, print_json
 from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
-from mq.inspection.wording import time_of
+from mq.inspection.formatting import time_of
 from mq.protocol.requests.lite import LiteClientInfo, LiteGroupInfo, LiteTopicInfo, ParentTopicInfo
 
 app = typer.Typer(

@@ -16,7 +16,7 @@ import typer
 from mq.cli.backup import EndpointUrl, Pace, Target, open_store
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, parse_time, print_json
-from mq.inspection.wording import time_of
+from mq.inspection.formatting import time_of
 
 if TYPE_CHECKING:
     from raftlog import NodeId

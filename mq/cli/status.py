@@ -18,7 +18,7 @@ from mq.cli.output import Json, print_json
 from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster
-from mq.inspection.wording import different_archive_limits
+from mq.inspection.formatting import different_archive_limits
 from mq.protocol.access.address_patterns import is_loopback
 
 _MEMORY_BYTES_MIN = 1_000_000

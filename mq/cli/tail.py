@@ -16,9 +16,9 @@ from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.message import MessageQueue, ReceivedMessage
+from mq.inspection.formatting import time_of
 from mq.inspection.message_fields import message_fields
-from mq.inspection.tailing import NEW_QUEUES_SECONDS, take_new_queues
-from mq.inspection.wording import time_of
+from mq.inspection.topic_tail import NEW_QUEUES_SECONDS, take_new_queues
 
 GROUP = "TOOLS_CONSUMER"
 """A group that exists on every broker; no offsets are stored."""

@@ -55,15 +55,15 @@ def top(
 
     async def main() -> None:
         view = _View(namesrv)
-        await view.look()
+        await view.refresh()
         await trio.sleep(interval)
-        await view.look()
+        await view.refresh()
         while as_json:
             print(json.dumps(view.as_json()), flush=True)
             if once:
                 return
             await trio.sleep(interval)
-            await view.look()
+            await view.refresh()
         console = Console()
         if once:
             console.print(view.page())
@@ -72,11 +72,11 @@ def top(
             console.print(view.page())
             print(flush=True)
             await trio.sleep(interval)
-            await view.look()
+            await view.refresh()
         with Live(view.page(), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 await trio.sleep(interval)
-                await view.look()
+                await view.refresh()
                 live.update(view.page(), refresh=True)
 
     with client_errors():
@@ -93,7 +93,7 @@ class _View:
         self._lags_at = float("-inf")
         self._fault = ""
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Query everything. Raises ClientError the first time; later errors are displayed."""
         try:
             self._groups = await ask_cluster(self._namesrv)

@@ -17,7 +17,7 @@ import typer
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, JsonLines, print_json
-from mq.inspection.wording import time_of
+from mq.inspection.formatting import time_of
 
 if TYPE_CHECKING:
     from spark.tables.pipeline import Pipeline

@@ -12,8 +12,8 @@ from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
+from mq.inspection.formatting import time_of
 from mq.inspection.tracing import trace_events, trace_summary
-from mq.inspection.wording import time_of
 from mq.protocol.messages.trace import MessageTrace
 from mq.protocol.names import TRACE_TOPIC
 

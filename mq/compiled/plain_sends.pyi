@@ -4,7 +4,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.produce.send_receiver import KnownNumbers, ReceiveInto, Unserved
 from mq.broker.write_path.entry_builder import EntryDraft, PendingItem
 from mq.broker.write_path.outcome import LeadershipLost, Refused
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from raftlog import Ready
 
 COMPILED_FROM: str

@@ -20,7 +20,7 @@ from mq.client.message import ReceivedMessage
 from mq.client.net.client_core import RemotingSettings
 from mq.filter.subscription import SubscriptionError
 from mq.inspection.dead_letters import DEALT_WITH_BY
-from mq.inspection.tailing import NEW_QUEUES_SECONDS, take_new_queues
+from mq.inspection.topic_tail import NEW_QUEUES_SECONDS, take_new_queues
 
 ROWS_MAX: Final = 100
 AGAIN_SECONDS: Final = 5.0
@@ -110,7 +110,7 @@ class Tails:
         """How many topics are read now."""
         return sum(each.is_running for each in self._tails.values())
 
-    def look(self, followed: Followed, show: Show) -> Tail:
+    def follow(self, followed: Followed, show: Show) -> Tail:
         """What came so far; begins to read, or goes on for `watched_seconds`. ``show`` makes the row of a message.
 
         Raises TooManyTails.

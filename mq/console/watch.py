@@ -18,10 +18,10 @@ from mq.console import lags
 from mq.console.events import Events
 from mq.console.history import EVERY_SECONDS, History
 from mq.console.tails import DEFAULT, TailLimits, Tails
-from mq.inspection.changing import ChangingAdmin
 from mq.inspection.cluster import GroupStatus, ask_brokers
-from mq.inspection.looking import LookingAdmin, OfReplicas
+from mq.inspection.cluster_queries import LookingAdmin, OfReplicas
 from mq.inspection.members import Member, members_of
+from mq.inspection.operator_changes import ChangingAdmin
 from mq.inspection.survey import Survey, survey
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.bulk import LeaseList

@@ -198,7 +198,7 @@ class JavaSandbox:
         with self._lock:
             self._filters.pop(stopped, None)
 
-    def look(self) -> None:
+    def end_idle_processes(self) -> None:
         """End processes that nobody needs, or that do something although they have nothing to do. Call every second."""
         with self._lock:
             idle = [(each, at) for each, at in self._filters.items() if not each.is_running]

@@ -128,7 +128,7 @@ async def _tick(sandbox: Sandbox) -> None:
 async def _look_at_machines(java: JavaSandbox) -> None:
     while True:
         await trio.sleep(_LOOK_SECONDS)
-        await trio.to_thread.run_sync(java.look)
+        await trio.to_thread.run_sync(java.end_idle_processes)
 
 
 async def _look_at_files(certificate: Certificate) -> None:

@@ -7,8 +7,8 @@ from typing import Final
 
 from mq.client.message import MessageQueue
 from mq.inspection.findings import Finding, Severity
+from mq.inspection.formatting import some_of, time_of
 from mq.inspection.survey import AT_RISK, HOUR_MS, Consumers, Survey
-from mq.inspection.wording import some_of, time_of
 from mq.protocol.requests.consumer_groups import ClientConnectionData
 from mq.protocol.requests.group_progress import GroupProgress
 

@@ -16,7 +16,7 @@ from mq.client.dead_letters import origin_topic
 from mq.client.errors import TopicNotFound
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import RemotingSettings
-from mq.inspection.wording import time_of
+from mq.inspection.formatting import time_of
 from mq.protocol import properties as props
 from mq.protocol.names import dead_letter_topic
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from mq.client.admin import Admin
 from mq.client.errors import TopicNotFound
-from mq.inspection.wording import some_of
+from mq.inspection.formatting import some_of
 from mq.protocol.names import dead_letter_topic
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from mq.client.message import ReceivedMessage
-from mq.inspection.wording import time_of
+from mq.inspection.formatting import time_of
 
 
 def message_fields(message: ReceivedMessage) -> dict[str, object]:

@@ -11,8 +11,8 @@ from rich.filesize import decimal
 from mq.broker.setting_groups import StorageSettings
 from mq.inspection.cluster import NEAR_ENTRIES, UNREACHABLE, GroupStatus, ReplicaStatus
 from mq.inspection.findings import Finding, Severity
+from mq.inspection.formatting import different_archive_limits, time_of
 from mq.inspection.survey import HOUR_MS, Survey
-from mq.inspection.wording import different_archive_limits, time_of
 from mq.protocol.access.address_patterns import is_loopback
 from mq.protocol.requests.quotas import Throttled
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from mq.client.schedules import Cron, Every, Once, Rule, ScheduleStatus
 from mq.inspection.findings import Finding, Severity
+from mq.inspection.formatting import time_of
 from mq.inspection.survey import Survey
-from mq.inspection.wording import time_of
 
 
 def tick_text(moment: dt.datetime) -> str:

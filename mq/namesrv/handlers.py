@@ -26,8 +26,8 @@ from mq.namesrv.running_config import ConfigForbidden, ConfigRefused, RunningCon
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError, HeaderError
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response, UnknownRequest
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.messages.records import CRC_MASK
 from mq.protocol.requests.broker import KVTable
 from mq.protocol.requests.namesrv import (

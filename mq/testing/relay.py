@@ -10,8 +10,8 @@ import trio
 
 from mq.protocol.errors import ProtocolError
 from mq.protocol.frames import split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.wire.encoding import encode_response
 from mq.testing.faults import Faults, Kind
 

@@ -29,7 +29,6 @@ from typing import Final
 import structlog
 import trio
 
-from raftlog.common_step import seconds_to_step, sleep_to_step
 from raftlog.consensus.confchange import MEMBERS_MAX
 from raftlog.consensus.types import NodeId
 from raftlog.log_numbers import LogIndex
@@ -58,6 +57,7 @@ from raftlog.net.stream import StreamSocket
 from raftlog.net.tls import SniffingSocket, TlsSocket
 from raftlog.net.versions import HANDSHAKE_VERSION, Software
 from raftlog.segment.errors import FrameCorrupt
+from raftlog.shared_wakeups import seconds_to_step, sleep_to_step
 
 CONNECT_SECONDS_MAX = 1.0
 HANDSHAKE_SECONDS_MAX = 2.0

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from mq.inspection.wording import time_of
+from mq.inspection.formatting import time_of
 from spark.option_table import QueueName
 from spark.positions import Position, parse_position
 from spark.tables.column_types import Schema, merged, parse_schema, written_schema

@@ -12,7 +12,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from mq.broker.base.added_times import FILE_TIMES
+from mq.broker.base.clock_corrections import FILE_TIMES
 from mq.broker.base.retention import Retention
 from mq.broker.broker import Broker
 from mq.protocol.codes import RequestCode, ResponseCode

@@ -14,8 +14,8 @@ import trio
 
 from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, RequestTimeout
 from mq.console.watch import Watch
+from mq.inspection.cluster_queries import LookingAdmin
 from mq.inspection.dead_letters import read_letters
-from mq.inspection.looking import LookingAdmin
 from mq.inspection.survey import survey
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit

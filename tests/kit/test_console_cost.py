@@ -11,7 +11,7 @@ import trio
 
 from mq.client import Admin
 from mq.inspection.cluster import ask_brokers
-from mq.inspection.looking import LookingAdmin
+from mq.inspection.cluster_queries import LookingAdmin
 from mq.inspection.survey import survey
 from mq.testing import SyncKit
 from tests.support.console_browser import quiet_kit

@@ -15,7 +15,7 @@ from mq.client import Admin, BrokerError, Every, Message, Producer, Schedule, Tr
 from mq.client.net.client_core import ClientCore
 from mq.console import watch
 from mq.inspection.cluster import GroupStatus
-from mq.inspection.looking import LookingAdmin
+from mq.inspection.cluster_queries import LookingAdmin
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pending import KINDS, SHOWN_MAX

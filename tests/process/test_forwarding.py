@@ -17,8 +17,8 @@ from mq.client import Admin
 from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, QueueLocks, SubscriptionData
 from mq.protocol.wire.encoding import encode_request
 from mq.protocol.wire.queue_tables import QueueRef

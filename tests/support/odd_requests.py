@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.incoming.decoding import REQUEST_CLASSES
+from mq.protocol.incoming.server_decoding import REQUEST_CLASSES
 from mq.protocol.wire.request import Request
 
 _BINARY_CODE_MAX: Final = 2**15 - 1

@@ -23,11 +23,11 @@ from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfi
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.outcome import OnOutcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.broker.write_path.queue_tails import QueueTails
 from mq.filter.subscription import parse_subscription
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.pop import (
@@ -212,7 +212,7 @@ class CrashMachine(RuleBasedStateMachine):
                 metadata=self.metadata,
                 store=self.log,
                 appender=self.appender,
-                queue_offsets=QueueOffsets(self.metadata, self.log.max_offset),
+                queue_tails=QueueTails(self.metadata, self.log.max_offset),
                 replica__log__pread=lambda at, nbytes, trusts_page_cache=False: self.log.read(at, nbytes),
                 replica__log__memory_pos=-1,  # nothing is on a disk, what is gone neither
                 environment__in_background=None,

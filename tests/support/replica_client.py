@@ -13,8 +13,8 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.replication.peer_authentication import PeerAuthentication, PeerCall
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.requests.raft_group import GroupCommand
 from mq.protocol.requests.replicas import AuthenticateReplica
 from raftlog.net.authentication import NONCE_BYTES

@@ -25,8 +25,8 @@ from mq.protocol import properties as props
 from mq.protocol.access.signing import signed
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.requests.broker import KVTable
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData

@@ -22,7 +22,7 @@ from mq.broker.produce.send import Sends
 from mq.broker.produce.send_receiver import PythonReceiver, send_receiver
 from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.queue_offsets import QueueTail, TopicName
+from mq.broker.write_path.queue_tails import QueueTail, TopicName
 from mq.protocol.errors import FrameError
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.incoming.chunks import decode_chunk
@@ -150,7 +150,7 @@ class Broker:
             metadata__limits=StateLimits(),
             appender=self.appender,
             replica__log=self.log,
-            queue_offsets=None,
+            queue_tails=None,
             store_host=HOST,
             environment__access=True if is_signed else None,
             environment__receive_into=receive_into,

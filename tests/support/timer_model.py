@@ -23,7 +23,7 @@ from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord
-from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.recall_handle import RecallHandle
@@ -171,7 +171,7 @@ class TimerMachine(RuleBasedStateMachine):
             wall_clock_ms=self.wall_clock_ms,
             uncommitted_bytes_max=2**24,
         )
-        self.tails = QueueOffsets(self.metadata, self.store.max_offset)
+        self.tails = QueueTails(self.metadata, self.store.max_offset)
         context = context_of(
             settings=broker_settings(
                 Path(self.directory.name),
@@ -183,7 +183,7 @@ class TimerMachine(RuleBasedStateMachine):
             metadata=self.metadata,
             store=self.store,
             appender=self.appender,
-            queue_offsets=self.tails,
+            queue_tails=self.tails,
             replica__log__pread=self.log.read,
             replica__log__memory_pos=0,  # none of it is on a disk
             replica__log__first_index=1,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mq.protocol.errors import FrameError, HeaderError, ProtocolError
 from mq.protocol.frames import BINARY, FRAME_BYTES_MAX, HEADER_BYTES_MAX, JSON, encode_frame, split_frames
 from mq.protocol.incoming.chunks import decode_chunk, missing_bytes
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response, UnknownRequest
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.requests.clients import HeartBeat
 from mq.protocol.requests.offsets import UpdateConsumerOffset
 from mq.protocol.requests.send import SendMessageV2

@@ -30,9 +30,9 @@ class LevelRaises(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
-        yield Periodic(self._context.limits.upkeep.raise_level_seconds, self.look)
+        yield Periodic(self._context.limits.upkeep.raise_level_seconds, self.propose_next)
 
-    def look(self) -> None:
+    def propose_next(self) -> None:
         """Propose the next level if all members support it."""
         context = self._context
         level, own = context.metadata.format_level.level, announced_level(context.settings.format_level_max)

@@ -85,12 +85,12 @@ class RemovedMembers(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
-        yield Periodic(_EXPIRE_SECONDS, self.look, lambda: now_if(self._has_to_look()))
+        yield Periodic(_EXPIRE_SECONDS, self.follow_and_expire, lambda: now_if(self._has_work()))
         yield Periodic(_END_SECONDS, self.end_some, lambda: now_if(self._unended))
 
     def lead(self) -> None:
         """See `Service`: nobody gets a message of this replica first."""
-        self.look()
+        self.follow_and_expire()
 
     def handle_remove(self, call: Call[RemoveMember]) -> bytes | None:
         """Request code 9026: at the leader answered when it is replicated. Raises RequestRefused."""
@@ -158,10 +158,10 @@ class RemovedMembers(Service):
             self._send_notice(group, known.connections)
         return known is not None
 
-    def _has_to_look(self) -> bool:
+    def _has_work(self) -> bool:
         return bool(self._kept_out.table) or self._seen_version != self._state.version
 
-    def look(self) -> None:
+    def follow_and_expire(self) -> None:
         """Do what is replicated and let those in whose time is over; called by a timer."""
         if self._seen_version != self._state.version:
             self._seen_version = self._state.version

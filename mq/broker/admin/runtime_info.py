@@ -45,7 +45,7 @@ class RuntimeInfo:
         free, total = self._disk_usage()
         ratio = f"{used_part(free, total):.4f}"
         stats = self._stats
-        stats.look()
+        stats.refresh()
         figures, now_ms = stats.figures, stats.now_ms
         puts, gets = figures.puts, figures.gets
         transferred = gets.rates(now_ms)

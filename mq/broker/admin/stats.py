@@ -23,7 +23,7 @@ from mq.protocol.requests.broker import BrokerStatsData, StatsOver, ViewBrokerSt
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import entry_sizes
 from mq.store.errors import QueueFileDamaged
-from raftlog.common_step import step_after
+from raftlog.shared_wakeups import step_after
 
 _QUEUES_AT_ONCE: Final = 250
 """Takes 3 ms if all of these queues have new messages."""
@@ -32,7 +32,7 @@ _SIZES_MAX: Final = 64
 """
 
 
-_LOOK_SECONDS: Final = 0.25
+_READ_SECONDS: Final = 0.25
 
 
 class Stats(Service):
@@ -43,12 +43,12 @@ class Stats(Service):
         self._store = context.store
         self._clock = context.clock
         self._wall_clock_ms = context.wall_clock_ms
-        self._look_seconds_min = context.limits.upkeep.statistics_seconds_min
+        self._refresh_seconds_min = context.limits.upkeep.statistics_seconds_min
         self.figures = context.traffic
         self._round: deque[ConsumeQueue] = deque()
         self._ends: dict[tuple[str, int], QueueOffset] = {}
         self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in context.store.queues()}
-        self._looks_at = step_after(self._look_seconds_min, context.clock())
+        self._refresh_at = step_after(self._refresh_seconds_min, context.clock())
 
     @property
     def now_ms(self) -> int:
@@ -61,39 +61,39 @@ class Stats(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
-        yield Periodic(_LOOK_SECONDS, self.look_on, self._looks_next_at)
+        yield Periodic(_READ_SECONDS, self.read_more_ends, self._due_at)
         yield Periodic(SAMPLE_SECONDS, self.sample)
 
-    def _looks_next_at(self) -> float:
-        return float("-inf") if self._round else self._looks_at
+    def _due_at(self) -> float:
+        return float("-inf") if self._round else self._refresh_at
 
     def sample(self) -> None:
         """Record the current values; called by a timer."""
         self.figures.sample(self.now_ms, local_day(self._wall_clock_ms()))
 
-    def look_on(self) -> None:
+    def read_more_ends(self) -> None:
         """Read the ends of the next queues; called by a timer. A new pass begins at its interval when all are read."""
-        if self._round or self._clock() >= self._looks_at - AHEAD_SECONDS:
-            self._look()
+        if self._round or self._clock() >= self._refresh_at - AHEAD_SECONDS:
+            self._read_ends()
 
-    def _look(self) -> None:
+    def _read_ends(self) -> None:
         if not self._round:
-            self._looks_at = step_after(self._look_seconds_min, self._clock())
+            self._refresh_at = step_after(self._refresh_seconds_min, self._clock())
             self._round.extend(self._store.queues())
             self._ends, self._seen = self._seen, {}
         for _ in range(min(_QUEUES_AT_ONCE, len(self._round))):
-            self._look_at(self._round.popleft())
+            self._read_end(self._round.popleft())
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Update the figures, unless they are recent, or there are too many queues."""
-        if len(self._store) <= _QUEUES_AT_ONCE and self._clock() >= self._looks_at:
-            self._look()
+        if len(self._store) <= _QUEUES_AT_ONCE and self._clock() >= self._refresh_at:
+            self._read_ends()
         self.figures.add_up()
 
     def handle(self, call: Call[ViewBrokerStatsData]) -> bytes:
         """Request code 315."""
         ext = call.request.ext
-        self.look()
+        self.refresh()
         topic, _, group = ext.stats_key.partition("@")
         figures = self.figures
         whole: Mapping[str, CounterSeries] = {self._cluster: figures.puts}
@@ -120,7 +120,7 @@ class Stats(Service):
         )
         return call.response(body=data.encode())
 
-    def _look_at(self, queue: ConsumeQueue) -> None:
+    def _read_end(self, queue: ConsumeQueue) -> None:
         key = (queue.topic, queue.queue_id)
         end = queue.max_offset
         if end < queue.min_offset:

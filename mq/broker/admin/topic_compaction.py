@@ -30,9 +30,9 @@ from typing import Final
 
 from mq.broker.admin.newest_keys import NewestKeys, hash_of, kept
 from mq.broker.admin.topic_expiry import without_hidden
+from mq.broker.base.message_times import old_until
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
-from mq.broker.base.stored_times import old_until
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service
 from mq.broker.produce.compacted_topics import CompactedTopics
@@ -43,7 +43,7 @@ from mq.broker.state.expired_messages import ExpireMessages
 from mq.broker.state.format_level import LEVEL_OF_COMPACTION
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.messages.records import RawRecord, RecordError, split_record
@@ -129,7 +129,7 @@ class TopicCompaction(Service):
         wished_pos: Callable[[], PhysicalOffset],
     ) -> None:
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
-        self._segment_log, self._tails = context.replica.log, context.queue_offsets
+        self._segment_log, self._tails = context.replica.log, context.queue_tails
         self._sends = sends
         self._leased_pos, self._now_ms, self._wished_pos = leased_pos, now_ms, wished_pos
         self._wall_clock_ms, self._clock = context.wall_clock_ms, context.clock

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
+from mq.broker.base.message_times import old_until
 from mq.broker.base.periodic_task import Periodic
-from mq.broker.base.stored_times import old_until
 from mq.broker.base.topic_bytes import TopicBytes
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service

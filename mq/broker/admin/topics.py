@@ -80,7 +80,7 @@ class Topics(Service):
         self._metadata = context.metadata
         self._appender = context.appender
         self._creations = Creations("topic")
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._ends = context.store.ends
         self._wall_clock_ms = context.wall_clock_ms
         self._retention_hours = context.settings.retention_hours

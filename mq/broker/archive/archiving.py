@@ -35,9 +35,9 @@ from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
 from mq.store.backup_snapshot import forget_pending
 from mq.store.errors import StoreError
 from raftlog import SegmentError
-from raftlog.common_step import sleep_to_step
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment.meta import Base
+from raftlog.shared_wakeups import sleep_to_step
 
 ANSWER_SECONDS: Final = 3.0
 OLDER: Final = "older"
@@ -115,7 +115,7 @@ class Archiving(Service):
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
         if self._settings.archive_url is not None:
-            yield Periodic(self._limits.look_seconds, self.look)
+            yield Periodic(self._limits.look_seconds, self.note_progress)
 
     def tasks(self) -> Iterator[Task]:
         """What runs until the broker stops; see `Service`."""
@@ -168,7 +168,7 @@ class Archiving(Service):
         """Bytes of complete files that are not known to be archived."""
         return max(0, self._complete_pos() - max(self._end.pos, self._replica.log.base_pos))
 
-    def look(self) -> None:
+    def note_progress(self) -> None:
         """Note since when something waits, and repeat a report that was not applied; called by a timer."""
         now = self._clock()
         if self._waiting_bytes() == 0:

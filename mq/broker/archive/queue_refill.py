@@ -64,7 +64,7 @@ class QueueRefill(Service):
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
         if self._access is not None:
-            yield Periodic(self._limits.refill_look_seconds, self.look)
+            yield Periodic(self._limits.refill_look_seconds, self.continue_refill)
             yield Periodic(GO_ON_SECONDS, self.go_on, lambda: now_if(self._step is not None))
 
     def settings_changed(self, settings: BrokerSettings) -> None:
@@ -79,7 +79,7 @@ class QueueRefill(Service):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def continue_refill(self) -> None:
         """Begin with the next step if something is missing; called by a timer."""
         if (durable := self._context.refilled_pos()) is not None and durable < self._tier.noted_pos:
             self._replica.remember(QUEUES_FROM, b"%d" % durable)
@@ -155,7 +155,7 @@ class QueueRefill(Service):
             self._store.refilled_pos = step.begin
             self._pause(step.end - step.begin)
             self._tell()
-            self.look()
+            self.continue_refill()
 
     def _pause(self, nbytes: int) -> None:
         """As archiving does, so that a new replica has something left for its clients."""

@@ -8,7 +8,7 @@ the leader was wrong. So three bounds hold the stored times in place:
 - a file is no older than an earlier file;
 - a file is no older than the time since this process last saw it grow.
 
-What this finds for clocks that were behind is kept for later processes: see `mq.broker.base.added_times`.
+What this finds for clocks that were behind is kept for later processes: see `mq.broker.base.clock_corrections`.
 
 The current time may be wrong too. What a jump ahead has added to it does not count for an hour: see `PlausibleTime`.
 """
@@ -20,7 +20,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Final
 
-from mq.broker.base.added_times import TOLERATED_MS, AddedTimes
+from mq.broker.base.clock_corrections import TOLERATED_MS, ClockCorrections
 from mq.broker.base.rate_limited_log import Log
 from mq.protocol.messages.records import RecordError
 from raftlog import SegmentError
@@ -50,7 +50,7 @@ class PlausibleTime:
         self._added_ms = 0
         self._proven_at = 0.0
 
-    def look(self, wall_ms: int) -> int:
+    def plausible_ms(self, wall_ms: int) -> int:
         """The time by which files are deleted, at the time ``wall_ms``; to be called every some seconds."""
         now = self._clock()
         if self._seen is not None:
@@ -77,7 +77,7 @@ class FileTimes:
         added: what earlier processes have found.
     """
 
-    def __init__(self, stamps: Stamps, clock: Callable[[], float], log: Log, added: AddedTimes) -> None:
+    def __init__(self, stamps: Stamps, clock: Callable[[], float], log: Log, added: ClockCorrections) -> None:
         self._stamps = stamps
         self._clock = clock
         self._log = log
@@ -92,7 +92,7 @@ class FileTimes:
         self._earlier_ms = 0
         self._found: dict[int, int | None] = {}
 
-    def look(self, segments: Sequence[SegmentInfo], now_ms: int, wall_ms: int) -> None:
+    def note_files(self, segments: Sequence[SegmentInfo], now_ms: int, wall_ms: int) -> None:
         """Begin a look at these files, at the time ``now_ms``; ``wall_ms`` is what the clock says, believed or not."""
         for older, newer in pairwise(segments):
             assert older.end <= newer.start, f"the file at {newer.start} follows one that ends at {older.end}"
@@ -105,7 +105,7 @@ class FileTimes:
         self._warned &= starts
         now = self._clock()
         closed = [segment for segment in segments if segment.closed]
-        shift_ms = self.added.look(closed[0].start, closed[-1].end) if closed else self.added.look(0, 0)
+        shift_ms = self.added.note_clock(closed[0].start, closed[-1].end) if closed else self.added.note_clock(0, 0)
         if shift_ms:
             self._log.warning("files_counted_by_uptime", seconds=round(shift_ms / 1000))
         for segment in segments:

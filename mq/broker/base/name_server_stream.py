@@ -7,8 +7,8 @@ import ssl
 import trio
 
 from mq.protocol.frames import split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from raftlog import this_machine
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]

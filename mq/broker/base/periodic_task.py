@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from raftlog.common_step import seconds_to_step, step_after
+from raftlog.shared_wakeups import seconds_to_step, step_after
 
 AHEAD_SECONDS: Final = 0.01
 """Actions due this soon run together with those due now."""

@@ -20,12 +20,12 @@ from typing import Final
 
 import msgspec
 
-from mq.broker.base.added_times import FILE_TIMES, AddedTimes, BootClock
 from mq.broker.base.archive_tier import Tier
+from mq.broker.base.clock_corrections import FILE_TIMES, BootClock, ClockCorrections
 from mq.broker.base.disk import used_part
 from mq.broker.base.file_times import FileTimes, PlausibleTime
+from mq.broker.base.message_times import NEAR, stored_ms
 from mq.broker.base.rate_limited_log import Log
-from mq.broker.base.stored_times import NEAR, stored_ms
 from mq.broker.limits import DEFAULT, UpkeepLimits
 from mq.broker.settings import BrokerSettings
 from mq.protocol.messages.records import RecordError
@@ -130,21 +130,21 @@ class Retention:
         self._clock = clock
         self._log = log
         self._time: PlausibleTime | None = None
-        self._added = self._added_times(boot_clock)
+        self._added = self._clock_corrections(boot_clock)
         self._files = FileTimes(self._stamps, clock, log, self._added)
         self._tight_checks = self._calm_checks = 0
         self._warned = False
         self._is_held = self._is_kept = False
         self.settings_changed(settings)
 
-    def _added_times(self, boot_clock: BootClock) -> AddedTimes:
+    def _clock_corrections(self, boot_clock: BootClock) -> ClockCorrections:
         """What earlier processes have noted, and the replica from which the log was copied, as far as this release can
         read it.
         """
         notes = self._replica.log.notes
-        added = AddedTimes(boot_clock, None)
+        added = ClockCorrections(boot_clock, None)
         try:
-            added = AddedTimes(boot_clock, notes.get(FILE_TIMES))
+            added = ClockCorrections(boot_clock, notes.get(FILE_TIMES))
             if (copied := notes.get(COPIED)) is not None:
                 added.take_copied(copied)
         except msgspec.MsgspecError as error:
@@ -152,7 +152,7 @@ class Retention:
         return added
 
     def note_for_copies(self) -> bytes:
-        """What a replica must know that copies the log; see `AddedTimes.note_for_copies`."""
+        """What a replica must know that copies the log; see `ClockCorrections.note_for_copies`."""
         return self._added.note_for_copies()
 
     def settings_changed(self, settings: BrokerSettings) -> None:
@@ -184,7 +184,7 @@ class Retention:
         segments = log.segments()
         wall_ms = self._wall_clock_ms()
         now_ms = self._plausible_ms(segments, wall_ms)
-        self._files.look(segments, now_ms, wall_ms)
+        self._files.note_files(segments, now_ms, wall_ms)
         self._keep_times()
         self._complete_note(segments, now_ms)
         needed_pos = self._floor_pos()
@@ -382,7 +382,7 @@ class Retention:
             with suppress(SegmentError, RecordError, OSError):  # an unreadable message must not keep a full disk full
                 newest = next(filter(None, map(self._stamps, reversed(segments))), ())
             self._time = PlausibleTime(self._clock, max(newest, default=None), self._log)
-        return self._time.look(wall_ms)
+        return self._time.plausible_ms(wall_ms)
 
     def _stamps(self, segment: SegmentInfo) -> Sequence[int]:
         """Store times of the first and the last message of a file, as far as they are near its ends."""

@@ -31,14 +31,14 @@ class OffsetCorrections(Service):
     def __init__(self, context: BrokerContext, *, offsets: Offsets) -> None:
         self._metadata = context.metadata
         self._appender = context.appender
-        self._end = context.queue_offsets.end
+        self._end = context.queue_tails.end
         self._log = context.log
         self._offsets = offsets
         self._unseen: list[tuple[str, str]] = []
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
-        yield Periodic(_SECONDS, self.look, lambda: now_if(self._unseen))
+        yield Periodic(_SECONDS, self.correct_some, lambda: now_if(self._unseen))
 
     def lead(self) -> None:
         """This replica leads from now on."""
@@ -48,7 +48,7 @@ class OffsetCorrections(Service):
         """This replica stopped leading: the next leader looks itself."""
         self._unseen.clear()
 
-    def look(self) -> None:
+    def correct_some(self) -> None:
         """Examine some of the stored offsets, and correct those beyond the end."""
         rows = 0
         while self._unseen and rows < _ROWS_PER_STEP and self._appender.has_room:

@@ -6,7 +6,7 @@ that a client has seen never goes back by itself, whichever replica leads next. 
 or when the reader of the queue has gone back (`Offsets.note_pull`); both are commands in the log.
 
 An offset beyond the end of its queue is refused, since its consumers would get nothing until the queue has passed it.
-The leader compares with the end that its log gives the queue (`QueueOffsets.end`). A consumer has read a message only
+The leader compares with the end that its log gives the queue (`QueueTails.end`). A consumer has read a message only
 after it was committed, so a valid commit is never refused, however far this replica has applied its log.
 
 Followers answer queries, too, once they have applied everything that was committed when the query arrived.
@@ -69,7 +69,7 @@ class Offsets(Service):
         self._metadata = context.metadata
         self._store = context.store
         self._appender = context.appender
-        self._end = context.queue_offsets.end
+        self._end = context.queue_tails.end
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._read = context.reads.read
         self._beginning = context.beginning

@@ -41,7 +41,7 @@ class LiteExpiry(Service):
 
     def __init__(self, context: BrokerContext, *, has_pops: Callable[[str], bool]) -> None:
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._log = context.replica.log
         self._wall_clock_ms = context.wall_clock_ms
         self._has_pops = has_pops

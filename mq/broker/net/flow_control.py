@@ -94,7 +94,7 @@ class UnreadReplies(Generic[ConnectionT]):
                 connection.close("too slow")
         self._dropping = False
 
-    def look(self) -> None:
+    def resume_readers(self) -> None:
         """Resume clients that have read their replies; called several times a second."""
         for connection in list(self._kept_waiting):
             if connection.waiting_bytes < MUCH_BYTES // 2:

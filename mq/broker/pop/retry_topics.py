@@ -14,7 +14,7 @@ import msgspec
 from mq.broker.context import BrokerContext
 from mq.broker.state.commands import PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol.messages.message_types import level_of, lowest_level, stored_priority, takes_priorities
 from mq.protocol.names import pop_retry_topic
 
@@ -24,7 +24,7 @@ class PopRetryTopics:
 
     def __init__(self, context: BrokerContext) -> None:
         self._metadata: Final[Metadata] = context.metadata
-        self._tails: Final = context.queue_offsets
+        self._tails: Final = context.queue_tails
         self._priority_order_asc: Final = context.settings.priority_order_asc
 
     def tail(self, group: str, topic: str, origin: str, properties: Mapping[str, str]) -> QueueTail:

@@ -24,7 +24,7 @@ from mq.broker.state.commands import Command, PutTopic
 from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, CheckpointId, QueueOfGroup, offsets_of
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.messages.dead_letters import with_origin

@@ -17,7 +17,7 @@ from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.internal_messages import check_sent_bytes
 from mq.broker.write_path.pending import SendRequest
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode

@@ -14,7 +14,7 @@ from mq.broker.state.format_level import LEVEL_OF_COMPACTION
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import SendRequest
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.message_types import PRIORITY_MARK

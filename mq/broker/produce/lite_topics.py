@@ -30,7 +30,7 @@ class LiteTopics:
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata
         self._store = context.store
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._topics_max = context.limits.lite.topics_max
 
     def tail(self, properties: Mapping[str, str], topic: str) -> LiteTail:

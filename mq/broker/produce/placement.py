@@ -33,7 +33,7 @@ class Placement:
         self._broker_name = context.settings.group
         self._made = context.internal_messages
         self._places = places
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._dedup = dedup
         self._transactions = transactions
         self._lite = LiteTopics(context)

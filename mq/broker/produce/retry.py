@@ -54,7 +54,7 @@ class Retries(Service):
         self._metadata = context.metadata
         self._store = context.store
         self._appender = context.appender
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._log = context.records
         self._made = context.internal_messages
         self._places = places

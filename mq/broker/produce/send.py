@@ -27,7 +27,7 @@ from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.topic_rules import auto_create, why_not_created
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.properties import RECEIPT
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.broker.write_path.send_block import SendBlock
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -62,7 +62,7 @@ class Sends(Service):
         self._uncommitted_bytes_max = context.settings.uncommitted_bytes_max
         self._metadata = context.metadata
         self._appender = context.appender
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._placement = placement
         self._retries = retries
         self._dedup = dedup

@@ -34,7 +34,7 @@ from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.search import KeyQuery, SearchResult
 from raftlog import SegmentError, this_machine
-from raftlog.common_step import sleep_to_step
+from raftlog.shared_wakeups import sleep_to_step
 
 QUERIES_MAX = 64
 """Queued and running queries; further ones are refused with "busy"."""

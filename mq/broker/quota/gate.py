@@ -126,7 +126,7 @@ class QuotaGate(Service):
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions; see `Service`."""
         yield Periodic(_EXPIRE_SECONDS, self.release, self._next_due)
-        yield Periodic(_COUNT_SECONDS, self.look, self._rests_until)
+        yield Periodic(_COUNT_SECONDS, self.refresh, self._rests_until)
 
     def counters(self) -> dict[str, int]:
         """Figures; see `Service`."""
@@ -177,7 +177,7 @@ class QuotaGate(Service):
         self._requests.put_gate(self)
         self._buckets.on_consumed = self.consumed
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Count what topics store, and forget users whose quota was removed; called by a timer."""
         if self._appender.is_open:
             self._stored.count()

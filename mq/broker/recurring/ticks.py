@@ -30,7 +30,7 @@ from mq.broker.state.commands import encode_command
 from mq.broker.state.schedules import SKIPPED_MAX, Schedule, SettleTick
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE
 from mq.protocol.hashes import tag_code
@@ -62,7 +62,7 @@ class Ticks(Service):
         self._metadata = context.metadata
         self._schedules = context.metadata.schedules
         self._appender = context.appender
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._priority_order_asc = context.settings.priority_order_asc
         self._unique_keys = context.unique_keys
         host = context.store_host

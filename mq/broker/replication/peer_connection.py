@@ -8,8 +8,8 @@ from collections.abc import Callable
 from mq.broker.replication.peer_authentication import PeerAuthentication, PeerCall
 from mq.protocol.errors import ProtocolError
 from mq.protocol.frames import split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from raftlog import Reactor, StreamSocket, TlsSocket, configure_replication_socket, parse_address, this_machine
 from raftlog.net.authentication import AuthenticationFailed
 from raftlog.net.machine import Attempt

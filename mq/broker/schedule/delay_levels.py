@@ -133,7 +133,7 @@ class _Level:
         self._metadata = context.metadata
         self._store = context.store
         self._beginning = context.beginning
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._delays = delays
         self._passed_over_max = context.limits.waiting.passed_over_max
         self._number: Final = number

@@ -10,7 +10,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.errors import RequestRefused
 from mq.broker.state.commands import TopicConfig
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.queue_offsets import QueueOffsets, QueueTail
+from mq.broker.write_path.queue_tails import QueueTail, QueueTails
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
@@ -41,7 +41,7 @@ class WaitingQueues:
     def __init__(self, context: BrokerContext) -> None:
         self._levels_ms: Final = context.settings.delay_levels_ms
         self._delay_max_ms: Final = context.settings.timer_delay_max_seconds * 1000
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
 
     def place(self, properties: dict[str, str], topic: str, queue_id: int, now_ms: int) -> Destination:
         """Where to store a message to this queue that may have delay properties: without them, in the queue itself.
@@ -89,7 +89,7 @@ def tail_of(
     topic: str,
     queue_id: int,
     metadata: Metadata,
-    tails: QueueOffsets,
+    tails: QueueTails,
     *,
     since: PhysicalOffset | None = None,
     priority: int | None = None,

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from mq.broker.base.stored_times import TOLERANCE_MS
+from mq.broker.base.message_times import TOLERANCE_MS
 from mq.protocol.messages.delay import TIMER_SLOT_MS, TIMER_SLOTS, TURN_MS_MAX, timer_slot
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY

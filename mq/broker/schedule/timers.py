@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Final
 
+from mq.broker.base.message_times import TOLERANCE_MS, first_from_the_future
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
-from mq.broker.base.stored_times import TOLERANCE_MS, first_from_the_future
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service
 from mq.broker.schedule.delivery import Delivery, Due, Moved
@@ -64,7 +64,7 @@ class Timers(Service):
         self._metadata = context.metadata
         self._store = context.store
         self._appender = context.appender
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._read = context.replica.log.pread
         self._beginning = context.beginning
         self._wall_clock_ms = context.wall_clock_ms

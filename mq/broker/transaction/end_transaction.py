@@ -98,7 +98,7 @@ class Transactions(Service):
         self._halves = halves
         self._appender = context.appender
         self._beginning = context.beginning
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._places = places
         self._sets = sets
         self._host = context.store_host if len(context.store_host) == IPV4_HOST_BYTES else NO_HOST

@@ -32,7 +32,7 @@ class GiveUp:
     def __init__(
         self, context: BrokerContext, *, halves: HalfMessages, transactions: Transactions, log: RateLimitedLog
     ) -> None:
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._halves = halves
         self._transactions = transactions
         self._unreadable = ReadBackoff()

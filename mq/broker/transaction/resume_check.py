@@ -49,7 +49,7 @@ class ResumeCheck(Service):
         self._records = records
         self._appender = context.appender
         self._beginning = context.beginning
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._log = context.log
         self._under_way: set[int] = set()
         self.resumed = 0

@@ -62,7 +62,7 @@ class StagedSets(Service):
         self._settings = context.settings
         self._metadata = context.metadata
         self._appender = context.appender
-        self._tails = context.queue_offsets
+        self._tails = context.queue_tails
         self._places = places
         self._offsets = offsets
         self._suffix = props.encode(props.of_cluster(context.settings.cluster)).encode()

@@ -23,7 +23,7 @@ from mq.broker.write_path.entry_builder import Entry, EntryBuilder, PendingItem
 from mq.broker.write_path.gathering import Gathering
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Unknown
 from mq.broker.write_path.pending import AtomicGroup, InternalRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol.codes import ResponseCode
 from mq.protocol.wire.encoding import SendReplyTemplate
 from mq.store.built_runs import BuiltRun

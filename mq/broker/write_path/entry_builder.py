@@ -18,7 +18,7 @@ import msgspec
 
 from mq.broker.net.connection import ClientConnection
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol.messages.records import (
     BORN_HOST_IPV6,
     CRC_MASK,

@@ -9,7 +9,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.outcome import Stored
 from mq.broker.write_path.pending import LiteTail, PendingGroup, PendingSend, SendRequest
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, tag_code

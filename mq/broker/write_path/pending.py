@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from mq.broker.net.call import Call
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS, EntryDraft, QueuedMessage
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, give_back
-from mq.broker.write_path.queue_offsets import QueueOffsets, QueueTail
+from mq.broker.write_path.queue_tails import QueueTail, QueueTails
 from mq.protocol.messages.records import FIXED, IN_LITE_TOPIC, IPV4_HOST_BYTES
 from mq.protocol.messages.sequencing import SEQUENCE_MARK, SequenceRange
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset
@@ -82,7 +82,7 @@ class LiteTail(NamedTuple):
     """Where a message of a lite topic goes, besides the queue of its topic."""
 
     queue: str
-    tails: QueueOffsets
+    tails: QueueTails
 
     def add(self, draft: EntryDraft, size: int, tag_code: int) -> bytes:
         """Add the record that begins at the draft's position to the queue; returns its further properties."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mq.broker.write_path.outcome import OnOutcome
 from mq.broker.write_path.pending import InternalRecord
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol.messages.records import (
     BORN_HOST_IPV6,
     IPV4_HOST_BYTES,

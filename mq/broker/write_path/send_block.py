@@ -15,7 +15,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS, EntryDraft, QueuedMessage
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, give_back
 from mq.broker.write_path.pending import NO_PLACE, SendRequest
-from mq.broker.write_path.queue_offsets import QueueTail
+from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol.incoming.chunks import decode_chunk
 from mq.protocol.messages.sequencing import SequenceRange
 from mq.protocol.numbers import NO_OFFSET, PhysicalOffset, QueueOffset

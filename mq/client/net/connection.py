@@ -29,7 +29,7 @@ from mq.client.net.in_process import connect_in_process
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import ANSWER_HEADER_BYTES_MAX, split_frames
-from mq.protocol.incoming.from_brokers import decode_from_broker
+from mq.protocol.incoming.client_decoding import decode_from_broker
 from mq.protocol.incoming.headers import Response, UnknownRequest
 from mq.protocol.requests.forwarding import FORWARDED_TO
 from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_request, encode_response

@@ -53,9 +53,9 @@ class SilenceWatch:
         """Check periodically, until cancelled."""
         while True:
             await anyio.sleep(self._check_seconds)
-            await self.look()
+            await self.check_all()
 
-    async def look(self) -> None:
+    async def check_all(self) -> None:
         """Check all connections once."""
         now = self._clock()
         connections = [each for each in self._connections() if each.lost is None]

@@ -22,7 +22,7 @@ from mq.console.views.accounts import (
 )
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
-from mq.inspection.looking import OfReplicas, unless_unknown
+from mq.inspection.cluster_queries import OfReplicas, unless_unknown
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.accounts import AccountList
 from mq.protocol.requests.quota_attributes import EVERYBODY, NO_QUOTA, QUOTA_MAX, Quota

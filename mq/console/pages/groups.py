@@ -27,7 +27,7 @@ from mq.console.views.groups import (
 from mq.console.views.links import link
 from mq.console.views.resets import preview_rows
 from mq.console.views.text import duration, matching, number, paged
-from mq.inspection.looking import LookingAdmin
+from mq.inspection.cluster_queries import LookingAdmin
 
 
 async def group_list(visit: Visit) -> Page:

@@ -28,8 +28,8 @@ from mq.console.views.messages import (
     record_of,
 )
 from mq.filter.subscription import SubscriptionError
+from mq.inspection.cluster_queries import LookingAdmin
 from mq.inspection.dead_letters import DEALT_WITH_BY
-from mq.inspection.looking import LookingAdmin
 from mq.protocol.requests.topics import QueueEnds
 
 COUNT_DEFAULT, COUNT_MAX = 20, 200

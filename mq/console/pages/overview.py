@@ -10,7 +10,7 @@ from mq.console.views.links import link
 from mq.console.views.overview import alarms, card, cards, damage_rows, page_of, plain_words
 from mq.console.views.readers import reader_rows, unknown_words
 from mq.console.views.records import event_rows, record_rows
-from mq.inspection.looking import OfReplicas
+from mq.inspection.cluster_queries import OfReplicas
 from mq.protocol.requests.bulk import LeaseList
 from mq.protocol.requests.raft_group import GroupAction, GroupCommand
 

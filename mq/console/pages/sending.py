@@ -7,7 +7,7 @@ from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
 from mq.console.pages.visit import Done, Form, Page, Refused, Visit, integer, one, required
 from mq.console.views.links import link
-from mq.inspection.changing import OPERATOR
+from mq.inspection.operator_changes import OPERATOR
 from mq.protocol.names import is_system_topic
 
 DELAY_SECONDS_MAX = 40 * 86_400

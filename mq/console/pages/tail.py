@@ -27,7 +27,7 @@ async def tail(visit: Visit) -> Page:
     followed = Followed(topic, visit.query.get("tags", "").strip(), sql_of(visit))
     hidden = visit.settings.hide_bodies
     try:
-        found = visit.watch.tails.look(followed, partial(message_row, hide_bodies=hidden))
+        found = visit.watch.tails.follow(followed, partial(message_row, hide_bodies=hidden))
     except TooManyTails as error:
         raise Refused(str(error)) from error
     with trio.move_on_after(BEGIN_SECONDS):

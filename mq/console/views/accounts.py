@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mq.inspection.looking import OfReplicas
-from mq.inspection.wording import some_of
+from mq.inspection.cluster_queries import OfReplicas
+from mq.inspection.formatting import some_of
 from mq.protocol.requests.accounts import AccountInfo, AccountList
 from mq.protocol.requests.quota_attributes import EVERYBODY, NO_QUOTA, Quota
 from mq.protocol.requests.quotas import QuotaList

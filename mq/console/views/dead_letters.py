@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mq.client.dead_letters import origin_topic
 from mq.console.views.messages import begin_of, message_link
 from mq.console.views.text import number
+from mq.inspection.cluster_queries import Held
 from mq.inspection.dead_letters import Letter, letter_fields, queue_name, why
-from mq.inspection.looking import Held
 from mq.protocol.names import DEAD_LETTER_PREFIX
 
 

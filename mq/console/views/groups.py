@@ -8,8 +8,8 @@ from typing import Final
 
 from mq.client.message import MessageQueue
 from mq.console.views.text import Paged, duration, number
+from mq.inspection.formatting import some_of, time_of
 from mq.inspection.members import Member, disagreement, kept_out_words, queue_text
-from mq.inspection.wording import some_of, time_of
 from mq.protocol.names import RETRY_PREFIX, SYSTEM_GROUPS
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress

@@ -11,7 +11,7 @@ from typing import Final, Self
 from mq.client.message import ReceivedMessage
 from mq.console.views.links import link
 from mq.console.views.text import number, visible
-from mq.inspection.wording import time_of
+from mq.inspection.formatting import time_of
 
 BEGIN_CHARACTERS: Final = 120
 DEPTH_MAX: Final = 50

@@ -8,8 +8,8 @@ from typing import Final
 
 from mq.client.schedules import ScheduleStatus
 from mq.console.views.text import duration, number, size
+from mq.inspection.formatting import time_of
 from mq.inspection.schedules import rule_text, state_text, tick_text
-from mq.inspection.wording import time_of
 from mq.protocol.requests.pending import PendingInfo, PendingMessage
 
 BORDERS: Final = {

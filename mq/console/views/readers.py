@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mq.console.views.text import duration, number, size
 from mq.inspection.cluster import GroupStatus
-from mq.inspection.looking import OfReplicas
-from mq.inspection.wording import some_of
+from mq.inspection.cluster_queries import OfReplicas
+from mq.inspection.formatting import some_of
 from mq.protocol.requests.bulk import LeaseList
 
 

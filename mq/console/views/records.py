@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mq.console.events import Event
 from mq.console.records import Record
-from mq.inspection.wording import time_of
+from mq.inspection.formatting import time_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.console.views.messages import message_link
 from mq.inspection.dead_letters import why
+from mq.inspection.formatting import time_of
 from mq.inspection.tracing import trace_events
-from mq.inspection.wording import time_of
 from mq.protocol.messages.trace import MessageTrace
 from mq.protocol.names import DEAD_LETTER_PREFIX, SYSTEM_GROUPS, dead_letter_topic, pop_retry_topic, retry_topic
 from mq.protocol.requests.group_progress import GroupProgress

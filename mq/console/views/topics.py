@@ -9,8 +9,8 @@ from typing import Final
 from mq.client.message import MessageQueue
 from mq.console.views.text import Paged, duration, number, size
 from mq.inspection.cluster import GroupStatus
-from mq.inspection.looking import Held
-from mq.inspection.wording import time_of
+from mq.inspection.cluster_queries import Held
+from mq.inspection.formatting import time_of
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic, reply_topic
 from mq.protocol.numbers import QueueOffset

@@ -14,8 +14,8 @@ import msgspec
 
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, split_frames
-from mq.protocol.incoming.decoding import decode_header, typed_decoder
 from mq.protocol.incoming.headers import Response, UnknownRequest
+from mq.protocol.incoming.server_decoding import decode_header, typed_decoder
 from mq.protocol.wire.encoding import RESPONSE_FLAG
 from mq.protocol.wire.request import Request
 

@@ -1,9 +1,9 @@
 """What headers are read as, and the way to read those that no typed pass takes.
 
-Nearly every header is plain compact JSON, which one typed pass reads: `decoding` has that of servers, which get any
-request, and `from_brokers` that of clients. Whatever that pass refuses (the binary encoding, numbers with leading
-zeros, nulls, unknown codes) is read again without types and then fitted to the request's fields; only what fails there
-as well is an error.
+Nearly every header is plain compact JSON, which one typed pass reads: `server_decoding` has that of servers, which get
+any request, and `client_decoding` that of clients. Whatever that pass refuses (the binary encoding, numbers with
+leading zeros, nulls, unknown codes) is read again without types and then fitted to the request's fields; only what
+fails there as well is an error.
 """
 
 from __future__ import annotations

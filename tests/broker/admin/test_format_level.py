@@ -73,7 +73,7 @@ class Group:
         self.proposed: list[bytes] = []
         self.settings = broker_settings(Path("data"), node_id="n0").model_copy(update=settings)
 
-    def look(self, *, leads: bool = True, moments: tuple[float, ...] = (0.0,)) -> list[int]:
+    def propose(self, *, leads: bool = True, moments: tuple[float, ...] = (0.0,)) -> list[int]:
         """Which levels a leader proposes that looks at these times, in seconds."""
         self.proposed.clear()
         times = [0.0]
@@ -90,33 +90,33 @@ class Group:
         raises = LevelRaises(context)
         for moment in moments:
             times[0] = moment
-            raises.look()
+            raises.propose_next()
         commands = [decode_command(command) for command in self.proposed]
         return [command.level for command in commands if isinstance(command, RaiseLevel)]
 
 
 def test_the_leader_proposes_once_all_members_understand() -> None:
     group = Group()
-    assert group.look(leads=False) == []
-    assert group.look() == [2]
+    assert group.propose(leads=False) == []
+    assert group.propose() == [2]
     group.software["n1"] = Software()
-    assert group.look() == []
+    assert group.propose() == []
     group.software["n1"] = None
-    assert group.look() == []
+    assert group.propose() == []
     group.software["n1"] = Software(level_newest=7)
-    assert group.look() == [2]
+    assert group.propose() == [2]
     group.metadata.apply(raised(2))
-    assert group.look() == []
+    assert group.propose() == []
 
 
 def test_a_proposal_is_repeated_only_if_it_seems_to_be_lost() -> None:
-    assert Group().look(moments=(0.0, 0.01, 9.9)) == [2]
-    assert Group().look(moments=(0.0, 9.9, 10.1)) == [2, 2]
+    assert Group().propose(moments=(0.0, 0.01, 9.9)) == [2]
+    assert Group().propose(moments=(0.0, 9.9, 10.1)) == [2, 2]
 
 
 def test_a_setting_holds_the_level_back() -> None:
     group = Group(format_level_max=1)
-    assert group.look() == []
+    assert group.propose() == []
     assert announced_level(1) == 1
     assert announced_level(99) == announced_level(None) == LEVEL_NEWEST
 

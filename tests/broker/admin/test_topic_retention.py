@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mq.broker.admin import topic_expiry
-from mq.broker.base.stored_times import StampedLog, old_until
+from mq.broker.base.message_times import StampedLog, old_until
 from mq.broker.state.commands import encode_command
 from mq.broker.state.expired_messages import ExpireMessages
 from mq.protocol.codes import RequestCode, ResponseCode

@@ -14,7 +14,7 @@ import trio
 from mq.namesrv.route_table import BrokerId, RouteTable
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
-from mq.protocol.incoming.decoding import decode_header
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.requests.registration import RegisterBroker, RegisterBrokerBody
 from mq.protocol.wire.encoding import encode_response
 from tests.support.running_broker import SECONDS_MAX, running

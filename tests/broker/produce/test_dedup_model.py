@@ -29,7 +29,7 @@ from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import InternalMessages
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.properties import TagCodes
-from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, parse_offset_message_id
@@ -119,7 +119,7 @@ class Leader:
             disk_used=lambda: 0.95,
             uncommitted_bytes_max=2**20,
         )
-        self.tails = QueueOffsets(metadata, lambda topic, queue_id: QueueOffset(ends.get((topic, queue_id), 0)))
+        self.tails = QueueTails(metadata, lambda topic, queue_id: QueueOffset(ends.get((topic, queue_id), 0)))
         unique_keys = UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: 1_700_000_000_000)
         made = InternalMessages(
             appender=self.appender,
@@ -134,7 +134,7 @@ class Leader:
             appender=self.appender,
             store_host=HOST,
             replica__log=log,  # as much of it as is needed
-            queue_offsets=self.tails,
+            queue_tails=self.tails,
             internal_messages=made,
             wall_clock_ms=lambda: 1,
         )

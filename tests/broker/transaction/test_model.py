@@ -31,7 +31,7 @@ from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
 from mq.broker.transaction.staged_sets import StagedSets
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
-from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.chunks import decode_chunk
@@ -135,7 +135,7 @@ class Leader:
             wall_clock_ms=machine.wall_clock_ms,
             disk_used=lambda: 0.95,
         )
-        self.tails = QueueOffsets(metadata, lambda topic, queue_id: QueueOffset(machine.ends.get((topic, queue_id), 0)))
+        self.tails = QueueTails(metadata, lambda topic, queue_id: QueueOffset(machine.ends.get((topic, queue_id), 0)))
         context = context_of(
             settings=SETTINGS,
             limits=replace(DEFAULT, waiting=WaitingLimits(put_off_max=PUT_OFF_MAX)),
@@ -145,7 +145,7 @@ class Leader:
             replica__log__memory_pos=0,  # none of it is on a disk
             environment__in_background=None,
             appender=self.appender,
-            queue_offsets=self.tails,
+            queue_tails=self.tails,
             store_host=HOST,
             clients=machine.clients,
             ageing_clock=lambda: machine.now,

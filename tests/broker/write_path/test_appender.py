@@ -15,7 +15,7 @@ from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.gathering import WAIT_SECONDS_MAX
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup, PendingSend
-from mq.broker.write_path.queue_offsets import QueueTail, TopicName
+from mq.broker.write_path.queue_tails import QueueTail, TopicName
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.chunks import decode_chunk

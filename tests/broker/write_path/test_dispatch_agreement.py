@@ -22,7 +22,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import InternalMessages
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
-from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol.codes import RequestCode
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.incoming.chunks import decode_chunk
@@ -78,7 +78,7 @@ class Client:
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None: ...
 
 
-def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
+def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
     metadata = Metadata()
     for name in ("T", "U", SCHEDULE_TOPIC):
         metadata.apply(PutTopic(config=TopicConfig(name=name, read_queues=2, write_queues=2), timestamp_ms=1))
@@ -92,7 +92,7 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
         uncommitted_bytes_max=2**26,
     )
     appender.open()
-    tails = QueueOffsets(metadata, lambda topic, queue_id: QueueOffset(7))
+    tails = QueueTails(metadata, lambda topic, queue_id: QueueOffset(7))
     keys = UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: next(times))
     made = InternalMessages(
         appender=appender,
@@ -109,7 +109,7 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
         environment__access=None,
         environment__receive_into=None,
         replica__log=None,  # nothing is committed, so nothing is repeated
-        queue_offsets=tails,
+        queue_tails=tails,
         unique_keys=keys,
         internal_messages=made,
         rng=random.Random(1),

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from mq.cli.output import parse_time, print_json_array
-from mq.inspection.wording import some_of, time_of
+from mq.inspection.formatting import some_of, time_of
 
 
 @pytest.mark.parametrize("rows", [[], [1], [{"a": 1}, {"b": [2, {"c": None}]}], ["line\nfeed", "x"]])

@@ -83,7 +83,7 @@ class Scene:
             self.now += 0.25
             if talks:
                 self.end.heard_at = self.now
-            await self.watch.look()
+            await self.watch.check_all()
 
 
 async def test_a_silent_server_owing_an_answer_is_dropped_when_another_leads() -> None:

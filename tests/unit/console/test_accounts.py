@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mq.console.views.accounts import FileRow, PolicyRow, file_rows, file_words, policy_rows, quotas_by_name, user_rows
-from mq.inspection.looking import OfReplicas
+from mq.inspection.cluster_queries import OfReplicas
 from mq.protocol.requests.accounts import AccountInfo, AccountList
 from mq.protocol.requests.quota_attributes import Quota
 from mq.protocol.requests.quotas import NamedQuota, QuotaList

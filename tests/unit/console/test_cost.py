@@ -17,7 +17,7 @@ from mq.console.app import Console
 from mq.console.settings import ConsoleSettings
 from mq.console.users import Users
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
-from mq.inspection.looking import LookingAdmin
+from mq.inspection.cluster_queries import LookingAdmin
 from mq.inspection.survey import Consumers, Survey
 from mq.protocol.requests.group_progress import GroupProgress
 from tests.support.console_browser import NOW_MS, Browser

@@ -12,10 +12,10 @@ from mq.console.lags import EVERY_SECONDS, GROUPS_MAX, SECONDS, Lag, LagHistory
 from mq.console.views.charts import lag_chart
 from mq.console.views.groups import member_rows, reasons
 from mq.console.watch import Shared, Watch
-from mq.inspection.changing import ChangingAdmin
 from mq.inspection.cluster import GroupStatus
-from mq.inspection.looking import LookingAdmin
+from mq.inspection.cluster_queries import LookingAdmin
 from mq.inspection.members import Member
+from mq.inspection.operator_changes import ChangingAdmin
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.consumer_groups import ClientConnectionData, SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress

@@ -26,7 +26,7 @@ from mq.console.users import Users
 from mq.console.views.messages import MessageRow
 from mq.console.watch import Shared, Watch
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
-from mq.inspection.looking import Held, LookingAdmin, OfReplicas
+from mq.inspection.cluster_queries import Held, LookingAdmin, OfReplicas
 from mq.inspection.members import Member
 from mq.protocol.messages.records import Host, StoredMessage
 from mq.protocol.names import dead_letter_topic
@@ -244,7 +244,7 @@ def watch() -> Watch:
     tail = Tail()
     tail.rows.extend(rows)
     tail.has_begun.set()
-    found.tails.look = lambda followed, show: tail  # type: ignore[method-assign]
+    found.tails.follow = lambda followed, show: tail  # type: ignore[method-assign]
     return found
 
 

@@ -6,7 +6,7 @@ import runpy
 from pathlib import Path
 
 from mq.protocol.codes import RequestCode
-from mq.protocol.incoming.decoding import REQUEST_CLASSES
+from mq.protocol.incoming.server_decoding import REQUEST_CLASSES
 
 SITE = Path(__file__).parents[3] / "docs" / "site"
 

@@ -13,8 +13,8 @@ from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.requests.namesrv import Route
 from mq.protocol.requests.registration import RegisterBrokerBody
 from mq.protocol.requests.topics import DataVersion, TopicConfig

@@ -25,8 +25,8 @@ from mq.protocol.access.signing import SIGNED_CODE, signed
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON, split_frames
-from mq.protocol.incoming.decoding import decode_header
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.requests.registration import RegisterBrokerBody
 from mq.protocol.requests.topics import DataVersion, TopicConfig
 from mq.protocol.wire.encoding import encode_request

@@ -9,7 +9,7 @@ import pytest
 from mq.protocol.access.expected_fields import unexpected
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import JSON
-from mq.protocol.incoming.decoding import decode_header
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.wire.encoding import encode_header
 
 _SEND: Final = (

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from mq.protocol import requests
-from mq.protocol.incoming.decoding import REQUEST_CLASSES
+from mq.protocol.incoming.server_decoding import REQUEST_CLASSES
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.incoming.chunks import decode_chunk
-from mq.protocol.incoming.decoding import REQUEST_CLASSES
 from mq.protocol.incoming.headers import Response
+from mq.protocol.incoming.server_decoding import REQUEST_CLASSES
 from mq.protocol.requests.forwarding import FORWARDED_TO, ForwardEncoder, TooLarge, WrapEncoder, mark_forwarded
 from mq.protocol.requests.replicas import Forward
 from mq.protocol.requests.send import SendExt, SendMessageV2

@@ -10,8 +10,8 @@ import pytest
 from mq.protocol.codes import LANGUAGES, MQ_VERSION, RequestCode, ResponseCode
 from mq.protocol.errors import HeaderError
 from mq.protocol.frames import BINARY, JSON, split_frames
-from mq.protocol.incoming.decoding import REQUEST_CLASSES, decode_header
 from mq.protocol.incoming.headers import Response, UnknownRequest
+from mq.protocol.incoming.server_decoding import REQUEST_CLASSES, decode_header
 from mq.protocol.messages.records import encode_host
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.send import SendMessage, SendMessageV2

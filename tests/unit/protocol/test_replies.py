@@ -7,7 +7,7 @@ import pytest
 
 from mq.protocol.errors import ReplyError
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.incoming.decoding import REQUEST_CLASSES, decode_header
+from mq.protocol.incoming.server_decoding import REQUEST_CLASSES, decode_header
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.offsets import OffsetReply
 from mq.protocol.requests.pop import PopReply

@@ -52,7 +52,7 @@ def test_many_are_kept_out_at_once_and_dealt_with_bit_by_bit() -> None:
     started = Started()
     rows = [("g", f"c{number:05}", NOW_MS + 600_000, "", "") for number in range(KEPT_OUT_MAX)]
     started.state.restore(rows)
-    started.service.look()
+    started.service.follow_and_expire()
     assert len(started.registry.kept_out.table) == KEPT_OUT_MAX, "nobody gets a message"
     assert not started.ended
     turns = 0
@@ -62,7 +62,7 @@ def test_many_are_kept_out_at_once_and_dealt_with_bit_by_bit() -> None:
         turns += 1
         assert 0 < len(started.ended) - before <= removed_members._ENDED_AT_ONCE
     assert turns == KEPT_OUT_MAX / removed_members._ENDED_AT_ONCE
-    started.service.look()
+    started.service.follow_and_expire()
     started.service.end_some()
     assert len(started.ended) == KEPT_OUT_MAX, "once for each"
     started.registry.check_invariants()
@@ -73,7 +73,7 @@ def test_a_member_that_the_log_keeps_out_leaves_at_once() -> None:
     started.join("c1")
     started.join("c2")
     started.keep_out("c1")
-    started.service.look()
+    started.service.follow_and_expire()
     assert started.registry.consumer_ids("g") == ["c2"]
     assert (started.ended, started.notified) == (["c1"], ["g"])
     started.registry.check_invariants()
@@ -82,9 +82,9 @@ def test_a_member_that_the_log_keeps_out_leaves_at_once() -> None:
 def test_one_that_is_let_in_meanwhile_is_left_alone() -> None:
     started = Started()
     started.keep_out("c1")
-    started.service.look()
+    started.service.follow_and_expire()
     started.keep_out("c1", seconds=0)
-    started.service.look()
+    started.service.follow_and_expire()
     started.service.end_some()
     assert not started.ended
     assert not started.registry.kept_out.table

@@ -101,7 +101,7 @@ class Replica:
 
     def looks(self, later: float = 0.0) -> ArchiveJob | None:
         self.now += later
-        self.service.look()
+        self.service.note_progress()
         return self.service.next_job()
 
     def ends(self) -> list[Base]:
@@ -337,7 +337,7 @@ def tiered(leader: str = "n0", node_id: str = "n1", **given: Any) -> Replica:
     replica = Replica(node_id, leader=leader, **{"level": 7} | given)
     replica.service._tier = Tier(url=URL, log=replica.messages.log, archived=replica.metadata.archived)
     replica.send(40)
-    replica.service.look()
+    replica.service.note_progress()
     return replica
 
 
@@ -349,11 +349,11 @@ def test_leader_says_from_where_on_archived_messages_are_served() -> None:
     leader.metadata.apply(noted(end))
     assert not leader.commands
     leader.now += 60
-    leader.service.look()
+    leader.service.note_progress()
     assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=0, is_held=False)
     leader.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
     leader.now += 60
-    leader.service.look()
+    leader.service.note_progress()
     assert not leader.commands, "it is known"
 
 
@@ -385,18 +385,18 @@ def test_replica_reports_no_manifest_before_reading_it() -> None:
         follower.metadata.apply(noted(end))
         follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=True))
         follower.now += 60
-        follower.service.look()
+        follower.service.note_progress()
         assert not follower.asked
         assert not follower.commands
         # What it has found is news once: later others know better.
         follower.service.take(step(end, begin_pos=0))
         follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
-        follower.service.look()
+        follower.service.note_progress()
         follower.asked.clear()
         follower.commands.clear()
         follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=True))
         follower.now += 60
-        follower.service.look()
+        follower.service.note_progress()
         assert not follower.asked
         assert not follower.commands
 
@@ -405,12 +405,12 @@ def test_manifest_is_checked_though_nothing_waits() -> None:
     replica = tiered()
     end = replica.ends()[-1]
     replica.metadata.apply(noted(end))
-    replica.service.look()
+    replica.service.note_progress()
     assert replica.service.next_job() is not None, "at first"
     replica.service.take(ArchiveStep(is_last=True))
     assert replica.service.next_job() is None
     replica.now += LIMITS.check_seconds + 1
-    replica.service.look()
+    replica.service.note_progress()
     assert replica.service.next_job() is not None
 
 
@@ -419,12 +419,12 @@ def test_missing_format_level_is_reported(level: int, has_tiers: bool, needed: i
     replica = tiered(level=level) if has_tiers else Replica(level=level)
     replica.send(40)
     for _ in range(2):
-        replica.service.look()
+        replica.service.note_progress()
         replica.now += LIMITS.turn_seconds - 1
     assert not replica.logged
-    replica.service.look()
+    replica.service.note_progress()
     replica.now += 2
-    replica.service.look()
+    replica.service.note_progress()
     told = [fields["needed_level"] for event, fields in replica.logged if event == "archive_waits_for_level"]
     assert told == ([] if needed is None else [needed])
 
@@ -436,7 +436,7 @@ def test_replica_that_has_just_started_calls_no_older_manifest_whole() -> None:
     leader.metadata.apply(noted(end))
     leader.now += 60
     leader.commands.clear()
-    leader.service.look()
+    leader.service.note_progress()
     assert not leader.commands, "nobody knows whether the manifest has all"
     leader.service.take(step(end, begin_pos=0))
     assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=0, is_held=False)
@@ -483,7 +483,7 @@ def test_archive_alone_keeps_delayed_messages_and_compacted_topics() -> None:
     """They would be missing in a group that is restored from it, also if brokers serve their local messages only."""
     replica = Replica()
     replica.send(40)
-    replica.service.look()
+    replica.service.note_progress()
     with_retention(replica, archive_retention_hours=1)
     replica.needed_pos = 2 * SEGMENT_BYTES + 7
     job = replica.looks(LIMITS.check_seconds)

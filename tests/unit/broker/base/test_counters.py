@@ -148,16 +148,16 @@ def test_many_queues_are_looked_at_in_turns_that_keep_nobody_waiting(monkeypatch
     seen = []
     for _ in range(8):
         before = kept.figures.puts.nums
-        kept.look_on()
+        kept.read_more_ends()
         seen.append(kept.figures.puts.nums - before)
         store.clock += 0.1
     assert seen == [250, 250, 100, 0, 0, 0, 0, 0], "the next round begins a second after this one"
     store.put()
     store.clock = 2.0
     for _ in range(3):
-        kept.look_on()
+        kept.read_more_ends()
     assert kept.figures.puts.nums == 1200
-    kept.look()
+    kept.refresh()
     assert kept.figures.puts.nums == 1200, "there are too many to look at all of them at once"
 
 
@@ -165,10 +165,10 @@ def test_few_queues_are_looked_at_when_somebody_asks(monkeypatch: pytest.MonkeyP
     store = Queues(3)
     kept = store.stats(monkeypatch)
     store.put()
-    kept.look()
+    kept.refresh()
     assert kept.figures.puts.nums == 0, "not that soon again"
     store.clock = 1.0
-    kept.look()
+    kept.refresh()
     assert kept.figures.puts.nums == 3
 
 
@@ -188,13 +188,13 @@ def test_a_topic_deleted_while_many_queues_are_looked_at_is_left_out(tmp_path: P
     for number in range(300):
         store.append_run(QueueRun(f"T{number}", 0, FIRST_OFFSET, entry))
     now = 1.0
-    kept.look_on()
+    kept.read_more_ends()
     store.drop_topic("T299")
-    kept.look_on()
+    kept.read_more_ends()
     assert kept.figures.puts.nums == 299
     assert kept.figures.by_topic.get("T299") is None
     store.append_run(QueueRun("T299", 0, FIRST_OFFSET, entry + entry))
     now = 2.0
-    kept.look_on()
-    kept.look_on()
+    kept.read_more_ends()
+    kept.read_more_ends()
     assert kept.figures.puts.nums == 301

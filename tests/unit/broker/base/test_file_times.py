@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 from structlog.testing import capture_logs
 
-from mq.broker.base.added_times import STEPS_MAX, AddedTimes, BootClock
+from mq.broker.base.clock_corrections import STEPS_MAX, BootClock, ClockCorrections
 from mq.broker.base.file_times import PROOF_SECONDS, FileTimes, PlausibleTime
 from raftlog.log_numbers import LogIndex
 from raftlog.segment import RetentionPolicy, SegmentInfo, Situation, droppable
@@ -30,7 +30,7 @@ class Files:
 
     def begin(self, boot_id: str, note: bytes | None) -> None:
         """A process starts, on this boot, with the note of the one before."""
-        added = AddedTimes(BootClock(boot_id, lambda: self.offset_ms), note)
+        added = ClockCorrections(BootClock(boot_id, lambda: self.offset_ms), note)
         self.times = FileTimes(lambda segment: self.stamps[segment.start // 10], lambda: self.now, LOG, added)
 
     def restart(self, boot_id: str = "boot") -> None:
@@ -48,7 +48,7 @@ class Files:
     def deleted(self, now_ms: int = NOW, hours: int = 72) -> int:
         """How many files 72 h of retention delete."""
         segments = self.segments()
-        self.times.look(segments, now_ms, now_ms)
+        self.times.note_files(segments, now_ms, now_ms)
         now = Situation(
             now_ms=now_ms, hour=0, floor_pos=10**9, wanted_pos=10**9, disk_used_bytes=0, disk_total_bytes=100
         )
@@ -172,16 +172,16 @@ def test_idle_files_are_as_old_as_their_messages() -> None:
 
 def test_many_differences_are_noted_in_little_room_and_none_gets_smaller() -> None:
     rng = random.Random(1)
-    times = AddedTimes(BootClock("boot", lambda: 0), None)
+    times = ClockCorrections(BootClock("boot", lambda: 0), None)
     wanted: dict[int, int] = {}
     for start in range(0, 10_000, 10):
         if rng.random() < 0.5:
             wanted[start] = rng.randrange(60_000, 10**9)
             times.add(start, start + 10, wanted[start])
     assert len(times.note()) < 20 * STEPS_MAX
-    again = AddedTimes(BootClock("boot", lambda: 0), times.note())
+    again = ClockCorrections(BootClock("boot", lambda: 0), times.note())
     assert all(again.of(start) >= ms for start, ms in wanted.items())
-    again.look(5000, 10_000)
+    again.note_clock(5000, 10_000)
     assert all(again.of(start) >= ms for start, ms in wanted.items() if start >= 5000)
 
 
@@ -201,14 +201,14 @@ def test_replica_that_copies_files_deletes_none_early_because_their_leader_was_b
 
 
 def test_of_what_was_noted_here_and_copied_the_larger_counts() -> None:
-    own, other = (AddedTimes(BootClock("boot", lambda: 0), None) for _ in range(2))
+    own, other = (ClockCorrections(BootClock("boot", lambda: 0), None) for _ in range(2))
     own.add(0, 10, 70_000)
     own.add(20, 30, 90_000)
     other.add(0, 20, 80_000)
     other.add(20, 30, 61_000)
     own.take_copied(other.note_for_copies())
     assert [own.of(start) for start in range(0, 40, 10)] == [80_000, 80_000, 90_000, 0]
-    assert AddedTimes(BootClock("boot", lambda: 0), None).note_for_copies() == b""
+    assert ClockCorrections(BootClock("boot", lambda: 0), None).note_for_copies() == b""
 
 
 def test_an_old_file_without_a_younger_neighbour_goes() -> None:
@@ -223,7 +223,7 @@ class Watch:
     def after(self, seconds: float, jump_ms: int = 0) -> int:
         self.now += seconds
         self.wall_ms += round(seconds * 1000) + jump_ms
-        return self.time.look(self.wall_ms)
+        return self.time.plausible_ms(self.wall_ms)
 
 
 def test_a_jump_ahead_counts_after_an_hour() -> None:

@@ -16,7 +16,7 @@ from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import CommitOffsets, PutTopic, ResetOffset, TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.offsets import UpdateConsumerOffset, UpdateConsumerOffsetExt
@@ -36,7 +36,7 @@ class Stage:
         self.metadata = Metadata()
         self.metadata.apply(PutTopic(config=TopicConfig(name="T", read_queues=1, write_queues=1), timestamp_ms=1))
         self.rounds = Rounds(self.metadata)
-        self.tails = QueueOffsets(self.metadata, lambda topic, queue_id: QueueOffset(0))
+        self.tails = QueueTails(self.metadata, lambda topic, queue_id: QueueOffset(0))
         self.tails.get("T", 0).next_offset = QueueOffset(100)
         nothing: Any = None
         self.context = context_of(
@@ -44,7 +44,7 @@ class Stage:
             metadata=self.metadata,
             store=nothing,
             appender=self.rounds,
-            queue_offsets=self.tails,
+            queue_tails=self.tails,
             log=structlog.get_logger(),
             wall_clock_ms=lambda: 0,
             reads__read=lambda on_read: on_read(True),
@@ -261,16 +261,16 @@ def test_offset_beyond_end_is_corrected_once_by_new_leader() -> None:
     for group, offset in (("G", 130), ("H", 100), ("I", 101)):
         stage.metadata.apply(CommitOffsets(offsets=[(group, "T", 0, QueueOffset(offset))]))
     corrections = OffsetCorrections(stage.context, offsets=stage.offsets)
-    corrections.look()
+    corrections.correct_some()
     assert stage.rounds.waiting == 0
     corrections.lead()
     with structlog.testing.capture_logs() as logged:
-        corrections.look()
+        corrections.correct_some()
         stage.rounds.commit(4)
     assert [stage.metadata.consumer_offset(group, "T", 0) for group in "GHI"] == [100, 100, 100]
     named = sorted((event["consumer_group"], event["offset"], event["end"]) for event in logged)
     assert named == [("G", 130, 100), ("I", 101, 100)]
-    corrections.look()
+    corrections.correct_some()
     assert stage.rounds.waiting == 0
 
 
@@ -280,5 +280,5 @@ def test_resigned_leader_corrects_nothing() -> None:
     corrections = OffsetCorrections(stage.context, offsets=stage.offsets)
     corrections.lead()
     corrections.resign()
-    corrections.look()
+    corrections.correct_some()
     assert stage.rounds.waiting == 0

@@ -8,7 +8,7 @@ import trio
 
 from mq.broker.consume.routes import Queues, Routes
 from mq.protocol.frames import split_frames
-from mq.protocol.incoming.decoding import decode_header
+from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.requests.namesrv import GetRouteinfoByTopic, QueueData, Route
 from mq.protocol.wire.encoding import encode_response
 from mq.protocol.wire.queue_tables import QueueRef

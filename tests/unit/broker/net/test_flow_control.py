@@ -44,10 +44,10 @@ def test_from_half_on_whoever_asks_for_more_waits_until_it_has_read() -> None:
     kept.grown(other)
     assert [one.waits, other.waits, kept.kept_waiting] == [False, True, 1]
     other.waiting_bytes = MUCH_BYTES // 2
-    kept.look()
+    kept.resume_readers()
     assert other.waits
     other.waiting_bytes -= 1
-    kept.look()
+    kept.resume_readers()
     assert [other.waits, kept.kept_waiting] == [False, 0]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.broker.write_path.entry_builder import Entry, EntryBuilder
-from mq.broker.write_path.queue_offsets import QueueTail, TopicName
+from mq.broker.write_path.queue_tails import QueueTail, TopicName
 from mq.compiled import IS_COMPILED
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.properties import PROPERTIES_BYTES_MAX, SENT_PROPERTIES_BYTES_MAX

@@ -168,7 +168,7 @@ def test_requests_wait_no_longer_for_a_removed_quota_of_a_user() -> None:
     connection.pull(1, user="ann")
     connection.pull(2, user="ann")
     clients.put("ann", Quota())
-    clients.gate.look()
+    clients.gate.refresh()
     clients.pass_seconds(0.0)
     assert [number for number, _ in clients.served] == [1, 2]
     assert not clients.requests.is_gated

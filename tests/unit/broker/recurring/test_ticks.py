@@ -11,7 +11,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.state.schedules import PutSchedule, SettleTick, SwitchSchedule
 from mq.broker.write_path.outcome import Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
-from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol import properties as props
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset
 from mq.protocol.requests.schedules import ANY_VERSION, DUE_MS, ScheduleDefinition
@@ -69,7 +69,7 @@ class Rig:
         context = context_of(
             metadata=self.metadata,
             appender=self.log,
-            queue_offsets=QueueOffsets(self.metadata, lambda topic, queue_id: FIRST_OFFSET, 4),
+            queue_tails=QueueTails(self.metadata, lambda topic, queue_id: FIRST_OFFSET, 4),
             unique_keys__next=lambda: "U",
             store_host=bytes(8),
             settings__cluster="C",

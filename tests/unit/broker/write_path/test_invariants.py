@@ -9,7 +9,7 @@ import pytest
 
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol.messages.records import encode_host
 from mq.protocol.numbers import QueueOffset
 from raftlog import Refusal
@@ -77,7 +77,7 @@ def test_appender_is_whole_when_everything_is_answered() -> None:
 
 
 def test_offset_behind_what_is_stored_is_named() -> None:
-    offsets = QueueOffsets(Metadata(), lambda topic, queue_id: QueueOffset(5))
+    offsets = QueueTails(Metadata(), lambda topic, queue_id: QueueOffset(5))
     tail = offsets.get("T", 0)
     offsets.check_invariants()
     tail.next_offset = QueueOffset(4)
@@ -88,7 +88,7 @@ def test_offset_behind_what_is_stored_is_named() -> None:
 
 
 def test_additions_outside_of_an_entry_are_named() -> None:
-    offsets = QueueOffsets(Metadata(), lambda topic, queue_id: QueueOffset(5))
+    offsets = QueueTails(Metadata(), lambda topic, queue_id: QueueOffset(5))
     offsets.get("T", 0).run = [b""]
     with pytest.raises(AssertionError, match="T/0: 1 messages of an entry"):
         offsets.check_invariants()

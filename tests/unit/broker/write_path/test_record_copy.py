@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mq.broker.write_path.queue_offsets import QueueTail, TopicName
+from mq.broker.write_path.queue_tails import QueueTail, TopicName
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol.hashes import tag_code
 from mq.protocol.messages.records import (

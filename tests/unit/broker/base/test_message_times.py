@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.base import stored_times
-from mq.broker.base.stored_times import NEAR, old_until
+from mq.broker.base import message_times
+from mq.broker.base.message_times import NEAR, old_until
 from raftlog.log_numbers import LogIndex
 
 
@@ -35,7 +35,7 @@ def known_times(monkeypatch: pytest.MonkeyPatch) -> None:
     def stored_ms(log: Any, indexes: Iterable[LogIndex]) -> int | None:
         return next((log.stamps[index] for index in indexes if index in log.stamps), None)
 
-    monkeypatch.setattr(stored_times, "stored_ms", stored_ms)
+    monkeypatch.setattr(message_times, "stored_ms", stored_ms)
 
 
 def test_a_log_of_which_nothing_is_old() -> None:

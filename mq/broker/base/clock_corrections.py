@@ -48,7 +48,7 @@ class BootClock:
     offset_ms: Callable[[], int]
 
 
-class AddedTimes:
+class ClockCorrections:
     """What is added to the times of files; see the module.
 
     Args:
@@ -68,7 +68,7 @@ class AddedTimes:
         at = bisect_right(self._steps, (start, 2**63)) - 1
         return 0 if at < 0 else self._steps[at][1]
 
-    def look(self, begin: int, end: int) -> int:
+    def note_clock(self, begin: int, end: int) -> int:
         """Notice that the clock was set; the log's closed files are those from ``begin`` to ``end``.
 
         Returns by how many milliseconds it was set, 0 if it was not.
@@ -112,7 +112,7 @@ class AddedTimes:
 
         Raises msgspec.MsgspecError for a note of another release, which changes nothing.
         """
-        copied = AddedTimes(self._clock, note)
+        copied = ClockCorrections(self._clock, note)
         starts = sorted({start for start, _ in (*self._steps, *copied._steps)})
         self._replace([(start, max(self.of(start), copied.of(start))) for start in starts])
 

@@ -77,7 +77,7 @@ class QueueTail:
         return tail
 
 
-class QueueOffsets(Service):
+class QueueTails(Service):
     """All tails of this leadership. They live as long as the leadership, since pending messages refer to them.
 
     Args:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mq.broker.state.commands import DeleteTopic, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.queue_offsets import LITE_TAILS_MAX, QueueOffsets, QueueTail
+from mq.broker.write_path.queue_tails import LITE_TAILS_MAX, QueueTail, QueueTails
 from mq.protocol.names import lite_queue
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
@@ -21,9 +21,7 @@ class Applied:
     def __init__(self) -> None:
         self.metadata = Metadata()
         self.ends: dict[tuple[str, int], int] = {}
-        self.tails = QueueOffsets(
-            self.metadata, lambda topic, queue_id: QueueOffset(self.ends.get((topic, queue_id), 0))
-        )
+        self.tails = QueueTails(self.metadata, lambda topic, queue_id: QueueOffset(self.ends.get((topic, queue_id), 0)))
 
     def create(self, topic: str, queues: int = 2) -> None:
         config = TopicConfig(name=topic, read_queues=queues, write_queues=queues)
@@ -114,7 +112,7 @@ def test_messages_behind_the_end_of_a_lite_topic_keep_their_offsets() -> None:
 
 def test_tails_of_lite_topics_are_forgotten_once_their_messages_are_applied(tmp_path: Path) -> None:
     store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
-    tails = QueueOffsets(Metadata(), store.max_offset, queue_of=store.get)
+    tails = QueueTails(Metadata(), store.max_offset, queue_of=store.get)
 
     def send(name: str) -> QueueTail:
         tail = tails.of_lite(lite_queue("P", name))
@@ -142,7 +140,7 @@ def test_a_message_behind_a_lite_topics_end_goes_to_its_next_queue(tmp_path: Pat
     store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
     store.append_run(QueueRun(LITE, 0, QueueOffset(0), b"e" * 3 * QUEUE_ENTRY_BYTES))
     former = store.get(LITE, 0)
-    tails = QueueOffsets(Metadata(), store.max_offset, queue_of=store.get)
+    tails = QueueTails(Metadata(), store.max_offset, queue_of=store.get)
     tail = tails.of_lite(LITE)
     assert (tail.next_offset, tail.queue) == (3, former)
     tail.next_offset = QueueOffset(4)  # a message is on its way

@@ -12,9 +12,9 @@ import pytest
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import HeaderError
 from mq.protocol.frames import BINARY, JSON, split_frames
-from mq.protocol.incoming.decoding import REQUEST_CLASSES, decode_header
-from mq.protocol.incoming.from_brokers import decode_from_broker
+from mq.protocol.incoming.client_decoding import decode_from_broker
 from mq.protocol.incoming.headers import UnknownRequest
+from mq.protocol.incoming.server_decoding import REQUEST_CLASSES, decode_header
 from mq.protocol.requests.clients import NotifyConsumerIdsChanged
 from mq.protocol.requests.group_progress import ResetConsumerClientOffset
 from mq.protocol.requests.lite import NotifyUnsubscribeLite
@@ -109,7 +109,7 @@ def test_a_client_imports_no_requests_that_it_does_not_make() -> None:
     assert "mq.protocol.requests.namesrv" in imported
     unwanted = {"accounts", "bulk", "quotas", "registration", "replicas", "users"}
     assert not {f"mq.protocol.requests.{each}" for each in unwanted} & imported
-    assert not {"mq.protocol.incoming.decoding", "mq.client.metrics.prometheus"} & imported
+    assert not {"mq.protocol.incoming.server_decoding", "mq.client.metrics.prometheus"} & imported
 
 
 def test_a_client_without_an_account_loads_no_hash_functions() -> None:
