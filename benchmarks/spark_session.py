@@ -74,7 +74,7 @@ def run(session: Any, asked: dict[str, Any]) -> dict[str, Any]:
                 writer = writer.options(**to.get("options", {})).mode(to["mode"])
                 writer.save(to["path"]) if to.get("path") else writer.save()
             case other:
-                raise ValueError(f"nobody knows how to do {other!r}")
+                raise ValueError(f"there is no step called {other!r}")
     return {"seconds": time.perf_counter() - began, "rows": rows, "digest": digest, "batches": batches}
 
 

@@ -215,7 +215,7 @@ async def _where_to_read(cluster: DevCluster, leader: str) -> str:
             if suggested:
                 return cluster.node_ids[suggested - 1]
             await trio.sleep(0.2)
-    raise ServersFailed(f"the leader sent nobody to a follower for {_REDIRECT_SECONDS_MAX:g} s")
+    raise ServersFailed(f"the leader sent no client to a follower for {_REDIRECT_SECONDS_MAX:g} s")
 
 
 def suggested_broker(address: tuple[str, int]) -> int:

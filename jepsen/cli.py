@@ -307,7 +307,7 @@ def _part(text: str) -> tuple[int, int]:
     """The number of the part and of all parts. Raises CannotRun."""
     number, _, parts = text.partition("/")
     if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
-        raise CannotRun(f"{text!r} is no piece of a profile, as 1/5 is")
+        raise CannotRun(f"{text!r} is not a part of a profile such as 1/5")
     return int(number), int(parts)
 
 

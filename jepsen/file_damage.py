@@ -67,7 +67,7 @@ def _break(rng: Random, path: Path, manner: str, *, returns: bool) -> Damaged:
         case "it is missing":
             path.unlink()
         case _:
-            raise ValueError(f"nobody knows how to damage {path.name}: {manner!r}")
+            raise ValueError(f"there is no way to damage {path.name}: {manner!r}")
     return Damaged(path, before, returns=returns)
 
 

@@ -62,7 +62,7 @@ async def _read_replica(
             recorder.note("base", n=node, v=int(KVTable.decode(body).table["raftmq.basePosition"]))
             read = True
         if not read:
-            raise ClusterFailed(f"{node} hung up while it was read")
+            raise ClusterFailed(f"{node} closed the connection while its queues were read")
     if reading.cancelled_caught:
         raise ClusterFailed(f"{node} was not read within {READ_SECONDS_MAX:g} s")
 

@@ -236,7 +236,7 @@ def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[
         case "all, one after the other":
             return tuple(rng.sample(nodes, len(nodes)))
         case _:
-            raise ValueError(f"nobody knows whom {what!r} is aimed at")
+            raise ValueError(f"the fault {what!r} has no known target")
 
 
 def apart(node: str, others: Sequence[str]) -> dict[str, frozenset[str]]:
@@ -303,4 +303,4 @@ def grudges(
         case "ring: each hears its neighbours":
             return ring(rng.sample(nodes, len(nodes)))
         case _:
-            raise ValueError(f"nobody knows who hears nothing under {what!r}")
+            raise ValueError(f"the fault {what!r} has no known victims")

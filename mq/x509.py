@@ -33,7 +33,7 @@ def validity(certificate: bytes) -> Validity:
         _, issuer, signed = _element(signed)
         tag, times, signed = _element(signed)
         if tag != _Tag.SEQUENCE:
-            raise ValueError(f"a validity with the tag {tag:#x}")
+            raise ValueError(f"the validity has the unknown tag {tag:#x}")
         first, begins, times = _element(times)
         last, ends, _ = _element(times)
         _, subject, _ = _element(signed)
@@ -50,7 +50,7 @@ def _element(data: bytes) -> tuple[int, bytes, bytes]:
         length = int.from_bytes(data[2:start], "big")
     end = start + length
     if end > len(data):
-        raise ValueError(f"an element of {end} bytes in {len(data)}")
+        raise ValueError(f"an element ends at byte {end} of {len(data)}")
     return tag, data[start:end], data[end:]
 
 
@@ -62,5 +62,5 @@ def _time(tag: int, text: str) -> dt.datetime:
         case _Tag.GENERALIZED_TIME:
             pass
         case _:
-            raise ValueError(f"a time with the tag {tag:#x}")
+            raise ValueError(f"a time has the unknown tag {tag:#x}")
     return dt.datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=dt.UTC)

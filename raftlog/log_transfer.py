@@ -242,10 +242,11 @@ class Puller:
             raise WireError(str(error)) from error
         if manifest.segment_bytes != self._segment_bytes:
             raise WireError(
-                f"offer of files of {manifest.segment_bytes} bytes, this replica has files of {self._segment_bytes}"
+                f"the leader offers files of {manifest.segment_bytes} bytes, and this replica has files of "
+                f"{self._segment_bytes}"
             )
         if manifest.last.term > offer.term:
-            raise WireError(f"offer of a log that ends in term {manifest.last.term} from a leader of {offer.term}")
+            raise WireError(f"the leader of term {offer.term} offers a log that ends in term {manifest.last.term}")
         if manifest.end_index == 0:
             return  # it would change nothing, and be offered again
         if source != self._source or self._gone:

@@ -50,7 +50,7 @@ def _decoders(number_bytes_max: int) -> Mapping[int, Callable[..., Any]]:
 
         def whole_number(value: object, *_: Any) -> int:
             if not isinstance(value, bytes) or len(value) > number_bytes_max:
-                raise cbor2.CBORDecodeError(f"a whole number of more than {number_bytes_max} bytes")
+                raise cbor2.CBORDecodeError(f"a whole number has more than {number_bytes_max} bytes")
             return int.from_bytes(value)
 
         decoders[_WHOLE_NUMBER] = whole_number
@@ -58,4 +58,4 @@ def _decoders(number_bytes_max: int) -> Mapping[int, Callable[..., Any]]:
 
 
 def _refuse(*_: Any) -> Any:
-    raise cbor2.CBORDecodeError("a tagged value")
+    raise cbor2.CBORDecodeError("tagged values are not allowed")

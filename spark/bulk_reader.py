@@ -181,7 +181,7 @@ class BulkTaskReader(TaskReader):
                 raise Behind(f"{address} leads now")
             case BulkStatus.BEHIND:
                 ends = ", ".join(f"queue {queue} up to {end}" for queue, end in list(found.offsets.items())[:10])
-                raise Behind(f"{address} has {ends}")
+                raise Behind(f"{address} has only {ends}")
             case BulkStatus.DAMAGED:
                 raise AnswerDamaged(f"{address} repairs its log: {found.text}")
             case BulkStatus.BUSY:
@@ -204,7 +204,7 @@ class BulkTaskReader(TaskReader):
     def _advance(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
         """What is left to read after a response, and the records in it. Raises AnswerDamaged, Behind, DataLoss."""
         if not answer.offsets or not answer.offsets.keys() <= left.keys():
-            raise AnswerDamaged(f"an answer about queues {list(answer.offsets)[:10]}")
+            raise AnswerDamaged(f"the answer is about queues {list(answer.offsets)[:10]}, which were not asked for")
         skipped = 0
         if answer.status is BulkStatus.GONE:
             following = {}
@@ -218,14 +218,14 @@ class BulkTaskReader(TaskReader):
             if not answer.without_records:
                 self._check_offsets(answer, left)
             elif not self._offsets_suffice():
-                raise AnswerDamaged("an answer without records")
+                raise AnswerDamaged("the answer has no records, and the query needs them")
         still = {
             queue_id: QueueRange(queue_id, following.get(queue_id, each.start), each.end)
             for queue_id, each in left.items()
             if following.get(queue_id, each.start) < each.end
         }
         if any(offset < left[queue_id].start for queue_id, offset in following.items()) or still == left:
-            raise AnswerDamaged(f"an answer leads from {list(left.values())[:10]} to {list(following.items())[:10]}")
+            raise AnswerDamaged(f"the answer leads from {list(left.values())[:10]} to {list(following.items())[:10]}")
         data = answer.data if answer.status is BulkStatus.RECORDS else memoryview(b"")
         return still, Chunk(data, answer.sizes, 0, skipped)
 
@@ -264,7 +264,7 @@ class BulkTaskReader(TaskReader):
         counted = dict.fromkeys(answer.offsets, 0)
         if len(sizes):
             if int(sizes.min()) < _OFFSET_AT + 8:
-                raise AnswerDamaged(f"a record of {int(sizes.min())} bytes")
+                raise AnswerDamaged(f"a record has {int(sizes.min())} bytes; minimum: {_OFFSET_AT + 8}")
             octets = np.frombuffer(answer.data, dtype=np.uint8)
             starts = np.cumsum(sizes) - sizes
             offsets = sliding_window_view(octets, 8)[starts + _OFFSET_AT].view(">i8").reshape(-1)
@@ -282,7 +282,7 @@ class BulkTaskReader(TaskReader):
                     or int(mine[-1]) >= answer.offsets[queue_id]
                     or (np.diff(mine) <= 0).any()
                 ):
-                    raise AnswerDamaged(f"queue {queue_id} goes on at {int(mine[0])} instead of {low}")
+                    raise AnswerDamaged(f"queue {queue_id} continues at {int(mine[0])} instead of {low}")
                 counted[queue_id] = end - begin
         if self._options.tags is None:
             for queue_id, count in counted.items():

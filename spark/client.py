@@ -157,7 +157,9 @@ class Connection:
         length, word = _PREFIX.unpack(self._receive_bytes(_PREFIX.size))
         header_bytes = word & 0xFFFFFF
         if word >> 24 or not header_bytes + 4 <= length <= FRAME_BYTES_MAX:
-            raise Unreachable(self.address, f"sent no frame of RocketMQ's (length {length}, header word {word:#x})")
+            raise Unreachable(
+                self.address, f"sent what is not a frame of RocketMQ (length {length}, header word {word:#x})"
+            )
         rest = self._receive_bytes(length - 4)
         try:
             header = json.loads(bytes(rest[:header_bytes]))

@@ -71,7 +71,7 @@ class Option(NamedTuple):
 
 def _text(value: str) -> str:
     if not value.strip():
-        raise ValueError("is empty")
+        raise ValueError("must not be empty")
     return value.strip()
 
 
@@ -82,7 +82,7 @@ def _boolean(value: str) -> bool:
         case "false":
             return False
         case _:
-            raise ValueError("is true or false")
+            raise ValueError("must be true or false")
 
 
 def _number(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
@@ -90,9 +90,9 @@ def _number(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
         try:
             number = int(value)
         except ValueError:
-            raise ValueError("is a whole number") from None
+            raise ValueError("must be a whole number") from None
         if not low <= number <= high:
-            raise ValueError(f"is at least {low}" if number < low else f"is at most {high}")
+            raise ValueError(f"must be at least {low}" if number < low else f"must be at most {high}")
         return number
 
     return parse
@@ -106,9 +106,9 @@ def _duration_ms(low: int) -> Callable[[str], int]:
             try:
                 milliseconds = int(value)
             except ValueError:
-                raise ValueError('is a number of milliseconds or a time such as "15m"') from None
+                raise ValueError('must be a number of milliseconds or a time such as "15m"') from None
         if milliseconds < low:
-            raise ValueError(f"is at least {low} ms")
+            raise ValueError(f"must be at least {low} ms")
         return milliseconds
 
     return parse
@@ -118,10 +118,10 @@ def _size(low: int, high: int) -> Callable[[str], int]:
     def parse(value: str) -> int:
         found = _SIZE.fullmatch(value.strip())
         if found is None:
-            raise ValueError('is a number of bytes or a size such as "4m"')
+            raise ValueError('must be a number of bytes or a size such as "4m"')
         nbytes = int(found[1]) * _SIZE_BYTES[found[2].lower()]
         if not low <= nbytes <= high:
-            raise ValueError(f"is {low} to {high} bytes")
+            raise ValueError(f"must be {low} to {high} bytes")
         return nbytes
 
     return parse
@@ -131,7 +131,7 @@ def _one_of(*names: str) -> Callable[[str], str]:
     def parse(value: str) -> str:
         found = value.strip().lower()
         if found not in names:
-            raise ValueError(f"is one of {', '.join(names)}")
+            raise ValueError(f"must be one of {', '.join(names)}")
         return found
 
     return parse
@@ -140,7 +140,7 @@ def _one_of(*names: str) -> Callable[[str], str]:
 def _addresses(value: str) -> tuple[str, ...]:
     addresses = tuple(part.strip() for part in re.split(r"[;,]", value) if part.strip())
     if not addresses:
-        raise ValueError("is empty")
+        raise ValueError("must not be empty")
     for address in addresses:
         found = _ADDRESS.fullmatch(address)
         if found is None or int(found[2]) > 65535:
@@ -151,7 +151,7 @@ def _addresses(value: str) -> tuple[str, ...]:
 def _endpoint(value: str) -> str:
     found = urlsplit(value.strip())
     if found.scheme not in ("http", "https") or not found.hostname:
-        raise ValueError("is no URL such as https://minio.example:9000")
+        raise ValueError("must be a URL such as https://minio.example:9000")
     if found.username is not None or found.password is not None:
         raise ValueError("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile")
     return value.strip()
@@ -160,7 +160,7 @@ def _endpoint(value: str) -> str:
 def _names(value: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in value.split(",") if part.strip())
     if not names:
-        raise ValueError("is empty")
+        raise ValueError("must not be empty")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"names {', '.join(twice)} twice")
     return names
@@ -176,7 +176,7 @@ def check_columns(names: Iterable[str]) -> None:
     """Raises ValueError for an unknown column, with the nearest one."""
     for name in names:
         if name not in COLUMN_NAMES:
-            raise ValueError(f"names the column {name!r}, which there is not{nearest(name, COLUMN_NAMES)}")
+            raise ValueError(f"names the unknown column {name!r}{nearest(name, COLUMN_NAMES)}")
 
 
 def _pattern(value: str) -> str:

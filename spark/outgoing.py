@@ -140,7 +140,7 @@ def _destination(
     if topic is None:
         raise RowRefused(number, "it has no topic, and there is no option topic")
     if queue_id is not None and queue_id < 0:
-        raise RowRefused(number, f"its queue_id is {queue_id}")
+        raise RowRefused(number, f"its queue_id is {queue_id}; allowed: 0 or more")
     return Destination(topic, broker_name, queue_id)
 
 

@@ -266,7 +266,7 @@ class TaskReader:
         if is_dense:
             next_offset = expected
         if next_offset <= offset or next_offset < expected:
-            raise AnswerDamaged(f"an answer for offset {offset} leads to {next_offset}")
+            raise AnswerDamaged(f"the answer for offset {offset} leads to {next_offset}")
         return Chunk(data[:at], sizes, min(next_offset, wanted.end))
 
     def _lost(self, wanted: QueueRange, offset: int, first: int) -> Chunk:

@@ -100,7 +100,7 @@ def _damage(injection: Injection, what: str, commitlog: Path) -> list[Damaged]:
         case "one slot of the vote file":
             return break_vote(rng, commitlog)
         case _:
-            raise ValueError(f"nobody knows how to do {what!r}")
+            raise ValueError(f"there is no fault of disks called {what!r}")
 
 
 async def repaired(injection: Injection, node: str, damaged: list[Damaged]) -> None:

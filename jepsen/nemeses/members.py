@@ -234,7 +234,7 @@ async def change_members(
                 if all(now.get(node) == role for node, role in roles.items()):
                     return
             await trio.sleep(RETRY_SECONDS)
-    raise ClusterFailed(f"the members {roles} were not had within {CHANGE_SECONDS_MAX:g} s: {told}")
+    raise ClusterFailed(f"the members {roles} did not come about within {CHANGE_SECONDS_MAX:g} s: {told}")
 
 
 def add(cluster: Cluster, node: str, *, voter: bool) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:

@@ -46,7 +46,7 @@ def _start(what: str, cluster: Cluster, node: str, other: str) -> _Start:
             size = int(cluster.settings["segment_bytes"]) * 2
             return _Start(("--set", f"segment_bytes={size}"), "made for segment", runs=False)
         case _:
-            raise ValueError(f"nobody knows how to start {what!r}")
+            raise ValueError(f"there is no wrong start called {what!r}")
 
 
 async def wrong_start(injection: Injection, step: Step, leader: str) -> None:

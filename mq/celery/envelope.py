@@ -132,7 +132,7 @@ def _checked(payload: object) -> dict[str, Any]:
         ("headers", payload.get("headers", {})),
     ):
         if not isinstance(value, dict):
-            raise ValueError(f"its {name} is no object")  # noqa: TRY004 - as above
+            raise ValueError(f"its {name} is not an object")  # noqa: TRY004 - as above
     body, encoding = payload.get("body"), properties.get("body_encoding")
     if not isinstance(body or "", str) or encoding not in (None, "utf-8", "base64"):
         raise ValueError(f"its body is {type(body).__name__} in the encoding {str(encoding)[:20]!r}")

@@ -28,7 +28,7 @@ def attributes_of(given: Iterable[str]) -> dict[str, str | None]:
     for each in given:
         name, equals, value = (part.strip() for part in each.partition("="))
         if not name or not equals or name[0] in "+-":
-            raise CommandFailed(f"{each!r} is no attribute; write NAME=VALUE, or NAME= to remove it")
+            raise CommandFailed(f"{each!r} is not an attribute; write NAME=VALUE, or NAME= to remove it")
         found[name] = value or None
     return found
 
@@ -49,6 +49,6 @@ def properties_of(given: Iterable[str]) -> dict[str, str]:
     for each in given:
         name, equals, value = each.partition("=")
         if not name or not equals:
-            raise CommandFailed(f"{each!r} is no property; write NAME=VALUE")
+            raise CommandFailed(f"{each!r} is not a property; write NAME=VALUE")
         properties[name] = value
     return properties

@@ -131,7 +131,7 @@ def client(
         return
     for broker, info in sorted(found.items()):
         if info.topic_count < 0:
-            print(f"{broker}: {client_id} has not said what it subscribes to")
+            print(f"{broker}: {client_id} has not sent its subscriptions")
             continue
         print(f"{broker}: {info.topic_count} subscriptions, heard {time_of(info.heard_ms) or '-'}")
         for name in sorted(info.lite_topics or []):

@@ -287,7 +287,7 @@ def _rule(cron: str | None, time_zone: str, every: str | None, at: str | None) -
 def _interval(text: str) -> dt.timedelta:
     match = _INTERVAL.fullmatch(text)
     if match is None:
-        raise CommandFailed(f"{text!r} is no interval; write 30s, 5m, 12h or 1d")
+        raise CommandFailed(f"{text!r} is not an interval; write 30s, 5m, 12h or 1d")
     try:
         return dt.timedelta(seconds=int(match[1]) * _UNITS[match[2]])
     except OverflowError as error:

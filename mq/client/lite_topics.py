@@ -102,7 +102,7 @@ class LiteTopics:
         """Let brokers look now at all that the clients of a group subscribe to (request code 200079).
 
         They do that by themselves every 15 s. Returns the names of the broker groups. Raises BrokerError with code
-        SUBSCRIPTION_NOT_EXIST (24) if `client_id` has not said what it subscribes to.
+        SUBSCRIPTION_NOT_EXIST (24) if `client_id` has not sent its subscriptions.
         """
         ext = LiteDispatchExt(group=group, client_id=client_id)
         leaders = await self._leaders_of_group(group) if broker is None else await self._admin._leaders(None, broker)

@@ -96,10 +96,12 @@ class Machine:
         least = 1 if ending == _FINISHED else 0
         most = end - begin if ending == _FINISHED else end - begin - 1
         if ending not in (_FINISHED, _STOPPED, _EXHAUSTED) or not least <= done <= most:
-            raise MachineFailed(f"its process answered {ending}, {done} for {end - begin} messages")
+            raise MachineFailed(
+                f"its process answered {ending} after {done} of {end - begin} messages, which is impossible"
+            )
         verdicts = self._receive(done, deadline)
         if verdicts and max(verdicts) > FAILED:
-            raise MachineFailed(f"its process answered {max(verdicts)} for a message")
+            raise MachineFailed(f"its process answered {max(verdicts)} for a message, which is not a verdict")
         reasons = [self._text(deadline) for each in verdicts if each == FAILED]
         if ending == _FINISHED:
             self._is_fresh = False

@@ -119,11 +119,13 @@ def decode_ranges(body: bytes | memoryview) -> list[ReadRange]:
     """Decode the body. Raises BulkError, also for impossible ranges."""
     count, rest = divmod(len(body), _RANGE.size)
     if rest or not 1 <= count <= RANGES_MAX:
-        raise BulkError(f"{len(body)} bytes of ranges; each has {_RANGE.size}, and there are 1 to {RANGES_MAX}")
+        raise BulkError(
+            f"the ranges have {len(body)} bytes; allowed: 1 to {RANGES_MAX} ranges of {_RANGE.size} bytes each"
+        )
     ranges = [ReadRange(*fields) for fields in _RANGE.iter_unpack(body)]
     for each in ranges:
         if each.queue_id < 0 or not 0 <= each.start < each.end:
-            raise BulkError(f"range {each.start} to {each.end} of queue {each.queue_id}")
+            raise BulkError(f"the range {each.start} to {each.end} of queue {each.queue_id} is empty or negative")
     if len({each.queue_id for each in ranges}) != count:
         raise BulkError("a queue is named twice")
     return ranges
@@ -162,23 +164,25 @@ def decode_answer(body: bytes | bytearray | memoryview) -> BulkAnswer:
     """Decode the body of an answer, without parsing its records. Raises BulkError."""
     view = memoryview(body)
     if len(view) < _HEAD.size:
-        raise BulkError(f"answer of {len(view)} bytes")
+        raise BulkError(f"the answer ends after {len(view)} bytes")
     code, flags, queues, number = _HEAD.unpack_from(view)
     at = _HEAD.size + queues * _QUEUE_OFFSET.size
     if code not in _STATUSES or len(view) < at:
-        raise BulkError(f"answer of {len(view)} bytes with status {code} and {queues} queues")
+        raise BulkError(f"the answer ends after {len(view)} bytes, with status {code} and {queues} queues")
     offsets = dict(_QUEUE_OFFSET.iter_unpack(view[_HEAD.size : at]))
     status = BulkStatus(code)
     if status is not BulkStatus.RECORDS:
         return BulkAnswer(status, offsets, number, array("i"), array("i"), view[at:])
     if len(view) < at + 2 * _WORD * number:
-        raise BulkError(f"answer of {len(view)} bytes with {number} records")
+        raise BulkError(f"the answer ends after {len(view)} bytes, and announces {number} records")
     queue_ids, at = _read_words(view, at, number), at + _WORD * number
     sizes, at = _read_words(view, at, number), at + _WORD * number
     if number and (min(sizes) <= 0 or sum(sizes) != len(view) - at):
-        raise BulkError(f"{number} records of {sum(sizes)} bytes in sum are announced, {len(view) - at} bytes came")
+        raise BulkError(
+            f"the answer announces {number} records of {sum(sizes)} bytes together, and {len(view) - at} bytes came"
+        )
     if number and flags & _WITHOUT_RECORDS:
-        raise BulkError(f"{number} records announced by an answer that has none")
+        raise BulkError(f"an answer without records announces {number} records")
     without = bool(flags & _WITHOUT_BODIES), bool(flags & _WITHOUT_RECORDS)
     return BulkAnswer(status, offsets, 0, queue_ids, sizes, view[at:], *without)
 
@@ -205,11 +209,11 @@ def decode_plan(body: bytes | memoryview) -> tuple[list[PlannedQueue], list[Plan
     """Decode the body. Raises BulkError."""
     view = memoryview(body)
     if len(view) < _PLAN_HEAD.size:
-        raise BulkError(f"plan of {len(view)} bytes")
+        raise BulkError(f"the plan ends after {len(view)} bytes")
     queues, places = _PLAN_HEAD.unpack_from(view)
     at = _PLAN_HEAD.size + queues * _PLAN_QUEUE.size
     if len(view) != at + places * (queues + 1) * _LONG:
-        raise BulkError(f"plan of {len(view)} bytes for {queues} queues and {places} places")
+        raise BulkError(f"the plan has {len(view)} bytes, which do not fit {queues} queues and {places} places")
     rows = [PlannedQueue(*fields) for fields in _PLAN_QUEUE.iter_unpack(view[_PLAN_HEAD.size : at])]
     longs = array("q", bytes(view[at:]))
     if sys.byteorder == "little":

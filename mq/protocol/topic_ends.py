@@ -58,7 +58,7 @@ def decode_topics(body: bytes | memoryview) -> list[str]:
         if topics and len(set(topics)) == len(topics):
             return topics
     raise BulkError(
-        f"{len(data)} bytes are not 1 to {ENDS_TOPICS_MAX} names of topics, each with its length ahead and none twice"
+        f"the {len(data)} bytes are not 1 to {ENDS_TOPICS_MAX} different names of topics, each after its length"
     )
 
 
@@ -78,15 +78,17 @@ def decode_ends(body: bytes | memoryview) -> list[TopicEnds]:
     """Decode the body. Raises BulkError."""
     view = memoryview(body)
     if len(view) < _HEAD.size:
-        raise BulkError(f"ends of topics in {len(view)} bytes")
+        raise BulkError(f"the ends of topics stop after {len(view)} bytes")
     topics, queues = _HEAD.unpack_from(view)
     longs_at = _HEAD.size + topics * _TOPIC.size
     text_at = longs_at + 2 * queues * _LONG
     if len(view) < text_at:
-        raise BulkError(f"ends of {topics} topics with {queues} queues in {len(view)} bytes")
+        raise BulkError(f"the ends of {topics} topics with {queues} queues stop after {len(view)} bytes")
     heads = list(_TOPIC.iter_unpack(view[_HEAD.size : longs_at]))
     if sum(count for count, _ in heads) != queues or sum(length for _, length in heads) != len(view) - text_at:
-        raise BulkError(f"{topics} topics that do not have {queues} queues and {len(view) - text_at} bytes of text")
+        raise BulkError(
+            f"{topics} topics do not have the announced {queues} queues and {len(view) - text_at} bytes of text"
+        )
     longs = array("q", bytes(view[longs_at:text_at]))
     if sys.byteorder == "little":
         longs.byteswap()
@@ -99,4 +101,4 @@ def decode_ends(body: bytes | memoryview) -> list[TopicEnds]:
             for (first, last), (begin, end) in zip(places, texts, strict=True)
         ]
     except UnicodeDecodeError as error:
-        raise BulkError("an identity that is not UTF-8") from error
+        raise BulkError("the identity of a topic is not UTF-8") from error

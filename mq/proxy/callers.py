@@ -92,7 +92,7 @@ def caller_of(call: Call) -> Caller:
     if not client_id:
         raise Refused(pb.CLIENT_ID_REQUIRED, f"the call has no {CLIENT_ID} in its metadata")
     if len(client_id) > _CLIENT_ID_LENGTH_MAX:
-        raise Refused(pb.CLIENT_ID_REQUIRED, f"a client id of {len(client_id)} characters; maximum: 256")
+        raise Refused(pb.CLIENT_ID_REQUIRED, f"the client id has {len(client_id)} characters; maximum: 256")
     return Caller(client_id, call.peer, call.metadata.get(CLIENT_VERSION, ""), call.deadline)
 
 
@@ -103,7 +103,7 @@ def parsed(kind: type[RequestT], data: bytes | None) -> RequestT:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise CallRefused(Status.INTERNAL, f"the request is no {kind.DESCRIPTOR.name}: {error}") from error
+        raise CallRefused(Status.INTERNAL, f"the request is not a {kind.DESCRIPTOR.name}: {error}") from error
 
 
 def unary(

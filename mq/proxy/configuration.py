@@ -70,7 +70,7 @@ def parse_utc_offsets(text: str) -> tuple[int, ...]:
     for each in filter(None, (part.strip() for part in text.split(","))):
         found = _UTC_OFFSET.fullmatch(each)
         if found is None:
-            raise ValueError(f"{each!r} is no offset from UTC such as +08:00")
+            raise ValueError(f"{each!r} is not an offset from UTC such as +08:00")
         minutes = int(found[2]) * 60 + int(found[3])
         offsets.append(minutes * 60_000 * (-1 if found[1] == "-" else 1))
     return tuple(offsets)

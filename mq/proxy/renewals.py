@@ -114,9 +114,16 @@ class Renewals:
         """Raises Refused if a client can have no further message that is kept hidden for it, before it settles some."""
         own_max = self._held_by_client_max
         if self._of_client[client_id] >= own_max:
-            raise Refused(pb.TOO_MANY_REQUESTS, f"this client handles {own_max} messages, and settles none")
+            raise Refused(
+                pb.TOO_MANY_REQUESTS,
+                f"this client has {own_max} unacknowledged messages, which is the maximum: acknowledge some first",
+            )
         if len(self._held) >= self._held_max:
-            raise Refused(pb.TOO_MANY_REQUESTS, f"clients of this proxy handle {self._held_max} messages")
+            raise Refused(
+                pb.TOO_MANY_REQUESTS,
+                f"clients of this proxy have {self._held_max} unacknowledged messages, which is the maximum: try "
+                "again later",
+            )
 
     @property
     def count(self) -> int:

@@ -68,7 +68,7 @@ def split_annotation(annotation: bytes, body: bytes | memoryview) -> tuple[list[
     if annotation[:1] == _SEQUENCED_START:
         sequenced, annotation = split_sequenced(annotation)
     if annotation[:1] != ANNOTATION_START:
-        raise AnnotationDamaged("no known format", 0, len(annotation))
+        raise AnnotationDamaged("its format is unknown", 0, len(annotation))
     return commands, sequenced, annotation
 
 
@@ -100,13 +100,15 @@ def decode_runs(annotation: bytes) -> list[QueueRun]:
     while position < size:
         topic_start = position + RUN_HEAD.size
         if topic_start > size:
-            raise AnnotationDamaged("cut in a run's head", position, size)
+            raise AnnotationDamaged("it ends within the head of a run", position, size)
         topic_bytes, queue_id, first_offset, count = RUN_HEAD.unpack_from(annotation, position)
         entries_start = topic_start + topic_bytes
         end = entries_start + count * QUEUE_ENTRY_BYTES
         if end > size or count == 0 or queue_id < 0 or first_offset < 0:
             raise AnnotationDamaged(
-                f"run of {count} entries, queue id {queue_id}, offset {first_offset}", position, size
+                f"a run has {count} entries, queue id {queue_id} and offset {first_offset}, which do not fit",
+                position,
+                size,
             )
         try:
             topic = annotation[topic_start:entries_start].decode()
@@ -162,10 +164,12 @@ def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:
             (last,) = _LAST_NUMBER.unpack_from(annotation, at)
             at += _LAST_NUMBER.size
         if first < 0 or not 0 <= last - first < RANGE_MAX or not 1 <= len(producer) <= PRODUCER_ID_LENGTH_MAX:
-            raise AnnotationDamaged(f"sequence numbers {first} to {last} of {producer[:100]!r}", name_start, size)
+            raise AnnotationDamaged(
+                f"sequence numbers {first} to {last} of {producer[:100]!r} are out of range", name_start, size
+            )
         rows.append(SequencedRecord(producer, first, last, physical_offset, store_ms))
     if at != end:
-        raise AnnotationDamaged(f"{nbytes} bytes of sequence numbers", at, size)
+        raise AnnotationDamaged(f"its sequence numbers do not end after the announced {nbytes} bytes", at, size)
     return rows, ANNOTATION_START + annotation[end:]
 
 
@@ -185,10 +189,12 @@ def split_commands(annotation: bytes, body: bytes | memoryview) -> tuple[list[by
     _, count = _COMMANDS_HEAD.unpack_from(annotation)
     end = _COMMANDS_HEAD.size + count * _COMMANDS_ROW.size
     if not count or end >= size:
-        raise AnnotationDamaged(f"{count} commands", 0, size)
+        raise AnnotationDamaged(f"it announces {count} commands, and has no room for them", 0, size)
     commands: list[bytes] = []
     for start, nbytes in _COMMANDS_ROW.iter_unpack(annotation[_COMMANDS_HEAD.size : end]):
         if start + nbytes > len(body):
-            raise AnnotationDamaged(f"a command of {nbytes} bytes at {start} of {len(body)}", 0, size)
+            raise AnnotationDamaged(
+                f"a command of {nbytes} bytes at {start} ends after the body of {len(body)} bytes", 0, size
+            )
         commands.append(bytes(body[start : start + nbytes]))
     return commands, annotation[end:]

@@ -159,7 +159,7 @@ def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint |
     if magic != _MAGIC:
         raise CheckpointDamaged(path, f"begins with {magic!r} instead of {_MAGIC!r}")
     if len(payload) != size:
-        raise CheckpointDamaged(path, f"payload of {len(payload)} bytes where {size} were written")
+        raise CheckpointDamaged(path, f"the payload has {len(payload)} bytes, and {size} were written")
     if zlib.crc32(payload) != crc:
         raise CheckpointDamaged(path, f"checksum {zlib.crc32(payload):#010x} where {crc:#010x} was written")
     try:
@@ -199,9 +199,9 @@ def _check_queues(queues: Mapping[str, Sequence[QueueRow]]) -> None:
             if not (
                 0 <= queue_id < 2**31 and 0 <= low <= high <= QUEUE_OFFSET_MAX and count <= high - low and not rest
             ):
-                raise ValueError(f"queue {topic}/{queue_id} [{low}, {high}) with {len(tail)} bytes")
+                raise ValueError(f"queue {topic}/{queue_id} [{low}, {high}) and its last {len(tail)} bytes do not fit")
         if len({row[0] for row in rows}) < len(rows):
-            raise ValueError(f"a queue of {topic} is there twice")
+            raise ValueError(f"a queue of {topic} is repeated")
 
 
 def reset_store(directory: str, settings: QueueStoreSettings | None = None) -> QueueStore:

@@ -152,7 +152,7 @@ class ConsumeQueue:
         count = len(entries) // QUEUE_ENTRY_BYTES
         assert len(entries) == count * QUEUE_ENTRY_BYTES, f"{self}: run of {len(entries)} bytes"
         if not 0 <= first_offset < QUEUE_OFFSET_MAX:
-            raise RunRefused(*self.key, f"offset {first_offset}, possible are 0 to {QUEUE_OFFSET_MAX - 1}")
+            raise RunRefused(*self.key, f"offset {first_offset} is outside of 0 to {QUEUE_OFFSET_MAX - 1}")
         if self.max_offset == 0:
             self.min_offset = self.max_offset = self._flushed_offset = first_offset
         if first_offset != self.max_offset:

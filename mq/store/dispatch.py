@@ -101,7 +101,11 @@ class RunBuilder:
         """
         key = (topic, queue_id)
         if not -(2**63) <= tag_code < 2**63:
-            raise RunRefused(topic, queue_id, f"the record at {physical_offset} has the tag code {tag_code}")
+            raise RunRefused(
+                topic,
+                queue_id,
+                f"the record at {physical_offset} has the tag code {tag_code}, which has more than 64 bits",
+            )
         entry = QUEUE_ENTRY.pack(physical_offset, size, tag_code)
         run = self._runs.get(key)
         if run is None:
@@ -110,7 +114,7 @@ class RunBuilder:
         first_offset, entries = run
         expected = first_offset + len(entries) // QUEUE_ENTRY_BYTES
         if queue_offset != expected:
-            raise RunRefused(topic, queue_id, f"offset {queue_offset} after {expected - 1} in one entry")
+            raise RunRefused(topic, queue_id, f"offset {queue_offset} follows {expected - 1} in one entry")
         entries += entry
 
     def runs(self) -> list[QueueRun]:

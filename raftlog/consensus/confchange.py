@@ -104,8 +104,8 @@ def encode_conf(conf: ConfState) -> bytes:
 def decode_conf(data: bytes | memoryview) -> ConfState:
     """Decode the result of `encode_conf`. Raises ValueError for anything else."""
     if len(data) > CONF_BYTES_MAX:
-        raise ValueError(f"configuration of {len(data)} bytes, at most {CONF_BYTES_MAX} are read")
+        raise ValueError(f"the configuration has {len(data)} bytes; maximum: {CONF_BYTES_MAX}")
     try:
         return msgspec.convert(decode_safe(bytes(data)), ConfState)
     except (ValueError, msgspec.ValidationError) as error:
-        raise ValueError(f"unreadable configuration: {error}") from error
+        raise ValueError(f"the configuration cannot be read: {error}") from error

@@ -121,7 +121,7 @@ class ConfState(msgspec.Struct, frozen=True):
             if len(set(nodes)) != len(nodes):
                 raise ValueError(f"a {name} is named twice: {', '.join(nodes)}")
         if both := set(self.learners) & {*self.voters, *self.outgoing}:
-            raise ValueError(f"voter and learner at once: {', '.join(sorted(both))}")
+            raise ValueError(f"{', '.join(sorted(both))} cannot be voters and learners at the same time")
 
     @property
     def is_joint(self) -> bool:

@@ -82,11 +82,13 @@ def challenge(purpose: bytes, called: bytes, nonce: bytes, secrets: Sequence[byt
     assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
     count, rest = divmod(len(called) - NONCE_BYTES, _ID_BYTES)
     if rest or not 0 < count <= SECRETS_MAX:
-        raise AuthenticationFailed(f"a call of {len(called)} bytes")
+        raise AuthenticationFailed(
+            f"the call has {len(called)} bytes, which is not a nonce with 1 to {SECRETS_MAX} secret ids"
+        )
     theirs = {called[NONCE_BYTES + _ID_BYTES * n : NONCE_BYTES + _ID_BYTES * (n + 1)] for n in range(count)}
     chosen = next((secret for secret in secrets if secret_id(secret) in theirs), None)
     if chosen is None:
-        raise AuthenticationFailed("the caller has another group secret")
+        raise AuthenticationFailed("the caller uses a different group secret")
     said = nonce + secret_id(chosen)
     proof = _proof(chosen, purpose, called, said)
     return said + proof, _keys(chosen, purpose, called, said)
@@ -101,11 +103,11 @@ def accept(purpose: bytes, called: bytes, challenged: bytes, secrets: Sequence[b
     if not challenged:
         raise AuthenticationFailed("the peer does not accept the group secret of this replica")
     if len(challenged) != CHALLENGE_BYTES:
-        raise AuthenticationFailed(f"a challenge of {len(challenged)} bytes")
+        raise AuthenticationFailed(f"the challenge has {len(challenged)} bytes; expected: {CHALLENGE_BYTES}")
     said, proof = challenged[:-_PROOF_BYTES], challenged[-_PROOF_BYTES:]
     chosen = next((secret for secret in secrets if secret_id(secret) == said[NONCE_BYTES:]), None)
     if chosen is None:
-        raise AuthenticationFailed("the peer has another group secret")
+        raise AuthenticationFailed("the peer uses a different group secret")
     if not hmac.compare_digest(proof, _proof(chosen, purpose, called, said)):
         raise AuthenticationFailed("the peer does not have the group secret that it names")
     return _keys(chosen, purpose, called, said)

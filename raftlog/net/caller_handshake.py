@@ -60,7 +60,7 @@ async def shake_hands(
     Seal(keys.listener).check(tag, frame)
     welcome = wire.decode_cold(kind, frame[8:])
     if not isinstance(welcome, Welcome):
-        raise WireError(f"a {type(welcome).__name__} instead of a welcome")
+        raise WireError(f"a {type(welcome).__name__} came instead of a welcome")
     return HandshakeKeys(keys.secret_id, seal), welcome
 
 
@@ -76,7 +76,7 @@ async def _one_frame(
     while True:
         chunk = await stream.receive_some(4096)
         if not chunk:
-            raise WireError("closed during the handshake")
+            raise WireError("the peer closed the connection during the handshake")
         received += chunk
         frames, consumed = wire.split_tagged(memoryview(bytes(received)), tag_bytes)
         if frames:

@@ -328,7 +328,7 @@ def split_tagged(
         if length < _PREFIX.size - 4 or length > FRAME_BYTES_MAX:
             raise WireError(f"frame of {length} bytes; allowed: {_PREFIX.size - 4} to {FRAME_BYTES_MAX}")
         if zero:
-            raise WireError(f"frame with {zero} where zero belongs")
+            raise WireError(f"the reserved field of the frame is {zero}, not 0")
         if version != wanted_version:
             raise OtherVersion(version, wanted_version)
         end = start + 4 + length
@@ -378,10 +378,10 @@ def decode_appended(payload: memoryview, source: NodeId, target: NodeId) -> Appe
     """The answer to an append request. Raises `WireError`."""
     (crc,) = _LENGTH.unpack_from(payload)
     if len(payload) != 4 + _APPENDED.size or zlib.crc32(payload[4:], Kind.APPENDED) != crc:
-        raise WireError("damaged APPENDED frame")
+        raise WireError("the APPENDED frame is damaged")
     term, seq, ok, accepted, durable, hint_index, hint_term = _APPENDED.unpack_from(payload, 4)
     if (term | seq | accepted | durable | hint_index | hint_term) > NUMBER_MAX:
-        raise WireError(f"an APPENDED frame with numbers above {NUMBER_MAX}")
+        raise WireError(f"an APPENDED frame has numbers above {NUMBER_MAX}")
     return AppendResp(
         src=source,
         dst=target,
@@ -406,7 +406,7 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
     (crc,) = _LENGTH.unpack_from(payload)
     term, prev_index, prev_term, commit, seq, prev_chain, entries_bytes, count = _APPEND.unpack_from(payload, 4)
     if (term | prev_index | prev_term | commit | seq) > NUMBER_MAX:
-        raise WireError(f"an APPEND frame with numbers above {NUMBER_MAX}")
+        raise WireError(f"an APPEND frame has numbers above {NUMBER_MAX}")
     entries_start = 4 + _APPEND.size + 4 * count
     entries_end = entries_start + entries_bytes
     if entries_end > len(payload):
@@ -417,7 +417,7 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
     if len(refs) != count or (refs and refs[0].index != prev_index + 1):
         raise WireError(f"APPEND frame with {len(refs)} entries after index {prev_index} announces {count}")
     if refs and refs[-1].term > term:
-        raise WireError(f"APPEND frame of term {term} with an entry of term {refs[-1].term}")
+        raise WireError(f"APPEND frame of term {term} has an entry of another term, {refs[-1].term}")
     entries: list[memoryview] = []
     at = entries_start
     for ref in refs:
@@ -430,7 +430,7 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
         annotations.append(bytes(payload[at : at + length]))
         at += length
     if at != len(payload):
-        raise WireError(f"APPEND frame with {len(payload) - at} bytes that belong to nothing")
+        raise WireError(f"APPEND frame has {len(payload) - at} bytes that belong to no entry")
     request = AppendReq(
         src=source,
         dst=target,

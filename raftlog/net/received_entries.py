@@ -128,10 +128,10 @@ def check_entry(check_body: CheckBody, ref: EntryRef, body: memoryview) -> None:
 def check_configuration(conf: ConfState) -> None:
     """Raises ValueError for members that could not elect a leader, be called, or be stored in a directory."""
     if not conf.voters:
-        raise ValueError("a configuration without voters")
+        raise ValueError("the configuration has no voters")
     nbytes = len(encode_conf(conf))
     if len(conf.members) > MEMBERS_MAX or nbytes > CONF_PROPOSED_BYTES_MAX:
-        raise ValueError(f"a configuration of {len(conf.members)} members in {nbytes} bytes")
+        raise ValueError(f"the configuration has {len(conf.members)} members and {nbytes} bytes, which is too much")
     for node, text in conf.addresses:
         try:
             parse_address(text)

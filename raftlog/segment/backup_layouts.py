@@ -336,7 +336,8 @@ def check_stored(
         raise BackupDamaged(error.path, "it is missing") from error
     if (nbytes, checksum.hexdigest()) != (stored.nbytes, stored.sha256):
         raise BackupDamaged(
-            store.path(stored.name), f"{nbytes:,} bytes were read back, and {stored.nbytes:,} written, or they differ"
+            store.path(stored.name),
+            f"what was read back ({nbytes:,} bytes) differs from what was written ({stored.nbytes:,} bytes)",
         )
 
 

@@ -166,7 +166,7 @@ def decode_backup_manifest(data: bytes, path: str = MANIFEST_NAME) -> BackupMani
         sealed = msgspec.json.decode(data, type=_Sealed)
         inner = bytes(sealed.backup)
         if (crc := zlib.crc32(inner)) != sealed.crc32:
-            raise ValueError(f"checksum {crc:#010x} instead of {sealed.crc32:#010x}")
+            raise ValueError(f"its checksum is {crc:#010x} instead of {sealed.crc32:#010x}")
         if (found := msgspec.json.decode(inner, type=_Format).format) > OBJECTS_FORMAT:
             raise FormatTooNew(path, "the backup", found, OBJECTS_FORMAT)
         manifest = msgspec.json.decode(inner, type=BackupManifest)

@@ -121,7 +121,7 @@ def decode_manifest(data: bytes) -> Manifest:
     except ManifestTooNew:
         raise
     except (ValueError, msgspec.ValidationError) as error:
-        raise ValueError(f"no manifest: {error}") from error
+        raise ValueError(f"this is not a manifest: {error}") from error
     if (reason := why_impossible(manifest)) is not None:
         raise ValueError(f"invalid manifest: {reason}")
     return manifest

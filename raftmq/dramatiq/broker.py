@@ -185,7 +185,7 @@ class RaftmqBroker(Broker):
 
     def _check_delay(self, delay: int | None) -> None:
         if delay is not None and not 0 <= delay <= DELAY_MAX_MS:
-            raise ValueError(f"a delay of {delay} ms; allowed: 0 to {DELAY_MAX_MS}, which are 40 days")
+            raise ValueError(f"the delay is {delay} ms; allowed: 0 to {DELAY_MAX_MS}, which are 40 days")
 
     def _priority(self, message: Message[Any] | MessageProxy) -> int:
         given = message.options.get("broker_priority")

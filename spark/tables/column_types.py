@@ -107,7 +107,7 @@ def parse_type(written: str) -> ColumnType:
     tokens = _tokens(written)
     found = _parse(tokens, 0)
     if tokens:
-        raise ValueError(f"is not a type: {tokens[0]!r} is too much")
+        raise ValueError(f"is not a type: {tokens[0]!r} is left over at its end")
     return found
 
 

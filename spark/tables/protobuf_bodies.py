@@ -149,7 +149,7 @@ def _file_set(files: bytes) -> Any:
     try:
         return FileDescriptorSet.FromString(files)
     except DecodeError:
-        raise SchemaUnusable("it is no set of descriptors as protoc --descriptor_set_out writes it") from None
+        raise SchemaUnusable("it is not a set of descriptors, as protoc --descriptor_set_out writes") from None
 
 
 def _pool(files: bytes) -> DescriptorPool:

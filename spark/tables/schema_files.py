@@ -137,6 +137,6 @@ def _numbered(value: Any, beside: Path) -> dict[int, Path]:
     found: dict[int, Path] = {}
     for name, file in value.items():
         if not str(name).isdecimal() or int(name) > _NUMBER_MAX:
-            raise ValueError(f"has {name!r}, which is no number of a schema in a registry")
+            raise ValueError(f"has {name!r}, which is not the number of a schema in a registry")
         found[int(name)] = _beside(text(file), beside)
     return found

@@ -97,7 +97,7 @@ def session_settings(pipeline: Pipeline) -> dict[str, str]:
 def _check(master: str, settings: Mapping[str, str], environment: Mapping[str, str]) -> None:
     if not _MASTERS.fullmatch(master):
         raise MasterRefused(
-            f"{master!r} is no master of Spark{nearest(master, ('local', 'yarn'))}: there are local[*], "
+            f"{master!r} is not a master of Spark{nearest(master, ('local', 'yarn'))}: there are local[*], "
             f"spark://HOST:PORT, yarn and k8s://https://HOST:PORT"
         )
     if settings.get("spark.submit.deployMode", "client") != "client":

@@ -36,7 +36,7 @@ def latest_changes(frame: DataFrame, pipeline: Pipeline) -> DataFrame:
         if scattered is not None:
             key = ", ".join(f"{name} {scattered[name]!r}" for name in upsert.key)
             raise Stopped(
-                f"changes of the key {key} are in {scattered['queues']} queues: which is the latest cannot be known. "
+                f"changes of the key {key} are in {scattered['queues']} queues: so the latest one cannot be known. "
                 f"Nothing of them was committed. Send the changes of a key to one queue, or set upsert.order to a "
                 f"column that grows with each change"
             )

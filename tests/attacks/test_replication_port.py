@@ -1,4 +1,4 @@
-"""Votes, entries and hellos that somebody forges, those of another group, and replicas on the port of clients."""
+"""Votes, entries and hellos that somebody forges, those of different group, and replicas on the port of clients."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ async def test_another_secret_is_refused(target: Target) -> None:
 
 
 async def test_a_node_outside_this_group_is_refused_despite_the_secret(target: Target) -> None:
-    """A machine of another group that was given the same secret, or one that was never added."""
+    """A machine of different group that was given the same secret, or one that was never added."""
     addresses = {"n0": "127.0.0.1:1", "n9": "127.0.0.1:2"}
     for hello in (
         HELLO,
-        Hello("ff" * 16, "another group", "n1", "n0", 8 * MIB, "control"),
+        Hello("ff" * 16, "different group", "n1", "n0", 8 * MIB, "control"),
         Hello(IDENTITY, "broker-a", "n9", "n0", 8 * MIB, "bulk", conf_index=LogIndex(2**62), addresses=addresses),
         Hello(IDENTITY, "broker-a\n\x1b[2J", "n\x00", "../../n0", 8 * MIB, "control"),
     ):

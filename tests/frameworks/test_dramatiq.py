@@ -112,7 +112,7 @@ def test_a_delayed_message_waits_in_the_broker(kit: Any, broker: RaftmqBroker) -
         assert [each.kind for each in kit.pending()] == ["delayed"]  # no worker holds it
         kit.advance(days=1)
         wait(lambda: done == ["now", "later"])
-    with pytest.raises(ValueError, match="a delay of 3456000001 ms; allowed: 0 to 3456000000, which are 40 days"):
+    with pytest.raises(ValueError, match="the delay is 3456000001 ms; allowed: 0 to 3456000000, which are 40 days"):
         note.send_with_options(args=("never",), delay=40 * 86_400_000 + 1)
 
 

@@ -255,7 +255,7 @@ def test_dead_letters_that_match_are_sent_again(kit: SyncKit) -> None:
         job = await ended(browser, (await browser.post("/requeue", form | {"why": "something else"})).to)
         assert "<b>0</b> done, <b>0</b> failed" in job
         none = await browser.post("/requeue", {"group": "mail", "which": "matching"})
-        assert (none.status, "which ones match" in none.text) == (400, True)
+        assert (none.status, "which dead letters match" in none.text) == (400, True)
         exported = await browser.get("/export-dead-letters?group=mail&all=yes&key=k3")
         assert [json.loads(row)["keys"][0] for row in exported.text.splitlines()] == ["k3"]
 

@@ -225,7 +225,7 @@ async def test_what_comes_is_seen_without_a_group(tmp_path: Path) -> None:
         assert (row["offset"], row["keys"], row["body"]) == (3, ["order-7"], "two\n\nlines")
         assert row["properties"]["amount"] == "3=4"
         assert row["properties"]["__SHARDINGKEY"] == "customer"
-        assert "'amount' is no property" in await commands.run("produce", "T", "--property", "amount", code=2)
+        assert "'amount' is not a property" in await commands.run("produce", "T", "--property", "amount", code=2)
         too_much = bytes(4 * 1024 * 1024 + 1)
         assert "more than the 4,194,304 bytes" in await commands.run("produce", "T", "--whole", given=too_much, code=2)
         assert "cannot have a sharding key" in await commands.run(

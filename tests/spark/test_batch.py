@@ -165,7 +165,7 @@ def test_rows_survive_the_loss_of_a_follower_and_a_change_of_leaders(read: Read,
             "no option 'startingofset'; did you mean 'startingOffsets'",
         ),
         ({"subscribe": "T", "topic": "U"}, "exclude each other"),
-        ({"subscribe": "T", "columns": "bodies"}, "names the column 'bodies', which there is not; did you mean 'body'"),
+        ({"subscribe": "T", "columns": "bodies"}, "names the unknown column 'bodies'; did you mean 'body'"),
         ({}, "one of the options subscribe, subscribePattern and assign is needed"),
     ],
 )

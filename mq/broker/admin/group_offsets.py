@@ -295,7 +295,10 @@ class GroupOffsets(Service):
         if ext.offset is not None and ext.queue_id >= 0 and ext.offset > (end := self._end(ext.topic, ext.queue_id)):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, beyond_end(ext.topic, ext.queue_id, ext.offset, end))
         if ext.timestamp_ms < END:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"timestamp {ext.timestamp_ms}: a time, or -1 for the end")
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"timestamp is {ext.timestamp_ms}; allowed: milliseconds since 1970, or -1 for the end",
+            )
         return [ext.queue_id] if ext.queue_id >= 0 else range(queues)
 
     def _wanted_offset(self, ext: ResetOffsetExt, queue_id: int) -> QueueOffset:

@@ -60,13 +60,13 @@ class MembersOfManyGroups(Service):
         """Request code 9031. Raises RequestRefused."""
         wanted = decoded(MembersQuestion.decode, call.body)
         if len(wanted.groups) > GROUPS_MAX:
-            raise _invalid(f"{len(wanted.groups)} groups; maximum: {GROUPS_MAX}")
+            raise _invalid(f"the request names {len(wanted.groups)} groups; maximum: {GROUPS_MAX}")
         if not wanted.groups and not wanted.differing:
-            raise _invalid("name groups, or ask for those that differ")
+            raise _invalid("the request names no groups: name some, or ask for those that differ")
         if not wanted.queues:
             self._gradually.work(call, self._answer(call, wanted))
         elif len(wanted.groups) != 1 or wanted.differing:
-            raise _invalid("queues of members go with one group alone")
+            raise _invalid("the queues of members can be asked for one group only")
         else:
             self._ask(call, wanted.groups[0])
 

@@ -71,7 +71,9 @@ class PendingQueries(Service):
         """Request code 9017. Raises RequestRefused."""
         ext = call.request.ext
         if ext.kind not in KINDS:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{ext.kind[:40]!r} is none of {', '.join(KINDS)}")
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"{ext.kind[:40]!r} is unknown; allowed: {', '.join(KINDS)}"
+            )
         count = min(max(ext.count, 0), SHOWN_MAX)
 
         def answer() -> Answer:

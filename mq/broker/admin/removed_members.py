@@ -240,7 +240,7 @@ class RemovedMembers(Service):
         if not 1 <= len(client_id) <= _ID_LENGTH_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"client id of {len(client_id)} characters; allowed: 1 to {_ID_LENGTH_MAX}",
+                f"the client id has {len(client_id)} characters; allowed: 1 to {_ID_LENGTH_MAX}",
             )
         if not 0 <= keep_out_ms <= KEPT_OUT_MS_MAX:
             raise RequestRefused(
@@ -249,7 +249,7 @@ class RemovedMembers(Service):
         if (length := max(len(reason), len(operator))) > WORDS_LENGTH_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"a reason or an operator of {length} characters; maximum: {WORDS_LENGTH_MAX}",
+                f"the reason or the operator has {length} characters; maximum: {WORDS_LENGTH_MAX}",
             )
         if keep_out_ms and not self._kept_out.has_room(group, client_id):
             raise RequestRefused(

@@ -372,7 +372,9 @@ class Offsets(Service):
             self.commit(call.connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
             return None
         if ext.commit_offset < 0:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"commitOffset is {ext.commit_offset}")
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"commitOffset is {ext.commit_offset}; allowed: 0 or more"
+            )
         if self._locks.fences(call.connection, ext.consumer_group, ext.topic, ext.queue_id, only_known=True):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} has locked queue {ext.queue_id}"

@@ -303,11 +303,11 @@ class QueueLockService(Service):
         if not 1 <= len(locks.client_id) <= CLIENT_ID_LENGTH_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"client id of {len(locks.client_id)} characters; allowed: 1 to {CLIENT_ID_LENGTH_MAX}",
+                f"the client id has {len(locks.client_id)} characters; allowed: 1 to {CLIENT_ID_LENGTH_MAX}",
             )
         if len(locks.queues) > QUEUES_MAX:
             raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER, f"locks of {len(locks.queues)} queues; maximum: {QUEUES_MAX}"
+                ResponseCode.INVALID_PARAMETER, f"the request locks {len(locks.queues)} queues; maximum: {QUEUES_MAX}"
             )
         return locks
 

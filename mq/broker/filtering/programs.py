@@ -120,7 +120,7 @@ class FilterRequests(Service):
         try:
             incoming, size = decode_chunk(call.body)
         except FrameError as error:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"no request: {error}") from error
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the body is not a request: {error}") from error
         if len(incoming) != 1 or size != len(call.body):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{len(incoming)} requests in {len(call.body)} bytes")
         if self._access is not None:

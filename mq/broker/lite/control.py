@@ -118,7 +118,7 @@ class LiteControl(Service):
         if not 1 <= len(each.client_id) <= CLIENT_ID_LENGTH_MAX:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
-                f"a client id of {len(each.client_id)} characters; allowed: 1 to {CLIENT_ID_LENGTH_MAX}",
+                f"the client id has {len(each.client_id)} characters; allowed: 1 to {CLIENT_ID_LENGTH_MAX}",
             )
         if each.action is Action.COMPLETE_REMOVE:
             planned.put(key, None)
@@ -141,7 +141,7 @@ class LiteControl(Service):
         if not group.wildcard and len(queues) > group.quota:
             raise RequestRefused(
                 ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
-                f"{len(queues)} lite topics of one client; the group {each.group} allows {group.quota}",
+                f"the client subscribes {len(queues)} lite topics; the group {each.group} allows {group.quota}",
             )
         before = planned.count
         planned.put(key, queues)

@@ -280,17 +280,20 @@ class LitePops(Service):
                 ResponseCode.INVALID_PARAMETER, f"maxMsgNum is {ext.max_messages}; allowed: 1 to {MESSAGES_MAX}"
             )
         if ext.invisible_ms < 1:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}")
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}; allowed: 1 ms or more"
+            )
         if len(ext.attempt_id or "") > ATTEMPT_LENGTH_MAX:
             raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER, f"attemptId has {len(ext.attempt_id or '')} characters"
+                ResponseCode.INVALID_PARAMETER,
+                f"attemptId has {len(ext.attempt_id or '')} characters; maximum: {ATTEMPT_LENGTH_MAX}",
             )
         key = ext.consumer_group, ext.client_id
         client = self.subscriptions.clients.get(key)
         if client is None or client.parent != ext.topic or (client.queues is None) is not group.wildcard:
             if ext.says_subscriptions:
                 raise RequestRefused(
-                    ResponseCode.SUBSCRIPTION_NOT_EXIST, f"{ext.client_id[:80]} has not said what it subscribes to"
+                    ResponseCode.SUBSCRIPTION_NOT_EXIST, f"client {ext.client_id[:80]} has not sent its subscriptions"
                 )
             client = None
         now = self._clock()

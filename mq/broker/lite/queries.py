@@ -172,7 +172,7 @@ class LiteQueries(Service):
                     f"the group {ext.group} is bound to {group.parent}, not to {ext.parent_topic[:80]}",
                 )
             if ext.max_count < 1:
-                raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"maxCount is {ext.max_count}, not at least 1")
+                raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"maxCount is {ext.max_count}; allowed: 1 or more")
             yield
             info = LiteClientInfo(parent_topic=ext.parent_topic, group=ext.group, client_id=ext.client_id)
             client = self._pops.subscriptions.clients.get((ext.group, ext.client_id))
@@ -207,7 +207,7 @@ class LiteQueries(Service):
         self._gradually.when_current(self._read, call, answer)
 
     def handle_dispatch(self, call: Call[TriggerLiteDispatch]) -> None:
-        """Request code 200079. Refused if the client that it names has not said what it subscribes to."""
+        """Request code 200079. Refused if the client that it names has not sent its subscriptions."""
         name, client_id = call.request.ext.group, call.request.ext.client_id
 
         def answer() -> Answer:
@@ -220,7 +220,7 @@ class LiteQueries(Service):
             if client_id and not found:
                 raise RequestRefused(
                     ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                    f"{client_id[:80]} of the group {name} has not said what it subscribes to",
+                    f"{client_id[:80]} of the group {name} has not sent its subscriptions",
                 )
             for client in found:
                 yield from self._dispatch(client)

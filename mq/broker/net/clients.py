@@ -186,14 +186,14 @@ class ClientRegistry(Generic[ConnectionT]):
     def check_bytes(self, nbytes: int) -> None:
         """Raises HeartbeatRefused for a body longer than any client needs."""
         if nbytes > self._limits.heartbeat_bytes_max:
-            raise HeartbeatRefused(f"{nbytes} bytes; maximum: {self._limits.heartbeat_bytes_max}")
+            raise HeartbeatRefused(f"it has {nbytes} bytes; maximum: {self._limits.heartbeat_bytes_max}")
 
     def check_limits(self, connection: ConnectionT, heartbeat: HeartbeatData) -> None:
         """Raises HeartbeatRefused if a heartbeat exceeds the limits on groups, topics or expressions."""
         limits = self._limits
         if not 0 < len(heartbeat.client_id) <= limits.client_id_length_max:
             raise HeartbeatRefused(
-                f"client id of {len(heartbeat.client_id)} characters; allowed: 1 to {limits.client_id_length_max}"
+                f"the client id has {len(heartbeat.client_id)} characters; allowed: 1 to {limits.client_id_length_max}"
             )
         listed = self._listed.get(connection) or _Listed()
         for kind, groups, known in (
@@ -202,7 +202,7 @@ class ClientRegistry(Generic[ConnectionT]):
         ):
             count = max(len(groups), len(known.union(groups)))
             if count > limits.groups_max:
-                raise HeartbeatRefused(f"{count} {kind} groups on one connection; maximum: {limits.groups_max}")
+                raise HeartbeatRefused(f"the connection names {count} {kind} groups; maximum: {limits.groups_max}")
             for group in groups:
                 check_name(check_group, group)
         self._check_expressions([data for consumer in heartbeat.consumers for data in consumer.subscriptions])
@@ -403,7 +403,7 @@ class ClientRegistry(Generic[ConnectionT]):
             ("SQL92 ", lengths[1], limits.sql_length_max),
         ):
             if length > length_max:
-                raise HeartbeatRefused(f"{kind}expressions of {length} characters; maximum: {length_max} in all")
+                raise HeartbeatRefused(f"the {kind}expressions have {length} characters in all; maximum: {length_max}")
 
     def _check_lengths(self, after: Mapping[str, Lengths], before: Mapping[str, Lengths]) -> None:
         """Raises HeartbeatRefused if the expressions of one connection, or of all connections, would be too long.
@@ -419,7 +419,8 @@ class ClientRegistry(Generic[ConnectionT]):
             grown = sum(lengths[at] - before.get(group, (0, 0))[at] for group, lengths in after.items())
             if grown > 0 and self._lengths[at] + grown > length_max:
                 raise HeartbeatRefused(
-                    f"{kind}expressions of {self._lengths[at]} characters of all clients already; maximum: {length_max}"
+                    f"all clients have {kind}expressions of {self._lengths[at]} characters already; maximum: "
+                    f"{length_max}"
                 )
 
     def _check_room(self, listed: _Listed, heartbeat: HeartbeatData) -> None:
@@ -433,12 +434,12 @@ class ClientRegistry(Generic[ConnectionT]):
         count = max(sum((before | after).values()), sum(len(each.subscriptions) for each in heartbeat.consumers))
         if count > limits.subscriptions_per_client_max:
             raise HeartbeatRefused(
-                f"{count} subscriptions on one connection; maximum: {limits.subscriptions_per_client_max}"
+                f"the connection has {count} subscriptions; maximum: {limits.subscriptions_per_client_max}"
             )
         grown = sum(after.values()) - sum(before.get(name, 0) for name in after)
         if grown > 0 and self._subscriptions + grown > limits.subscriptions_in_all_max:
             raise HeartbeatRefused(
-                f"{self._subscriptions} subscriptions of all clients already; maximum: "
+                f"all clients have {self._subscriptions} subscriptions already; maximum: "
                 f"{limits.subscriptions_in_all_max}"
             )
         told = {consumer.group: lengths_of(consumer.subscriptions) for consumer in heartbeat.consumers}

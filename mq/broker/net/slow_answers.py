@@ -79,7 +79,8 @@ class SlowAnswers:
             if len(self._jobs) >= WAITING_MAX or same >= WAITING_PER_CONNECTION_MAX:
                 refusal = RequestRefused(
                     ResponseCode.SYSTEM_BUSY,
-                    f"{len(self._jobs)} long answers are being built, {same} of them for this connection",
+                    f"{len(self._jobs)} long answers are being built, {same} of them for this connection: try again "
+                    "later",
                 )
                 call.refuse(refusal)
                 return

@@ -229,7 +229,7 @@ class PopAcks:
         try:
             acks = BatchAck.decode(call.body).acks
             if len(acks) > BATCH_ROWS_MAX:
-                raise ReceiptError(f"{len(acks)} acknowledgements in one batch; maximum: {BATCH_ROWS_MAX}")
+                raise ReceiptError(f"the batch has {len(acks)} acknowledgements; maximum: {BATCH_ROWS_MAX}")
             wanted = [(ack, ack.bits) for ack in acks]
         except (BodyError, ReceiptError) as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
@@ -263,7 +263,9 @@ class PopAcks:
         self._appender.check_room()
         ext = call.request.ext
         if ext.invisible_ms < 0:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}")
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}; allowed: 0 or more milliseconds"
+            )
         if self._metadata.pops.count >= 2 * self._checkpoints_max:
             count = self._metadata.pops.count
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST]system busy, {count} pops are open")
@@ -447,7 +449,11 @@ class PopAcks:
         at = ext.offset - checkpoint_id.start
         is_open = self._open_bits(checkpoint_id) | self.leaving.of(checkpoint_id)
         if not 0 <= at < SPAN_MAX or not is_open >> at & 1:
-            raise RequestRefused(ResponseCode.NO_MESSAGE, f"message {ext.offset} of {topic} does not wait for it")
+            raise RequestRefused(
+                ResponseCode.NO_MESSAGE,
+                f"message {ext.offset} of {topic} is not open for this receipt: it was acknowledged, or its invisible "
+                "time ended",
+            )
         return checkpoint_id, 1 << at
 
     def _moved(self, key: QueueOfGroup, ack: AckRow, bits: int) -> Iterator[tuple[CheckpointId, int]]:

@@ -299,10 +299,14 @@ class Pops(Service):
         self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
         self._selection.check_count(ext.max_messages)
         if ext.invisible_ms < 1:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}")
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}; allowed: 1 ms or more"
+            )
         if ext.order and len(ext.attempt_id or "") > ATTEMPT_LENGTH_MAX:
             length = len(ext.attempt_id or "")
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"attemptId has {length} characters")
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"attemptId has {length} characters; maximum: {ATTEMPT_LENGTH_MAX}"
+            )
         subscription = self._subscriptions.of_pop(call.connection, ext)
         seconds = _hold_seconds(call)
         call.drop_body()

@@ -92,7 +92,8 @@ class BatchSends:
         if len(found) > 1:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                "the messages of a batch go to one queue, theirs have different priorities: send a batch for each",
+                "the messages of a batch must have one priority, since they go to one queue: send a batch for each "
+                "priority",
             )
         return found.pop()
 
@@ -247,7 +248,7 @@ def _born(properties: bytes) -> tuple[bytes, int | None]:
         return properties, None
     if not text.isdigit() or len(text) > len(str(_BORN_MS_MAX)) or int(text) > _BORN_MS_MAX:
         raise RequestRefused(
-            ResponseCode.MESSAGE_ILLEGAL, f"{props.BORN_TIMESTAMP} {text[:20]!r} is no number of milliseconds"
+            ResponseCode.MESSAGE_ILLEGAL, f"{props.BORN_TIMESTAMP} {text[:20]!r} is not a number of milliseconds"
         )
     return b"\x02".join(each for each in properties.split(b"\x02") if not each.startswith(_BORN)), int(text)
 

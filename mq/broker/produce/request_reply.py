@@ -148,7 +148,7 @@ class Replies(Service):
         check_sent_bytes(len(stored_properties))
         if len(call.body) > self._body_bytes_max:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL, f"body of {len(call.body)} bytes; maximum: {self._body_bytes_max}"
+                ResponseCode.MESSAGE_ILLEGAL, f"the body has {len(call.body)} bytes; maximum: {self._body_bytes_max}"
             )
         reply = _Reply(call, len(call.body) + len(stored_properties))
         reply.queue_id = tail.queue_id
@@ -294,7 +294,9 @@ class Replies(Service):
         self._admit(call.connection, ext.identity)
         at = self._clients.producer(ext.client_id)
         if at is None:
-            raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"{ext.client_id} is not connected here")
+            raise RequestRefused(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"client {ext.client_id} is not connected to this broker"
+            )
         push = PushReplyExt(**{name: getattr(ext, name) for name in PushReplyExt.__struct_fields__})
 
         def answered(answer: Response | NoAnswer, _: bytes) -> None:

@@ -303,7 +303,7 @@ class Retries(Service):
 
 def _fenced(group: str, what: str) -> RequestRefused:
     return RequestRefused(
-        ResponseCode.NO_PERMISSION, f"another client of group {group} has locked {what}, and also gets the message"
+        ResponseCode.NO_PERMISSION, f"another client of group {group} has locked {what}, and gets the message itself"
     )
 
 

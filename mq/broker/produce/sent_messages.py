@@ -121,7 +121,7 @@ class SentMessages:
         body_bytes = len(body)
         if body_bytes > self.body_bytes_max:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL, f"body of {body_bytes} bytes; maximum: {self.body_bytes_max}"
+                ResponseCode.MESSAGE_ILLEGAL, f"the body has {body_bytes} bytes; maximum: {self.body_bytes_max}"
             )
         if len(properties) > props.SENT_PROPERTIES_BYTES_MAX:
             if not ext.topic.startswith(_COPIES_IN):

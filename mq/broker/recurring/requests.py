@@ -179,7 +179,7 @@ class ScheduleRequests(Service):
         if definition.queue_id >= config.write_queues:
             raise _invalid(f"queue id {definition.queue_id} is illegal, {topic} has {config.write_queues} queues")
         if len(definition.body) > self._body_bytes_max:
-            raise _invalid(f"body of {len(definition.body)} bytes; maximum: {self._body_bytes_max}")
+            raise _invalid(f"the body has {len(definition.body)} bytes; maximum: {self._body_bytes_max}")
         try:
             props.check_user_properties(definition.properties)
         except props.PropertyRefused as error:
@@ -193,7 +193,7 @@ class ScheduleRequests(Service):
         except RuleInvalid as error:
             raise _invalid(str(error)) from error
         if first_ms is None:
-            raise _invalid(f"the schedule {definition.name} would never tick: no time of its rule is ahead")
+            raise _invalid(f"the schedule {definition.name} would never tick: its rule has no time in the future")
 
     def _anchored(self, definition: ScheduleDefinition, now_ms: int) -> ScheduleDefinition:
         """The definition with a time from which its intervals are counted; that of the present one, if it may be."""
@@ -220,8 +220,8 @@ class ScheduleRequests(Service):
         there = self._schedules.table.get(name)
         if there is None:
             raise _missing(name)
-        wanted = "none was to be there" if expected == 0 else f"{expected} was expected"
-        raise _conflict(f"the schedule {name} exists with version {there.version}, {wanted}")
+        wanted = "and the request expects none" if expected == 0 else f"and the request expects {expected}"
+        raise _conflict(f"the schedule {name} exists with version {there.version} {wanted}")
 
     def _check_room(self, definition: ScheduleDefinition) -> None:
         if not self._schedules.has_room(definition):

@@ -97,7 +97,9 @@ class ForwardedRequests(Service):
                 f"{len(incoming)} requests in {consumed} of {len(body)} bytes, from a host of {len(host)} bytes",
             )
         if ext.serialization not in (JSON, BINARY):
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no header is encoded in the way {ext.serialization}")
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"the encoding {ext.serialization} of the header is unknown"
+            )
         inner, inner_body, _ = incoming[0]
         if ext.user:
             self._limit_users()

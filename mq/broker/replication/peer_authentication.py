@@ -107,13 +107,13 @@ class PeerAuthentication(Service):
                 called = bytes.fromhex(ext.call)
                 certificate = call.connection.shown_certificate
                 if certificate is not None and not ext.bound and self._binds():
-                    raise AuthenticationFailed("a proof that is not bound to the certificate")
+                    raise AuthenticationFailed("the proof is not bound to the certificate")
                 purpose = bound_purpose(PURPOSE, certificate if ext.bound else None)
                 challenge, keys = authentication.challenge(purpose, called, nonce, self._secrets())
                 call.connection.authentication = _Challenged(keys)
                 return call.response(ext=ChallengeReply(challenge=challenge.hex()).fields())
             if not isinstance(before, _Challenged):
-                raise AuthenticationFailed("a proof without a challenge")
+                raise AuthenticationFailed("the proof came before a challenge was sent")
             proof = _proof(before.keys, ext.identity, ext.node_id, ext.address)
             if not hmac.compare_digest(proof, bytes.fromhex(ext.proof)):
                 raise AuthenticationFailed("the proof is wrong")

@@ -101,7 +101,7 @@ class ArchivedLog:
                     self.begin_pos = max(command.begin_pos, self.begin_pos or 0)
                     self.is_held = command.is_held
             case _:
-                raise AssertionError(f"{type(command).__name__} is no command of the archive")
+                raise AssertionError(f"{type(command).__name__} is not a command of the archive")
 
     def capture(self) -> Callable[[], object]:
         """See `StateTable.capture`. Without tiers as in format level 6, so that software of that level can read it."""
@@ -125,7 +125,7 @@ class ArchivedLog:
         else:
             url, index, term, pos, chain = msgspec.convert(state, _Row)
         if not url or min(index, term, pos, chain, begin_pos or 0) < 0:
-            raise SnapshotDamaged(f"an archive at {url[:40]!r} up to entry {index} that cannot be")
+            raise SnapshotDamaged(f"the archive at {url[:40]!r} up to entry {index} has no URL or a negative number")
         self.url, self.end = url, Base(index, term, pos, chain)
         self.begin_pos, self.is_held = begin_pos, is_held
 

@@ -340,7 +340,7 @@ def _read_offsets(written: _WrittenOffsets) -> CommitOffsets:
 def offset_pairs(group: str, topic: str, row: list[int]) -> Iterator[tuple[int, QueueOffset]]:
     """Queue ids and offsets. Raises CommandRefused if a queue id has no offset."""
     if len(row) % 2:
-        raise CommandRefused(f"offsets of {group} in {topic}: {len(row)} numbers are not pairs")
+        raise CommandRefused(f"offsets of {group} in {topic}: {len(row)} numbers cannot be divided into pairs")
     return zip(row[::2], cast("list[QueueOffset]", row[1::2]), strict=True)
 
 

@@ -34,7 +34,7 @@ class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
         check_topic(self.topic)
         check_range("queue_id", self.queue_id, 0, INT32_MAX)
         if not self.offsets:
-            raise CommandRefused(f"no offset of {self.topic}/{self.queue_id} is completed")
+            raise CommandRefused(f"the command completes no offset of {self.topic}/{self.queue_id}")
         check_range("offset", min(self.offsets), 0, _OFFSET_MAX)
         check_range("offset", max(self.offsets), 0, _OFFSET_MAX)
 
@@ -198,7 +198,7 @@ class CompletionMarks:
         """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[str, int, QueueOffset, bytes]])
         if any(low < 0 for _, _, low, _ in rows):
-            raise SnapshotDamaged("marks with a negative offset")
+            raise SnapshotDamaged("a mark has a negative offset")
         self.queues = {(topic, queue): QueueMarks(low, bits) for topic, queue, low, bits in rows}
 
     def topic_deleted(self, topic: str) -> None:

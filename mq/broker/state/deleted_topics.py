@@ -79,7 +79,7 @@ class DeletedTopics:
 
     def apply(self, command: TableCommand) -> None:
         """See `StateTable.apply`."""
-        raise AssertionError(f"{type(command).__name__} is no command of this part")
+        raise AssertionError(f"{type(command).__name__} is not a command of this table")
 
     def capture(self) -> Callable[[], object]:
         """See `StateTable.capture`."""

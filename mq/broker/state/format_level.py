@@ -106,7 +106,7 @@ class FormatLevel:
 
     def apply(self, command: TableCommand) -> None:
         """See `StateTable`. Raises CommandUnknown, with both numbers, for an unsupported level."""
-        assert isinstance(command, RaiseLevel), f"{command} is no command of the format level"
+        assert isinstance(command, RaiseLevel), f"{command} is not a command of the format level"
         if command.level > self.newest:
             raise CommandUnknown(_too_new(command.level, self.newest))
         self.level = max(self.level, command.level)

@@ -104,7 +104,7 @@ class FormerTopics:
 
     def apply(self, command: TableCommand) -> None:
         """See `StateTable`."""
-        raise AssertionError(f"{type(command).__name__} is no command of this part")
+        raise AssertionError(f"{type(command).__name__} is not a command of this table")
 
     def capture(self) -> Callable[[], object]:
         """See `StateTable`."""
@@ -121,7 +121,7 @@ class FormerTopics:
         """See `StateTable`."""
         rows = msgspec.convert(state or [], list[_Row])
         if any(offset < 0 for _, offsets, _ in rows for offset in offsets) or len({row[0] for row in rows}) < len(rows):
-            raise SnapshotDamaged("a former topic twice, or with a negative offset")
+            raise SnapshotDamaged("a former topic is repeated, or has a negative offset")
         self.begins = {topic: tuple(offsets) for topic, offsets, groups in rows if groups is None}
         self.deleted = {
             topic: FormerTopic(tuple(offsets), tuple(groups)) for topic, offsets, groups in rows if groups is not None

@@ -42,7 +42,7 @@ class KeepOut(TableCommand, frozen=True, tag="keep_out"):
         check_range("until_ms", self.until_ms, 0, 2**63 - 1)
         check_range("now_ms", self.now_ms, 0, 2**63 - 1)
         if max(map(len, (self.client_id, self.reason, self.operator))) > TEXT_LENGTH_MAX:
-            raise CommandRefused(f"a client id, a reason or an operator of more than {TEXT_LENGTH_MAX} characters")
+            raise CommandRefused(f"a client id, a reason or an operator has more than {TEXT_LENGTH_MAX} characters")
 
 
 class KeptOutClients:

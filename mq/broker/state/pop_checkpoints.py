@@ -319,7 +319,7 @@ class PopCheckpoints:
             case DeferMessage():
                 self._defer(command)
             case _:
-                raise AssertionError(f"{type(command).__name__} is no command of this part")
+                raise AssertionError(f"{type(command).__name__} is not a command of this table")
 
     def _pop(self, command: PopMessages) -> None:
         key = command.group, command.topic, command.queue_id
@@ -452,7 +452,7 @@ class PopCheckpoints:
             queue.ordered = ordered
             every = [*(row.bits for row in opened), *([ordered.bits] if ordered else [])]
             if not every or min(every) <= 0:
-                raise SnapshotDamaged(f"checkpoints of {group} in {topic}/{queue_id} with nothing open")
+                raise SnapshotDamaged(f"a checkpoint of {group} in {topic}/{queue_id} has no open message")
         self.queues, self._of_topics, self.of_groups, self.count = {}, {}, {}, 0
         for key, queue in queues.items():
             self._put(key, queue)
@@ -574,5 +574,5 @@ def _check_queue(group: str, topic: str, queue_id: int) -> None:
 
 def _check_bits(bits: int) -> None:
     if bits < 0:
-        raise CommandRefused(f"bits of messages are {bits}")
+        raise CommandRefused(f"the bits of messages are {bits}; allowed: 0 or more")
     check_range("span of messages", bits.bit_length(), 0, SPAN_MAX)

@@ -348,7 +348,7 @@ class ProducerSequences:
 
     def apply(self, command: TableCommand) -> None:
         """See `StateTable.apply`. There are no commands: the records contain everything."""
-        raise AssertionError(f"{type(command).__name__} is no command of sequence numbers")
+        raise AssertionError(f"{type(command).__name__} is not a command of sequence numbers")
 
     def check_invariants(self) -> None:
         """Assert what holds between two records; for tests, since it looks at every range.
@@ -375,7 +375,9 @@ class ProducerSequences:
             row = _row(given)
             name = row[0]
             if not 1 <= len(name) <= PRODUCER_ID_LENGTH_MAX or name in windows:
-                raise SnapshotDamaged(f"sequence numbers of producer {name[:PRODUCER_ID_LENGTH_MAX]!r}")
+                raise SnapshotDamaged(
+                    f"the producer {name[:PRODUCER_ID_LENGTH_MAX]!r} is repeated, or its id has a wrong length"
+                )
             windows[name] = _restored(self._epoch, row)
         self._is_separate = False
         self._split(windows)
@@ -399,7 +401,7 @@ def _restored(epoch: int, row: _Row) -> _Window:
     _, floor, latest_ms, firsts, positions, extras, stored_from = row
     if not firsts or len(firsts) % 8 or (len(positions), len(extras)) != (len(firsts), len(firsts) // 2):
         sizes = f"{len(firsts)}, {len(positions)} and {len(extras)}"
-        raise SnapshotDamaged(f"sequence numbers in {sizes} bytes")
+        raise SnapshotDamaged(f"the columns of sequence numbers do not fit each other: they have {sizes} bytes")
     window = _Window(
         epoch, floor, latest_ms, _unpack(_INT, firsts), _unpack(_INT, positions), _unpack(_UINT, extras), stored_from
     )
@@ -409,7 +411,7 @@ def _restored(epoch: int, row: _Row) -> _Window:
             raise SnapshotDamaged(f"sequence numbers do not ascend from {floor}")
         below = first + extra
     if not _NONE <= floor <= below <= SEQUENCE_MAX or not 0 <= stored_from <= floor + 1:
-        raise SnapshotDamaged(f"sequence numbers up to {below}, stored from {stored_from} to {floor}")
+        raise SnapshotDamaged(f"sequence numbers up to {below} do not fit those stored from {stored_from} to {floor}")
     return window
 
 

@@ -41,7 +41,7 @@ class TopicBirths:
 
     def apply(self, command: TableCommand) -> None:
         """See `StateTable.apply`."""
-        raise AssertionError(f"{type(command).__name__} is no command of this part")
+        raise AssertionError(f"{type(command).__name__} is not a command of this table")
 
     def capture(self) -> Callable[[], object]:
         """See `StateTable.capture`."""

@@ -138,7 +138,7 @@ def check_resource(resource: str) -> None:
     """Raises CommandRefused for an invalid resource."""
     if not _RESOURCE.fullmatch(resource):
         raise CommandRefused(
-            f"resource {resource[:80]!a}: there are *, Topic:NAME, Group:NAME, Cluster:NAME and Namespace:NAME, "
+            f"resource {resource[:80]!a}: allowed: *, Topic:NAME, Group:NAME, Cluster:NAME and Namespace:NAME, "
             "where NAME may end in *"
         )
 
@@ -147,7 +147,7 @@ def check_policy(policy: Policy) -> None:
     """Raises CommandRefused for an invalid policy."""
     check_resource(policy.resource)
     if not policy.actions or not set(policy.actions) <= set(ACTIONS) or len(policy.actions) > len(ACTIONS):
-        raise CommandRefused(f"actions {ascii(policy.actions)[:200]}: there are {', '.join(ACTIONS)}")
+        raise CommandRefused(f"actions {ascii(policy.actions)[:200]} are unknown; allowed: {', '.join(ACTIONS)}")
     check_range("number of source addresses", len(policy.sources), 0, _SOURCES_MAX)
     for source in policy.sources:
         check_range("length of a source address", len(source), 1, _SOURCE_LENGTH_MAX)

@@ -49,7 +49,7 @@ class YoungerQueues:
 
     def apply(self, command: TableCommand) -> None:
         """See `StateTable.apply`."""
-        raise AssertionError(f"{type(command).__name__} is no command of this part")
+        raise AssertionError(f"{type(command).__name__} is not a command of this table")
 
     def capture(self) -> Callable[[], object]:
         """See `StateTable.capture`."""
@@ -60,7 +60,7 @@ class YoungerQueues:
         """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[str, str, int]])
         if any(first < 0 for _, _, first in rows):
-            raise SnapshotDamaged("a queue id below 0 in the table of younger queues")
+            raise SnapshotDamaged("the table of younger queues has a queue id below 0")
         self._first = {(group, topic): first for group, topic, first in rows}
 
     def topic_deleted(self, topic: str) -> None:

@@ -164,7 +164,7 @@ class Transactions(Service):
         if outcome not in (COMMITTED, ROLLBACK):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
-                f"commitOrRollback is {outcome}, known are {COMMITTED} to commit and {ROLLBACK} to roll back",
+                f"commitOrRollback is {outcome}; allowed: {COMMITTED} to commit and {ROLLBACK} to roll back",
             )
         offset = ext.half_queue_offset
         if (earlier := self._loading.get(offset)) is not None:

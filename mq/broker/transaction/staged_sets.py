@@ -155,14 +155,15 @@ class StagedSets(Service):
     def _check(self, staged: TransactionSet, nbytes: int) -> None:
         """Raises RequestRefused unless all messages can become visible together."""
         if not staged.messages and not staged.offsets:
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a transaction without messages and offsets")
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the transaction has no messages and no offsets")
         places = [(each.group, each.topic, each.queue_id) for each in staged.offsets]
         if len(set(places)) < len(places):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, "a transaction names a queue of a group twice")
         for each in staged.offsets:
             if each.end < each.first:
                 raise RequestRefused(
-                    ResponseCode.INVALID_PARAMETER, f"a transaction consumed from {each.first} to {each.end}"
+                    ResponseCode.INVALID_PARAMETER,
+                    f"a transaction says that it consumed from {each.first} to {each.end}, which is before",
                 )
             try:
                 check_group(each.group)
@@ -203,7 +204,9 @@ class StagedSets(Service):
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"message {number} of a transaction has no UNIQ_KEY")
         if odd := [name for name in _NOT_IN_A_SET if name in properties]:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL, f"message {number} of a transaction has the property {odd[0]}"
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"message {number} of a transaction has the property {odd[0]}, which is for messages outside of "
+                "transactions",
             )
         wanted_priority(properties)
         check_sent_bytes(len(message.properties.encode()) + len(self._suffix), number)

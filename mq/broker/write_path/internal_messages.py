@@ -70,7 +70,7 @@ class InternalMessages:
         """
         if len(call.body) > self._body_bytes_max:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL, f"body of {len(call.body)} bytes; maximum: {self._body_bytes_max}"
+                ResponseCode.MESSAGE_ILLEGAL, f"the body has {len(call.body)} bytes; maximum: {self._body_bytes_max}"
             )
         unique_key = properties.get(props.UNIQUE_KEY)
         if not unique_key:

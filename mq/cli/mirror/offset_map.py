@@ -39,14 +39,14 @@ class OffsetMap:
     def add(self, source: int, target: int, count: int) -> None:
         """The next messages. Raises ValueError unless they are behind all others, on both sides."""
         if count < 1 or source < 0 or target < 0:
-            raise ValueError(f"{count} messages from {source} to {target}")
+            raise ValueError(f"{count} messages from {source} to {target} cannot be noted: numbers must be positive")
         if not self._stretches:
             self._stretches.append(Stretch(source, target, count))
             return
         last = self._stretches[-1]
         source_end, target_end = last.source + last.length, last.target + last.length
         if source < source_end or target < target_end:
-            raise ValueError(f"messages from {source} to {target} are not behind {source_end}, {target_end}")
+            raise ValueError(f"messages from {source} to {target} are not after {source_end}, {target_end}")
         if (source, target) == (source_end, target_end):
             self._stretches[-1] = last._replace(length=last.length + count)
         else:

@@ -31,7 +31,8 @@ def load(path: Path) -> MirrorState | None:
         return msgspec.json.decode(data, type=MirrorState)
     except (ValueError, AttributeError, msgspec.ValidationError) as error:
         raise CommandFailed(
-            f"{path} is no state of a mirror: {error}. Without it, `raftmq mirror` finds out from the target what was "
+            f"{path} is not a state of a mirror: {error}. Without it, `raftmq mirror` finds out from the target what "
+            "was "
             "copied: move it away"
         ) from error
 

@@ -59,4 +59,6 @@ def _check_arguments(kind: str, function: Callable[..., object], arguments: tupl
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        raise TypeError(f"{kind} is called with ({', '.join(arguments)}), and {function!r} is not: {error}") from None
+        raise TypeError(
+            f"{kind} is called with ({', '.join(arguments)}), which {function!r} does not accept: {error}"
+        ) from None

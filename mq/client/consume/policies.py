@@ -86,11 +86,13 @@ def check_policies(on_error: OnError | None) -> OnError:
         raise TypeError(f"on_error has policies by exception, as {{Exception: Skip()}}, and is not {on_error!r}")
     for kind, choice in given.items():
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise TypeError(f"on_error: {kind!r} is no class of exceptions")
+            raise TypeError(f"on_error: {kind!r} is not a class of exceptions")
         if choice is RetryLater or choice is HandlingPolicy:
-            raise TypeError(f"on_error for {kind.__name__}: say when, RetryLater(seconds)")
+            raise TypeError(f"on_error for {kind.__name__}: say after how many seconds: RetryLater(seconds)")
         if not isinstance(choice, HandlingPolicy) and not callable(choice):
-            raise TypeError(f"on_error for {kind.__name__}: {choice!r} is no policy, and no function that returns one")
+            raise TypeError(
+                f"on_error for {kind.__name__}: {choice!r} is neither a policy nor a function that returns one"
+            )
     return given
 
 
@@ -137,6 +139,6 @@ def _chosen(error: BaseException, choice: Choice | Callable[[BaseException], Cho
         return None
     if isinstance(chosen, HandlingPolicy):
         return chosen
-    failure = failure or TypeError(f"{choice!r} returned {chosen!r}, which is no policy")
+    failure = failure or TypeError(f"{choice!r} returned {chosen!r}, which is not a policy")
     log.exception("on_error_failed", failure, exception=repr(error))
     return None

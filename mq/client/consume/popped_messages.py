@@ -230,7 +230,10 @@ def read_popped(
                     record.queue_offset,
                 )
             if not 0 <= receipt.offset - receipt.start < SPAN_MAX:
-                raise ReceiptError(f"message {receipt.offset} of a pop that began at {receipt.start}")
+                raise ReceiptError(
+                    f"the receipt of message {receipt.offset} names a pop that began at {receipt.start}, too far from "
+                    "it"
+                )
             times = record.reconsume_times
             if counts:
                 every = counts.get((receipt.mark, receipt.queue_id, NO_OFFSET), times)

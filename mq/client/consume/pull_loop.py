@@ -325,7 +325,7 @@ class Puller:
         """
         first = self.process_queue.next_offset
         if next_offset < first:
-            raise UnreadableAnswer(f"a pull at {first} goes on at {next_offset}")
+            raise UnreadableAnswer(f"the answer to a pull at {first} continues at {next_offset}, which is before")
         received: list[ReceivedMessage] = []
         nbytes = 0
         # Runs for every message: what stays the same is looked up once.
@@ -335,7 +335,9 @@ class Puller:
         for record in read_body(decode_records, body):
             offset = record.queue_offset
             if record.queue_id != queue_id or record.topic != topic:
-                raise UnreadableAnswer(f"a message of queue {record.queue_id} of {record.topic}")
+                raise UnreadableAnswer(
+                    f"the answer has a message of another queue, {record.queue_id} of {record.topic}"
+                )
             if not first <= offset < next_offset:
                 raise UnreadableAnswer(f"offset {offset} is not in [{first}, {next_offset})")
             first = offset + 1

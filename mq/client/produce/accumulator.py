@@ -102,7 +102,7 @@ class _Batch:
 def check_linger(linger: float | None, batch_bytes: int, timeout: float) -> None:
     """Raises ValueError for what no producer can have; all but the bytes is in seconds."""
     if linger is not None and not 0 <= linger < timeout:
-        raise ValueError(f"linger is {linger}; None, or 0 to less than the timeout, {timeout}, is allowed")
+        raise ValueError(f"linger is {linger}; allowed: None, or 0 to less than the timeout of {timeout} s")
     if not 1 <= batch_bytes <= BATCH_BYTES_MAX:
         raise ValueError(f"batch_bytes is {batch_bytes}; 1 to {BATCH_BYTES_MAX} are allowed")
 

@@ -50,7 +50,7 @@ def numbering_of(numbered: bool | str, first_number: int | None, in_flight_max: 
     """The numbering that a producer is asked for, None without one. Raises ValueError and TypeError."""
     if numbered is False:
         if first_number is not None:
-            raise ValueError(f"first_number {first_number} has no effect without numbered")
+            raise ValueError(f"first_number={first_number} needs numbered=True or a producer id")
         return None
     if numbered is not True and not isinstance(numbered, str):
         raise TypeError(f"numbered is True, False or a producer id, not {numbered!r}")
@@ -118,7 +118,7 @@ class Numbering:
             if has_producer:
                 present, missing = missing, present
             raise MessageRefused(
-                f"the properties have {present} without {missing}: set both, or none, and this producer sets them"
+                f"the properties have {present} without {missing}: set both, or leave both to the producer"
             )
         return 0 if has_number else self.bytes_max
 

@@ -116,7 +116,7 @@ def make_ready(
     try:
         properties_bytes = len(properties.encode())
     except UnicodeEncodeError as error:
-        raise MessageRefused(f"the properties are no valid text: {error}") from error
+        raise MessageRefused(f"the properties are not valid text: {error}") from error
     if properties_bytes > props.SENT_PROPERTIES_BYTES_MAX - room_bytes:
         numbers = f", of which up to {room_bytes} are for the number of the message" if room_bytes else ""
         raise MessageRefused(
@@ -156,10 +156,15 @@ def make_batch_ready(
         raise MessageRefused(f"a batch goes to one topic, not to {len(topics)}: {', '.join(sorted(topics)[:3])}")
     sharding_keys = {message.sharding_key for message in messages}
     if len(sharding_keys) > 1:
-        raise MessageRefused(f"the messages of a batch go to one queue, theirs have {len(sharding_keys)} sharding keys")
+        raise MessageRefused(
+            "the messages of a batch must have one sharding key, since they go to one queue; these have "
+            f"{len(sharding_keys)}"
+        )
     priorities = {message.priority for message in messages}
     if len(priorities) > 1:
-        raise MessageRefused(f"the messages of a batch go to one queue, theirs have {len(priorities)} priorities")
+        raise MessageRefused(
+            f"the messages of a batch must have one priority, since they go to one queue; these have {len(priorities)}"
+        )
     try:
         props.check_user_properties(properties or {})
     except props.PropertyRefused as error:

@@ -90,7 +90,9 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if self.retries < 0 or self.attempt_seconds <= 0:
-            raise ValueError(f"retries {self.retries} < 0 or attempt_seconds {self.attempt_seconds} <= 0")
+            raise ValueError(
+                f"retries is {self.retries}, attempt_seconds {self.attempt_seconds}; allowed: 0 or more, and above 0"
+            )
 
 
 def send_fields(group: str, message: OutgoingMessage, queue: MessageQueue) -> dict[str, str]:

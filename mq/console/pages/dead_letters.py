@@ -97,7 +97,7 @@ async def requeue(visit: Visit, form: Form) -> Done:
     if which == "matching":
         key, why = one(form, "key"), one(form, "why")
         if not key and not why:
-            raise Refused("nothing says which ones match: choose some, or all")
+            raise Refused("no filter says which dead letters match: choose some, or all")
         if why and visit.settings.hide_bodies:
             raise Refused("reasons are hidden on this console, so nothing is chosen by them: choose by key")
         wanted = _matching(visit, key, why)
@@ -106,11 +106,11 @@ async def requeue(visit: Visit, form: Form) -> Done:
         try:
             chosen = {place_of(text) for text in form.get("letter", ())}
         except ValueError as error:
-            raise Refused("a chosen letter has no place") from error
+            raise Refused("a chosen dead letter has no broker, queue and offset: reload the page") from error
         if not chosen:
             raise Refused("no dead letter was chosen")
         if len(chosen) > SELECTED_MAX:
-            raise Refused(f"{len(chosen)} were chosen, at most {SELECTED_MAX}: choose all instead")
+            raise Refused(f"{len(chosen)} dead letters were chosen; maximum: {SELECTED_MAX}: choose all instead")
     what = (
         f"{which if chosen is None else len(chosen)} dead letters of {group}, to {'the topic' if everybody else group}"
     )

@@ -160,7 +160,9 @@ async def change_attribute(visit: Visit, form: Form) -> Done:
     name, attribute = required(form, "name"), required(form, "attribute")
     value = one(form, "value") or None
     if attribute[0] in "+-" or not attribute.isprintable() or not (value or "").isprintable():
-        raise Refused(f"{attribute[:40]!r} is no attribute that brokers know: a name such as message.type, and a value")
+        raise Refused(
+            f"{attribute[:40]!r} is not an attribute that brokers know: give a name such as message.type, and a value"
+        )
     if is_system_topic(name):
         raise Refused(f"{name} belongs to the brokers")
     configs = await visit.watch.changing.topic_config(name)

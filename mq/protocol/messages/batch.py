@@ -34,7 +34,7 @@ def encode_batch(messages: Iterable[BatchedMessage]) -> bytes:
     for message in messages:
         text = message.properties.encode()
         if len(text) > PROPERTIES_BYTES_MAX:
-            raise BodyError(f"properties of {len(text)} bytes; maximum in a batch: {PROPERTIES_BYTES_MAX}")
+            raise BodyError(f"the properties have {len(text)} bytes; maximum in a batch: {PROPERTIES_BYTES_MAX}")
         size = _FIXED + len(message.body) + len(text)
         parts += (
             BATCHED_HEAD.pack(size, 0, 0, message.flag, len(message.body)),

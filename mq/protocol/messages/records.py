@@ -439,7 +439,7 @@ def check_place(offset: int, position: PhysicalOffset, stored: PhysicalOffset) -
     position.
     """
     if stored != position:
-        raise RecordError(offset, f"it lies at {position} in the log and says {stored}")
+        raise RecordError(offset, f"it lies at {position} in the log, and names the position {stored}")
 
 
 def scan_fixed(
@@ -486,7 +486,7 @@ def _bounds(data: memoryview | bytes, at: int) -> tuple[int, int, int, int]:
     body_end = body_start + body_length
     # Between body and end are at least the two length fields, 1 and 2 bytes: checked before either is read.
     if body_length < 0 or body_end + 3 > at + size:
-        raise RecordError(at, f"a body of {body_length} bytes in a record of {size}")
+        raise RecordError(at, f"its body has {body_length} bytes, and the whole record {size}")
     if magic == MAGIC_V1:
         topic_start = body_end + 1
         text_start = topic_start + data[body_end] + 2
@@ -496,9 +496,9 @@ def _bounds(data: memoryview | bytes, at: int) -> tuple[int, int, int, int]:
     else:
         raise RecordError(at, f"the magic number is {magic & 0xFFFFFFFF:#x}")
     if text_start > at + size:
-        raise RecordError(at, f"a topic of {text_start - 2 - topic_start} bytes in a record of {size}")
+        raise RecordError(at, f"its topic has {text_start - 2 - topic_start} bytes, and the whole record {size}")
     if text_start + (data[text_start - 2] << 8 | data[text_start - 1]) != at + size:
-        raise RecordError(at, f"the length of its properties does not lead to its end, its size is {size}")
+        raise RecordError(at, f"its properties do not end where the record of {size} bytes ends")
     return size, body_start, topic_start, text_start
 
 

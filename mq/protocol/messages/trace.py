@@ -175,7 +175,7 @@ def _record(fields: list[str]) -> TraceRecord:
     """Raises ValueError for an invalid record."""
     kind = _KINDS.get(fields[0])
     if kind is None:
-        raise ValueError(f"no kind of trace record: {fields[0][:40]!r}")
+        raise ValueError(f"{fields[0][:40]!r} is not a kind of trace record")
     (word, least), names, texts = _FORMATS[kind], kind.__struct_fields__, fields[1:]
     if kind is Sent and len(texts) == least:
         texts.insert(names.index("offset_message_id"), _NULL)  # old clients have none

@@ -68,7 +68,7 @@ class TransactionSet(NamedTuple):
             raise BodyError(f"a transaction has {len(body)} bytes, at least {_HEAD.size} are needed")
         version, nbytes = _HEAD.unpack_from(body)
         if version != _VERSION:
-            raise BodyError(f"a transaction has format {version}, known is {_VERSION}")
+            raise BodyError(f"a transaction has format {version}; this version reads format {_VERSION}")
         end = _HEAD.size + nbytes
         if end > len(body):
             raise BodyError(f"a transaction has offsets of {nbytes} bytes, and {len(body) - _HEAD.size} are left")

@@ -247,7 +247,7 @@ class LiteClientInfo(
 ):
     """The answer to request code 200077.
 
-    ``topic_count`` is -1 for a client that has not said what it subscribes to. ``lite_topics`` is ``*`` for one that
+    ``topic_count`` is -1 for a client that has not sent its subscriptions. ``lite_topics`` is ``*`` for one that
     reads all. The broker heard from it last at ``heard_ms``; ``consumed_ms`` is always 0.
     """
 

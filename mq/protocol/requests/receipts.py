@@ -70,12 +70,12 @@ class Receipt(NamedTuple):
         if match is None:
             count = text.count(" ") + 1
             if count < _FIELDS:
-                raise ReceiptError(f"a receipt of {count} fields, at least {_FIELDS} are needed: {text[:80]!r}")
-            raise ReceiptError(f"a receipt with fields that are no numbers: {text[:80]!r}")
+                raise ReceiptError(f"the receipt has {count} fields, and at least {_FIELDS} are needed: {text[:80]!r}")
+            raise ReceiptError(f"fields of the receipt are not numbers: {text[:80]!r}")
         start, pop_time, invisible, revive, mark, broker, queue, at = match.groups()
         numbers = int(start), int(pop_time), int(invisible), int(revive), int(queue), int(at)
         if max(numbers) > _INT64_MAX or min(numbers) < -_INT64_MAX:
-            raise ReceiptError(f"a receipt with fields that are no numbers: {text[:80]!r}")
+            raise ReceiptError(f"fields of the receipt are not numbers: {text[:80]!r}")
         first, pop_time_ms, invisible_ms, revive_queue, queue_id, offset = numbers
         return cls(
             QueueOffset(first), pop_time_ms, invisible_ms, revive_queue, mark, broker, queue_id, QueueOffset(offset)
@@ -240,11 +240,11 @@ def encode_bits(bits: int) -> str:
 def decode_bits(text: str | list[int]) -> int:
     """Decode such a set, or a list of bytes, which the Rust client sends. Raises ReceiptError."""
     if len(text) > 2 * BITS_BYTES_MAX:
-        raise ReceiptError(f"a set of messages in {len(text)} {'characters' if isinstance(text, str) else 'bytes'}")
+        raise ReceiptError(f"the set of messages has {len(text)} {'characters' if isinstance(text, str) else 'bytes'}")
     try:
         data = base64.b64decode(text, validate=True) if isinstance(text, str) else bytes(text)
     except (binascii.Error, ValueError, OverflowError) as error:
-        raise ReceiptError(f"a set of messages that is neither base64 nor bytes: {text[:40]!r}") from error
+        raise ReceiptError(f"the set of messages is neither base64 nor bytes: {text[:40]!r}") from error
     if len(data) > BITS_BYTES_MAX:
-        raise ReceiptError(f"a set of messages of {len(data)} bytes; maximum: {BITS_BYTES_MAX}")
+        raise ReceiptError(f"the set of messages has {len(data)} bytes; maximum: {BITS_BYTES_MAX}")
     return int.from_bytes(data, "little")

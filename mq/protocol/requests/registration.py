@@ -171,7 +171,7 @@ class _Reader:
     def lines(self) -> Iterator[bytes]:
         count = self._number()
         if not 0 <= count <= TOPICS_MAX:
-            raise BodyError(f"registration of {count} topics; maximum: {TOPICS_MAX}")
+            raise BodyError(f"registration has {count} topics; maximum: {TOPICS_MAX}")
         for _ in range(count):
             yield self.sized()
 

@@ -107,7 +107,7 @@ def decode_definition(body: bytes | memoryview) -> ScheduleDefinition:
     try:
         return msgspec.json.decode(body, type=ScheduleDefinition)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BodyError(f"body of {len(body)} bytes is no schedule: {error}") from error
+        raise BodyError(f"body of {len(body)} bytes is not a schedule: {error}") from error
 
 
 class DeleteScheduleExt(Ext):

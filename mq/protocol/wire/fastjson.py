@@ -113,7 +113,7 @@ class _Reader:
         if len(members) == 1 and isinstance(path, str):
             self.references += 1
             if self.references > REFERENCES_MAX:
-                raise BodyError(f"JSON with more than {REFERENCES_MAX} references")
+                raise BodyError(f"JSON has more than {REFERENCES_MAX} references")
             return _Reference(path)
         return members
 
@@ -166,7 +166,7 @@ class _Reader:
 
 
 def _too_many(values_max: int) -> BodyError:
-    return BodyError(f"JSON with more than {values_max} values")
+    return BodyError(f"JSON has more than {values_max} values")
 
 
 def _resolve(root: Any, values_max: int) -> Any:
@@ -184,7 +184,7 @@ def _resolve(root: Any, values_max: int) -> Any:
         if id(node) in done:
             return done[id(node)]
         if id(node) in open_nodes:
-            raise BodyError("JSON with references in a circle")
+            raise BodyError("JSON has references in a circle")
         open_nodes.add(id(node))
         values, levels = 1, 0
         for key, child in list(node.items() if isinstance(node, dict) else enumerate(node)):
@@ -203,7 +203,7 @@ def _resolve(root: Any, values_max: int) -> Any:
         return done[id(node)]
 
     if isinstance(root, _Reference):
-        raise BodyError("JSON that is nothing but a reference")
+        raise BodyError("JSON is nothing but a reference")
     visit(root, 0)
     return root
 
@@ -215,14 +215,14 @@ def _target(root: Any, path: str) -> Any:
     while at < len(steps):
         step = _STEP.match(steps, at)
         if step is None:
-            raise BodyError(f"JSON with a reference that cannot be followed: {path[:80]}")
+            raise BodyError(f"JSON has a reference that cannot be followed: {path[:80]}")
         name, index = step.group(1) or step.group(3), step.group(2)
         try:
             node = node[name] if index is None else node[int(index)] if isinstance(node, list) else node[index]
         except (LookupError, TypeError) as error:
-            raise BodyError(f"JSON with a reference to nowhere: {path[:80]}") from error
+            raise BodyError(f"JSON has a reference that leads nowhere: {path[:80]}") from error
         at = step.end()
     # Java writes a value in full at its first occurrence, so a reference never leads to another one.
     if not path.startswith("$") or isinstance(node, _Reference):
-        raise BodyError(f"JSON with a reference that cannot be followed: {path[:80]}")
+        raise BodyError(f"JSON has a reference that cannot be followed: {path[:80]}")
     return node

@@ -53,7 +53,7 @@ def decode_as(kind: type[T], data: bytes | memoryview, *, values_max: int = fast
     try:
         return msgspec.convert(_without_nulls(fastjson.parse(data, values_max=values_max)), type=kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise BodyError(f"body of {len(data)} bytes is no {kind.__name__}: {error}") from error
+        raise BodyError(f"body of {len(data)} bytes is not a {kind.__name__}: {error}") from error
 
 
 def _without_nulls(value: object) -> object:

@@ -90,7 +90,7 @@ def read_json(header: memoryview) -> LooseHeader:
         raise HeaderError(code, opaque, str(error)) from error
     fields = loose.extFields or {}
     if len(fields) > EXT_FIELDS_MAX:
-        raise HeaderError(code, opaque, f"{len(fields)} ext fields; maximum: {EXT_FIELDS_MAX}")
+        raise HeaderError(code, opaque, f"the header has {len(fields)} ext fields; maximum: {EXT_FIELDS_MAX}")
     return LooseHeader(
         code=code,
         opaque=opaque,
@@ -114,7 +114,7 @@ def read_binary(header: memoryview) -> LooseHeader:
     code, language, version, opaque, flag, remark_length = _BINARY_FIXED.unpack_from(header)
     at = _BINARY_FIXED.size
     if not 0 <= remark_length <= len(header) - at - _I32.size:
-        raise HeaderError(code, opaque, f"remark of {remark_length} bytes in a header of {len(header)}")
+        raise HeaderError(code, opaque, f"the remark has {remark_length} bytes, and the whole header {len(header)}")
     remark = str(header[at : at + remark_length], "utf-8", "replace") if remark_length else None
     at += remark_length
     (ext_length,) = _I32.unpack_from(header, at)
@@ -141,7 +141,7 @@ def _binary_ext(data: memoryview, code: int, opaque: int) -> dict[str, str]:
         if name and value:
             fields[name] = value
         if len(fields) > EXT_FIELDS_MAX:
-            raise HeaderError(code, opaque, f"more than {EXT_FIELDS_MAX} ext fields")
+            raise HeaderError(code, opaque, f"the header has more than {EXT_FIELDS_MAX} ext fields")
     return fields
 
 

@@ -69,7 +69,7 @@ def read_queue_table(value: object) -> dict[QueueRef, Any]:
             raise BodyError(f"a table of queues: {error}") from error
         return {QueueRef(row.topic, row.broker_name, row.queue_id): row.offset for row in rows}
     if not isinstance(value, dict):
-        raise BodyError(f"a table of queues is a {type(value).__name__}")
+        raise BodyError(f"the table of queues is a {type(value).__name__}, not an object")
     return {decode_as(QueueRef, key.encode()): each for key, each in value.items()}
 
 
@@ -98,7 +98,7 @@ def read_offsets_file(data: bytes) -> dict[QueueRef, int]:
     """As `read_offset_table`, but strict, for a file that contains nothing but offsets. Raises BodyError."""
     value = fastjson.parse(data, values_max=fastjson.TRUSTED_VALUES_MAX)
     if not isinstance(value, dict) or "offsetTable" not in value:
-        raise BodyError("no table of offsets")
+        raise BodyError("the table of offsets is missing")
     table = read_queue_table(value["offsetTable"])
     for ref, offset in table.items():
         if not isinstance(offset, int):

@@ -106,7 +106,7 @@ async def _read_proxy_header(stream: trio.abc.Stream, data: bytes, trusted: bool
             raise HandshakeFailed(f"a bad HAProxy header: {error}") from error
         if header is not None:
             if not trusted:
-                raise HandshakeFailed("an HAProxy header from an address that is not trusted with one")
+                raise HandshakeFailed("an HAProxy header came from an address that may not send one")
             return data[header.nbytes :], header.addresses  # noqa: ASYNC910 - the first bytes, which were waited for, have all of the header
         more = await stream.receive_some(RECEIVE_BYTES)
         if not more:

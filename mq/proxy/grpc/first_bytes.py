@@ -52,7 +52,7 @@ def _parse_1(data: bytes) -> ProxyHeader | None:
     line, end, _ = data[:_LINE_BYTES_MAX].partition(b"\r\n")
     if not end:
         if len(data) >= _LINE_BYTES_MAX:
-            raise BadProxyHeader(f"a line of more than {_LINE_BYTES_MAX} bytes")
+            raise BadProxyHeader(f"its line has more than {_LINE_BYTES_MAX} bytes")
         return None
     nbytes = len(line) + len(end)
     match line.split(b" "):
@@ -61,7 +61,7 @@ def _parse_1(data: bytes) -> ProxyHeader | None:
         case [b"PROXY", b"TCP4" | b"TCP6", source, target, source_port, target_port]:
             return ProxyHeader(nbytes, Addresses(_address_1(source, source_port), _address_1(target, target_port)))
         case _:
-            raise BadProxyHeader(f"{line!r} names no addresses")
+            raise BadProxyHeader(f"{line!r} does not name addresses")
 
 
 def _address_1(host: bytes, port: bytes) -> tuple[str, int]:
@@ -69,9 +69,9 @@ def _address_1(host: bytes, port: bytes) -> tuple[str, int]:
         number = int(port) if port.isdigit() else -1
         address = str(ipaddress.ip_address(host.decode("ascii")))
     except ValueError as error:
-        raise BadProxyHeader(f"{host!r} is no address") from error
+        raise BadProxyHeader(f"{host!r} is not an address") from error
     if not 0 <= number <= 65_535:
-        raise BadProxyHeader(f"{port!r} is no port")
+        raise BadProxyHeader(f"{port!r} is not a port")
     return address, number
 
 
@@ -81,9 +81,9 @@ def _parse_2(data: bytes) -> ProxyHeader | None:
     version_command, family, length = struct.unpack_from("!BBH", data, len(_SIGNATURE_2))
     version, command = version_command >> 4, version_command & 0xF
     if version != 2 or command > 1:
-        raise BadProxyHeader(f"version {version}, command {command}")
+        raise BadProxyHeader(f"version {version} or command {command} is unknown")
     if length > _LENGTH_2_MAX:
-        raise BadProxyHeader(f"a header of {length} bytes")
+        raise BadProxyHeader(f"it has {length} bytes; maximum: {_LENGTH_2_MAX}")
     nbytes = _HEADER_2_BYTES + length
     if len(data) < nbytes:
         return None
@@ -91,7 +91,7 @@ def _parse_2(data: bytes) -> ProxyHeader | None:
         return ProxyHeader(nbytes, None)
     size, layout = _FAMILIES_2[family >> 4]
     if length < 2 * size + 4:
-        raise BadProxyHeader(f"addresses of {length} bytes")
+        raise BadProxyHeader(f"its addresses have {length} bytes; minimum: {2 * size + 4}")
     source, target, source_port, target_port = struct.unpack_from(layout, data, _HEADER_2_BYTES)
     return ProxyHeader(
         nbytes,

@@ -100,9 +100,7 @@ class FrameSplitter:
             length_and_kind, flags, stream_id = _HEADER.unpack_from(data, at)
             nbytes = length_and_kind >> 8
             if nbytes > FRAME_BYTES_MAX:
-                raise Http2Error(
-                    ErrorCode.FRAME_SIZE_ERROR, f"a frame of {nbytes} bytes, {FRAME_BYTES_MAX} are allowed"
-                )
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame has {nbytes} bytes; maximum: {FRAME_BYTES_MAX}")
             start = at + HEADER_BYTES
             if end - start < nbytes:
                 self._needed = HEADER_BYTES + nbytes

@@ -76,9 +76,9 @@ class MessageReader:
         flag = prefix[0]
         nbytes = int.from_bytes(prefix[1:PREFIX_BYTES], "big")
         if flag > 1:
-            raise CallRefused(Status.INTERNAL, f"a message with the flags {flag:#x}")
+            raise CallRefused(Status.INTERNAL, f"the message has the unknown flags {flag:#x}")
         if flag and self._encoding == "identity":
-            raise CallRefused(Status.INTERNAL, "a compressed message, but grpc-encoding does not say how")
+            raise CallRefused(Status.INTERNAL, "the message is compressed, and grpc-encoding does not say how")
         if nbytes > self._bytes_max:
             raise _too_large(self._bytes_max)
         self.begun, self._compressed, self.announced_bytes = True, bool(flag), nbytes
@@ -89,7 +89,7 @@ class MessageReader:
 
 
 def _too_large(bytes_max: int) -> CallRefused:
-    return CallRefused(Status.RESOURCE_EXHAUSTED, f"a message of more than {bytes_max} bytes")
+    return CallRefused(Status.RESOURCE_EXHAUSTED, f"the message has more than {bytes_max} bytes")
 
 
 def decompressed(data: bytes, bytes_max: int) -> bytes:
@@ -100,11 +100,11 @@ def decompressed(data: bytes, bytes_max: int) -> bytes:
     try:
         content = inflating.decompress(data, bytes_max + 1)
     except zlib.error as error:
-        raise CallRefused(Status.INTERNAL, f"a message that is not gzip: {error}") from error
+        raise CallRefused(Status.INTERNAL, f"the message is not gzip: {error}") from error
     if len(content) > bytes_max:
         raise _too_large(bytes_max)
     if not inflating.eof or inflating.unused_data:
-        raise CallRefused(Status.INTERNAL, "a message that is not one whole gzip member")
+        raise CallRefused(Status.INTERNAL, "the message is not exactly one gzip member")
     return content
 
 

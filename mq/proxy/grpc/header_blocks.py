@@ -41,7 +41,7 @@ class HeaderDecoder:
         try:
             return self._decode(block)
         except IndexError as error:
-            raise _damaged("a field that is not in the table, or a block that ends too early") from error
+            raise _damaged("a field that is not in the table, or an end within a field") from error
 
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []

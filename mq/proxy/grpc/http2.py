@@ -130,11 +130,14 @@ class Http2:
     def receive(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """A frame has arrived. Raises Http2Error."""
         if self._block is not None and (kind != Kind.CONTINUATION or stream_id != self._block[0]):
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a frame within a header block")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "another frame came within a header block")
         if not self._settings_seen and kind != Kind.SETTINGS:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         if (not stream_id and kind in _WHOLE_STREAMS) or (stream_id and kind in _WHOLE_CONNECTION):
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{Kind(kind).name} on stream {stream_id}")
+            raise Http2Error(
+                ErrorCode.PROTOCOL_ERROR,
+                f"a {Kind(kind).name} frame came on stream {stream_id}, where it is not allowed",
+            )
         match kind:
             case Kind.DATA:
                 self._data(flags, stream_id, payload)
@@ -153,7 +156,7 @@ class Http2:
             case Kind.PRIORITY:
                 self._priority(stream_id, payload)
             case Kind.PUSH_PROMISE:
-                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a client that pushes")
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the client pushes, which only servers may")
             case _:
                 pass  # GOAWAY, too: the client closes the connection when it has the answers to its calls
 
@@ -161,7 +164,9 @@ class Http2:
         nbytes = len(payload)
         self._window_in -= nbytes
         if self._window_in < 0:
-            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window of the connection allows")
+            raise Http2Error(
+                ErrorCode.FLOW_CONTROL_ERROR, "the client sent more data than the window of the connection allows"
+            )
         data = _without_padding(flags, payload) if flags & PADDED else payload
         stream = self._streams.get(stream_id)
         if stream is None or stream.remote_ended:
@@ -191,9 +196,9 @@ class Http2:
         block = _without_padding(flags, payload) if flags & PADDED else payload
         if flags & PRIORITY:
             if len(block) < _PRIORITY_BYTES:
-                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "headers that end within their priority")
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "the headers end within their priority")
             if _NUMBER.unpack_from(block)[0] & _WINDOW_MAX == stream_id:
-                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
             block = block[_PRIORITY_BYTES:]
         if flags & END_HEADERS:
             self._header_block(flags, stream_id, block)
@@ -202,7 +207,7 @@ class Http2:
 
     def _continuation(self, flags: int, payload: bytes) -> None:
         if self._block is None:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION came without HEADERS")
         stream_id, first_flags, block = self._block
         block += payload
         if flags & END_HEADERS:
@@ -215,7 +220,10 @@ class Http2:
         ended = bool(flags & END_STREAM)
         if stream_id > self.last_stream:
             if not stream_id % 2:
-                raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a client that begins stream {stream_id}")
+                raise Http2Error(
+                    ErrorCode.PROTOCOL_ERROR,
+                    f"the client began stream {stream_id}, and a client's streams have odd numbers",
+                )
             self.last_stream = stream_id
             stream = self._streams[stream_id] = _Stream(self._initial_window, self._initial_window_in)
             stream.remote_ended = ended
@@ -224,7 +232,7 @@ class Http2:
         open_stream = self._streams.get(stream_id)
         if open_stream is None:
             if stream_id not in self._reset_by_us:
-                raise Http2Error(ErrorCode.STREAM_CLOSED, f"headers on stream {stream_id}, which is closed")
+                raise Http2Error(ErrorCode.STREAM_CLOSED, f"headers came on stream {stream_id}, which is closed")
         elif open_stream.remote_ended:
             self._break(stream_id, ErrorCode.STREAM_CLOSED, 0)
         elif not ended or open_stream.lacks_data or any(name.startswith(b":") for name, _ in fields):
@@ -235,13 +243,13 @@ class Http2:
 
     def _window_update(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != _NUMBER.size:
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"WINDOW_UPDATE has {len(payload)} bytes")
         increment = _NUMBER.unpack(payload)[0] & _WINDOW_MAX
         if not stream_id:
             self._window += increment
             if not increment or self._window > _WINDOW_MAX:
                 code = ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR
-                raise Http2Error(code, f"WINDOW_UPDATE by {increment}")
+                raise Http2Error(code, f"WINDOW_UPDATE by {increment} is out of range")
         elif (stream := self._streams.get(stream_id)) is None:
             self._check_begun(stream_id)
             return
@@ -254,7 +262,7 @@ class Http2:
 
     def _ping(self, flags: int, payload: bytes) -> None:
         if len(payload) != _PING_BYTES:
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"PING has {len(payload)} bytes")
         if flags & ACK:
             self._requests.ping_answered(payload)
         else:
@@ -262,7 +270,7 @@ class Http2:
 
     def _rst_stream(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != _NUMBER.size:
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"RST_STREAM has {len(payload)} bytes")
         if self._streams.pop(stream_id, None) is None:
             self._check_begun(stream_id)
         else:
@@ -270,7 +278,7 @@ class Http2:
 
     def _settings(self, flags: int, payload: bytes) -> None:
         if len(payload) % _SETTING.size or (flags & ACK and payload):
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS has {len(payload)} bytes")
         self._settings_seen = True
         if flags & ACK:
             if not self._settings_acknowledged:
@@ -303,13 +311,13 @@ class Http2:
 
     def _priority(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != _PRIORITY_BYTES:
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"PRIORITY has {len(payload)} bytes")
         if _NUMBER.unpack_from(payload)[0] & _WINDOW_MAX == stream_id:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
 
     def _check_begun(self, stream_id: int) -> None:
         if stream_id > self.last_stream or not stream_id % 2:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a frame on stream {stream_id}, which nobody has begun")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a frame came on stream {stream_id}, which was not opened")
 
     def _end_remote(self, stream_id: int, stream: _Stream) -> None:
         stream.remote_ended = True
@@ -412,5 +420,5 @@ class Http2:
 
 def _without_padding(flags: int, payload: bytes) -> bytes:
     if not payload or payload[0] >= len(payload):
-        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a frame with more padding than bytes")
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a frame has more padding than bytes")
     return payload[1 : len(payload) - payload[0]]

@@ -69,20 +69,20 @@ def parse_head(fields: Iterable[tuple[bytes, bytes]]) -> RequestHead:
     for raw_name, raw_value in fields:
         name = _field_name(raw_name)
         if _FORBIDDEN_IN_VALUE.search(raw_value):
-            raise MalformedRequest(f"a value of {name} with characters that are not allowed")
+            raise MalformedRequest(f"the value of {name} has characters that are not allowed")
         value = raw_value.decode("latin-1")
         if name[0] == ":":
             if metadata or binary or name in pseudo:
-                raise MalformedRequest(f"{name} twice, or after other fields")
+                raise MalformedRequest(f"{name} is repeated, or comes after other fields")
             pseudo[name] = value
         elif name[-4:] == "-bin":
             binary[name] = _binary(name, value)
         else:
             metadata[name] = f"{metadata[name]},{value}" if name in _LISTS and name in metadata else value
     if not pseudo.get(":method") or not pseudo.get(":scheme") or not pseudo.get(":path"):
-        raise MalformedRequest("a request without method, scheme or path")
+        raise MalformedRequest("the request has no method, scheme or path")
     if metadata.get("te", "trailers") != "trailers":
-        raise MalformedRequest(f"te is {metadata['te']!r}")
+        raise MalformedRequest(f"te is {metadata['te']!r}; allowed: trailers")
     if pseudo[":method"] != "POST":
         raise NoGrpc(405, "This port serves gRPC: only POST is a call.\n")
     content_type = metadata.get("content-type", "")
@@ -108,7 +108,7 @@ def announced_bytes(fields: Iterable[tuple[bytes, bytes]]) -> int | None:
     for name, value in fields:
         if name == b"content-length":
             if not value.isdigit() or len(value) > _LENGTH_DIGITS_MAX:
-                raise MalformedRequest(f"content-length is {value!r}")
+                raise MalformedRequest(f"content-length is {value!r}, which is not a length")
             return int(value)
     return None
 
@@ -117,9 +117,9 @@ def announced_bytes(fields: Iterable[tuple[bytes, bytes]]) -> int | None:
 def _short_field_name(name: bytes) -> str:
     text = name.decode("latin-1")
     if _NAME.fullmatch(name) is None or text in _OF_ONE_CONNECTION:
-        raise MalformedRequest(f"a field {text!r}")
+        raise MalformedRequest(f"the field {text!r} is not allowed")
     if text[0] == ":" and text not in _PSEUDO:
-        raise MalformedRequest(f"a field {text!r}")
+        raise MalformedRequest(f"the field {text!r} is not allowed")
     return text
 
 

@@ -39,13 +39,13 @@ class Handle(NamedTuple):
         """Parse a handle. Raises Refused."""
         try:
             if len(text) > _HANDLE_LENGTH_MAX:
-                raise ReceiptError(f"a receipt handle of {len(text)} characters")
+                raise ReceiptError(f"the receipt handle has {len(text)} characters; maximum: {_HANDLE_LENGTH_MAX}")
             receipt = Receipt.decode(text)
         except ReceiptError as error:
             raise Refused(pb.INVALID_RECEIPT_HANDLE, str(error)) from error
         last = text.split(" ")[8:]
         if not last or not last[0].isascii() or not last[0].isdecimal() or len(last[0]) > 18:
-            raise Refused(pb.INVALID_RECEIPT_HANDLE, "the receipt handle has no place in the log")
+            raise Refused(pb.INVALID_RECEIPT_HANDLE, "the receipt handle does not name a position in the log")
         lite_topic = " ".join(last[1:])
         if lite_topic:
             try:

@@ -61,7 +61,7 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
     own[BORN_HOST] = told.born_host or peer
     born_ms = timestamp_ms(told.born_timestamp) if told.HasField("born_timestamp") else now_ms
     if not 0 <= born_ms <= TIME_MS_MAX:
-        raise Refused(pb.BAD_REQUEST, f"the message was born at {born_ms} ms")
+        raise Refused(pb.BAD_REQUEST, f"the message was born at {born_ms} ms; allowed: 0 to {TIME_MS_MAX}")
     own[props.BORN_TIMESTAMP] = str(born_ms)
     for name, value in own.items():
         if not value or props.NAME_END in value or props.VALUE_END in value:

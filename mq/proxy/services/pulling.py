@@ -142,7 +142,7 @@ class Pulling:
                 raise Refused(pb.BAD_REQUEST, "the request has no time")
             time_ms = timestamp_ms(request.timestamp)
             if not 0 <= time_ms <= TIME_MS_MAX:
-                raise Refused(pb.BAD_REQUEST, f"the time is {time_ms} ms")
+                raise Refused(pb.BAD_REQUEST, f"the time is {time_ms} ms; allowed: 0 to {TIME_MS_MAX}")
             code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
             fields = SearchOffsetExt(topic=queue.topic, queue_id=queue.queue_id, timestamp_ms=time_ms).fields()
         elif request.query_offset_policy in _ENDS:
@@ -161,5 +161,5 @@ class Pulling:
 def _checked(offset: int) -> QueueOffset:
     """Raises Refused."""
     if offset < 0:
-        raise Refused(pb.ILLEGAL_OFFSET, f"the offset is {offset}")
+        raise Refused(pb.ILLEGAL_OFFSET, f"the offset is {offset}; allowed: 0 or more")
     return QueueOffset(offset)

@@ -107,7 +107,7 @@ def _invisible_ms(request: pb.ReceiveMessageRequest) -> int:
     if not INVISIBLE_MS_MIN <= invisible_ms <= INVISIBLE_MS_MAX:
         raise Refused(
             pb.ILLEGAL_INVISIBLE_TIME,
-            f"an invisible time of {invisible_ms} ms; allowed: {INVISIBLE_MS_MIN} to {INVISIBLE_MS_MAX}",
+            f"the invisible time is {invisible_ms} ms; allowed: {INVISIBLE_MS_MIN} to {INVISIBLE_MS_MAX}",
         )
     return invisible_ms
 

@@ -169,7 +169,7 @@ class Settling:
         invisible_ms = duration_ms(request.invisible_duration)
         if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
             raise Refused(
-                pb.ILLEGAL_INVISIBLE_TIME, f"an invisible time of {invisible_ms} ms; allowed: 0 to {INVISIBLE_MS_MAX}"
+                pb.ILLEGAL_INVISIBLE_TIME, f"the invisible time is {invisible_ms} ms; allowed: 0 to {INVISIBLE_MS_MAX}"
             )
         try:
             async with self._renewals.taken(caller.client_id, group, request.receipt_handle) as handle:

@@ -266,7 +266,7 @@ class ColdBlocks:
             )
         end, archived = known.end(), manifest.archived
         if archived.pos == end.pos and archived != end:
-            raise BackupRefused(store.name, f"it has another entry {end.index} than this group")
+            raise BackupRefused(store.name, f"its entry {end.index} differs from the one of this group")
         self._manifest = manifest
         self._files = {each.start: each for each in manifest.objects.files if each.start < archived.pos}
         self._read_at, self._read_for, self._is_doubtful = self._clock(), known_pos, False
@@ -291,9 +291,7 @@ class ColdBlocks:
         for table in reversed(newer):
             if table.befores[-1] != proven:
                 path = self._opened().path(table.stored.name)
-                raise BackupDamaged(
-                    path, f"it ends with another entry {table.befores[-1].index} than this log has there"
-                )
+                raise BackupDamaged(path, f"its last entry {table.befores[-1].index} differs from the one of this log")
             proven = table.befores[0]
             self._keep(table)
         return newer[0]

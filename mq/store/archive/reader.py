@@ -160,7 +160,9 @@ class ArchiveReader:
 
         def finish() -> None:
             if builder is not None and builder.content() != self._index_content(indexes[start]):
-                raise BackupDamaged(self._path(indexes[start]), "its index is not that of its content")
+                raise BackupDamaged(
+                    self._path(indexes[start]), "the index does not match the content of the files: archive it again"
+                )
 
         for run in self.backup.runs():
             if (its_start := run.pos - run.pos % size) != start:
@@ -202,7 +204,10 @@ class ArchiveReader:
                     yield run
                     last = run.entries[-1] if run.entries else last
                 if (last.index, last.chain) != (after.index, after.chain):
-                    raise BackupDamaged(self._path(file.stored), f"its index names another entry {after.index}")
+                    raise BackupDamaged(
+                        self._path(file.stored),
+                        f"its index names entry {after.index} with another chain than its content has",
+                    )
 
     def _runs(self, stored: StoredObject, begin: Base, last_index: LogIndex | None = None) -> Iterator[EntryRun]:
         """Verified entries of one file after ``begin``, up to ``last_index`` or its end."""

@@ -85,7 +85,7 @@ class KeyFile:
             size = os.fstat(self._fd).st_size
             self._rows_at = _START.size + _FIELDS.size + blocks * _BLOCK.size
             if not self._rows_at <= size <= self._rows_at + blocks * _BLOCK_BYTES:
-                raise KeyFileDamaged(path, f"{size} bytes with {blocks} blocks")
+                raise KeyFileDamaged(path, f"its {size} bytes do not fit its {blocks} blocks")
             head = os.pread(self._fd, self._rows_at - _START.size, _START.size)
             if zlib.crc32(head) != crc:
                 raise KeyFileDamaged(
@@ -115,7 +115,7 @@ class KeyFile:
             return
         _, size, index, _, pos, _, chain, _, _ = HEADER.unpack(read(scope.last_pos, HEADER_BYTES))
         if (index, pos, chain, pos + size) != (scope.last_index, scope.last_pos, scope.last_chain, scope.end):
-            raise KeyFileDamaged(self._path, f"the log has another entry {scope.last_index} at {scope.last_pos}")
+            raise KeyFileDamaged(self._path, f"the log's entry {scope.last_index} at {scope.last_pos} is another one")
 
     def places(self, hashed: int) -> Iterator[int]:
         """Physical offsets of the records with this hash, descending, block by block."""

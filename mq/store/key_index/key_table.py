@@ -53,7 +53,7 @@ def record_starts(data: bytes, at: int, end: int) -> list[int]:
         append(at)
         size = size_at(data, at)[0]
         if size < FIXED:
-            raise Damaged(at, f"a record of {size} bytes, the smallest has {FIXED}")
+            raise Damaged(at, f"a record has {size} bytes; minimum: {FIXED}")
         at += size
     if at != end:
         raise Damaged(at, f"no record begins here, and the entry ends at {end}")

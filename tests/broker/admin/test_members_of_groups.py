@@ -164,9 +164,9 @@ async def test_many_members_are_asked_in_steps(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        ({}, "name groups, or ask for those that differ"),
-        ({"groups": ["a"], "differing": True, "queues": True}, "queues of members go with one group alone"),
-        ({"groups": ["a", "b"], "queues": True}, "queues of members go with one group alone"),
+        ({}, "the request names no groups: name some, or ask for those that differ"),
+        ({"groups": ["a"], "differing": True, "queues": True}, "the queues of members can be asked for one group only"),
+        ({"groups": ["a", "b"], "queues": True}, "the queues of members can be asked for one group only"),
         ({"groups": ["a"] * (GROUPS_MAX + 1)}, f"{GROUPS_MAX + 1} groups; maximum: {GROUPS_MAX}"),
     ],
 )

@@ -50,9 +50,9 @@ async def test_what_does_not_fit_is_asked_again(tmp_path: Path) -> None:
         (["T", "Nowhere", "Never"], ResponseCode.TOPIC_NOT_EXIST, "no such topic: Nowhere, Never"),
         (["T", "Written"], ResponseCode.NO_PERMISSION, "not readable: Written"),
         ([f"N{number}" for number in range(12)], ResponseCode.TOPIC_NOT_EXIST, "N9 and 2 more"),
-        ([], ResponseCode.SYSTEM_ERROR, "0 bytes are not 1 to 4096 names"),
-        (["T", "T"], ResponseCode.SYSTEM_ERROR, "none twice"),
-        ([str(number) for number in range(ENDS_TOPICS_MAX + 1)], ResponseCode.SYSTEM_ERROR, "1 to 4096 names"),
+        ([], ResponseCode.SYSTEM_ERROR, "0 bytes are not 1 to 4096 different names"),
+        (["T", "T"], ResponseCode.SYSTEM_ERROR, "different names of topics"),
+        ([str(number) for number in range(ENDS_TOPICS_MAX + 1)], ResponseCode.SYSTEM_ERROR, "different names"),
     ],
 )
 async def test_bad_requests_are_refused(tmp_path: Path, topics: list[str], code: ResponseCode, remark: str) -> None:

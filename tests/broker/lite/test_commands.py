@@ -43,14 +43,16 @@ def test_lite_topics_by_commands_and_without_an_event_loop() -> None:
             assert "no messages" in run(kit.namesrv, "lite", "describe", PARENT, "none")
             shown = run(kit.namesrv, "lite", "client", PARENT, GROUP, subscriber.client_id)
             assert [line.strip() for line in shown.splitlines()[1:]] == ["a", "b"]
-            assert "has not said" in run(kit.namesrv, "lite", "client", PARENT, GROUP, "X")
+            assert "has not sent its subscriptions" in run(kit.namesrv, "lite", "client", PARENT, GROUP, "X")
             lag = run(kit.namesrv, "lite", "lag", GROUP).splitlines()
             assert lag[0].startswith(f"broker-a: 3 messages of {PARENT} not consumed by {GROUP}, the oldest of ")
             assert [line.split()[:3] for line in lag[2:]] == [["a", "broker-a", "2"], ["b", "broker-a", "1"]]
             assert "next one to be stored 1" in run(kit.namesrv, "lite", "lag", GROUP, "b")
             assert "there is no lite topic none" in run(kit.namesrv, "lite", "lag", GROUP, "none")
             assert "all clients" in run(kit.namesrv, "lite", "dispatch", GROUP)
-            assert "has not said" in run(kit.namesrv, "lite", "dispatch", GROUP, "--client", "X", code=1)
+            assert "has not sent its subscriptions" in run(
+                kit.namesrv, "lite", "dispatch", GROUP, "--client", "X", code=1
+            )
             assert "does not exist" in run(kit.namesrv, "lite", "lag", "absent", code=1)
             assert admin.lite.brokers()["broker-a"].topic_count == 2
             assert admin.lite.parent(PARENT)["broker-a"].groups == [GROUP]
@@ -72,4 +74,6 @@ def test_attributes_of_groups_are_set_exported_and_imported(tmp_path: Path) -> N
         refused = run(kit.namesrv, "consumer-group", "update", "G", "--attribute", "priority.factor=101", code=1)
         assert "not a number from 0 to 100" in refused
         for wrong in ("priority.factor", "=1", "+a=b"):
-            assert "is no attribute" in run(kit.namesrv, "consumer-group", "update", "G", "--attribute", wrong, code=2)
+            assert "is not an attribute" in run(
+                kit.namesrv, "consumer-group", "update", "G", "--attribute", wrong, code=2
+            )

@@ -135,7 +135,7 @@ async def test_heartbeat_larger_than_any_client_needs_is_refused_undecoded(
         monkeypatch.setattr(HeartbeatData, "decode", lambda body: pytest.fail("it was decoded"))
         answer = await client.request(RequestCode.HEART_BEAT, body=b"x" * (3 * 1024 * 1024))
         assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert answer.remark == "heartbeat refused: 3145728 bytes; maximum: 2097152"
+        assert answer.remark == "heartbeat refused: it has 3145728 bytes; maximum: 2097152"
 
 
 async def test_heartbeat_above_256_kib_is_not_decoded_in_its_turn(

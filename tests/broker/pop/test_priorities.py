@@ -117,7 +117,7 @@ async def test_a_batch_has_one_priority(tmp_path: Path) -> None:
         for mixed in (batch(with_priority(4), with_priority(5)), batch(with_priority(4), properties(UNIQ_KEY="K"))):
             answer = await client.request(code, head, mixed)
             assert answer.code == ILLEGAL
-            assert "different priorities" in str(answer.remark)
+            assert "must have one priority" in str(answer.remark)
         assert (await client.request(code, head, batch(with_priority(-4)))).code == ILLEGAL
         assert len(await popped(client)) == 4
 

@@ -68,7 +68,7 @@ async def test_what_the_sdk_refuses() -> None:
         ):
             with pytest.raises(MessageRefused, match=said):
                 await producer.send(message)
-        with pytest.raises(MessageRefused, match="theirs have 2 priorities"):
+        with pytest.raises(MessageRefused, match="since they go to one queue; these have 2"):
             await producer.send_batch([Message("T", b"x", priority=1), Message("T", b"y")])
 
 

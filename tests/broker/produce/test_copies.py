@@ -106,7 +106,7 @@ async def test_an_invalid_time_is_refused(tmp_path: Path, time: str) -> None:
         client = await broker.connect()
         answer = await send(client, [born(time)], copies())
         assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-        assert "is no number of milliseconds" in str(answer.remark)
+        assert "is not a number of milliseconds" in str(answer.remark)
 
 
 async def test_without_a_sequence_number_nothing_is_a_copy(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ def test_schedules_by_commands() -> None:
     [
         ((), "needs one of --cron, --every and --at"),
         (("--cron", "* * * * *", "--every", "5s"), "needs one of"),
-        (("--every", "5 parsecs"), "no interval"),
-        (("--every", "5s", "--property", "novalue"), "no property"),
+        (("--every", "5 parsecs"), "not an interval"),
+        (("--every", "5s", "--property", "novalue"), "not a property"),
         (("--every", "5s", "--body-file", "/nonexistent"), "/nonexistent: No such file"),
     ],
 )

@@ -149,7 +149,7 @@ async def test_what_cannot_become_visible_is_refused_when_it_is_staged(tmp_path:
         client = await ready(await broker.connect(), messages=2)
         big = bytes([ord("1")]) * 500
         cases: list[tuple[int, str, list[SetMessage | ConsumedRange]]] = [
-            (ResponseCode.MESSAGE_ILLEGAL, "without messages", []),
+            (ResponseCode.MESSAGE_ILLEGAL, "has no messages", []),
             (ResponseCode.MESSAGE_ILLEGAL, "maximum: 1024, as for one message", [message(big), message(big)]),
             (ResponseCode.TOPIC_NOT_EXIST, "topic U does not exist", [message(b"1", "U")]),
             (ResponseCode.NO_PERMISSION, HALF_TOPIC, [message(b"1", HALF_TOPIC)]),

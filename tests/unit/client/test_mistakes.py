@@ -91,17 +91,17 @@ def test_functions_that_no_message_can_be_given_to_are_refused() -> None:
     middleware: Any = two
     wrapped: Any = given_more_than_a_message(two)
     for handler in handlers:
-        with pytest.raises(TypeError, match=r"is called with \(message\), and .* is not"):
+        with pytest.raises(TypeError, match=r"is called with \(message\), which .* does not accept"):
             PushConsumer(NAMESRV, "G").on("A")(handler)
-        with pytest.raises(TypeError, match=r"is called with \(messages\), and .* is not"):
+        with pytest.raises(TypeError, match=r"is called with \(messages\), which .* does not accept"):
             PushConsumer(NAMESRV, "G").on("A", batch=8)(handler)
     PushConsumer(NAMESRV, "G").on("A")(with_default)
     PushConsumer(NAMESRV, "G").on("A")(wrapped)
     PushConsumer(NAMESRV, "G").use(middleware)
-    with pytest.raises(TypeError, match=r"is called with \(message, call_next\), and .* is not"):
+    with pytest.raises(TypeError, match=r"is called with \(message, call_next\), which .* does not accept"):
         PushConsumer(NAMESRV, "G").use(handlers[0])
     plain: Any = lambda: None  # noqa: E731
-    with pytest.raises(TypeError, match=r"is called with \(message\), and .* is not"):
+    with pytest.raises(TypeError, match=r"is called with \(message\), which .* does not accept"):
         SyncPushConsumer(NAMESRV, "G").on("A")(plain)
 
 

@@ -288,7 +288,7 @@ async def test_sends_go_on_when_the_old_one_is_settled() -> None:
         ("a\x01b", None, 1024, "printable characters"),
         ("\ud800", None, 1024, "printable characters"),
         ("~billing", None, 1024, "would forget it early"),
-        (False, 5, 1024, "no effect without numbered"),
+        (False, 5, 1024, "needs numbered=True"),
         (True, -1, 1024, "must be from 0"),
         (True, 2**62 + 1, 1024, "must be from 0"),
         (True, None, 1025, "at most 1024 numbered messages"),

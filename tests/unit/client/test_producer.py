@@ -258,7 +258,11 @@ async def test_a_fixed_queue_waits_for_its_leader_instead_of_hopping() -> None:
 BAD_BATCHES: list[tuple[str, list[Message], str]] = [
     ("empty", [], "at least one message"),
     ("topics", [Message("T", b"x"), Message("U", b"x")], "one topic, not to 2: T, U"),
-    ("sharding keys", [Message("T", b"x", sharding_key="a"), Message("T", b"x")], "have 2 sharding keys"),
+    (
+        "sharding keys",
+        [Message("T", b"x", sharding_key="a"), Message("T", b"x")],
+        "one sharding key, since they go to one queue; these have 2",
+    ),
     ("delayed", [Message("T", b"x"), Message("T", b"x", delay_level=1)], "cannot be delayed"),
     ("timed", [Message("T", b"x"), Message("T", b"x", delay=1)], "cannot be delayed"),
     ("empty body", [Message("T", b"x"), Message("T", b"")], "the body has 0 bytes"),

@@ -513,6 +513,6 @@ def test_threads_get_values(threads: FakeCluster) -> None:
 
 
 def test_pure_push_consumer_is_refused_a_dead_letter_policy_without_seconds() -> None:
-    with pytest.raises(TypeError, match="say when"):
+    with pytest.raises(TypeError, match="say after how many seconds"):
         PullConsumer("a:1", "G", on_error={BodyNotDecoded: RetryLater})  # type: ignore[dict-item]
     assert PushConsumer("a:1", "G", on_error={BodyNotDecoded: DeadLetter}).group == "G"

@@ -252,7 +252,7 @@ def test_unknown_names_are_reported_with_all_valid_ones_nearest_first(tmp_path: 
         command("scenario", "helixx", "--store", str(tmp_path))
     with pytest.raises(CannotRun, match=r"no profile 'smok'; there are smoke, "):
         command("matrix", "--profile", "smok", "--store", str(tmp_path))
-    with pytest.raises(CannotRun, match=r"'6/5' is no piece"):
+    with pytest.raises(CannotRun, match=r"'6/5' is not a part"):
         command("matrix", "--part", "6/5", "--store", str(tmp_path))
     assert not list(tmp_path.iterdir()), "nothing is made for a run that cannot be"
 

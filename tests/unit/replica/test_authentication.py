@@ -51,7 +51,7 @@ def test_both_sides_have_the_same_keys_and_each_side_its_own() -> None:
 
 
 def test_another_secret_is_refused_and_so_is_another_purpose() -> None:
-    with pytest.raises(AuthenticationFailed, match="another group secret"):
+    with pytest.raises(AuthenticationFailed, match="a different group secret"):
         shaken(theirs=OTHER)
     with pytest.raises(AuthenticationFailed, match="does not have the group secret that it names"):
         shaken(purpose=b"client port, version 1")
@@ -174,7 +174,7 @@ async def test_without_the_secret_nobody_learns_anything(tmp_path: Path) -> None
                     stream = await call(port, called)
                     assert await received(stream) == REFUSED, keys
         reasons = [line["error"] for line in log if line["event"] == "peer_refused"]
-        assert reasons == ["authentication failed: the caller has another group secret (called from 127.0.0.1)"]
+        assert reasons == ["authentication failed: the caller uses a different group secret (called from 127.0.0.1)"]
         await check_unharmed(node, port, node.log.last_index)
 
 

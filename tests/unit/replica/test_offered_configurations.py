@@ -58,5 +58,5 @@ def test_founders_take_the_configuration_that_they_began_with() -> None:
 
 def test_a_configuration_too_large_for_any_directory_is_refused() -> None:
     check_configuration(configuration(5, 60))
-    with pytest.raises(ValueError, match=r"a configuration of 5 members in \d+ bytes"):
+    with pytest.raises(ValueError, match=r"the configuration has 5 members and \d+ bytes"):
         check_configuration(configuration(5, 250))

@@ -94,7 +94,7 @@ def test_entries_of_a_later_term_than_their_request_are_refused(term: int) -> No
     request = AppendReq(B, C, Term(7), NONE, (), NO_INDEX, 1)
     data = b"".join(encode_append(request, 0, [header, b"body"], len(header) + 4, [b""]))
     ((_, payload),), _ = split_frames(memoryview(data))
-    with pytest.raises(WireError, match=f"APPEND frame of term 7 with an entry of term {term}"):
+    with pytest.raises(WireError, match=f"APPEND frame of term 7 has an entry of another term, {term}"):
         decode_append(payload, B, C)
 
 

@@ -81,7 +81,7 @@ def test_sizes_and_times() -> None:
         ({**NEEDED, "compression": "lz4"}, "option compression is for sink, not for batch"),
         ({**NEEDED, "namesrv": "a"}, "namesrv has 'a', which is not HOST:PORT"),
         ({**NEEDED, "namesrv": "a:70000"}, "namesrv has 'a:70000', which is not HOST:PORT"),
-        ({**NEEDED, "namesrv": " "}, "namesrv is empty"),
+        ({**NEEDED, "namesrv": " "}, "namesrv must not be empty"),
         ({**NEEDED, "subscribe": "A,B,A"}, "subscribe names A twice"),
         ({"namesrv": "a:1", "subscribePattern": "("}, "subscribePattern is not a regular expression"),
         ({"namesrv": "a:1", "assign": "[1]"}, "assign is not a JSON object"),
@@ -97,14 +97,14 @@ def test_sizes_and_times() -> None:
             {**NEEDED, "startingTimestamp": "5", "startingOffsets": "latest"},
             "startingOffsets and startingTimestamp exclude each other",
         ),
-        ({**NEEDED, "startingTimestamp": "-5"}, "startingTimestamp is at least 0; it is '-5'"),
-        ({**NEEDED, "startingTimestamp": "yesterday"}, "startingTimestamp is a whole number"),
-        ({**NEEDED, "columns": "body,ofset"}, "the column 'ofset', which there is not; did you mean 'queue_offset'"),
-        ({**NEEDED, "fetchBytes": "1k"}, "fetchBytes is 65536 to 8388608 bytes"),
-        ({**NEEDED, "fetchBytes": "many"}, "fetchBytes is a number of bytes or a size"),
-        ({**NEEDED, "fetchTimeout": "soon"}, "fetchTimeout is a number of milliseconds or a time"),
-        ({**NEEDED, "failOnDataLoss": "maybe"}, "failOnDataLoss is true or false"),
-        ({**NEEDED, "onBadBody": "drop"}, "onBadBody is one of fail, keep"),
+        ({**NEEDED, "startingTimestamp": "-5"}, "startingTimestamp must be at least 0; it is '-5'"),
+        ({**NEEDED, "startingTimestamp": "yesterday"}, "startingTimestamp must be a whole number"),
+        ({**NEEDED, "columns": "body,ofset"}, "the unknown column 'ofset'; did you mean 'queue_offset'"),
+        ({**NEEDED, "fetchBytes": "1k"}, "fetchBytes must be 65536 to 8388608 bytes"),
+        ({**NEEDED, "fetchBytes": "many"}, "fetchBytes must be a number of bytes or a size"),
+        ({**NEEDED, "fetchTimeout": "soon"}, "fetchTimeout must be a number of milliseconds or a time"),
+        ({**NEEDED, "failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
+        ({**NEEDED, "onBadBody": "drop"}, "onBadBody must be one of fail, keep"),
     ],
 )
 def test_a_mistake_is_reported_by_name(options: dict[str, str], told: str) -> None:
@@ -124,7 +124,7 @@ def test_options_of_the_sink() -> None:
     with pytest.raises(OptionRefused, match="txnAppId and txnVersion are needed together"):
         parse_write_options({"namesrv": "a:1", "txnAppId": "job"})
     assert parse_write_options({"namesrv": "a:1"}).write_deadline_ms == 120_000
-    with pytest.raises(OptionRefused, match="txnVersion is at most 2147483647"):
+    with pytest.raises(OptionRefused, match="txnVersion must be at most 2147483647"):
         parse_write_options({"namesrv": "a:1", "txnAppId": "job", "txnVersion": str(2**31)})
     with pytest.raises(OptionRefused, match="subscribe is for batch and stream, not for sink"):
         parse_write_options(NEEDED)

@@ -138,7 +138,7 @@ def test_a_record_that_says_it_is_elsewhere_is_damage() -> None:
 def test_a_gap_within_an_entry_is_refused() -> None:
     builder = RunBuilder()
     builder.add("T", 0, QueueOffset(5), PhysicalOffset(100), 100, 0)
-    with pytest.raises(RunRefused, match="T/0: offset 7 after 5 in one entry"):
+    with pytest.raises(RunRefused, match="T/0: offset 7 follows 5 in one entry"):
         builder.add("T", 0, QueueOffset(7), PhysicalOffset(200), 100, 0)
 
 

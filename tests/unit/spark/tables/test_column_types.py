@@ -45,7 +45,7 @@ def test_other_spellings_are_known() -> None:
         ("array int", "'int' is where '<' must be"),
         ("decimal(50,2)", "1 to 38 digits"),
         ("decimal(5,6)", "1 to 38 digits"),
-        ("int int", "'int' is too much"),
+        ("int int", "'int' is left over"),
         ("struct<a:int,A:int>", "differ only in case"),
         ("struct<>", "where the name of a field must be"),
         ("", "a type is missing"),

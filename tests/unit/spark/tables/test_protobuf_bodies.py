@@ -162,7 +162,7 @@ def test_a_set_without_what_it_imports_is_refused() -> None:
     files = file_set('name: "a.proto" dependency: "b.proto" message_type { name: "A" }')
     with pytest.raises(SchemaUnusable, match=r"a\.proto imports b\.proto, which is not in it: make it with protoc"):
         ProtobufBodies(files, "A").columns()
-    with pytest.raises(SchemaUnusable, match="it is no set of descriptors"):
+    with pytest.raises(SchemaUnusable, match="it is not a set of descriptors"):
         ProtobufBodies(b"\xff\xff", "A").columns()
     assert messages_in(SET)[:2] == ["shop.Order", "shop.Old"]
 

@@ -80,7 +80,7 @@ def test_a_schema_file_is_beside_the_pipeline(place: Place) -> None:
         ("{format: avro, schema_file: orders.avsc, writer_schemas: {'7': orders.avsc}}", "needs header confluent"),
         (
             "{format: avro, schema_file: orders.avsc, header: confluent, writer_schemas: {'-7': orders.avsc}}",
-            "has '-7', which is no number of a schema",
+            "has '-7', which is not the number of a schema",
         ),
         (
             "{format: avro, schema_file: orders.avsc, header: confluent, writer_schema: orders.avsc}",
@@ -95,7 +95,7 @@ def test_a_schema_file_is_beside_the_pipeline(place: Place) -> None:
             "{format: protobuf, schema_file: orders.desc, message: shop.Ordr}",
             "orders.desc: it has no message shop.Ordr",
         ),
-        ("{format: protobuf, schema_file: orders.avsc, message: A}", "orders.avsc: it is no set of descriptors"),
+        ("{format: protobuf, schema_file: orders.avsc, message: A}", "orders.avsc: it is not a set of descriptors"),
         (
             "{format: protobuf, schema_file: orders.desc, message: shop.Old, new_fields: add}",
             "must be ignore or dead-letter",
@@ -164,7 +164,7 @@ def test_a_table_in_a_bucket_has_its_state_beside_the_file(place: Place) -> None
         ("location: 's3://key:secret@lake/orders'", "must not have credentials"),
         ("location: 'gs://lake/orders'", "must be a directory that the driver and all executors see, or s3://"),
         ("location: orders, endpoint_url: 'http://s3:9000'", "is for Parquet in S3 storage"),
-        ("location: 's3://lake/orders', endpoint_url: 's3:9000'", "is no URL such as"),
+        ("location: 's3://lake/orders', endpoint_url: 's3:9000'", "must be a URL such as"),
     ],
 )
 def test_a_bucket_that_cannot_be_used_is_refused(place: Place, table: str, reason: str) -> None:

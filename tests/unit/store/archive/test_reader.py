@@ -113,7 +113,7 @@ def test_index_of_another_file_is_found() -> None:
     bucket.objects[MANIFEST_NAME] = encode_backup_manifest(replace(manifest, objects=objects))
     with pytest.raises(BackupDamaged, match="does not follow"):
         list(ArchiveReader(BucketStore(bucket)).files())
-    with pytest.raises(BackupDamaged, match="not that of its content"):
+    with pytest.raises(BackupDamaged, match="does not match the content"):
         ArchiveReader(BucketStore(bucket)).verify()
 
 

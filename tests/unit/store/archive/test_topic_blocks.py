@@ -123,7 +123,7 @@ def test_archive_of_another_log_is_refused(archive: ReadArchive) -> None:
         read(opened(archive, place(archive, identity="other")), "T", {0: (0, 5)}, 0, SEGMENT_BYTES)
     end = place(archive).end
     forged = ArchivePlace("s3://bucket", None, "c", SEGMENT_BYTES, (*end[:3], end[3] ^ 1))
-    with pytest.raises(ArchiveUnreadable, match="another entry"):
+    with pytest.raises(ArchiveUnreadable, match=r"its last entry|its entry"):
         read(opened(archive, forged), "T", {0: (0, 5)}, 0, SEGMENT_BYTES)
 
 
