@@ -23,6 +23,7 @@ from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit, open_kit
 from tests.support.grpc_serving import Connected, Serving, serving
 from tests.support.proxies import message, open_proxy, receive_request
+from tests.support.virtual_time import VIRTUAL_TIME
 
 TOPIC, GROUP = "Orders", "billing"
 QUICK = 3
@@ -261,10 +262,8 @@ async def playing(seed: int) -> AsyncIterator[Play]:
             nursery.cancel_scope.cancel()
 
 
+@VIRTUAL_TIME
 @pytest.mark.parametrize("seed", SEEDS)
-def test_acknowledged_messages_are_neither_lost_nor_redelivered(seed: int) -> None:
-    async def main() -> None:
-        async with playing(seed) as play:
-            await play.run()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+async def test_acknowledged_messages_are_neither_lost_nor_redelivered(seed: int) -> None:
+    async with playing(seed) as play:
+        await play.run()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import pytest
 import trio
 import trio.testing
@@ -14,26 +12,11 @@ from mq.client import Admin, Message, Producer
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.proxy.grpc import BrokenCall
 from mq.proxy.wire import messaging_pb2 as pb
-from mq.testing import Kit, open_kit
+from mq.testing import Kit
 from tests.support.proxies import ENDPOINTS, Call, InMemoryProxy, message, open_proxy, receive_request
+from tests.support.virtual_time import VIRTUAL_TIME
 
-Test = Callable[[Kit, InMemoryProxy, Admin], Awaitable[None]]
-
-
-def run(test: Test, *, replicas: int = 1, **settings: object) -> None:
-    async def main() -> None:
-        async with (
-            open_kit(replicas=replicas, **settings) as kit,
-            Admin(kit.namesrv) as admin,
-            open_proxy(kit) as proxy,
-        ):
-            await admin.create_topic("Orders", 2)
-            await admin.create_topic("Steps", 2, message_type="FIFO")
-            await admin.create_topic("Later", 2, message_type="DELAY")
-            await admin.create_topic("Payments", 2, message_type="TRANSACTION")
-            await test(kit, proxy, admin)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+pytestmark = VIRTUAL_TIME
 
 
 def bodies(messages: list[pb.Message]) -> list[str]:
@@ -46,125 +29,111 @@ async def begin(proxy: InMemoryProxy, group: str, topic: str) -> None:
     assert (status.code, messages) == (pb.MESSAGE_NOT_FOUND, [])
 
 
-def test_a_message_is_sent_received_and_acknowledged() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        sent = await proxy.send("Orders", "one", tag="red", keys=["k1", "k2"], trace_context="trace")
+async def test_a_message_is_sent_received_and_acknowledged(kit: Kit, proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    sent = await proxy.send("Orders", "one", tag="red", keys=["k1", "k2"], trace_context="trace")
+    assert sent.status.code == pb.OK
+    [entry] = sent.entries
+    assert (entry.status.code, entry.message_id, entry.transaction_id) == (pb.OK, "id-one", "")
+    status, [got] = await proxy.receive("billing", "Orders")
+    assert status.code == pb.OK
+    told = got.system_properties
+    assert (got.topic.name, got.body) == ("Orders", b"one")
+    assert (told.message_id, told.tag, list(told.keys)) == ("id-one", "red", ["k1", "k2"])
+    assert (told.delivery_attempt, told.message_type, told.trace_context) == (1, pb.NORMAL, "trace")
+    assert (told.body_digest.type, told.body_encoding) == (pb.MD5, pb.IDENTITY)
+    assert told.body_digest.checksum == "F97C5D29941BFB1B2FDAB0874906AB82"  # in the only form that all clients know
+    assert told.invisible_duration.seconds == 30
+    assert told.born_host == "192.0.2.7:50123"
+    answer = await proxy.acknowledge("billing", got)
+    assert (answer.status.code, answer.entries[0].status.code) == (pb.OK, pb.OK)
+    await kit.advance(seconds=60)
+    await begin(proxy, "billing", "Orders")
+
+
+async def test_grpc_consumers_do_not_see_the_number_of_a_message(kit: Kit, proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    async with Producer(kit.namesrv, numbered="desk") as producer:
+        await producer.send(Message("Orders", b"one", properties={"color": "red"}))
+    _, [got] = await proxy.receive("billing", "Orders")
+    assert (got.body, dict(got.user_properties)) == (b"one", {"color": "red"})
+
+
+async def test_messages_arrive_by_priority_and_keep_it_when_they_fail(
+    kit: Kit, proxy: InMemoryProxy, admin: Admin
+) -> None:
+    await admin.create_topic("Urgent", 10, message_type="PRIORITY")
+    await begin(proxy, "billing", "Urgent")
+    route = await proxy.ask(
+        "QueryRoute",
+        pb.QueryRouteRequest(topic=pb.Resource(name="Urgent"), endpoints=ENDPOINTS),
+        pb.QueryRouteResponse,
+    )
+    assert {tuple(queue.accept_message_types) for queue in route.message_queues} == {(pb.PRIORITY,)}
+    for priority in (1, 9, 5):
+        sent = await proxy.send("Urgent", f"p{priority}", priority=priority, message_type=pb.PRIORITY)
         assert sent.status.code == pb.OK
-        [entry] = sent.entries
-        assert (entry.status.code, entry.message_id, entry.transaction_id) == (pb.OK, "id-one", "")
-        status, [got] = await proxy.receive("billing", "Orders")
-        assert status.code == pb.OK
-        told = got.system_properties
-        assert (got.topic.name, got.body) == ("Orders", b"one")
-        assert (told.message_id, told.tag, list(told.keys)) == ("id-one", "red", ["k1", "k2"])
-        assert (told.delivery_attempt, told.message_type, told.trace_context) == (1, pb.NORMAL, "trace")
-        assert (told.body_digest.type, told.body_encoding) == (pb.MD5, pb.IDENTITY)
-        assert told.body_digest.checksum == "F97C5D29941BFB1B2FDAB0874906AB82"  # in the only form that all clients know
-        assert told.invisible_duration.seconds == 30
-        assert told.born_host == "192.0.2.7:50123"
-        answer = await proxy.acknowledge("billing", got)
-        assert (answer.status.code, answer.entries[0].status.code) == (pb.OK, pb.OK)
-        await kit.advance(seconds=60)
-        await begin(proxy, "billing", "Orders")
-
-    run(test)
+    assert (await proxy.send("Urgent", "none")).status.code == pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    _, [got] = await proxy.receive("billing", "Urgent", batch_size=1)
+    told = got.system_properties
+    assert (got.body, told.priority, told.message_type) == (b"p9", 9, pb.PRIORITY)
+    await kit.advance(seconds=31)
+    _, [got] = await proxy.receive("billing", "Urgent", batch_size=1)
+    assert (got.body, got.system_properties.priority, got.system_properties.delivery_attempt) == (b"p9", 9, 2)
+    _, messages = await proxy.receive("billing", "Urgent")
+    assert bodies(messages) == ["p5", "p1"]
 
 
-def test_grpc_consumers_do_not_see_the_number_of_a_message() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        async with Producer(kit.namesrv, numbered="desk") as producer:
-            await producer.send(Message("Orders", b"one", properties={"color": "red"}))
+async def test_an_unacknowledged_message_is_redelivered_and_then_dead_lettered(
+    kit: Kit, proxy: InMemoryProxy, admin: Admin
+) -> None:
+    await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one")
+    for attempt in (1, 2):
         _, [got] = await proxy.receive("billing", "Orders")
-        assert (got.body, dict(got.user_properties)) == (b"one", {"color": "red"})
-
-    run(test)
-
-
-def test_messages_arrive_by_priority_and_keep_it_when_they_fail() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await admin.create_topic("Urgent", 10, message_type="PRIORITY")
-        await begin(proxy, "billing", "Urgent")
-        route = await proxy.ask(
-            "QueryRoute",
-            pb.QueryRouteRequest(topic=pb.Resource(name="Urgent"), endpoints=ENDPOINTS),
-            pb.QueryRouteResponse,
-        )
-        assert {tuple(queue.accept_message_types) for queue in route.message_queues} == {(pb.PRIORITY,)}
-        for priority in (1, 9, 5):
-            sent = await proxy.send("Urgent", f"p{priority}", priority=priority, message_type=pb.PRIORITY)
-            assert sent.status.code == pb.OK
-        assert (await proxy.send("Urgent", "none")).status.code == pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-        _, [got] = await proxy.receive("billing", "Urgent", batch_size=1)
-        told = got.system_properties
-        assert (got.body, told.priority, told.message_type) == (b"p9", 9, pb.PRIORITY)
+        assert got.system_properties.delivery_attempt == attempt
         await kit.advance(seconds=31)
-        _, [got] = await proxy.receive("billing", "Urgent", batch_size=1)
-        assert (got.body, got.system_properties.priority, got.system_properties.delivery_attempt) == (b"p9", 9, 2)
-        _, messages = await proxy.receive("billing", "Urgent")
-        assert bodies(messages) == ["p5", "p1"]
-
-    run(test)
-
-
-def test_an_unacknowledged_message_is_redelivered_and_then_dead_lettered() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one")
-        for attempt in (1, 2):
-            _, [got] = await proxy.receive("billing", "Orders")
-            assert got.system_properties.delivery_attempt == attempt
-            await kit.advance(seconds=31)
-        await begin(proxy, "billing", "Orders")
-        await kit.settle()
-        assert [each.body for each in kit.dead_letters("billing")] == [b"one"]
-        late = await proxy.acknowledge("billing", got)
-        assert late.status.code == pb.INVALID_RECEIPT_HANDLE
-
-    run(test)
+    await begin(proxy, "billing", "Orders")
+    await kit.settle()
+    assert [each.body for each in kit.dead_letters("billing")] == [b"one"]
+    late = await proxy.acknowledge("billing", got)
+    assert late.status.code == pb.INVALID_RECEIPT_HANDLE
 
 
-def test_a_message_is_hidden_for_as_long_as_its_consumer_asked() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one")
-        _, [got] = await proxy.receive("billing", "Orders", invisible_duration=Duration(seconds=40))
-        assert got.system_properties.invisible_duration.seconds == 40
-        await kit.advance(seconds=30)
-        await begin(proxy, "billing", "Orders")  # which takes 5 s, and gets nothing
-        await kit.advance(seconds=10)
-        _, [again] = await proxy.receive("billing", "Orders")
-        assert again.body == b"one"
-
-    run(test)
+async def test_a_message_is_hidden_for_as_long_as_its_consumer_asked(kit: Kit, proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one")
+    _, [got] = await proxy.receive("billing", "Orders", invisible_duration=Duration(seconds=40))
+    assert got.system_properties.invisible_duration.seconds == 40
+    await kit.advance(seconds=30)
+    await begin(proxy, "billing", "Orders")  # which takes 5 s, and gets nothing
+    await kit.advance(seconds=10)
+    _, [again] = await proxy.receive("billing", "Orders")
+    assert again.body == b"one"
 
 
-def test_an_invisible_time_is_changed_and_the_new_handle_counts() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one")
-        _, [got] = await proxy.receive("billing", "Orders")
-        changed = await proxy.ask(
-            "ChangeInvisibleDuration",
-            pb.ChangeInvisibleDurationRequest(
-                group=pb.Resource(name="billing"),
-                topic=got.topic,
-                receipt_handle=got.system_properties.receipt_handle,
-                invisible_duration=Duration(seconds=120),
-            ),
-            pb.ChangeInvisibleDurationResponse,
-        )
-        assert changed.status.code == pb.OK
-        await kit.advance(seconds=60)
-        await begin(proxy, "billing", "Orders")
-        got.system_properties.receipt_handle = changed.receipt_handle
-        assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
-        await kit.advance(seconds=120)
-        await begin(proxy, "billing", "Orders")
-
-    run(test)
+async def test_an_invisible_time_is_changed_and_the_new_handle_counts(kit: Kit, proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one")
+    _, [got] = await proxy.receive("billing", "Orders")
+    changed = await proxy.ask(
+        "ChangeInvisibleDuration",
+        pb.ChangeInvisibleDurationRequest(
+            group=pb.Resource(name="billing"),
+            topic=got.topic,
+            receipt_handle=got.system_properties.receipt_handle,
+            invisible_duration=Duration(seconds=120),
+        ),
+        pb.ChangeInvisibleDurationResponse,
+    )
+    assert changed.status.code == pb.OK
+    await kit.advance(seconds=60)
+    await begin(proxy, "billing", "Orders")
+    got.system_properties.receipt_handle = changed.receipt_handle
+    assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
+    await kit.advance(seconds=120)
+    await begin(proxy, "billing", "Orders")
 
 
 def change(got: pb.Message, seconds: int) -> pb.ChangeInvisibleDurationRequest:
@@ -177,170 +146,152 @@ def change(got: pb.Message, seconds: int) -> pb.ChangeInvisibleDurationRequest:
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-def test_a_client_that_keeps_its_former_handle_after_a_change_can_acknowledge(renewed: bool) -> None:
+async def test_a_client_that_keeps_its_former_handle_after_a_change_can_acknowledge(
+    kit: Kit, proxy: InMemoryProxy, renewed: bool
+) -> None:
     """RocketMQ's client for C# does not tell its user the new handle."""
-
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one")
-        _, [got] = await proxy.receive("billing", "Orders", auto_renew=renewed)
-        answer = await proxy.ask("ChangeInvisibleDuration", change(got, 20), pb.ChangeInvisibleDurationResponse)
-        assert answer.status.code == pb.OK
-        assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
-        await kit.advance(seconds=70)
-        await begin(proxy, "billing", "Orders")
-
-    run(test)
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one")
+    _, [got] = await proxy.receive("billing", "Orders", auto_renew=renewed)
+    answer = await proxy.ask("ChangeInvisibleDuration", change(got, 20), pb.ChangeInvisibleDurationResponse)
+    assert answer.status.code == pb.OK
+    assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
+    await kit.advance(seconds=70)
+    await begin(proxy, "billing", "Orders")
 
 
-def test_a_suspended_message_is_redelivered_without_counting() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one")
-        for _ in range(3):
-            _, [got] = await proxy.receive("billing", "Orders")
-            assert got.system_properties.delivery_attempt == 1
-            suspension = change(got, 10)
-            suspension.suspend = True
-            answer = await proxy.ask("ChangeInvisibleDuration", suspension, pb.ChangeInvisibleDurationResponse)
-            assert answer.status.code == pb.OK
-            await kit.advance(seconds=11)
+async def test_a_suspended_message_is_redelivered_without_counting(
+    kit: Kit, proxy: InMemoryProxy, admin: Admin
+) -> None:
+    await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one")
+    for _ in range(3):
         _, [got] = await proxy.receive("billing", "Orders")
-        assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
-        assert kit.dead_letters("billing") == []
-
-    run(test)
+        assert got.system_properties.delivery_attempt == 1
+        suspension = change(got, 10)
+        suspension.suspend = True
+        answer = await proxy.ask("ChangeInvisibleDuration", suspension, pb.ChangeInvisibleDurationResponse)
+        assert answer.status.code == pb.OK
+        await kit.advance(seconds=11)
+    _, [got] = await proxy.receive("billing", "Orders")
+    assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
+    assert kit.dead_letters("billing") == []
 
 
 @pytest.mark.parametrize(("waits", "changed"), [(0, 30), (0, 10), (10, 20), (29, 1)])
-def test_no_pop_is_lost_when_invisible_times_collide(waits: int, changed: int) -> None:
+async def test_no_pop_is_lost_when_invisible_times_collide(
+    kit: Kit, proxy: InMemoryProxy, admin: Admin, waits: int, changed: int
+) -> None:
     """RocketMQ lost a message whose new invisible time ended in the same millisecond as the old one
     (apache/rocketmq#10276); here also with a change in the millisecond of the pop.
     """
-
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await admin.create_topic("Single", 1)
-        await begin(proxy, "billing", "Single")
-        for name in ("one", "two"):
-            await proxy.send("Single", name)
-        _, got = await proxy.receive("billing", "Single", batch_size=2, invisible_duration=Duration(seconds=30))
-        assert bodies(got) == ["one", "two"]
-        for _ in range(3):
-            if waits:
-                await trio.sleep(waits)
-            async with trio.open_nursery() as nursery:
-                for message in got:
-                    again = change(message, changed)
-                    nursery.start_soon(proxy.ask, "ChangeInvisibleDuration", again, pb.ChangeInvisibleDurationResponse)
-            await kit.advance(seconds=changed + 1)
-            got = []
-            while len(got) < 2:
-                _, more = await proxy.receive("billing", "Single", invisible_duration=Duration(seconds=30))
-                assert more, f"only {bodies(got)} came again"
-                got += more
-            assert sorted(bodies(got)) == ["one", "two"]
-        assert (await proxy.acknowledge("billing", *got)).status.code == pb.OK
-        await kit.advance(seconds=61)
-        await begin(proxy, "billing", "Single")
-
-    run(test)
-
-
-def test_a_refused_change_returns_the_handle_that_the_client_has() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one")
-        _, [got] = await proxy.receive("billing", "Orders")
-        await kit.advance(seconds=31)
-        answer = await proxy.ask("ChangeInvisibleDuration", change(got, 20), pb.ChangeInvisibleDurationResponse)
-        assert answer.status.code == pb.INVALID_RECEIPT_HANDLE
-        assert answer.receipt_handle == got.system_properties.receipt_handle
-
-    run(test)
-
-
-def test_a_client_gives_a_message_up() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one")
-        _, [got] = await proxy.receive("billing", "Orders")
-        answer = await proxy.ask(
-            "ForwardMessageToDeadLetterQueue",
-            pb.ForwardMessageToDeadLetterQueueRequest(
-                group=pb.Resource(name="billing"),
-                topic=got.topic,
-                receipt_handle=got.system_properties.receipt_handle,
-                message_id="id-one",
-            ),
-            pb.ForwardMessageToDeadLetterQueueResponse,
-        )
-        assert answer.status.code == pb.OK
-        assert [each.body for each in kit.dead_letters("billing")] == [b"one"]
-        await kit.advance(seconds=60)
-        await begin(proxy, "billing", "Orders")
-
-    run(test)
-
-
-def test_handling_keeps_messages_hidden_until_a_minute_after_the_proxy_dies() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        async with open_proxy(kit) as killed:
-            for body in ("one", "two"):
-                await proxy.send("Orders", body)
-            _, messages = await killed.receive("billing", "Orders", auto_renew=True)
-            if len(messages) == 1:
-                messages += (await killed.receive("billing", "Orders", auto_renew=True))[1]
-            assert sorted(bodies(messages)) == ["one", "two"]
-            for _ in range(14):
-                await trio.sleep(10)  # heartbeats come this often; meanwhile the proxy keeps the messages hidden
-                call = pb.HeartbeatRequest(client_type=pb.PUSH_CONSUMER)
-                assert (await killed.ask("Heartbeat", call, pb.HeartbeatResponse)).status.code == pb.OK
-            await begin(proxy, "billing", "Orders")
-            # The handle that the client has is that of the first pop, two minutes ago.
-            [done] = [each for each in messages if each.body == b"one"]
-            assert (await killed.acknowledge("billing", done)).status.code == pb.OK
-        await kit.advance(seconds=61)
-        _, again = await proxy.receive("billing", "Orders")
-        assert bodies(again) == ["two"]
-
-    run(test)
-
-
-def test_a_client_that_leaves_gives_back_what_it_has() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one")
-        _, [_] = await proxy.receive("billing", "Orders", client="c2", auto_renew=True)
-        left = await proxy.ask(
-            "NotifyClientTermination",
-            pb.NotifyClientTerminationRequest(),
-            pb.NotifyClientTerminationResponse,
-            client="c2",
-        )
-        assert left.status.code == pb.OK
-        _, again = await proxy.receive("billing", "Orders")
-        assert bodies(again) == ["one"]
-
-    run(test)
-
-
-def test_messages_of_an_abandoned_receive_are_redelivered_at_once() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        call = Call("c2", trio.current_time() + 30)
-        await call.to_server.send(receive_request("billing", "Orders").SerializeToString())
+    await admin.create_topic("Single", 1)
+    await begin(proxy, "billing", "Single")
+    for name in ("one", "two"):
+        await proxy.send("Single", name)
+    _, got = await proxy.receive("billing", "Single", batch_size=2, invisible_duration=Duration(seconds=30))
+    assert bodies(got) == ["one", "two"]
+    for _ in range(3):
+        if waits:
+            await trio.sleep(waits)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(proxy.serve, "ReceiveMessage", call)
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-        await proxy.send("Orders", "one")
-        _, again = await proxy.receive("billing", "Orders")
-        assert bodies(again) == ["one"]
-        assert again[0].system_properties.delivery_attempt <= 2
+            for message in got:
+                again = change(message, changed)
+                nursery.start_soon(proxy.ask, "ChangeInvisibleDuration", again, pb.ChangeInvisibleDurationResponse)
+        await kit.advance(seconds=changed + 1)
+        got = []
+        while len(got) < 2:
+            _, more = await proxy.receive("billing", "Single", invisible_duration=Duration(seconds=30))
+            assert more, f"only {bodies(got)} came again"
+            got += more
+        assert sorted(bodies(got)) == ["one", "two"]
+    assert (await proxy.acknowledge("billing", *got)).status.code == pb.OK
+    await kit.advance(seconds=61)
+    await begin(proxy, "billing", "Single")
 
-    run(test)
+
+async def test_a_refused_change_returns_the_handle_that_the_client_has(kit: Kit, proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one")
+    _, [got] = await proxy.receive("billing", "Orders")
+    await kit.advance(seconds=31)
+    answer = await proxy.ask("ChangeInvisibleDuration", change(got, 20), pb.ChangeInvisibleDurationResponse)
+    assert answer.status.code == pb.INVALID_RECEIPT_HANDLE
+    assert answer.receipt_handle == got.system_properties.receipt_handle
+
+
+async def test_a_client_gives_a_message_up(kit: Kit, proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one")
+    _, [got] = await proxy.receive("billing", "Orders")
+    answer = await proxy.ask(
+        "ForwardMessageToDeadLetterQueue",
+        pb.ForwardMessageToDeadLetterQueueRequest(
+            group=pb.Resource(name="billing"),
+            topic=got.topic,
+            receipt_handle=got.system_properties.receipt_handle,
+            message_id="id-one",
+        ),
+        pb.ForwardMessageToDeadLetterQueueResponse,
+    )
+    assert answer.status.code == pb.OK
+    assert [each.body for each in kit.dead_letters("billing")] == [b"one"]
+    await kit.advance(seconds=60)
+    await begin(proxy, "billing", "Orders")
+
+
+async def test_handling_keeps_messages_hidden_until_a_minute_after_the_proxy_dies(
+    kit: Kit, proxy: InMemoryProxy
+) -> None:
+    await begin(proxy, "billing", "Orders")
+    async with open_proxy(kit) as killed:
+        for body in ("one", "two"):
+            await proxy.send("Orders", body)
+        _, messages = await killed.receive("billing", "Orders", auto_renew=True)
+        if len(messages) == 1:
+            messages += (await killed.receive("billing", "Orders", auto_renew=True))[1]
+        assert sorted(bodies(messages)) == ["one", "two"]
+        for _ in range(14):
+            await trio.sleep(10)  # heartbeats come this often; meanwhile the proxy keeps the messages hidden
+            call = pb.HeartbeatRequest(client_type=pb.PUSH_CONSUMER)
+            assert (await killed.ask("Heartbeat", call, pb.HeartbeatResponse)).status.code == pb.OK
+        await begin(proxy, "billing", "Orders")
+        # The handle that the client has is that of the first pop, two minutes ago.
+        [done] = [each for each in messages if each.body == b"one"]
+        assert (await killed.acknowledge("billing", done)).status.code == pb.OK
+    await kit.advance(seconds=61)
+    _, again = await proxy.receive("billing", "Orders")
+    assert bodies(again) == ["two"]
+
+
+async def test_a_client_that_leaves_gives_back_what_it_has(proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one")
+    _, [_] = await proxy.receive("billing", "Orders", client="c2", auto_renew=True)
+    left = await proxy.ask(
+        "NotifyClientTermination",
+        pb.NotifyClientTerminationRequest(),
+        pb.NotifyClientTerminationResponse,
+        client="c2",
+    )
+    assert left.status.code == pb.OK
+    _, again = await proxy.receive("billing", "Orders")
+    assert bodies(again) == ["one"]
+
+
+async def test_messages_of_an_abandoned_receive_are_redelivered_at_once(proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    call = Call("c2", trio.current_time() + 30)
+    await call.to_server.send(receive_request("billing", "Orders").SerializeToString())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(proxy.serve, "ReceiveMessage", call)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    await proxy.send("Orders", "one")
+    _, again = await proxy.receive("billing", "Orders")
+    assert bodies(again) == ["one"]
+    assert again[0].system_properties.delivery_attempt <= 2
 
 
 class Breaking(Call):
@@ -356,147 +307,126 @@ class Breaking(Call):
 
 
 @pytest.mark.parametrize("answers", [0, 1, 2, 3])
-def test_messages_of_an_answer_that_broke_off_are_not_kept_hidden(answers: int) -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "steps", "Steps")
-        await proxy.send("Steps", "one", "two", message_group="g", message_type=pb.FIFO)
-        call = Breaking("c2", trio.current_time() + 30)
-        call.answers_left = answers
-        await call.to_server.send(receive_request("steps", "Steps", auto_renew=True).SerializeToString())
-        with pytest.raises(BrokenCall):
-            await proxy.serve("ReceiveMessage", call)
-        assert proxy.table.renewals.count == 0
-        _, again = await proxy.receive("steps", "Steps")
-        assert sorted(bodies(again)) == ["one", "two"]
-
-    run(test)
+async def test_messages_of_an_answer_that_broke_off_are_not_kept_hidden(proxy: InMemoryProxy, answers: int) -> None:
+    await begin(proxy, "steps", "Steps")
+    await proxy.send("Steps", "one", "two", message_group="g", message_type=pb.FIFO)
+    call = Breaking("c2", trio.current_time() + 30)
+    call.answers_left = answers
+    await call.to_server.send(receive_request("steps", "Steps", auto_renew=True).SerializeToString())
+    with pytest.raises(BrokenCall):
+        await proxy.serve("ReceiveMessage", call)
+    assert proxy.table.renewals.count == 0
+    _, again = await proxy.receive("steps", "Steps")
+    assert sorted(bodies(again)) == ["one", "two"]
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-def test_a_message_lost_with_its_connection_is_redelivered_despite_a_reconnect(arrived: bool) -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one")
-        call = Call("c2", trio.current_time() + 30)
-        await call.to_server.send(receive_request("billing", "Orders", auto_renew=True).SerializeToString())
-        await proxy.serve("ReceiveMessage", call)
-        call.silent_since = trio.current_time() + (10 if arrived else 0)
-        call.is_connection_lost = True
-        for _ in range(9):
-            await trio.sleep(10)  # the client is connected again, and sends heartbeats
-            heartbeat = pb.HeartbeatRequest(client_type=pb.PUSH_CONSUMER)
-            await proxy.ask("Heartbeat", heartbeat, pb.HeartbeatResponse, client="c2")
-        assert proxy.table.renewals.count == arrived
-        _, again = await proxy.receive("billing", "Orders")
-        assert bodies(again) == ([] if arrived else ["one"])
-
-    run(test)
-
-
-def test_tags_with_equal_hash_codes_are_distinguished() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        for tag in ("AaTag", "BBTag", "other"):
-            await proxy.send("Orders", tag, tag=tag)
-        only = pb.FilterExpression(type=pb.TAG, expression="AaTag || none")
-        got: list[str] = []
-        for _ in range(3):
-            got += bodies((await proxy.receive("billing", "Orders", filter_expression=only))[1])
-        assert got == ["AaTag"]
-        await kit.advance(seconds=31)
-        # What is passed over is acknowledged, so it does not come again, either.
-        assert bodies((await proxy.receive("billing", "Orders"))[1]) == ["AaTag"]
-
-    run(test)
+async def test_a_message_lost_with_its_connection_is_redelivered_despite_a_reconnect(
+    proxy: InMemoryProxy, arrived: bool
+) -> None:
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one")
+    call = Call("c2", trio.current_time() + 30)
+    await call.to_server.send(receive_request("billing", "Orders", auto_renew=True).SerializeToString())
+    await proxy.serve("ReceiveMessage", call)
+    call.silent_since = trio.current_time() + (10 if arrived else 0)
+    call.is_connection_lost = True
+    for _ in range(9):
+        await trio.sleep(10)  # the client is connected again, and sends heartbeats
+        heartbeat = pb.HeartbeatRequest(client_type=pb.PUSH_CONSUMER)
+        await proxy.ask("Heartbeat", heartbeat, pb.HeartbeatResponse, client="c2")
+    assert proxy.table.renewals.count == arrived
+    _, again = await proxy.receive("billing", "Orders")
+    assert bodies(again) == ([] if arrived else ["one"])
 
 
-def test_a_simple_consumer_that_names_a_queue_gets_messages_of_all() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one", "two")
-        got: list[str] = []
-        while len(got) < 2:
-            status, messages = await proxy.receive("billing", "Orders", queue_id=1)
-            assert status.code == pb.OK
-            got += bodies(messages)
-        assert sorted(got) == ["one", "two"]
-
-    run(test)
-
-
-def test_message_groups_are_handled_in_order() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await admin.put_consumer_group(SubscriptionGroupConfig(group_name="steps", consume_message_orderly=True))
-        assigned = await proxy.ask(
-            "QueryAssignment",
-            pb.QueryAssignmentRequest(
-                topic=pb.Resource(name="Steps"), group=pb.Resource(name="steps"), endpoints=ENDPOINTS
-            ),
-            pb.QueryAssignmentResponse,
-        )
-        assert [each.message_queue.id for each in assigned.assignments] == [0, 1]
-        await begin(proxy, "steps", "Steps")
-        sent = await proxy.send("Steps", "1", "2", "3", message_group="g", message_type=pb.FIFO)
-        assert sent.status.code == pb.OK
-        _, first = await proxy.receive("steps", "Steps")
-        assert bodies(first) == ["1", "2", "3"]
-        assert {each.system_properties.message_group for each in first} == {"g"}
-        assert (await proxy.acknowledge("steps", first[0])).status.code == pb.OK
-        await begin(proxy, "steps", "Steps")  # the others are open, and nobody gets any of the queue
-        await kit.advance(seconds=31)
-        _, again = await proxy.receive("steps", "Steps")
-        assert bodies(again) == ["2", "3"]
-
-    run(test)
+async def test_tags_with_equal_hash_codes_are_distinguished(kit: Kit, proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    for tag in ("AaTag", "BBTag", "other"):
+        await proxy.send("Orders", tag, tag=tag)
+    only = pb.FilterExpression(type=pb.TAG, expression="AaTag || none")
+    got: list[str] = []
+    for _ in range(3):
+        got += bodies((await proxy.receive("billing", "Orders", filter_expression=only))[1])
+    assert got == ["AaTag"]
+    await kit.advance(seconds=31)
+    # What is passed over is acknowledged, so it does not come again, either.
+    assert bodies((await proxy.receive("billing", "Orders"))[1]) == ["AaTag"]
 
 
-def test_a_delay_up_to_the_limit_is_accepted_and_can_be_recalled() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "later", "Later")
-        due = int(kit.now().timestamp()) + 30 * 86400
-        sent = await proxy.send("Later", "a", "b", delivery_timestamp=Timestamp(seconds=due), message_type=pb.DELAY)
-        assert sent.status.code == pb.OK
-        by_id = {entry.message_id: entry for entry in sent.entries}
-        recalled = await proxy.ask(
-            "RecallMessage",
-            pb.RecallMessageRequest(topic=pb.Resource(name="Later"), recall_handle=by_id["id-a"].recall_handle),
-            pb.RecallMessageResponse,
-        )
-        assert (recalled.status.code, recalled.message_id) == (pb.OK, "id-a")
-        too_far = Timestamp(seconds=due + 400 * 86400)
-        refused = await proxy.send("Later", "c", delivery_timestamp=too_far, message_type=pb.DELAY)
-        assert refused.status.code == pb.ILLEGAL_DELIVERY_TIME
-        await kit.advance(days=30, seconds=5)
-        _, got = await proxy.receive("later", "Later")
-        assert bodies(got) == ["b"]
-        assert got[0].system_properties.message_type == pb.DELAY
-        assert got[0].system_properties.delivery_timestamp.seconds == due
-
-    run(test)
+async def test_a_simple_consumer_that_names_a_queue_gets_messages_of_all(proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one", "two")
+    got: list[str] = []
+    while len(got) < 2:
+        status, messages = await proxy.receive("billing", "Orders", queue_id=1)
+        assert status.code == pb.OK
+        got += bodies(messages)
+    assert sorted(got) == ["one", "two"]
 
 
-def test_a_leader_change_costs_clients_no_error() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one")
-        _, [got] = await proxy.receive("billing", "Orders")
-        await kit.lose_leader()
-        assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
-        assert (await proxy.send("Orders", "two")).status.code == pb.OK
-        status, got_two = await proxy.receive("billing", "Orders")
-        assert (status.code, bodies(got_two)) == (pb.OK, ["two"])
+async def test_message_groups_are_handled_in_order(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
+    await admin.put_consumer_group(SubscriptionGroupConfig(group_name="steps", consume_message_orderly=True))
+    assigned = await proxy.ask(
+        "QueryAssignment",
+        pb.QueryAssignmentRequest(
+            topic=pb.Resource(name="Steps"), group=pb.Resource(name="steps"), endpoints=ENDPOINTS
+        ),
+        pb.QueryAssignmentResponse,
+    )
+    assert [each.message_queue.id for each in assigned.assignments] == [0, 1]
+    await begin(proxy, "steps", "Steps")
+    sent = await proxy.send("Steps", "1", "2", "3", message_group="g", message_type=pb.FIFO)
+    assert sent.status.code == pb.OK
+    _, first = await proxy.receive("steps", "Steps")
+    assert bodies(first) == ["1", "2", "3"]
+    assert {each.system_properties.message_group for each in first} == {"g"}
+    assert (await proxy.acknowledge("steps", first[0])).status.code == pb.OK
+    await begin(proxy, "steps", "Steps")  # the others are open, and nobody gets any of the queue
+    await kit.advance(seconds=31)
+    _, again = await proxy.receive("steps", "Steps")
+    assert bodies(again) == ["2", "3"]
 
-    run(test, replicas=3)
+
+async def test_a_delay_up_to_the_limit_is_accepted_and_can_be_recalled(kit: Kit, proxy: InMemoryProxy) -> None:
+    await begin(proxy, "later", "Later")
+    due = int(kit.now().timestamp()) + 30 * 86400
+    sent = await proxy.send("Later", "a", "b", delivery_timestamp=Timestamp(seconds=due), message_type=pb.DELAY)
+    assert sent.status.code == pb.OK
+    by_id = {entry.message_id: entry for entry in sent.entries}
+    recalled = await proxy.ask(
+        "RecallMessage",
+        pb.RecallMessageRequest(topic=pb.Resource(name="Later"), recall_handle=by_id["id-a"].recall_handle),
+        pb.RecallMessageResponse,
+    )
+    assert (recalled.status.code, recalled.message_id) == (pb.OK, "id-a")
+    too_far = Timestamp(seconds=due + 400 * 86400)
+    refused = await proxy.send("Later", "c", delivery_timestamp=too_far, message_type=pb.DELAY)
+    assert refused.status.code == pb.ILLEGAL_DELIVERY_TIME
+    await kit.advance(days=30, seconds=5)
+    _, got = await proxy.receive("later", "Later")
+    assert bodies(got) == ["b"]
+    assert got[0].system_properties.message_type == pb.DELAY
+    assert got[0].system_properties.delivery_timestamp.seconds == due
 
 
-def test_each_message_of_a_request_has_a_status() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        await begin(proxy, "billing", "Orders")
-        await proxy.send("Orders", "one")
-        _, [got] = await proxy.receive("billing", "Orders")
-        bad = message("Orders", "x", receipt_handle="1 2 3")
-        answer = await proxy.acknowledge("billing", got, bad)
-        assert answer.status.code == pb.MULTIPLE_RESULTS
-        assert [each.status.code for each in answer.entries] == [pb.OK, pb.INVALID_RECEIPT_HANDLE]
+@pytest.mark.parametrize("replicas", [3])
+async def test_a_leader_change_costs_clients_no_error(kit: Kit, proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one")
+    _, [got] = await proxy.receive("billing", "Orders")
+    await kit.lose_leader()
+    assert (await proxy.acknowledge("billing", got)).status.code == pb.OK
+    assert (await proxy.send("Orders", "two")).status.code == pb.OK
+    status, got_two = await proxy.receive("billing", "Orders")
+    assert (status.code, bodies(got_two)) == (pb.OK, ["two"])
 
-    run(test)
+
+async def test_each_message_of_a_request_has_a_status(proxy: InMemoryProxy) -> None:
+    await begin(proxy, "billing", "Orders")
+    await proxy.send("Orders", "one")
+    _, [got] = await proxy.receive("billing", "Orders")
+    bad = message("Orders", "x", receipt_handle="1 2 3")
+    answer = await proxy.acknowledge("billing", got, bad)
+    assert answer.status.code == pb.MULTIPLE_RESULTS
+    assert [each.status.code for each in answer.entries] == [pb.OK, pb.INVALID_RECEIPT_HANDLE]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,13 +11,15 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from mq.client import Admin
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.proxy.grpc import CallRefused, Status
 from mq.proxy.mapping.handles import TransactionId
 from mq.proxy.wire import messaging_pb2 as pb
-from mq.testing import Kit, open_kit
-from tests.support.proxies import ENDPOINTS, Call, InMemoryProxy, message, open_proxy, receive_request
+from mq.testing import Kit
+from tests.support.proxies import ENDPOINTS, Call, InMemoryProxy, message, receive_request
+from tests.support.virtual_time import VIRTUAL_TIME
+
+pytestmark = VIRTUAL_TIME
 
 TOPIC, GROUP = pb.Resource(name="Orders"), pb.Resource(name="billing")
 LONG = "x" * 5000
@@ -192,68 +193,46 @@ OTHERS: list[tuple[str, Message, type[Any], pb.Code]] = [
 ]
 
 
-def run(test: Callable[[Kit, InMemoryProxy], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with open_kit() as kit, Admin(kit.namesrv) as admin, open_proxy(kit) as proxy:
-            await admin.create_topic("Orders", 1)
-            await admin.create_topic("Payments", 1, message_type="TRANSACTION")
-            await test(kit, proxy)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_each_refusal_has_its_code_and_stores_nothing() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy) -> None:
-        for why, request, code in SENDS:
-            answer = await proxy.ask("SendMessage", request, pb.SendMessageResponse)
-            assert answer.status.code == code, (why, answer.status)
-        assert kit.messages("Orders") == []
-        for why, request, code in RECEIVES:
-            [got] = await proxy.stream("ReceiveMessage", request, pb.ReceiveMessageResponse)
-            assert got.status.code == code, (why, got.status)
-        for method, request, kind, code in OTHERS:
-            answer = await proxy.ask(method, request, kind)
-            assert answer.status.code == code, (method, answer.status)
-
-    run(test)
+async def test_each_refusal_has_its_code_and_stores_nothing(kit: Kit, proxy: InMemoryProxy) -> None:
+    for why, request, code in SENDS:
+        answer = await proxy.ask("SendMessage", request, pb.SendMessageResponse)
+        assert answer.status.code == code, (why, answer.status)
+    assert kit.messages("Orders") == []
+    for why, request, code in RECEIVES:
+        [got] = await proxy.stream("ReceiveMessage", request, pb.ReceiveMessageResponse)
+        assert got.status.code == code, (why, got.status)
+    for method, request, kind, code in OTHERS:
+        answer = await proxy.ask(method, request, kind)
+        assert answer.status.code == code, (method, answer.status)
 
 
-def test_a_receive_near_its_deadline_is_refused_with_a_code_per_version() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy) -> None:
-        for version, code in (("5.0.4", pb.ILLEGAL_POLLING_TIME), ("5.0.3", pb.BAD_REQUEST), ("", pb.BAD_REQUEST)):
-            proxy.metadata = {"x-mq-client-version": version}
-            [got] = await proxy.stream(
-                "ReceiveMessage", received(), pb.ReceiveMessageResponse, deadline=trio.current_time() + 4
-            )
-            assert got.status.code == code
-        began = trio.current_time()
-        [got] = await proxy.stream("ReceiveMessage", received(), pb.ReceiveMessageResponse, deadline=began + 5.2)
-        assert got.status.code == pb.MESSAGE_NOT_FOUND
-        assert trio.current_time() < began + 5.2
-
-    run(test)
+async def test_a_receive_near_its_deadline_is_refused_with_a_code_per_version(proxy: InMemoryProxy) -> None:
+    for version, code in (("5.0.4", pb.ILLEGAL_POLLING_TIME), ("5.0.3", pb.BAD_REQUEST), ("", pb.BAD_REQUEST)):
+        proxy.metadata = {"x-mq-client-version": version}
+        [got] = await proxy.stream(
+            "ReceiveMessage", received(), pb.ReceiveMessageResponse, deadline=trio.current_time() + 4
+        )
+        assert got.status.code == code
+    began = trio.current_time()
+    [got] = await proxy.stream("ReceiveMessage", received(), pb.ReceiveMessageResponse, deadline=began + 5.2)
+    assert got.status.code == pb.MESSAGE_NOT_FOUND
+    assert trio.current_time() < began + 5.2
 
 
-def test_a_call_without_a_client_id_is_refused() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy) -> None:
-        call = Call("", metadata={})
-        await call.to_server.send(sent().SerializeToString())
-        await proxy.serve("SendMessage", call)
-        answer = pb.SendMessageResponse.FromString(await call.answers.receive())
-        assert answer.status.code == pb.CLIENT_ID_REQUIRED
-
-    run(test)
+async def test_a_call_without_a_client_id_is_refused(proxy: InMemoryProxy) -> None:
+    call = Call("", metadata={})
+    await call.to_server.send(sent().SerializeToString())
+    await proxy.serve("SendMessage", call)
+    answer = pb.SendMessageResponse.FromString(await call.answers.receive())
+    assert answer.status.code == pb.CLIENT_ID_REQUIRED
 
 
-def test_bytes_that_are_not_a_request_end_the_call() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy) -> None:
-        for data in (b"\xff\xff\xff", None):
-            call = Call("c1")
-            if data is not None:
-                await call.to_server.send(data)
-            call.to_server.close()
-            with pytest.raises(CallRefused) as caught:
-                await proxy.serve("SendMessage", call)
-            assert caught.value.status is Status.INTERNAL
-
-    run(test)
+async def test_bytes_that_are_not_a_request_end_the_call(proxy: InMemoryProxy) -> None:
+    for data in (b"\xff\xff\xff", None):
+        call = Call("c1")
+        if data is not None:
+            await call.to_server.send(data)
+        call.to_server.close()
+        with pytest.raises(CallRefused) as caught:
+            await proxy.serve("SendMessage", call)
+        assert caught.value.status is Status.INTERNAL

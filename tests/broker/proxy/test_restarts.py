@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import trio
 import trio.testing
 from google.protobuf.duration_pb2 import Duration
@@ -11,8 +9,11 @@ from google.protobuf.duration_pb2 import Duration
 from mq.client import Admin
 from mq.proxy.grpc import CallRefused
 from mq.proxy.wire import messaging_pb2 as pb
-from mq.testing import Kit, open_kit
+from mq.testing import Kit
 from tests.support.proxies import Call, InMemoryProxy, open_proxy
+from tests.support.virtual_time import VIRTUAL_TIME
+
+pytestmark = VIRTUAL_TIME
 
 TOPIC, GROUP = "Orders", "workers"
 PUSH = pb.Settings(
@@ -29,15 +30,6 @@ PUSH = pb.Settings(
 REOPEN_SECONDS = 1.0
 """After so long, all official clients open a telemetry stream again that has ended."""
 GOES_ON_SECONDS = 2.0
-
-
-def run(test: Callable[[Kit, Admin], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with open_kit() as kit, Admin(kit.namesrv) as admin:
-            await admin.create_topic(TOPIC, 2)
-            await test(kit, admin)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 class Program:
@@ -103,115 +95,105 @@ class Program:
             self.refused.append(f"{status.code}: {status.message}")
 
 
-def test_clients_go_on_within_two_seconds_after_a_proxy_restarts() -> None:
-    async def test(kit: Kit, admin: Admin) -> None:
-        program = Program()
-        async with open_proxy(kit) as first, open_proxy(kit) as second, trio.open_nursery() as nursery:
-            program.proxy = first
-            for work in (program.keep_stream_open, program.send, program.consume):
-                nursery.start_soon(work)
-            await trio.sleep(5)  # the clients work
-            assert (len(program.sent_at) > 40, len(program.consumed) > 30, program.settings_answered) == (True, True, 1)
-            program.proxy = None
-            first.draining.set()
-            await trio.sleep(0.7)  # it starts again
-            program.proxy = second
-            restarted = trio.current_time()
-            await trio.sleep(GOES_ON_SECONDS)  # the clients connect again
-            assert program.settings_answered == 2
-            assert min(at for at in program.sent_at if at > restarted) - restarted < GOES_ON_SECONDS
-            assert min(at for at, _ in program.consumed if at > restarted) - restarted < GOES_ON_SECONDS
-            assert program.refused == []
-            await trio.sleep(5)  # whatever was hidden for the former proxy's clients would come again
-            nursery.cancel_scope.cancel()
-        bodies = [body for _, body in program.consumed]
-        assert len(bodies) == len(set(bodies)) > 80
-
-    run(test)
+async def test_clients_go_on_within_two_seconds_after_a_proxy_restarts(kit: Kit) -> None:
+    program = Program()
+    async with open_proxy(kit) as first, open_proxy(kit) as second, trio.open_nursery() as nursery:
+        program.proxy = first
+        for work in (program.keep_stream_open, program.send, program.consume):
+            nursery.start_soon(work)
+        await trio.sleep(5)  # the clients work
+        assert (len(program.sent_at) > 40, len(program.consumed) > 30, program.settings_answered) == (True, True, 1)
+        program.proxy = None
+        first.draining.set()
+        await trio.sleep(0.7)  # it starts again
+        program.proxy = second
+        restarted = trio.current_time()
+        await trio.sleep(GOES_ON_SECONDS)  # the clients connect again
+        assert program.settings_answered == 2
+        assert min(at for at in program.sent_at if at > restarted) - restarted < GOES_ON_SECONDS
+        assert min(at for at, _ in program.consumed if at > restarted) - restarted < GOES_ON_SECONDS
+        assert program.refused == []
+        await trio.sleep(5)  # whatever was hidden for the former proxy's clients would come again
+        nursery.cancel_scope.cancel()
+    bodies = [body for _, body in program.consumed]
+    assert len(bodies) == len(set(bodies)) > 80
 
 
-def test_a_stopping_proxy_ends_waiting_receives_and_hides_nothing() -> None:
+async def test_a_stopping_proxy_ends_waiting_receives_and_hides_nothing(kit: Kit) -> None:
     """While it would wait for them, clients could not go on: nobody listens on its port any more."""
+    async with open_proxy(kit) as first, open_proxy(kit) as second:
+        await first.receive(GROUP, TOPIC)  # the group begins here
+        ended: list[tuple[float, pb.Code, int]] = []
 
-    async def test(kit: Kit, admin: Admin) -> None:
-        async with open_proxy(kit) as first, open_proxy(kit) as second:
-            await first.receive(GROUP, TOPIC)  # the group begins here
-            ended: list[tuple[float, pb.Code, int]] = []
-
-            async def receive(renewed: bool) -> None:
-                status, messages = await first.receive(
-                    GROUP, TOPIC, auto_renew=renewed, long_polling_timeout=Duration(seconds=20)
-                )
-                ended.append((trio.current_time() - began, status.code, len(messages)))
-
-            async with trio.open_nursery() as nursery:
-                began = trio.current_time()
-                for renewed in (False, True):
-                    nursery.start_soon(receive, renewed)
-                await trio.sleep(3)  # both wait for messages
-                first.draining.set()
-            assert [(code, count) for _, code, count in ended] == [(pb.MESSAGE_NOT_FOUND, 0)] * 2
-            assert max(seconds for seconds, _, _ in ended) < 3.5
-            await second.send(TOPIC, "one")  # a pop of the first proxy is there before that of the second
-            await trio.sleep(0.5)  # the pop of the first proxy takes the message
-            await first.gave_back()
-            stopped = trio.current_time()
-            bodies: list[bytes] = []
-            while not bodies:
-                _, messages = await second.receive(GROUP, TOPIC)
-                bodies += [each.body for each in messages]
-            assert bodies == [b"one"]
-            assert trio.current_time() - stopped < 3
-
-    run(test)
-
-
-def test_a_proxy_serves_clients_whose_settings_it_does_not_know() -> None:
-    async def test(kit: Kit, admin: Admin) -> None:
-        await admin.create_topic("Payments", 2, message_type="TRANSACTION")
-        group, topic = pb.Resource(name=GROUP), pb.Resource(name=TOPIC)
-        async with open_proxy(kit) as former:
-            await former.receive(GROUP, TOPIC)  # the group begins here
-            assert (await former.send(TOPIC, "one", "two")).status.code == pb.OK
-            half = await former.send("Payments", "paid", message_type=pb.TRANSACTION)
-            status, messages = await former.receive(GROUP, TOPIC)
-            assert (status.code, len(messages)) == (pb.OK, 2)
-        async with open_proxy(kit) as proxy:
-            told = [each.system_properties for each in messages]
-            later = pb.ChangeInvisibleDurationRequest(
-                group=group, topic=topic, receipt_handle=told[0].receipt_handle, message_id=told[0].message_id
+        async def receive(renewed: bool) -> None:
+            status, messages = await first.receive(
+                GROUP, TOPIC, auto_renew=renewed, long_polling_timeout=Duration(seconds=20)
             )
-            later.invisible_duration.seconds = 30
-            end = pb.EndTransactionRequest(
-                topic=pb.Resource(name="Payments"),
-                message_id="id-paid",
-                transaction_id=half.entries[0].transaction_id,
-                resolution=pb.COMMIT,
-            )
-            statuses = [
-                (await proxy.send(TOPIC, "three")).status,
-                (await proxy.acknowledge(GROUP, messages[1])).status,
-                (await proxy.ask("ChangeInvisibleDuration", later, pb.ChangeInvisibleDurationResponse)).status,
-                (await proxy.ask("EndTransaction", end, pb.EndTransactionResponse)).status,
-                (
-                    await proxy.ask(
-                        "Heartbeat",
-                        pb.HeartbeatRequest(group=group, client_type=pb.PUSH_CONSUMER),
-                        pb.HeartbeatResponse,
-                    )
-                ).status,
-                (
-                    await proxy.ask(
-                        "NotifyClientTermination",
-                        pb.NotifyClientTerminationRequest(group=group),
-                        pb.NotifyClientTerminationResponse,
-                    )
-                ).status,
-            ]
-            assert [pb.Code.Name(status.code) for status in statuses] == ["OK"] * len(statuses)
+            ended.append((trio.current_time() - began, status.code, len(messages)))
+
+        async with trio.open_nursery() as nursery:
+            began = trio.current_time()
             for renewed in (False, True):
-                await proxy.send(TOPIC, f"for {renewed}")
-                status, messages = await proxy.receive(GROUP, TOPIC, auto_renew=renewed)
-                assert (status.code, bool(messages)) == (pb.OK, True)
+                nursery.start_soon(receive, renewed)
+            await trio.sleep(3)  # both wait for messages
+            first.draining.set()
+        assert [(code, count) for _, code, count in ended] == [(pb.MESSAGE_NOT_FOUND, 0)] * 2
+        assert max(seconds for seconds, _, _ in ended) < 3.5
+        await second.send(TOPIC, "one")  # a pop of the first proxy is there before that of the second
+        await trio.sleep(0.5)  # the pop of the first proxy takes the message
+        await first.gave_back()
+        stopped = trio.current_time()
+        bodies: list[bytes] = []
+        while not bodies:
+            _, messages = await second.receive(GROUP, TOPIC)
+            bodies += [each.body for each in messages]
+        assert bodies == [b"one"]
+        assert trio.current_time() - stopped < 3
 
-    run(test)
+
+async def test_a_proxy_serves_clients_whose_settings_it_does_not_know(kit: Kit, admin: Admin) -> None:
+    await admin.create_topic("Payments", 2, message_type="TRANSACTION")
+    group, topic = pb.Resource(name=GROUP), pb.Resource(name=TOPIC)
+    async with open_proxy(kit) as former:
+        await former.receive(GROUP, TOPIC)  # the group begins here
+        assert (await former.send(TOPIC, "one", "two")).status.code == pb.OK
+        half = await former.send("Payments", "paid", message_type=pb.TRANSACTION)
+        status, messages = await former.receive(GROUP, TOPIC)
+        assert (status.code, len(messages)) == (pb.OK, 2)
+    async with open_proxy(kit) as proxy:
+        told = [each.system_properties for each in messages]
+        later = pb.ChangeInvisibleDurationRequest(
+            group=group, topic=topic, receipt_handle=told[0].receipt_handle, message_id=told[0].message_id
+        )
+        later.invisible_duration.seconds = 30
+        end = pb.EndTransactionRequest(
+            topic=pb.Resource(name="Payments"),
+            message_id="id-paid",
+            transaction_id=half.entries[0].transaction_id,
+            resolution=pb.COMMIT,
+        )
+        statuses = [
+            (await proxy.send(TOPIC, "three")).status,
+            (await proxy.acknowledge(GROUP, messages[1])).status,
+            (await proxy.ask("ChangeInvisibleDuration", later, pb.ChangeInvisibleDurationResponse)).status,
+            (await proxy.ask("EndTransaction", end, pb.EndTransactionResponse)).status,
+            (
+                await proxy.ask(
+                    "Heartbeat",
+                    pb.HeartbeatRequest(group=group, client_type=pb.PUSH_CONSUMER),
+                    pb.HeartbeatResponse,
+                )
+            ).status,
+            (
+                await proxy.ask(
+                    "NotifyClientTermination",
+                    pb.NotifyClientTerminationRequest(group=group),
+                    pb.NotifyClientTerminationResponse,
+                )
+            ).status,
+        ]
+        assert [pb.Code.Name(status.code) for status in statuses] == ["OK"] * len(statuses)
+        for renewed in (False, True):
+            await proxy.send(TOPIC, f"for {renewed}")
+            status, messages = await proxy.receive(GROUP, TOPIC, auto_renew=renewed)
+            assert (status.code, bool(messages)) == (pb.OK, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
@@ -16,21 +16,22 @@ from mq.proxy.grpc.status import BrokenCall
 from mq.proxy.wire import messaging_pb2 as pb
 from mq.testing import Kit, open_kit
 from tests.support.proxies import Call, InMemoryProxy, open_proxy
+from tests.support.virtual_time import VIRTUAL_TIME
+
+pytestmark = VIRTUAL_TIME
 
 PRODUCER = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[pb.Resource(name="Payments")]))
 
 
-def run(test: Callable[[Kit, InMemoryProxy, Admin], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with (
-            open_kit(transaction_timeout_seconds=6, transaction_check_seconds=6) as kit,
-            Admin(kit.namesrv) as admin,
-            open_proxy(kit) as proxy,
-        ):
-            await admin.create_topic("Payments", 2, message_type="TRANSACTION")
-            await test(kit, proxy, admin)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+@pytest.fixture
+async def kit() -> AsyncIterator[Kit]:
+    """Brokers that ask soon about transactions."""
+    async with (
+        open_kit(transaction_timeout_seconds=6, transaction_check_seconds=6) as kit,
+        Admin(kit.namesrv) as admin,
+    ):
+        await admin.create_topic("Payments", 2, message_type="TRANSACTION")
+        yield kit
 
 
 async def end(
@@ -42,38 +43,34 @@ async def end(
     return await proxy.ask("EndTransaction", request, pb.EndTransactionResponse)
 
 
-def test_a_transaction_ends_as_its_producer_says_also_through_another_proxy() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        sent = await proxy.send("Payments", "yes", "no, not this one", message_type=pb.TRANSACTION)
-        assert sent.status.code == pb.OK
-        yes, no = (entry.transaction_id for entry in sent.entries)
-        async with open_proxy(kit) as other:
-            assert (await end(other, yes, pb.COMMIT)).status.code == pb.OK
-        assert (await end(proxy, no, pb.ROLLBACK)).status.code == pb.OK
-        assert (await end(proxy, "nonsense", pb.COMMIT)).status.code == pb.INVALID_TRANSACTION_ID
-        assert (await end(proxy, "", pb.COMMIT)).status.code == pb.INVALID_TRANSACTION_ID
-        await kit.settle()
-        assert [each.body for each in kit.messages("Payments")] == [b"yes"]
+async def test_a_transaction_ends_as_its_producer_says_also_through_another_proxy(
+    kit: Kit, proxy: InMemoryProxy
+) -> None:
+    sent = await proxy.send("Payments", "yes", "no, not this one", message_type=pb.TRANSACTION)
+    assert sent.status.code == pb.OK
+    yes, no = (entry.transaction_id for entry in sent.entries)
+    async with open_proxy(kit) as other:
+        assert (await end(other, yes, pb.COMMIT)).status.code == pb.OK
+    assert (await end(proxy, no, pb.ROLLBACK)).status.code == pb.OK
+    assert (await end(proxy, "nonsense", pb.COMMIT)).status.code == pb.INVALID_TRANSACTION_ID
+    assert (await end(proxy, "", pb.COMMIT)).status.code == pb.INVALID_TRANSACTION_ID
+    await kit.settle()
+    assert [each.body for each in kit.messages("Payments")] == [b"yes"]
 
-    run(test)
 
-
-def test_a_new_producer_is_asked_about_an_orphan_once_it_is_due() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        async with proxy.telemetry("p1", PRODUCER) as (stream, answer):
-            assert answer.status.code == pb.OK
-            await proxy.send("Payments", "orphan", message_type=pb.TRANSACTION)
-            began = trio.current_time()
-            with trio.fail_after(20):
-                command = (await stream.hear()).recover_orphaned_transaction_command
-            assert command.message.body == b"orphan"
-            assert command.message.system_properties.message_id == "id-orphan"
-            assert trio.current_time() - began < 13  # time-out and interval of the checks, and a second
-            assert (await end(proxy, command.transaction_id, pb.COMMIT)).status.code == pb.OK
-        await kit.settle()
-        assert [each.body for each in kit.messages("Payments")] == [b"orphan"]
-
-    run(test)
+async def test_a_new_producer_is_asked_about_an_orphan_once_it_is_due(kit: Kit, proxy: InMemoryProxy) -> None:
+    async with proxy.telemetry("p1", PRODUCER) as (stream, answer):
+        assert answer.status.code == pb.OK
+        await proxy.send("Payments", "orphan", message_type=pb.TRANSACTION)
+        began = trio.current_time()
+        with trio.fail_after(20):
+            command = (await stream.hear()).recover_orphaned_transaction_command
+        assert command.message.body == b"orphan"
+        assert command.message.system_properties.message_id == "id-orphan"
+        assert trio.current_time() - began < 13  # time-out and interval of the checks, and a second
+        assert (await end(proxy, command.transaction_id, pb.COMMIT)).status.code == pb.OK
+    await kit.settle()
+    assert [each.body for each in kit.messages("Payments")] == [b"orphan"]
 
 
 class NotReading(Call):
@@ -99,86 +96,74 @@ class NotReading(Call):
         self.unsent = False
 
 
-def test_a_producer_that_does_not_read_its_questions_harms_no_one_else() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        call = NotReading("p1")
-        await call.to_server.send(pb.TelemetryCommand(settings=PRODUCER).SerializeToString())
+async def test_a_producer_that_does_not_read_its_questions_harms_no_one_else(proxy: InMemoryProxy) -> None:
+    call = NotReading("p1")
+    await call.to_server.send(pb.TelemetryCommand(settings=PRODUCER).SerializeToString())
 
-        async def serve() -> None:
-            with call.scope:
-                await proxy.serve("Telemetry", call)
+    async def serve() -> None:
+        with call.scope:
+            await proxy.serve("Telemetry", call)
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve)
-            await trio.sleep(1)  # the stream opens
-            await proxy.send("Payments", "a", "b", "c", message_type=pb.TRANSACTION)
-            await trio.sleep(60)  # questions come every 6 s
-            assert call.closed
-        async with proxy.telemetry("p2", PRODUCER) as (stream, _):
-            with trio.fail_after(40):
-                command = (await stream.hear()).recover_orphaned_transaction_command
-            assert command.message.body in (b"a", b"b", b"c")
-
-    run(test)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await trio.sleep(1)  # the stream opens
+        await proxy.send("Payments", "a", "b", "c", message_type=pb.TRANSACTION)
+        await trio.sleep(60)  # questions come every 6 s
+        assert call.closed
+    async with proxy.telemetry("p2", PRODUCER) as (stream, _):
+        with trio.fail_after(40):
+            command = (await stream.hear()).recover_orphaned_transaction_command
+        assert command.message.body in (b"a", b"b", b"c")
 
 
-def test_a_stream_that_ends_within_a_question_takes_no_further_one() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        call = NotReading("p1")
-        await call.send(b"settings")
-        stream = TelemetryStream(call, "p1", 0)
-        with trio.move_on_after(1):  # as at a drain
-            await stream.send(pb.TelemetryCommand())
-        with pytest.raises(BrokenCall, match="cut off"):
-            await stream.send(pb.TelemetryCommand())
-
-    run(test)
+async def test_a_stream_that_ends_within_a_question_takes_no_further_one() -> None:
+    call = NotReading("p1")
+    await call.send(b"settings")
+    stream = TelemetryStream(call, "p1", 0)
+    with trio.move_on_after(1):  # as at a drain
+        await stream.send(pb.TelemetryCommand())
+    with pytest.raises(BrokenCall, match="cut off"):
+        await stream.send(pb.TelemetryCommand())
 
 
-def test_settings_say_what_the_servers_want() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        async with proxy.telemetry("p1", PRODUCER) as (_, answer):
-            assert answer.settings.backoff_policy.max_attempts == 3
-            assert answer.settings.publishing.validate_message_type
-            assert answer.settings.publishing.max_body_size == 4 * 1024 * 1024
-            assert not answer.settings.metric.on
-        config = SubscriptionGroupConfig(group_name="steps", consume_message_orderly=True, retry_max_times=5)
-        await admin.put_consumer_group(config)
-        consumer = pb.Settings(
-            client_type=pb.SIMPLE_CONSUMER, subscription=pb.Subscription(group=pb.Resource(name="steps"))
-        )
-        async with proxy.telemetry("c1", consumer) as (_, answer):
-            assert answer.status.code == pb.OK
-            assert answer.settings.subscription.fifo
-            assert answer.settings.subscription.receive_batch_size == 32
-            assert answer.settings.subscription.long_polling_timeout.seconds == 20
-            assert answer.settings.backoff_policy.max_attempts == 6
-            assert answer.settings.backoff_policy.customized_backoff.next[0].seconds == 10
-        lite = pb.Settings(
-            client_type=pb.LITE_PUSH_CONSUMER, subscription=pb.Subscription(group=pb.Resource(name="agents"))
-        )
-        async with proxy.telemetry("c2", lite) as (_, answer):
-            assert answer.status.code == pb.OK
-            assert answer.settings.subscription.fifo
-            assert answer.settings.subscription.lite_subscription_quota == 2000
-            assert answer.settings.subscription.max_lite_topic_size == 64
-
-    run(test)
+async def test_settings_say_what_the_servers_want(proxy: InMemoryProxy, admin: Admin) -> None:
+    async with proxy.telemetry("p1", PRODUCER) as (_, answer):
+        assert answer.settings.backoff_policy.max_attempts == 3
+        assert answer.settings.publishing.validate_message_type
+        assert answer.settings.publishing.max_body_size == 4 * 1024 * 1024
+        assert not answer.settings.metric.on
+    config = SubscriptionGroupConfig(group_name="steps", consume_message_orderly=True, retry_max_times=5)
+    await admin.put_consumer_group(config)
+    consumer = pb.Settings(
+        client_type=pb.SIMPLE_CONSUMER, subscription=pb.Subscription(group=pb.Resource(name="steps"))
+    )
+    async with proxy.telemetry("c1", consumer) as (_, answer):
+        assert answer.status.code == pb.OK
+        assert answer.settings.subscription.fifo
+        assert answer.settings.subscription.receive_batch_size == 32
+        assert answer.settings.subscription.long_polling_timeout.seconds == 20
+        assert answer.settings.backoff_policy.max_attempts == 6
+        assert answer.settings.backoff_policy.customized_backoff.next[0].seconds == 10
+    lite = pb.Settings(
+        client_type=pb.LITE_PUSH_CONSUMER, subscription=pb.Subscription(group=pb.Resource(name="agents"))
+    )
+    async with proxy.telemetry("c2", lite) as (_, answer):
+        assert answer.status.code == pb.OK
+        assert answer.settings.subscription.fifo
+        assert answer.settings.subscription.lite_subscription_quota == 2000
+        assert answer.settings.subscription.max_lite_topic_size == 64
 
 
-def test_a_proxy_that_stops_ends_telemetry_so_that_clients_go_elsewhere() -> None:
-    async def test(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
-        call = Call("p1")
-        await call.to_server.send(pb.TelemetryCommand(settings=PRODUCER).SerializeToString())
+async def test_a_proxy_that_stops_ends_telemetry_so_that_clients_go_elsewhere(proxy: InMemoryProxy) -> None:
+    call = Call("p1")
+    await call.to_server.send(pb.TelemetryCommand(settings=PRODUCER).SerializeToString())
 
-        async def expect_unavailable() -> None:
-            with pytest.raises(CallRefused) as caught:
-                await proxy.serve("Telemetry", call)
-            assert caught.value.status is Status.UNAVAILABLE
+    async def expect_unavailable() -> None:
+        with pytest.raises(CallRefused) as caught:
+            await proxy.serve("Telemetry", call)
+        assert caught.value.status is Status.UNAVAILABLE
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(expect_unavailable)
-            assert pb.TelemetryCommand.FromString(await call.answers.receive()).HasField("settings")
-            proxy.draining.set()
-
-    run(test)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(expect_unavailable)
+        assert pb.TelemetryCommand.FromString(await call.answers.receive()).HasField("settings")
+        proxy.draining.set()
