@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, NamedTuple
 from unittest import mock
 
 import trio
@@ -12,11 +13,12 @@ import trio
 from mq.cli.mirror.clusters import ClusterAdmin
 from mq.cli.mirror.commands import open_state
 from mq.cli.mirror.copier import Copier
+from mq.cli.mirror.cut_over import Report, cut_over
 from mq.cli.mirror.plan import Choice
 from mq.cli.mirror.setup import extend_mirror
 from mq.cli.mirror.state import MirrorState
 from mq.cli.mirror.state_file import load, save
-from mq.client import Admin, PullConsumer, ReceivedMessage
+from mq.client import Admin, Message, Producer, PullConsumer, ReceivedMessage
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.waiting import until
 
@@ -34,6 +36,35 @@ async def two_clusters(directory: Path, **target: object) -> AsyncIterator[tuple
     ):
         await admin.delete_topic("T")
         yield one, two
+
+
+class OrdersMirror(NamedTuple):
+    """Topic Orders at the source, a producer of the source, and the state file of a mirror to the target."""
+
+    source: ClusterAdmin
+    target: ClusterAdmin
+    producer: Producer
+    path: Path
+
+
+@contextlib.asynccontextmanager
+async def orders_mirror(directory: Path, *, queues: int = 1) -> AsyncIterator[OrdersMirror]:
+    """Two clusters; nothing is copied yet."""
+    async with two_clusters(directory) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", queues)
+        yield OrdersMirror(source, target, producer, directory / "state")
+
+
+async def send_orders(producer: Producer, first: int, end: int) -> None:
+    """Send messages to Orders whose bodies are the numbers from ``first`` to before ``end``."""
+    for number in range(first, end):
+        await producer.send(Message("Orders", b"%d" % number))
+
+
+async def change_over(source: ClusterAdmin, target: ClusterAdmin, path: Path, **given: Any) -> Report:
+    """Cut over all groups from the source, which nobody sends to, or as ``given``."""
+    options: dict[str, Any] = {"groups": NOTHING, "quiet_seconds": 0.1, "producers_run": False, "dry_run": False}
+    return await cut_over(source, target, saved(path), path, **options | given)
 
 
 def saved(path: Path) -> MirrorState:
@@ -88,6 +119,11 @@ async def content(namesrv: str, topic: str) -> dict[int, list[ReceivedMessage]]:
         async for message in await consumer.read_to_end():
             found.setdefault(message.queue.queue_id, []).append(message)
     return found
+
+
+async def orders(admin: ClusterAdmin) -> dict[int, list[bytes]]:
+    """The bodies in topic Orders of a cluster, by queue."""
+    return bodies(await content(address(admin), "Orders"))
 
 
 def bodies(messages: dict[int, list[ReceivedMessage]]) -> dict[int, list[bytes]]:

@@ -16,7 +16,7 @@ from mq.cli.errors import CommandFailed, lone_errors
 from mq.cli.mirror.clusters import ClusterAdmin, Pulled, check_different
 from mq.cli.mirror.commands import open_state
 from mq.cli.mirror.copier import Copier, MirrorStopped
-from mq.cli.mirror.cut_over import cut_over, go_back, instructions, waiting_delays
+from mq.cli.mirror.cut_over import go_back, instructions, waiting_delays
 from mq.cli.mirror.setup import create_users, extend_mirror
 from mq.cli.mirror.state import MirrorState
 from mq.cli.mirror.state_file import load, save
@@ -36,7 +36,19 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.users import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
-from tests.broker.mirror.mirroring import NOTHING, address, bodies, content, copy_all, saved, two_clusters
+from tests.broker.mirror.mirroring import (
+    NOTHING,
+    address,
+    bodies,
+    change_over,
+    content,
+    copy_all,
+    orders,
+    orders_mirror,
+    saved,
+    send_orders,
+    two_clusters,
+)
 from tests.support.guarded import ADMIN, guarded
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
@@ -61,7 +73,7 @@ async def test_messages_arrive_with_all_that_they_have(tmp_path: Path) -> None:
             await until(is_delivered)
         await copy_all(source, target, tmp_path / "state")
 
-        assert bodies(await content(address(source), "Orders")) == bodies(await content(address(target), "Orders"))
+        assert await orders(source) == await orders(target)
         ours, theirs = await content(address(source), "Orders"), await content(address(target), "Orders")
         [original] = [each for mine in ours.values() for each in mine if each.flag]
         [copy] = [each for mine in theirs.values() for each in mine if each.flag]
@@ -82,10 +94,8 @@ async def test_messages_arrive_with_all_that_they_have(tmp_path: Path) -> None:
 async def test_every_message_arrives_once_and_in_order_wherever_the_mirror_is_killed(tmp_path: Path, seed: int) -> None:
     """Also with an old state file, or with none."""
     rng = random.Random(seed)
-    path = tmp_path / "state"
     old: list[bytes] = []
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 2)
+    async with orders_mirror(tmp_path, queues=2) as (source, target, producer, path):
         queues = await producer.queues("Orders")
         number = 0
         for _ in range(8):
@@ -109,11 +119,8 @@ async def test_every_message_arrives_once_and_in_order_wherever_the_mirror_is_ki
 
 
 async def test_a_batch_in_flight_during_a_mirror_restart_is_stored_once(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
-        for number in range(5):
-            await producer.send(Message("Orders", b"%d" % number))
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
+        await send_orders(producer, 0, 5)
         late: list[tuple[dict[str, str], bytes]] = []
 
         async def held(fields: dict[str, str], body: bytes) -> int | None:
@@ -130,8 +137,7 @@ async def test_a_batch_in_flight_during_a_mirror_restart_is_stored_once(tmp_path
                     nursery.start_soon(Copier(source, target, state, path).copy, queue)
                 await until(lambda: bool(late))
                 nursery.cancel_scope.cancel()
-        for number in range(5, 9):
-            await producer.send(Message("Orders", b"%d" % number))
+        await send_orders(producer, 5, 9)
         catch_up = Copier._catch_up_with_target
 
         async def then_it_arrives(self: Copier, queue: object) -> None:
@@ -141,17 +147,16 @@ async def test_a_batch_in_flight_during_a_mirror_restart_is_stored_once(tmp_path
 
         with mock.patch.object(Copier, "_catch_up_with_target", then_it_arrives):
             await copy_all(source, target, path)
-        assert bodies(await content(address(target), "Orders")) == {0: [b"%d" % number for number in range(9)]}
+        assert await orders(target) == {0: [b"%d" % number for number in range(9)]}
 
 
 async def test_two_messages_with_one_unique_key_both_arrive(tmp_path: Path) -> None:
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         first = await producer.send(Message("Orders", b"1"))
         with mock.patch.object(producer._preparation, "_unique_keys", mock.Mock(next=lambda: first.message_id)):
             second = await producer.send(Message("Orders", b"2"))
         assert first.message_id == second.message_id
-        await copy_all(source, target, tmp_path / "state")
+        await copy_all(source, target, path)
         [messages] = (await content(address(target), "Orders")).values()
         assert [(each.message_id, bytes(each.body)) for each in messages] == [
             (first.message_id, b"1"),
@@ -160,44 +165,36 @@ async def test_two_messages_with_one_unique_key_both_arrive(tmp_path: Path) -> N
 
 
 async def test_offsets_are_moved_and_moved_back(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         await target.create_topic("Orders", 1)
         await source.put_consumer_group(SubscriptionGroupConfig("billing", retry_max_times=3))
         async with Producer(address(target)) as other:
             for _ in range(3):  # somebody else's
                 await other.send(Message("Orders", b"here before"))
-        for number in range(10):
-            await producer.send(Message("Orders", b"%d" % number))
+        await send_orders(producer, 0, 10)
         [queue] = await producer.queues("Orders")
         await source.store_offset("billing", queue, 4)
         await copy_all(source, target, path)
-        state = saved(path)
-        options = {"groups": NOTHING, "quiet_seconds": 0.1, "producers_run": False}
-        tried = await cut_over(source, target, state, path, dry_run=True, **options)  # type: ignore[arg-type]
+        tried = await change_over(source, target, path, dry_run=True)
         assert [(each.offset, each.goal_offset) for each in tried.moved] == [(4, 7)]
         goal = MessageQueue("Orders", queue.broker_name, 0)
         assert await target.group_offset("billing", goal) is None
-        await cut_over(source, target, state, path, dry_run=False, **options)  # type: ignore[arg-type]
+        await change_over(source, target, path)
         assert await target.group_offset("billing", goal) == 7
         assert (await target.consumer_groups())["billing"][queue.broker_name].retry_max_times == 3
 
         await target.store_offset("billing", goal, 9)
-        again = await cut_over(source, target, state, path, dry_run=False, **options)  # type: ignore[arg-type]
+        again = await change_over(source, target, path)
         assert [each.goal_offset for each in again.kept] == [7]
         assert await target.group_offset("billing", goal) == 9
-        await go_back(source, target, state, groups=NOTHING, dry_run=False)
+        await go_back(source, target, saved(path), groups=NOTHING, dry_run=False)
         assert await source.group_offset("billing", queue) == 6
 
 
 async def test_a_cut_over_is_refused_while_producers_send(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
         await copy_all(source, target, path)
-        state = saved(path)
 
         async def go_on() -> None:
             while True:
@@ -207,16 +204,7 @@ async def test_a_cut_over_is_refused_while_producers_send(tmp_path: Path) -> Non
         async with trio.open_nursery() as nursery:
             nursery.start_soon(go_on)
             with pytest.raises(CommandFailed, match="producers still send to the source: Orders"):
-                await cut_over(
-                    source,
-                    target,
-                    state,
-                    path,
-                    groups=NOTHING,
-                    quiet_seconds=5.0,
-                    producers_run=False,
-                    dry_run=False,
-                )
+                await change_over(source, target, path, quiet_seconds=5.0)
             nursery.cancel_scope.cancel()
 
 
@@ -237,7 +225,7 @@ async def test_a_message_that_the_target_refuses_blocks_its_queue_or_is_listed(t
         left_out: list[int] = []
         await copy_all(source, target, path, on_refused=lambda _, message, __: left_out.append(message.queue_offset))
         assert left_out == [1]
-        assert bodies(await content(address(target), "Orders")) == {0: [b"1", b"3"]}
+        assert await orders(target) == {0: [b"1", b"3"]}
         state = saved(path)
         [queue] = [each for each in state.queues if each.topic == "Orders"]
         assert (queue.stretches, queue.skipped) == ([(0, 0, 1), (2, 1, 1)], [1])
@@ -246,11 +234,8 @@ async def test_a_message_that_the_target_refuses_blocks_its_queue_or_is_listed(t
 
 
 async def test_a_difference_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
-        for number in range(5):
-            await producer.send(Message("Orders", b"%d" % number))
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
+        await send_orders(producer, 0, 5)
         await copy_all(source, target, path)
         state = saved(path)
         [queue] = [each for each in state.queues if each.topic == "Orders"]
@@ -260,11 +245,8 @@ async def test_a_difference_is_found(tmp_path: Path) -> None:
 
 
 async def test_a_topic_recreated_at_the_source_blocks_its_queue(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
-        for number in range(5):
-            await producer.send(Message("Orders", b"%d" % number))
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
+        await send_orders(producer, 0, 5)
         await copy_all(source, target, path)
         state = saved(path)
         [queue] = [each for each in state.queues if each.topic == "Orders"]
@@ -305,11 +287,8 @@ async def copying(source: ClusterAdmin, target: ClusterAdmin, path: Path) -> Asy
 
 async def test_what_the_source_deleted_before_it_was_copied_is_counted(tmp_path: Path) -> None:
     """Retention has passed the mirror: it goes on with the first message that is left."""
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
-        for number in range(10):
-            await producer.send(Message("Orders", b"%d" % number))
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
+        await send_orders(producer, 0, 10)
         pull = source.pull
 
         async def without_the_first(queue: MessageQueue, offset: int, **options: Any) -> Pulled:
@@ -325,7 +304,7 @@ async def test_what_the_source_deleted_before_it_was_copied_is_counted(tmp_path:
         state = saved(path)
         [queue] = [each for each in state.queues if each.topic == "Orders"]
         assert (queue.gone, queue.stretches) == ([(3, 6)], [(0, 0, 3), (6, 3, 4)])
-        assert bodies(await content(address(target), "Orders")) == {0: [b"0", b"1", b"2", b"6", b"7", b"8", b"9"]}
+        assert await orders(target) == {0: [b"0", b"1", b"2", b"6", b"7", b"8", b"9"]}
         [found] = await verify(source, target, [queue])
         assert (found.compared, found.difference) == (7, None)
 
@@ -336,8 +315,7 @@ async def test_a_target_that_is_full_or_out_of_reach_is_waited_for(tmp_path: Pat
         NoRoute("Orders", "broker group broker-a has no leader"),
         RequestTimeout("127.0.0.1:1", 320, 3.0),
     ]
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
         store, said = target.store, list[str]()
 
@@ -348,31 +326,28 @@ async def test_a_target_that_is_full_or_out_of_reach_is_waited_for(tmp_path: Pat
             return await store(fields, body)
 
         with mock.patch.object(target, "store", at_first_not):
-            async with copying(source, target, tmp_path / "state") as copier:
+            async with copying(source, target, path) as copier:
                 await until(lambda: copier.behind == 0)
         assert not failures
-        assert bodies(await content(address(target), "Orders")) == {0: [b"1"]}
+        assert await orders(target) == {0: [b"1"]}
         assert not copier.troubles
 
 
 async def test_a_missing_permission_ends_the_mirror_and_is_named(tmp_path: Path) -> None:
     refusal = BrokerError(ResponseCode.NO_PERMISSION, "user mirror may not send to Orders", "broker-a")
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
         with (
             mock.patch.object(target, "store", mock.AsyncMock(side_effect=refusal)),
             pytest.raises(MirrorStopped, match=r"Orders broker-a/0.*may not send to Orders.*permission"),
         ):
-            async with copying(source, target, tmp_path / "state"):
+            async with copying(source, target, path):
                 await trio.sleep_forever()
 
 
 async def test_retries_and_dead_letters_keep_their_counts(tmp_path: Path) -> None:
     """Also when they fail again at the target: those redeliveries are not taken for copies."""
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         for name in ("%RETRY%billing", "%DLQ%billing"):
             await source.create_topic(name, 1)
         await source.put_consumer_group(SubscriptionGroupConfig("billing"))
@@ -437,16 +412,11 @@ async def registered(admin: ClusterAdmin) -> bool:
 
 
 async def test_delayed_messages_that_wait_at_the_cut_over_arrive_later(tmp_path: Path, clock: WallClock) -> None:
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"now"))
         await producer.send(Message("Orders", b"later", delay=600.0))
         await copy_all(source, target, path)
-        state = saved(path)
-        report = await cut_over(
-            source, target, state, path, groups=NOTHING, quiet_seconds=0.1, producers_run=False, dry_run=False
-        )
+        report = await change_over(source, target, path)
         assert report.waiting == 1
         assert "1 delayed messages and retries wait at the source" in " ".join(
             instructions(report, "old:9876", "new:9876", dry_run=False)
@@ -460,5 +430,5 @@ async def test_delayed_messages_that_wait_at_the_cut_over_arrive_later(tmp_path:
         clock.now_ms += 600_000
         await until(is_delivered)
         await copy_all(source, target, path)
-        assert bodies(await content(address(target), "Orders")) == {0: [b"now", b"sent to the target", b"later"]}
+        assert await orders(target) == {0: [b"now", b"sent to the target", b"later"]}
         assert await waiting_delays(source) == 0

@@ -15,13 +15,22 @@ import trio
 from mq.cli.errors import CommandFailed
 from mq.cli.mirror.clusters import ClusterAdmin, Pulled
 from mq.cli.mirror.commands import _mirror
-from mq.cli.mirror.cut_over import cut_over
 from mq.cli.mirror.plan import Choice
 from mq.cli.mirror.verification import verify
 from mq.client import BrokerError, Message, MessageQueue, NoRoute, Producer
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
-from tests.broker.mirror.mirroring import NOTHING, address, bodies, content, copy_all, saved, two_clusters
+from tests.broker.mirror.mirroring import (
+    address,
+    change_over,
+    content,
+    copy_all,
+    orders,
+    orders_mirror,
+    saved,
+    send_orders,
+    two_clusters,
+)
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.waiting import until
 
@@ -31,9 +40,7 @@ pytestmark = pytest.mark.trio
 async def test_a_copy_with_too_long_properties_blocks_its_queue_or_is_listed(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
         pull = source.pull
 
@@ -55,9 +62,7 @@ async def test_a_copy_with_too_long_properties_blocks_its_queue_or_is_listed(
 
 async def test_a_forgotten_sequence_number_does_not_count_as_a_refused_message(tmp_path: Path) -> None:
     """Or --skip-refused would leave out all that follows."""
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
         forgotten = BrokerError(ResponseCode.MESSAGE_ILLEGAL, "SEQUENCE_FORGOTTEN: the broker does not know", "b")
         left_out: list[str] = []
@@ -70,11 +75,8 @@ async def test_a_forgotten_sequence_number_does_not_count_as_a_refused_message(t
 
 async def test_a_target_queue_not_read_to_its_end_is_read_again(tmp_path: Path) -> None:
     """Without that a mirror with no state file copied again what it had not seen there."""
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
-        for number in range(3):
-            await producer.send(Message("Orders", b"%d" % number))
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
+        await send_orders(producer, 0, 3)
         await copy_all(source, target, path)
         path.unlink()
         pull, asked = target.pull, 0
@@ -89,12 +91,11 @@ async def test_a_target_queue_not_read_to_its_end_is_read_again(tmp_path: Path) 
 
         with mock.patch.object(target, "pull", nothing_yet):
             await copy_all(source, target, path)
-        assert bodies(await content(address(target), "Orders")) == {0: [b"0", b"1", b"2"]}
+        assert await orders(target) == {0: [b"0", b"1", b"2"]}
 
 
 async def test_a_topic_deleted_at_the_source_does_not_block_the_cut_over(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         for topic in ("Orders", "Old"):
             await source.create_topic(topic, 1)
             await producer.send(Message(topic, b"1"))
@@ -103,48 +104,27 @@ async def test_a_topic_deleted_at_the_source_does_not_block_the_cut_over(tmp_pat
         await source.store_offset("billing", queue, 1)
         await copy_all(source, target, path)
         await source.delete_topic("Old")
-        state = saved(path)
         with trio.fail_after(30):
-            report = await cut_over(
-                source, target, state, path, groups=NOTHING, quiet_seconds=0.1, producers_run=False, dry_run=False
-            )
+            report = await change_over(source, target, path)
         assert [(each.origin.topic, each.goal_offset) for each in report.moved] == [("Orders", 1)]
 
 
 async def test_a_cut_over_says_what_it_waits_for(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
         await copy_all(source, target, path)
         await producer.send(Message("Orders", b"2"))
-        state = saved(path)
         said: list[str] = []
         with mock.patch.object(target, "store", mock.AsyncMock(side_effect=NoRoute("Orders", "no leader"))):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(
-                    functools.partial(
-                        cut_over,
-                        source,
-                        target,
-                        state,
-                        path,
-                        groups=NOTHING,
-                        quiet_seconds=0.1,
-                        producers_run=False,
-                        dry_run=False,
-                        say=said.append,
-                    )
-                )
+                nursery.start_soon(functools.partial(change_over, source, target, path, say=said.append))
                 await until(lambda: any("no leader" in text for text in said))
                 nursery.cancel_scope.cancel()
 
 
 async def test_a_source_that_does_not_have_all_again_yet_is_waited_for(tmp_path: Path) -> None:
     """As a broker of RocketMQ that has just started: it blocked the queue until somebody started the mirror again."""
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
         await copy_all(source, target, path)
         await producer.send(Message("Orders", b"2"))
@@ -160,7 +140,7 @@ async def test_a_source_that_does_not_have_all_again_yet_is_waited_for(tmp_path:
         with mock.patch.object(source, "pull", shorter):
             copier = await copy_all(source, target, path)
         assert (looks, copier.blocked) == (2, {})
-        assert bodies(await content(address(target), "Orders")) == {0: [b"1", b"2"]}
+        assert await orders(target) == {0: [b"1", b"2"]}
 
 
 @contextlib.asynccontextmanager
@@ -168,14 +148,10 @@ async def created_again(directory: Path, message_count: int) -> AsyncIterator[Cl
     """The source with a new topic of the old name, from offset 0 on, as RocketMQ has it; raftmq goes on counting."""
     async with cluster_and_broker(directory) as (namesrv, _), ClusterAdmin(namesrv) as source:
         await source.create_topic("Orders", 1)
-        await send(source, *(b"new %d" % number for number in range(message_count)))
+        async with Producer(address(source)) as producer:
+            for number in range(message_count):
+                await producer.send(Message("Orders", b"new %d" % number))
         yield source
-
-
-async def send(admin: ClusterAdmin, *messages: bytes) -> None:
-    async with Producer(address(admin)) as producer:
-        for body in messages:
-            await producer.send(Message("Orders", body))
 
 
 @pytest.mark.parametrize("message_count", [3, 5])
@@ -184,10 +160,8 @@ async def test_a_recreated_topic_that_outgrew_its_copies_blocks_its_queue(
     tmp_path: Path, message_count: int, is_state_lost: bool
 ) -> None:
     """Its first messages were skipped without a word."""
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target):
-        await source.create_topic("Orders", 1)
-        await send(source, b"0", b"1", b"2")
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
+        await send_orders(producer, 0, 3)
         await copy_all(source, target, path)
         if is_state_lost:
             path.unlink()
@@ -196,28 +170,24 @@ async def test_a_recreated_topic_that_outgrew_its_copies_blocks_its_queue(
         [why] = copier.blocked.values()
         assert "the source has another message at offset 2 than the one that was copied" in why
         assert "delete topic Orders at the target" in why
-        assert bodies(await content(address(target), "Orders")) == {0: [b"0", b"1", b"2"]}
+        assert await orders(target) == {0: [b"0", b"1", b"2"]}
 
 
 async def test_a_topic_recreated_at_raftmq_is_copied_behind_the_old_one(tmp_path: Path) -> None:
     """Its offsets go on, so nothing is in the place of another message."""
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target):
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
         for body in (b"old", b"new"):
             await source.create_topic("Orders", 1)
-            await send(source, body)
+            await producer.send(Message("Orders", body))
             copier = await copy_all(source, target, path)
             assert not copier.blocked
             await source.delete_topic("Orders")
-        assert bodies(await content(address(target), "Orders")) == {0: [b"old", b"new"]}
+        assert await orders(target) == {0: [b"old", b"new"]}
 
 
 async def test_a_last_copy_whose_original_expired_does_not_block_its_queue(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
-        await source.create_topic("Orders", 1)
-        for number in range(3):
-            await producer.send(Message("Orders", b"%d" % number))
+    async with orders_mirror(tmp_path) as (source, target, producer, path):
+        await send_orders(producer, 0, 3)
         await copy_all(source, target, path)
         await producer.send(Message("Orders", b"3"))
         pull, asked = source.pull, list[int]()
@@ -231,32 +201,22 @@ async def test_a_last_copy_whose_original_expired_does_not_block_its_queue(tmp_p
         with mock.patch.object(source, "pull", without_the_first):
             copier = await copy_all(source, target, path)
         assert (asked, copier.blocked) == ([2], {})
-        assert bodies(await content(address(target), "Orders")) == {0: [b"0", b"1", b"2", b"3"]}
+        assert await orders(target) == {0: [b"0", b"1", b"2", b"3"]}
 
 
 async def test_a_cut_over_with_running_producers_detects_a_recreated_topic(tmp_path: Path) -> None:
     """The groups' offsets, of the new topic, were translated by the copies of the old one."""
-    path = tmp_path / "state"
-    async with two_clusters(tmp_path) as (source, target), created_again(tmp_path / "again", 3) as again:
-        await source.create_topic("Orders", 1)
-        await send(source, b"0", b"1", b"2")
+    async with (
+        orders_mirror(tmp_path) as (source, target, producer, path),
+        created_again(tmp_path / "again", 3) as again,
+    ):
+        await send_orders(producer, 0, 3)
         await copy_all(source, target, path)
-        state = saved(path)
-        [queue] = [MessageQueue("Orders", each.broker, 0) for each in state.queues if each.topic == "Orders"]
+        [queue] = [MessageQueue("Orders", each.broker, 0) for each in saved(path).queues if each.topic == "Orders"]
         await again.put_consumer_group(SubscriptionGroupConfig("billing"))
         await again.store_offset("billing", queue, 1)
         with pytest.raises(CommandFailed, match="another message at offset 2"):
-            await cut_over(
-                again,
-                target,
-                state,
-                path,
-                groups=NOTHING,
-                quiet_seconds=0.0,
-                producers_run=True,
-                dry_run=False,
-                looks_max=3,
-            )
+            await change_over(again, target, path, quiet_seconds=0.0, producers_run=True, looks_max=3)
 
 
 async def test_a_topic_with_too_few_target_queues_blocks_only_itself(
@@ -284,21 +244,16 @@ async def test_a_topic_with_too_few_target_queues_blocks_only_itself(
         for topic in ("Bills", "Zones"):
             assert sum(map(len, (await content(address(target), topic)).values())) == 1
 
-        async def change_over() -> None:
-            state = saved(path)
-            with trio.fail_after(30):
-                await cut_over(
-                    source, target, state, path, groups=NOTHING, quiet_seconds=0.1, producers_run=False, dry_run=False
-                )
-
-        with pytest.raises(CommandFailed, match=said):
-            await change_over()
+        with pytest.raises(CommandFailed, match=said), trio.fail_after(30):
+            await change_over(source, target, path)
         assert await mirror("Orders")
-        await change_over()
+        with trio.fail_after(30):
+            await change_over(source, target, path)
         await target.create_topic("Orders", 2)
         assert await mirror()
         assert sum(map(len, (await content(address(target), "Orders")).values())) == 1
-        await change_over()
+        with trio.fail_after(30):
+            await change_over(source, target, path)
 
 
 async def test_unreadable_source_queues_do_not_block_the_cut_over(tmp_path: Path) -> None:
@@ -311,13 +266,10 @@ async def test_unreadable_source_queues_do_not_block_the_cut_over(tmp_path: Path
             await producer.send(Message("Orders", b"%d" % queue_id), queue=queue)
         with trio.fail_after(30):
             await copy_all(source, target, path)
-            state = saved(path)
-            await cut_over(
-                source, target, state, path, groups=NOTHING, quiet_seconds=0.1, producers_run=False, dry_run=False
-            )
-            found = await verify(source, target, state.queues)
+            await change_over(source, target, path)
+            found = await verify(source, target, saved(path).queues)
         assert {each.difference for each in found} == {None}
-        assert bodies(await content(address(target), "Orders")) == {0: [b"0"]}
+        assert await orders(target) == {0: [b"0"]}
         await source.create_topic("Orders", read_queues=2, write_queues=2)
         await copy_all(source, target, path)
-        assert bodies(await content(address(target), "Orders")) == {0: [b"0"], 1: [b"1"]}
+        assert await orders(target) == {0: [b"0"], 1: [b"1"]}
