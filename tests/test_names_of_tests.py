@@ -31,7 +31,7 @@ def test_tests_are_named_in_plain_english() -> None:
     assert not breaches, f"subject, verb, object, with the trade's words, at most {WORDS_MAX}:\n" + "\n".join(breaches)
 
 
-def test_stilted_names_of_tests_are_found() -> None:
+def test_checker_finds_stilted_test_names() -> None:
     assert list(stilted_tests("def test_who_is_silent_is_hung_up_on(): ...")) == ["test_who_is_silent_is_hung_up_on"]
     assert list(stilted_tests("async def test_a_b_c_d_e_f_g_h_i_j_k_l_m(): ..."))
     assert not list(stilted_tests("    async def test_a_silent_client_is_disconnected(): ..."))

@@ -136,7 +136,7 @@ def test_borders_in_cython_are_asserted() -> None:
         assert density >= least, f"{package}: {assertions} assertions in {functions} functions, {density:.3f} < {least}"
 
 
-def test_replaced_constants_are_found() -> None:
+def test_counter_finds_replaced_constants() -> None:
     source = """
 monkeypatch.setattr("mq.limits.WARN_SECONDS", 0.1)
 monkeypatch.setattr(module, "BYTES_MAX", 1)

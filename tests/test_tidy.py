@@ -253,7 +253,7 @@ def test_files_are_short_enough_to_have_one_subject() -> None:
     assert not breaches, "\n".join(breaches)
 
 
-def test_constructors_of_what_is_shipped_are_short() -> None:
+def test_shipped_constructors_are_short() -> None:
     assert_kept("long_constructors")
 
 
@@ -487,7 +487,7 @@ def test_compiled_code_uses_public_attributes_only() -> None:
         "print(1)",
     ],
 )
-def test_impurity_is_found(source: str) -> None:
+def test_checker_finds_impurities(source: str) -> None:
     assert list(impurities(source))
 
 
@@ -511,7 +511,7 @@ def test_pureness_is_by_path_and_not_by_prefix_of_a_name() -> None:
     assert not is_pure("mq/protocol_extra/x.py")
 
 
-def test_forbidden_module_names_are_found() -> None:
+def test_checker_finds_forbidden_module_names() -> None:
     assert list(name_breaches("mq/broker/utils.py"))
     assert list(name_breaches("mq/common/frames.py"))
     assert not list(name_breaches("mq/broker/consume/long_polling.py"))
@@ -525,13 +525,13 @@ def test_length_ratchet_only_goes_down() -> None:
     assert list(length_breaches([("a.py", 500)], {"a.py": 700}))
 
 
-def test_long_constructors_are_found() -> None:
+def test_checker_finds_long_constructors() -> None:
     body = "\n".join("        self.x = 1" for _ in range(59))
     assert not list(long_constructors(f"class A:\n    def __init__(self):\n{body}\n"))
     assert list(long_constructors(f"class A:\n    def __init__(self):\n        self.x = 1\n{body}\n"))
 
 
-def test_private_attributes_in_cython_are_found() -> None:
+def test_checker_finds_private_attributes_in_cython() -> None:
     source = (
         "cdef class A:\n    cdef int _own, _two\n    cdef void _go(self):\n        self._own = x._theirs  # y._no\n"
     )
@@ -547,7 +547,7 @@ def unused(*sources: tuple[str, str]) -> list[str]:
     return list(names.unused())
 
 
-def test_unused_names_are_found() -> None:
+def test_checker_finds_unused_names() -> None:
     used = "def f(): ...\nclass A:\n    @property\n    def size(self): ...\n    def closed(self): ...\nA().size"
     assert unused(("mq/a.py", used)) == ["mq/a.py:1: nothing uses f", "mq/a.py:5: nothing uses closed"]
     assert not unused(("mq/a.py", "def f(): ..."), ("tests/b.py", "from mq.a import f"))
@@ -555,7 +555,7 @@ def test_unused_names_are_found() -> None:
     assert not unused(("mq/a.py", "@app.command\ndef f(): ..."), ("tests/b.py", "def g(): ..."))
 
 
-def test_import_rings_are_found_also_of_types() -> None:
+def test_checker_finds_import_cycles_including_types() -> None:
     a = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mq.b import B"
     b, c = "import mq.c", "from mq import a"
     ring = import_cycle(imports_of([("mq/a.py", a), ("mq/b.py", b), ("mq/c.py", c)]))
@@ -563,7 +563,7 @@ def test_import_rings_are_found_also_of_types() -> None:
     assert not import_cycle(imports_of([("mq/a.py", a), ("mq/b.py", b), ("mq/c.py", "import os")]))
 
 
-def test_imports_of_test_modules_are_found() -> None:
+def test_checker_finds_imports_between_test_modules() -> None:
     fake, sends = "class Fake: ...", "from tests.support.fake import Fake\ndef test_sends(): ..."
     fine = [("tests/support/fake.py", fake), ("tests/unit/test_sends.py", sends)]
     assert not list(borrowed_tests(imports_of(fine)))
@@ -574,13 +574,13 @@ def test_imports_of_test_modules_are_found() -> None:
         ]
 
 
-def test_names_of_the_wire_are_found() -> None:
+def test_checker_finds_wire_names() -> None:
     assert [each.partition(":")[0] for each in wire_names("a = {'queueId': 1}\nb = ext['msgId']")] == ["1", "2"]
     assert list(wire_names("fields['a']"))
     assert not list(wire_names("log.info('offset_reset', queue=1)\n'a text'\n'ACK'\nqueueId = 1"))
 
 
-def test_guessed_waits_are_found() -> None:
+def test_checker_finds_guessed_waits() -> None:
     source = "async def test():\n    {}\n    await trio.sleep(0.3){}\n"
     assert [each.partition(":")[0] for each in guessed_waits(source.format("pass", ""))] == ["3"]
     assert not list(guessed_waits(source.format("pass", "  # a second one would come by then")))

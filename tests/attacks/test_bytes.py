@@ -104,7 +104,7 @@ async def test_no_bytes_do_anything(target: Target, port: str, attack: str) -> N
 
 
 @pytest.mark.parametrize("port", PORTS)
-async def test_requests_that_never_end_take_bounded_memory_and_hold_up_nobody(target: Target, port: str) -> None:
+async def test_endless_requests_take_bounded_memory_and_delay_no_client(target: Target, port: str) -> None:
     """Many connections, each with the beginning of a large request, and then a byte now and then."""
     begun = struct.pack(">iI", FRAME_BYTES_MAX - 4, 100) + bytes(MIB // 2)
     if port == "replication":
@@ -136,7 +136,7 @@ async def test_requests_that_never_end_take_bounded_memory_and_hold_up_nobody(ta
         nursery.cancel_scope.cancel()
 
 
-async def test_answers_that_nobody_reads_take_bounded_memory(target: Target) -> None:
+async def test_unread_answers_take_bounded_memory(target: Target) -> None:
     """Requests that cannot be read, with headers as large as they may be, make answers as well."""
     refused = encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext={"a": "x" * 240_000, "AccessKey": "k"})
     asked = encode_request(RequestCode.GET_ROUTEINFO_BY_TOPIC, 1, ext={"topic": "T" * 20_000})

@@ -88,7 +88,7 @@ async def test_a_recorded_connection_is_of_no_use(target: Target) -> None:
     assert [kind for kind, _ in wire.split_frames(memoryview(answer))[0]] in ([], [Kind.CHALLENGE])
 
 
-async def test_nobody_is_a_replica_on_the_port_of_clients_without_the_secret(target: Target) -> None:
+async def test_client_port_refuses_replicas_without_the_secret(target: Target) -> None:
     """A proof for the replication port, recorded or made up, is none for this one."""
     named = authentication.secret_id(target.secrets[0])
     caller = await Caller.open(target.replication, target.secrets)
@@ -104,7 +104,7 @@ async def test_nobody_is_a_replica_on_the_port_of_clients_without_the_secret(tar
 
 
 @pytest.mark.parametrize("code", [RequestCode.FORWARD, RequestCode.RELAY_REPLY, RequestCode.ANNOUNCE_REPLICA])
-async def test_what_replicas_ask_each_other_is_refused_to_clients(target: Target, code: RequestCode) -> None:
+async def test_broker_refuses_requests_of_replicas_from_clients(target: Target, code: RequestCode) -> None:
     """Also to an administrator: it would act for others, and lead clients elsewhere."""
     for keys in (None, ADMIN):
         async with target.client(keys) as client:

@@ -68,7 +68,7 @@ async def deleted_locally(client: Client) -> int:
     return base
 
 
-async def test_consumers_get_what_was_deleted_locally(tmp_path: Path, storage: ObjectStorage) -> None:
+async def test_consumers_get_locally_deleted_messages_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
     async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
         client = await broker.connect()
         assert (await client.create_topic("T", 1)).code == 0

@@ -72,7 +72,7 @@ async def test_a_one_way_offset_survives_a_stop_once_it_was_seen(tmp_path: Path)
         assert await (await broker.connect()).committed() == 7
 
 
-async def test_what_was_acknowledged_survives_a_crash(tmp_path: Path) -> None:
+async def test_acknowledged_messages_survive_a_crash(tmp_path: Path) -> None:
     """A copy of the directory of a running broker is what a crash of the process leaves."""
     async with running(tmp_path / "before") as broker:
         await fill(broker)
@@ -81,7 +81,7 @@ async def test_what_was_acknowledged_survives_a_crash(tmp_path: Path) -> None:
         await check(broker)
 
 
-async def test_what_came_after_a_checkpoint_survives_a_crash(tmp_path: Path) -> None:
+async def test_messages_after_a_checkpoint_survive_a_crash(tmp_path: Path) -> None:
     async with running(tmp_path / "before") as broker:
         await fill(broker, 0)
     async with running(tmp_path / "before") as broker:
@@ -107,7 +107,7 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-async def test_a_full_directory_of_small_segments_is_found_again(tmp_path: Path) -> None:
+async def test_broker_restarts_with_many_small_segments(tmp_path: Path) -> None:
     small = {"segment_bytes": 128 * 1024, "message_bytes_max": 32 * 1024}
     async with running(tmp_path, **small) as broker:
         client = await broker.connect()

@@ -122,7 +122,7 @@ async def test_an_idle_broker_drops_files(tmp_path: Path, clock: WallClock, brok
 
 @pytest.mark.parametrize("kind", ["timer", "level", "half"])
 @pytest.mark.parametrize("given", [SMALL, BY_AGE], ids=["by size", "by age"])
-async def test_what_waits_is_kept_until_its_time(
+async def test_retention_keeps_waiting_messages_until_due(
     tmp_path: Path, clock: WallClock, brokers: list[Broker], given: dict[str, Any], kind: str
 ) -> None:
     async with overfull(tmp_path, given, clock) as broker:
@@ -179,7 +179,7 @@ async def test_popped_messages_are_kept_until_they_are_redelivered_or_acknowledg
         assert (await client.info())["raftmq.popLost"] == "0"
 
 
-async def test_what_was_popped_in_order_is_kept_for_its_time_only(
+async def test_retention_keeps_ordered_pops_for_their_invisible_time_only(
     tmp_path: Path, clock: WallClock, brokers: list[Broker]
 ) -> None:
     """Then it is a message like others that the group has not got."""
@@ -199,7 +199,7 @@ async def pop_late(client: Client, clock: WallClock, **given: Any) -> list[Poppe
     return await popped(client, "Late", bornTime=clock.now_ms, invisibleTime=10 * MINUTE, **given)
 
 
-async def test_the_first_that_waits_is_what_counts(tmp_path: Path, clock: WallClock, brokers: list[Broker]) -> None:
+async def test_first_waiting_message_limits_retention(tmp_path: Path, clock: WallClock, brokers: list[Broker]) -> None:
     async with overfull(tmp_path, SMALL, clock) as broker:
         client = await broker.connect()
         endings = []
@@ -245,7 +245,7 @@ async def test_a_disk_that_is_full_takes_it_and_that_is_counted(
 
 
 @pytest.mark.slow
-async def test_each_replica_knows_what_waits(tmp_path: Path, clock: WallClock) -> None:
+async def test_every_replica_keeps_waiting_messages(tmp_path: Path, clock: WallClock) -> None:
     async with three_replicas(tmp_path, **SMALL) as group:
         clients = [await broker.connect() for broker in group]
         logs = [broker.settings.data_dir / "commitlog" for broker in group]

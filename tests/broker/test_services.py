@@ -42,7 +42,7 @@ REPEATABLE = {
 
 
 @pytest.mark.trio
-async def test_only_what_may_be_done_twice_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forwarder_repeats_only_repeatable_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = note_brokers(monkeypatch)
     async with running(tmp_path):
         assert brokers[0].services.forwarder.repeatable == REPEATABLE

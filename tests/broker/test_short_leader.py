@@ -55,7 +55,7 @@ async def test_pull_is_sent_to_the_replica_with_older_messages(tmp_path: Path, o
 
 
 @pytest.mark.parametrize("state", [Beginning.LATER, Beginning.UNKNOWN])
-async def test_nothing_is_said_to_be_gone(tmp_path: Path, others: Others, state: Beginning) -> None:
+async def test_shortened_leader_reports_no_message_as_deleted(tmp_path: Path, others: Others, state: Beginning) -> None:
     """Search, minimum, reset to the first message and pops: each is refused or gets nothing, and skips nothing."""
     others.state = (state, None)
     queue: dict[str, Any] = {"topic": "T", "queueId": 0}

@@ -242,7 +242,7 @@ def test_a_configuration_that_is_not_toml_is_refused(config: Path, text: str) ->
         ('peers = ["n0@h:1"]', "peers"),
     ],
 )
-def test_a_configuration_with_what_does_not_belong(config: Path, text: str, words: str) -> None:
+def test_settings_refuse_unknown_and_wrong_entries(config: Path, text: str, words: str) -> None:
     config.write_text(text)
     with pytest.raises(pydantic.ValidationError, match=words):
         BrokerSettings.load(config)

@@ -153,9 +153,7 @@ def test_the_highest_priority_goes_first_although_it_was_sent_last(kit: Any, nam
 
 
 @pytest.mark.parametrize("sent", [b"not JSON", dramatiq.Message("default", "unknown", (), {}, {}).encode()])
-def test_what_no_actor_can_handle_becomes_a_dead_letter(
-    kit: Any, broker: RaftmqBroker, namespace: str, sent: bytes
-) -> None:
+def test_undecodable_message_becomes_a_dead_letter(kit: Any, broker: RaftmqBroker, namespace: str, sent: bytes) -> None:
     done: list[str] = []
     actor = dramatiq.actor(broker=broker, actor_name="note")(done.append)
     actor.send("first")  # creates the topic
@@ -168,7 +166,7 @@ def test_what_no_actor_can_handle_becomes_a_dead_letter(
     assert [each.body for each in dead_letters(kit, namespace)] == [sent]
 
 
-def test_flush_drops_what_waits_and_what_this_process_has_delayed(kit: Any, broker: RaftmqBroker) -> None:
+def test_flush_drops_waiting_and_delayed_messages(kit: Any, broker: RaftmqBroker) -> None:
     done: list[str] = []
     actor = dramatiq.actor(broker=broker, actor_name="note")(done.append)
     actor.send("waits")
@@ -205,7 +203,7 @@ def test_a_message_whose_retry_cannot_be_sent_is_delivered_again(kit: Any, broke
     assert kit.faults.pending == 0
 
 
-def test_a_worker_that_stops_gives_back_what_it_has_not_begun(kit: Any, namespace: str) -> None:
+def test_stopping_worker_returns_messages_not_begun(kit: Any, namespace: str) -> None:
     begun, may_end = threading.Event(), threading.Event()
     done: list[str] = []
     with opened(kit, namespace) as one, opened(kit, namespace) as two:
@@ -281,7 +279,9 @@ def test_messages_of_other_brokers_are_not_settled(kit: Any, broker: RaftmqBroke
     consumer.close()
 
 
-def test_errors_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch, kit: Any, namespace: str) -> None:
+def test_dramatiq_broker_refuses_wrong_options_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, kit: Any, namespace: str
+) -> None:
     def refused(match: str, make: Callable[[], object], kind: type[Exception] = ValueError) -> None:
         with pytest.raises(kind, match=match):
             make()

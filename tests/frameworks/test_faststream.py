@@ -50,7 +50,7 @@ def topic() -> str:
     return f"stream-{next(_numbers)}"
 
 
-async def test_handlers_get_typed_messages_and_publish_what_they_return(namesrv: str, topic: str) -> None:
+async def test_faststream_handlers_get_typed_messages_and_publish_results(namesrv: str, topic: str) -> None:
     broker = RaftmqBroker(namesrv)
     received: list[Any] = []
 
@@ -77,7 +77,7 @@ async def test_handlers_get_typed_messages_and_publish_what_they_return(namesrv:
     assert received == [(Order(fruit="apple", count=2), "fruit", "eu"), ({"sum": 6}, "EUR")]
 
 
-async def test_policies_decide_what_happens_to_a_message_whose_handler_fails(namesrv: str, topic: str) -> None:
+async def test_ack_policies_apply_to_failed_handlers(namesrv: str, topic: str) -> None:
     broker = RaftmqBroker(namesrv)
     calls: list[str] = []
 
@@ -286,7 +286,7 @@ async def test_a_test_filters_messages_as_a_broker_does() -> None:
         assert await (await tested.request(1, "in")).decode() == 4
 
 
-async def test_no_name_server_is_said_within_seconds() -> None:
+async def test_missing_name_server_raises_within_seconds() -> None:
     broker = RaftmqBroker("127.0.0.1:1")
 
     @broker.subscriber("in")
@@ -298,7 +298,7 @@ async def test_no_name_server_is_said_within_seconds() -> None:
             await broker.start()
 
 
-async def test_what_asyncapi_says() -> None:
+async def test_asyncapi_lists_channels_and_servers() -> None:
     broker = RaftmqBroker("10.0.0.1:9876;10.0.0.2:9876")
 
     @broker.subscriber("orders")

@@ -19,7 +19,7 @@ def test_the_pages_are_there() -> None:
 
 
 @pytest.mark.parametrize("page", MOVING)
-def test_programs_of_a_page_print_what_they_say(namesrv: str, page: str) -> None:
+def test_programs_of_a_page_print_their_stated_output(namesrv: str, page: str) -> None:
     found = examples(page, namesrv)
     assert found
     for source in found:

@@ -241,7 +241,7 @@ async def test_a_task_that_no_worker_acknowledges_becomes_a_dead_letter(
         assert letter.properties["DLQ_ORIGIN_TOPIC"] == topic
 
 
-async def test_what_cannot_be_sent_says_why(namesrv: str, topic: str) -> None:
+async def test_taskiq_broker_raises_the_reason_of_failed_sends(namesrv: str, topic: str) -> None:
     broker = broker_of(namesrv, topic, priorities=2)
 
     @broker.task
@@ -264,7 +264,7 @@ async def test_what_cannot_be_sent_says_why(namesrv: str, topic: str) -> None:
                 raise refused.value.__cause__ or AssertionError("without a cause")
 
 
-async def test_what_cannot_be_read_as_a_task_holds_up_no_other(namesrv: str, topic: str) -> None:
+async def test_undecodable_task_delays_no_other(namesrv: str, topic: str) -> None:
     broker = broker_of(namesrv, topic)
 
     @broker.task
@@ -314,7 +314,7 @@ async def test_a_cancelled_listener_loses_no_task(namesrv: str, topic: str) -> N
         assert received == sent
 
 
-async def test_no_name_server_is_said_within_seconds() -> None:
+async def test_missing_name_server_raises_within_seconds() -> None:
     broker = RaftmqBroker("127.0.0.1:1")
     with anyio.fail_after(SECONDS_MAX), pytest.raises(NameServersUnavailable, match=r"127\.0\.0\.1:1"):
         await broker.startup()

@@ -52,7 +52,7 @@ async def test_fastapi_sends_and_says_whether_it_can(namesrv: str) -> None:
     assert await first_body(namesrv, "of-fastapi") == b"two apples"
 
 
-async def test_starlette_consumes_beside_requests(namesrv: str) -> None:
+async def test_starlette_consumes_while_it_serves_requests(namesrv: str) -> None:
     sending = run_example(namesrv, 0, "of-starlette")["app"]
     async with sending.router.lifespan_context(sending), client_of(sending) as client:
         await client.post("/orders", content=b"a melon")

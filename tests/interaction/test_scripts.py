@@ -19,7 +19,7 @@ SCRIPTS = sorted(Path(__file__).parent.glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_script_prints_what_it_says(path: Path) -> None:
+def test_script_prints_its_stated_output(path: Path) -> None:
     before = path.read_text()
     trace: list[str] = []
     runner = Runner(Trace(trace.append).core_class())
@@ -31,7 +31,7 @@ def test_script_prints_what_it_says(path: Path) -> None:
         assert after == before, f"{path.name}: look at the difference; if it is right, run again with REWRITE=1"
 
 
-def test_scripts_begin_with_what_one_learns() -> None:
+def test_scripts_begin_with_a_comment() -> None:
     assert len(SCRIPTS) >= 15
     for path in SCRIPTS:
         assert path.read_text().startswith("# "), path.name

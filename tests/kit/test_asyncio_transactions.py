@@ -164,7 +164,7 @@ def test_policies_of_handlers(ordered: bool) -> None:
     on_asyncio(test)
 
 
-def test_a_consumer_whose_task_is_cancelled_gives_back_what_it_handles() -> None:
+def test_cancelled_consumer_returns_its_messages() -> None:
     async def test(kit: Kit) -> None:
         async with Producer(kit.namesrv) as producer:
             await producer.send(Message("T", b"a"))

@@ -85,7 +85,7 @@ def test_every_page_is_shown(kit: SyncKit) -> None:
     run(main, kit, allow_changes=True)
 
 
-def test_what_is_not_there_is_said(kit: SyncKit) -> None:
+def test_console_answers_404_for_unknown_names(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         for address in (
             *("/topic?name=Nope", "/group?name=nope", "/broker-group?name=nope", "/settings?address=10.0.0.1:1"),
@@ -262,9 +262,7 @@ def test_dead_letters_that_match_are_sent_again(kit: SyncKit) -> None:
     run(main, kit, allow_changes=True)
 
 
-def test_what_is_behind_a_dead_letter_that_failed_is_not_sent_twice(
-    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requeue_after_a_failure_sends_no_letter_twice(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     refused = {4}
 
@@ -344,7 +342,7 @@ def test_hidden_bodies_are_nowhere(kit: SyncKit) -> None:
     run(main, kit, hide_bodies=True)
 
 
-def test_fifty_tabs_cost_the_brokers_what_one_costs(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fifty_tabs_cost_as_many_requests_as_one(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = count_requests(monkeypatch)
 
     async def main(browser: Browser) -> None:
@@ -413,7 +411,7 @@ def test_a_page_asks_each_broker_group_once(
     run(main, kit)
 
 
-def test_tabs_that_open_at_once_share_what_they_see(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tabs_opened_together_share_one_watch(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new session opened a watch of its own, and only the last one was closed."""
     opened: list[object] = []
     init = Watch.__init__
@@ -458,7 +456,7 @@ def test_where_failures_are_hidden_none_is_sent_again_by_them(kit: SyncKit) -> N
     run(main, kit, hide_bodies=True, allow_changes=True)
 
 
-def test_an_open_page_shows_what_changes(kit: SyncKit) -> None:
+def test_open_page_shows_changes(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         await browser.get("/")
         [event] = await browser.events("/topic?name=Orders&live=1", 1)

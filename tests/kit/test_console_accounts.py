@@ -95,7 +95,7 @@ OWNER = Credentials("owner-user", "owner-SECRET")
 BOSS = {"name": OWNER.access_key, "kind": "Super", "password": OWNER.secret_key, "again": OWNER.secret_key}
 
 
-def test_nobody_locks_the_console_out(kit: SyncKit) -> None:
+def test_console_refuses_changes_to_its_own_account(kit: SyncKit) -> None:
     """Without a login the console signs with keys of its own: they are the user then."""
 
     async def prepare(browser: Browser) -> None:

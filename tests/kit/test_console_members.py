@@ -62,7 +62,7 @@ def test_a_voter_is_removed_after_a_preview_and_a_learner_added(kit: SyncKit) ->
     run(main, kit, allow_changes=True)
 
 
-def test_what_cannot_be_meant_is_refused_before_anything_happens(kit: SyncKit) -> None:
+def test_console_refuses_impossible_member_changes(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         await browser.get("/new-topic")
         for wrong in (

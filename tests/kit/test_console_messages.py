@@ -198,7 +198,7 @@ ONE_TAIL = TailLimits(tails_max=1, watched_seconds=0.1)
 """A console follows a single topic, and only for a moment if nobody looks."""
 
 
-def test_a_topic_that_nobody_looks_at_is_not_read_any_more(kit: SyncKit) -> None:
+def test_console_stops_reading_a_topic_without_viewers(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         refused: list[str] = []
 
@@ -220,7 +220,7 @@ def test_a_topic_that_nobody_looks_at_is_not_read_any_more(kit: SyncKit) -> None
     run(main, kit, tail_limits=ONE_TAIL)
 
 
-def test_an_unanswered_topic_is_not_waited_for_when_nobody_looks(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_drops_an_unanswered_topic_without_viewers(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Tails._follow
 
     async def wait(self: Tails, followed: Followed, tail: tails.Tail, show: tails.Show) -> None:
@@ -302,7 +302,7 @@ def test_a_message_is_sent_by_hand(kit: SyncKit) -> None:
     run(main, kit, allow_changes=True)
 
 
-def test_a_message_says_what_happened_to_it(kit: SyncKit) -> None:
+def test_message_page_shows_its_history(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         page = await browser.get("/message?topic=Letters&broker=broker-a&queue=0&offset=0")
         text = re.sub(r"<[^>]+>", " ", page.content)
@@ -325,7 +325,7 @@ def test_a_message_says_what_happened_to_it(kit: SyncKit) -> None:
     run(main, kit)
 
 
-def test_what_happened_to_a_message_costs_few_requests(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_history_takes_few_requests(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = count_requests(monkeypatch)
 
     async def main(browser: Browser) -> None:

@@ -19,7 +19,7 @@ def kit() -> Iterator[SyncKit]:
         yield running
 
 
-def test_a_member_is_removed_after_a_page_that_says_what_that_means(kit: SyncKit) -> None:
+def test_removing_a_member_needs_a_confirmation_page(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         await trio.to_thread.run_sync(consumer.wait_assigned)
         async with Admin(kit.namesrv) as looking:
@@ -61,7 +61,7 @@ def test_a_member_is_removed_after_a_page_that_says_what_that_means(kit: SyncKit
         run(main, kit, allow_changes=True)
 
 
-def test_nobody_is_removed_where_nothing_may_be_changed(kit: SyncKit) -> None:
+def test_read_only_console_removes_no_member(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         form = {"name": "billing", "member": "somebody", "minutes": "5", "typed": "billing"}
         for path in ("/remove-member", "/let-in"):

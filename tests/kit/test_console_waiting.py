@@ -64,7 +64,7 @@ def rows_of(page: str) -> list[str]:
     return [re.sub(r"<[^>]+>", " ", row) for row in re.findall(r"<tr.*?</tr>", page, re.DOTALL)][1:]
 
 
-def test_what_is_delayed_is_shown_by_its_time(kit: SyncKit) -> None:
+def test_console_shows_delayed_messages_in_due_order(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         page = await browser.get("/pending")
         assert page.status == 200
@@ -144,7 +144,7 @@ def test_schedules_are_shown_paused_and_sent(kit: SyncKit) -> None:
     run(main, kit, allow_changes=True)
 
 
-def test_what_waits_costs_one_request_per_broker_group(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_page_takes_one_request_per_broker_group(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = count_requests(monkeypatch)
 
     async def main(browser: Browser) -> None:
@@ -217,7 +217,7 @@ def test_pages_that_only_show_have_no_way_to_change(kit: SyncKit) -> None:
     run(main, kit)
 
 
-def test_no_body_is_in_an_answer_about_what_waits(kit: SyncKit) -> None:
+def test_answers_about_pending_messages_contain_no_bodies(kit: SyncKit) -> None:
     async def main() -> None:
         async with LookingAdmin(kit.namesrv) as admin:
             found = await admin.pending("half", 10**6)

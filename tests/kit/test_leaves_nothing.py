@@ -146,7 +146,7 @@ print("ends")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drop", [True, False], ids=["dropped", "at the end of the process"])
-def test_a_forgotten_close_is_said(drop: bool) -> None:
+def test_unclosed_kit_emits_a_resource_warning(drop: bool) -> None:
     result = python(FORGOTTEN.format(drop=drop))
     assert (result.returncode, result.stdout) == (0, "ends\n")
     assert "ResourceWarning: a test kit was not closed" in result.stderr
@@ -182,7 +182,7 @@ with running_kit():
 """
 
 
-def test_the_next_kit_removes_what_a_killed_process_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_kit_removes_directories_of_killed_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.testing.directory._MEMORY", tmp_path / "missing")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with new_directory() as held:
@@ -231,7 +231,7 @@ print("done")
 
 
 @pytest.mark.slow
-def test_processes_use_kits_side_by_side() -> None:
+def test_two_processes_use_kits_at_the_same_time() -> None:
     processes = [
         subprocess.Popen([sys.executable, "-c", PARALLEL], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for _ in range(2)

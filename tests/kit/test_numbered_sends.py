@@ -60,7 +60,7 @@ def test_a_message_sent_again_is_stored_once(repeats: int) -> None:
 
 
 @pytest.mark.parametrize("faults", [("lost", "outcome_unknown"), ("outcome_unknown", "lost"), ("duplicate",)])
-def test_a_message_is_stored_once_whatever_happens(faults: tuple[str, ...]) -> None:
+def test_numbered_message_is_stored_once_under_faults(faults: tuple[str, ...]) -> None:
     async def test(kit: Kit, producer: Producer) -> None:
         for fault in faults:
             getattr(kit.faults, fault)()

@@ -131,7 +131,7 @@ def test_a_popped_message_comes_back_after_its_invisible_time(virtual: bool) -> 
     run(main, virtual=virtual)
 
 
-def test_time_goes_on_beyond_messages_that_nobody_pops_again() -> None:
+def test_time_advances_past_abandoned_popped_messages() -> None:
     async def main() -> None:
         async with open_kit() as kit, Producer(kit.namesrv) as producer:
             await producer.send(Message("Orders", b"first"))
@@ -180,7 +180,7 @@ def test_consumers_of_all_kinds_work_while_time_goes_ahead(virtual: bool) -> Non
     run(main, virtual=virtual)
 
 
-def test_a_condition_that_stays_false_says_what_there_is() -> None:
+def test_failed_condition_describes_the_kit() -> None:
     async def main() -> None:
         async with open_kit() as kit, Producer(kit.namesrv) as producer:
             await producer.send(Message("Orders", b"one"))

@@ -124,7 +124,7 @@ sys.meta_path.insert(0, NoServers())
 
 
 @pytest.mark.slow
-def test_without_the_servers_one_line_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_servers_error_names_the_package_to_install(tmp_path: Path) -> None:
     code = f"{WITHOUT_SERVERS}\nimport raftmq.testing"
     result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT)
     last = result.stderr.splitlines()[-1]

@@ -114,7 +114,7 @@ def test_abstention_lasts_until_the_disk_has_it() -> None:
     assert not group[C].abstaining
 
 
-def test_new_leader_releases_nobody_before_it_knows_what_is_committed() -> None:
+def test_new_leader_ends_no_abstention_before_it_has_committed() -> None:
     """An entry was committed by three of five, one of them lost it, and the new leader has not learnt that it was
     committed. Its announcement is too low to go by: had E a vote, C, D and E could elect C without the entry.
     """
@@ -216,7 +216,7 @@ def test_release_does_not_wait_for_entries_that_were_cut_off() -> None:
     assert not group[C].abstaining
 
 
-def test_majority_that_abstains_elects_nobody() -> None:
+def test_abstaining_majority_elects_no_leader() -> None:
     """Whoever still has everything cannot tell; an operator must say whom to trust."""
     group = Group(3, logs={A: [1, 1]}, term=1)
     group.start(B, abstaining=True)

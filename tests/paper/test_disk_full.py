@@ -93,7 +93,7 @@ def test_disk_full_on_follower() -> None:
     assert group[C].term == 2
 
 
-def test_disk_full_leader_asks_nobody_without_room() -> None:
+def test_disk_full_leader_hands_over_only_to_peers_with_room() -> None:
     group = Group(3)
     group.elect(A)
     fill(group, B)

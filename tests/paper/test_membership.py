@@ -111,7 +111,7 @@ def test_a_learner_is_promoted_once_it_holds_its_own_membership() -> None:
     assert not isinstance(group[A].propose_conf(promote(D), group.now), Refusal)
 
 
-def test_a_node_that_has_not_joined_waits_and_votes_for_nobody() -> None:
+def test_unjoined_node_neither_campaigns_nor_votes() -> None:
     """It never campaigns, however long it hears nothing."""
     group = Group(4, voters=3)
     group.pass_time(30.0, [D])

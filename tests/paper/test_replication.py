@@ -163,7 +163,7 @@ def test_commit_hint_beyond_log() -> None:
     assert (group[C].commit, group.terms(C)) == (3, [1, 1, 2])
 
 
-def test_acknowledgement_leaves_out_what_was_not_verified() -> None:
+def test_acknowledgement_excludes_unverified_entries() -> None:
     """A durable end of the log that the leader has not confirmed is not acknowledged."""
     group = Group(3, logs={C: [1, 1, 1, 1]})
     group.hand_over(AppendReq(A, C, Term(2), log_id(2, 1), (), NO_INDEX, 1))

@@ -243,7 +243,7 @@ def test_a_new_leader_finds_out_which_peers_need_a_reset() -> None:
     assert state_of(group, B, C) is PeerState.SNAPSHOT
 
 
-def test_retention_keeps_what_an_active_peer_needs() -> None:
+def test_retention_keeps_entries_for_active_peers() -> None:
     """A slow peer holds deletion back; one that is silent does not, and one that is being reset needs everything."""
     group = Group(3)
     group.elect(A)
@@ -263,7 +263,7 @@ def test_retention_keeps_what_an_active_peer_needs() -> None:
 
 
 @pytest.mark.parametrize("kind", [AppendResp, HeartbeatResp])
-def test_late_answer_does_not_vouch_for_what_was_lost(kind: type[AppendResp | HeartbeatResp]) -> None:
+def test_late_answer_does_not_count_for_lost_entries(kind: type[AppendResp | HeartbeatResp]) -> None:
     """A peer acknowledged entries and lost them. An answer from before that arrives when it is known: it is void."""
     group = Group(3)
     group.elect(A)

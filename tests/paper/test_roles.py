@@ -170,7 +170,7 @@ def test_each_transition_of_the_table_happens_and_no_other() -> None:
     assert seen == set(TRANSITIONS)
 
 
-def test_a_core_refuses_to_become_what_the_table_does_not_have() -> None:
+def test_core_refuses_role_changes_outside_the_table() -> None:
     core = started("follower")[A]
     with pytest.raises(AssertionError, match="a follower was to become a leader"):
         core._become(Role.LEADER)

@@ -33,7 +33,7 @@ def test_leader_that_overslept_reads_the_answers_before_it_judges(seconds: float
 
 
 @pytest.mark.parametrize("seconds", STALLS)
-def test_leader_that_overslept_gives_up_if_nobody_answers_afterwards(seconds: float) -> None:
+def test_stalled_leader_steps_down_if_no_peer_answers(seconds: float) -> None:
     group = Group()
     leader = group.elect(A)
     group.pass_time(1.0)
@@ -45,7 +45,7 @@ def test_leader_that_overslept_gives_up_if_nobody_answers_afterwards(seconds: fl
 
 
 @pytest.mark.parametrize("seconds", STALLS)
-def test_follower_that_overslept_waits_for_what_its_leader_sent_meanwhile(seconds: float) -> None:
+def test_stalled_follower_reads_its_mail_before_it_campaigns(seconds: float) -> None:
     group = Group()
     group.elect(A)
     group.pass_time(1.0)
@@ -93,7 +93,7 @@ def test_stall_shortens_no_promise_of_a_voter() -> None:
     assert group.now < heard_at + group.config.election_timeout_seconds_min
 
 
-def test_what_was_sent_during_a_turn_is_not_heard_later_than_now() -> None:
+def test_stall_does_not_move_silence_into_the_future() -> None:
     """A message that was taken just before a stall was noticed does not make silence begin in the future."""
     group = Group()
     group.elect(A)

@@ -28,7 +28,7 @@ async def values(case: str, directory: Path) -> dict[str, float]:
     return await case_values(CASES[case], ARCHIVE.parse_arguments(["--quick", "--limit", "240"]), directory)
 
 
-async def test_the_archiving_case_archives_what_is_sent(tmp_path: Path) -> None:
+async def test_archiving_case_archives_its_messages(tmp_path: Path) -> None:
     found = await values("archiving", tmp_path)
     assert found["waited to be archived"] > 0
     assert found["sends that failed"] == 0

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly]
 COUNT = 40
 
 
-def test_each_task_runs_once_on_two_broker_groups_one_of_which_stops(tmp_path: Path) -> None:
+def test_tasks_run_once_when_one_broker_group_stops(tmp_path: Path) -> None:
     (results := tmp_path / "results").mkdir()
     with anyio.from_thread.start_blocking_portal("trio") as portal:
         opened = open_groups(tmp_path / "brokers", 2, nodes=1, ports=Ports.free(1, groups=2))

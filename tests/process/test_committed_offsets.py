@@ -41,7 +41,7 @@ async def read_from(consumer: PullConsumer, offset: int) -> None:
 
 
 @pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["stopped", "killed"])
-async def test_the_next_consumer_begins_at_what_was_committed(tmp_path: Path, kill: bool) -> None:
+async def test_next_consumer_begins_at_the_committed_offset(tmp_path: Path, kill: bool) -> None:
     async with DevCluster.open(tmp_path, ports=Ports.free(3)) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("T", 1)

@@ -267,7 +267,7 @@ def test_an_open_page_shows_a_message_that_comes(browser: webdriver.Chrome, runn
     wait_until(lambda: f"{after} messages" in text_of(browser))
 
 
-def test_a_page_that_is_not_refreshed_any_more_says_so(browser: webdriver.Chrome, running: Running) -> None:
+def test_page_shows_that_its_refresh_has_ended(browser: webdriver.Chrome, running: Running) -> None:
     """A browser never tries again after a status such as 503."""
     command = [sys.executable, "-m", "mq.cli", "console", "--port", "0", "--namesrv", running.namesrv]
     process = subprocess.Popen([*command, "--set", "streams_max=1"], stderr=subprocess.PIPE, text=True)
@@ -355,7 +355,7 @@ def test_a_topic_and_a_group_are_changed_by_clicks(browser: webdriver.Chrome, ru
     assert "create topic" in text_of(browser)
 
 
-def test_what_waits_is_recalled_and_sent_by_clicks(browser: webdriver.Chrome, running: Running) -> None:
+def test_pending_page_recalls_and_triggers_by_click(browser: webdriver.Chrome, running: Running) -> None:
     async def create() -> None:
         async with Admin(running.namesrv) as admin:
             await admin.schedules.create(Schedule("nightly", "Orders", b"tick", Every(dt.timedelta(hours=10))))
@@ -405,7 +405,7 @@ def test_an_open_page_goes_on_when_the_leader_is_killed(browser: webdriver.Chrom
     assert len(browser.find_elements(By.CSS_SELECTOR, "tbody tr")) >= 20
 
 
-def test_a_new_user_finds_what_the_demonstration_left(browser: webdriver.Chrome, tmp_path: Path) -> None:
+def test_new_user_finds_the_results_of_the_demonstration(browser: webdriver.Chrome, tmp_path: Path) -> None:
     """From the last lines of `raftmq demo` on: a message that seems lost, a group that lags, its dead letters."""
     command = [sys.executable, "-m", "mq.cli"]
     place = ["--dir", str(tmp_path / "demo")]

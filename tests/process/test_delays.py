@@ -75,7 +75,7 @@ async def test_each_delayed_message_is_there_once_whoever_leads(cluster: Cluster
     assert all({offset for q, offset in places if q == queue} == set(range(count)) for queue, count in ends.items())
 
 
-async def test_followers_hand_on_what_is_delayed_and_given_back(cluster: Cluster) -> None:
+async def test_followers_forward_delayed_and_returned_messages(cluster: Cluster) -> None:
     topic, delayed = "Handed", properties(DELAY="1")
     with anyio.fail_after(60):
         async with Admin(cluster.namesrv) as admin:

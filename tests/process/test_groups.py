@@ -76,7 +76,7 @@ async def read_all(clusters: list[DevCluster], sent: list[SendResult]) -> set[st
     return seen
 
 
-async def test_groups_are_found_again_and_a_directory_can_get_more(tmp_path: Path) -> None:
+async def test_directory_reopens_its_groups_and_accepts_more(tmp_path: Path) -> None:
     ports = Ports.free(1, groups=2)
     with trio.fail_after(120):
         async with open_groups(tmp_path, 1, nodes=1, ports=ports) as [cluster], Admin(cluster.namesrv) as admin:

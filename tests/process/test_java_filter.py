@@ -75,7 +75,7 @@ def java_consumer(namesrv: str, directory: Path) -> Iterator[Path]:
         process.communicate()
 
 
-def test_the_java_client_gets_what_its_class_lets_through(tmp_path: Path) -> None:
+def test_java_client_gets_messages_its_class_accepts(tmp_path: Path) -> None:
     client = JavaClient("java4")
     if (why := client.missing()) is not None or shutil.which("javac") is None:
         pytest.skip(why or "no JDK")

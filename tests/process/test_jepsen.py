@@ -136,7 +136,7 @@ def test_a_leftover_link_of_an_old_namespace_does_not_block_a_run(tmp_path: Path
         subprocess.run(["ip", "link", "del", card], check=False, capture_output=True)
 
 
-def test_planted_mistake_is_found(tmp_path: Path) -> None:
+def test_harness_finds_a_planted_mistake(tmp_path: Path) -> None:
     """With this seed the first partition leaves the leader alone with its clients, and it acknowledges by itself."""
     seed, seconds = 33, 12
     assert draw(Random(seed), ["partition"], seconds)[0].variant.what == "leader alone"

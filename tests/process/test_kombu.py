@@ -92,7 +92,7 @@ def test_prefetch_leaves_the_rest_to_others(url: str) -> None:
                 assert first.wait(3) == [0, 1, 5]
 
 
-def test_a_closed_channel_gives_back_what_is_unacknowledged(url: str) -> None:
+def test_closed_channel_returns_unacknowledged_messages(url: str) -> None:
     queue = kombu.Queue("given-back", routing_key="given-back")
     with kombu.Connection(url) as one:
         publish(one, queue, "a", "b")
@@ -194,7 +194,7 @@ with kombu.Connection({url!r}) as connection:
             assert inbox.drain(0.1) == ["eu.de"]
 
 
-def test_every_process_gets_what_is_sent_to_a_fanout_exchange(url: str) -> None:
+def test_fanout_exchange_sends_to_every_process(url: str) -> None:
     everybody = kombu.Exchange("everybody", "fanout", durable=False)
     listener = f"""
 import kombu, raftmq.celery, sys
@@ -299,7 +299,7 @@ def test_a_message_with_an_eta_comes_when_it_is_due(url: str) -> None:
         assert time.time() >= due - 0.001
 
 
-def test_nobody_is_there() -> None:
+def test_kombu_raises_for_an_unreachable_name_server() -> None:
     with kombu.Connection("raftmq://127.0.0.1:1", connect_timeout=1) as connection:
         began = time.monotonic()
         with pytest.raises(connection.connection_errors, match=r"127\.0\.0\.1:1"):

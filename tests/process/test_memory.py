@@ -204,7 +204,7 @@ async def _unread(process_id: int, port: int) -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_answers_that_nobody_reads(tmp_path: Path) -> None:
+def test_unread_answers_take_bounded_memory_of_a_broker(tmp_path: Path) -> None:
     with broker(tmp_path, unread_replies_bytes_max=32 * MIB) as (process_id, port):
         trio.run(_unread, process_id, port)
 
@@ -289,7 +289,7 @@ async def _unread_lists(process_id: int, port: int) -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_a_name_server_whose_long_lists_nobody_reads(tmp_path: Path) -> None:
+def test_unread_lists_take_bounded_memory_of_a_name_server(tmp_path: Path) -> None:
     [port] = free_ports(1)
     with started(tmp_path, "namesrv", "--listen", f"{HOST}:{port}", "--data-dir", str(tmp_path / "data")) as process_id:
         trio.run(_unread_lists, process_id, port)

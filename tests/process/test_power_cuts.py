@@ -24,9 +24,7 @@ pytestmark = [
 ]
 
 
-def test_what_a_broker_has_acknowledged_is_there_after_power_cuts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_acknowledged_messages_survive_power_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = tmp_path / "writes"
     monkeypatch.setenv(JOURNAL, str(journal))
     monkeypatch.setenv("LD_PRELOAD", str(build_recorder(tmp_path)))

@@ -37,7 +37,7 @@ def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield cluster.namesrv
 
 
-def test_every_example_does_what_it_says(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_of_the_guide_print_their_stated_output(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = [(page, *each) for page in GUIDE for each in examples(page.read_text())]
     assert len(found) > 15, "the guide has lost its examples"
     names: dict[str, Any] = {}

@@ -88,7 +88,7 @@ def stored_by(producers: list[Producer]) -> set[bytes]:
     return set[bytes]().union(*(producer.stored for producer in producers))
 
 
-async def test_what_is_sent_twice_to_leaders_that_die_is_there_once(tmp_path: Path) -> None:
+async def test_repeated_sends_to_dying_leaders_are_stored_once(tmp_path: Path) -> None:
     rng = random.Random(1)
     async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         async with Admin(cluster.namesrv) as admin:

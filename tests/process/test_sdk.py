@@ -44,7 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-async def test_the_sdk_does_what_it_does_everywhere(cluster: Cluster, scenario: str) -> None:
+async def test_sdk_scenarios_pass_on_real_brokers(cluster: Cluster, scenario: str) -> None:
     await SCENARIOS[scenario](cluster.namesrv)
 
 

@@ -209,7 +209,7 @@ async def test_definitions_are_exported_and_imported(tmp_path: Path) -> None:
         assert "No such file" in await commands.run("import", str(tmp_path / "none"), code=2)
 
 
-async def test_what_comes_is_seen_without_a_group(tmp_path: Path) -> None:
+async def test_tail_shows_new_messages_without_a_group(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
         commands = Commands(cluster.namesrv)
         await commands.run("topic", "create", "T", "--queues", "1")

@@ -68,7 +68,7 @@ def test_a_forked_server_is_a_child_that_is_killed_and_waited_for(tmp_path: Path
         assert server.returncode == (-end if end == signal.SIGKILL else 0)
 
 
-def test_a_forked_server_of_a_dead_run_is_found_by_its_environment(tmp_path: Path) -> None:
+def test_harness_finds_forked_servers_of_dead_runs(tmp_path: Path) -> None:
     """The next run of the harness kills what an earlier one has left; it finds it in /proc."""
     command = [
         *CLI,

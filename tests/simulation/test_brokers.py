@@ -64,7 +64,7 @@ def test_seeds_that_broke_something_once(workload: str, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [4.0, pytest.param(None, marks=pytest.mark.nightly)])
-def test_a_seed_gives_the_same_run_whatever_ran_before_it(seconds: float | None) -> None:
+def test_seed_gives_the_same_run_after_other_runs(seconds: float | None) -> None:
     """Connections that are closed together must be so in an order of their own, not that of their addresses."""
     assert simulate_seed(32, seconds, "pop") == simulate_seed(32, seconds, "pop")
 
@@ -110,7 +110,7 @@ def test_a_former_name_of_a_workload_is_understood(tmp_path: Path) -> None:
     assert WORKLOADS["mixed"].drawn_as == "everyday"
 
 
-def test_what_checkers_find_in_a_history_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_of_checkers_end_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(history: History) -> Result:
         findings = Findings("lost", "nothing is lost")
         findings.add("lost", next(history.named("send")).value)

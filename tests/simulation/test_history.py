@@ -128,7 +128,7 @@ def test_value_committed_twice(history: History) -> None:
         commit(history, A, Entry(2, 1, 1, 100, 102, 11))
 
 
-def test_value_that_nobody_asked_for(history: History) -> None:
+def test_history_refuses_an_unrequested_value(history: History) -> None:
     with pytest.raises(Violation, match="never asked for"):
         commit(history, A, Entry(2, 1, 1, 100, 102, 99))
 
@@ -139,7 +139,7 @@ def test_value_that_was_refused(history: History) -> None:
         commit(history, A, TWO)
 
 
-def test_value_before_what_was_acknowledged_when_it_was_asked_for(history: History) -> None:
+def test_history_refuses_a_value_before_earlier_acknowledged_ones(history: History) -> None:
     commit(history, A, TWO)
     history.acknowledge(12, 2)
     history.asked(14)

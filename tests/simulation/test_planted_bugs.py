@@ -171,7 +171,7 @@ def test_the_shortest_run_that_finds_a_mistake_is_taken(monkeypatch: pytest.Monk
     assert ran == [(0, 3, 2.0), (0, 3, 4.0)]
 
 
-def test_runs_are_noted_for_what_was_found(tmp_path: Path) -> None:
+def test_finding_seeds_are_noted_per_mistake(tmp_path: Path) -> None:
     noted = tmp_path / "seeds"
     noted.write_text("double-vote 3\nis-no-mistake-any-more 1\nstale-read 2\nlearner-counts 4\nlease-too-long 9 4\n")
     found_anew = [("double-vote", 8, 2.5), ("stale-read", None, None), ("learner-counts", 1, None)]
@@ -236,7 +236,7 @@ a_stale_seed_is_shown = pytest.mark.filterwarnings("default:.* no longer by:User
 
 @a_stale_seed_is_shown
 @pytest.mark.parametrize("name", hunts(QUICKLY_FOUND))
-def test_simulation_finds(name: str, hunted: Callable[[str], Finding]) -> None:
+def test_simulation_finds_each_planted_bug(name: str, hunted: Callable[[str], Finding]) -> None:
     finding = hunted(name)
     assert finding.seeds is not None, f"{name} went unnoticed in {SEEDS_MAX} seeds"
     assert name in table([finding], SEEDS_MAX)

@@ -18,7 +18,7 @@ from tests.spark.stage import Stage, bodies_of
 Read = Callable[..., Any]
 
 
-def test_rows_are_what_was_sent(read: Read, stage: Stage) -> None:
+def test_rows_contain_all_fields_of_messages(read: Read, stage: Stage) -> None:
     topic = stage.topic()
     long = b"compressed " * 1000
     began = dt.datetime.now(dt.UTC)
@@ -112,7 +112,7 @@ def test_partitions_are_as_many_as_wanted(read: Read, stage: Stage) -> None:
     assert bodies_of(split.collect()) == Counter(b"%d" % number for number in range(200))
 
 
-def test_conditions_narrow_what_is_read(session: Any, read: Read, stage: Stage) -> None:
+def test_pushed_filters_return_the_same_rows(session: Any, read: Read, stage: Stage) -> None:
     topic = stage.topic(queues=2)
     stage.send(topic, [Message(topic, b"%d" % number, tags="AB"[number % 2]) for number in range(100)])
     condition = "queue_id = 1 and queue_offset >= 10 and queue_offset < 20 and store_timestamp > '2020-01-01'"

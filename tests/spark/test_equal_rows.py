@@ -20,11 +20,11 @@ ROWS: Final = int(os.environ.get("RAFTMQ_SPARK_ROWS", "3000"))
 
 
 @pytest.mark.parametrize("kind", [PLAIN, *OTHERS], ids=lambda kind: kind.name)
-def test_rows_equal_what_was_sent(read: Callable[..., Any], stage: Stage, kind: Kind) -> None:
+def test_rows_equal_the_sent_messages(read: Callable[..., Any], stage: Stage, kind: Kind) -> None:
     compare(read, stage, kind, ROWS * kind.percent // 100)
 
 
-def test_rows_of_clients_with_ipv6_addresses_equal_what_was_sent(session: Any, tmp_path: Path) -> None:
+def test_rows_of_ipv6_clients_equal_the_sent_messages(session: Any, tmp_path: Path) -> None:
     with Stage.open(tmp_path, ipv6=True) as stage:
 
         def read(**options: str) -> Any:

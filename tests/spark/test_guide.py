@@ -44,7 +44,7 @@ def run_commands(commands: str, namesrv: str) -> None:
     )
 
 
-def test_every_example_does_what_it_says(
+def test_examples_of_the_guide_print_their_stated_output(
     session: Any, stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bills = stage.topic("Bills")

@@ -427,7 +427,7 @@ def test_changes_as_debezium_writes_them_leave_one_row_per_key(case: Case) -> No
     assert {(each.id, each.name) for each in case.rows(pipeline)} == {(0, "new")}
 
 
-def test_the_latest_change_by_a_column_wins_in_whatever_order_it_comes(case: Case) -> None:
+def test_upsert_keeps_the_latest_change_by_its_order_column(case: Case) -> None:
     schema = "{format: json, schema: {id: bigint, at: bigint, gone: boolean}}"
     pipeline = case.pipeline(schema, 'upsert: {key: [id], order: at, delete_when: {column: gone, value: "true"}}')
 

@@ -188,7 +188,7 @@ LOST: Final = (
 )
 
 
-def test_a_batch_that_retention_overtakes_fails_and_says_what_is_gone(
+def test_batch_overtaken_by_retention_names_the_lost_offsets(
     session: Any, replicas: Replicas, topic: str, tmp_path: Path
 ) -> None:
     replicas.take_leases(600)
@@ -213,7 +213,7 @@ def test_a_batch_that_may_lose_messages_goes_on_behind_them(
         assert max(missing) < replicas.first_offset(topic, queue_id)
 
 
-def test_a_micro_batch_that_retention_overtakes_fails_and_says_what_is_gone(
+def test_micro_batch_overtaken_by_retention_names_the_lost_offsets(
     session: Any, query: Query, replicas: Replicas, topic: str, tmp_path: Path
 ) -> None:
     replicas.take_leases(600)

@@ -56,7 +56,7 @@ def pull(session: Any, rocketmq: Stage) -> Read:
 
 
 @pytest.mark.parametrize("kind", [PLAIN, *OTHERS], ids=lambda kind: kind.name)
-def test_rows_equal_what_was_sent(pull: Read, rocketmq: Stage, kind: Kind) -> None:
+def test_rows_equal_the_sent_messages(pull: Read, rocketmq: Stage, kind: Kind) -> None:
     compare(pull, rocketmq, kind, ROWS)
 
 

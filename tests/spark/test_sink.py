@@ -21,7 +21,7 @@ def write(frame: Any, stage: Stage, mode: str = "append", **options: str) -> Non
     frame.write.format("raftmq").mode(mode).options(**{"namesrv": stage.namesrv, **options}).save()
 
 
-def test_what_is_written_is_read_again(session: Any, read: Read, stage: Stage) -> None:
+def test_written_rows_are_read_back(session: Any, read: Read, stage: Stage) -> None:
     first, second = stage.topic(), stage.topic()
     rows = [
         (first, 2, bytearray(b"one"), "k1 k2", "A", {"colour": "red"}),

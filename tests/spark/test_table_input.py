@@ -140,7 +140,7 @@ def test_inferred_object_that_fits_no_column_becomes_its_text(case: Case) -> Non
     assert reason == "it has the field 'odd.', which the column 'odd' does not have"
 
 
-def test_a_field_in_other_case_is_a_dead_letter_beside_its_column(case: Case) -> None:
+def test_field_in_other_case_becomes_a_dead_letter(case: Case) -> None:
     pipeline = case.pipeline("{format: json, schema: inferred}")
     case.stage.send(case.topic, [body(1)])
     case.run(pipeline)

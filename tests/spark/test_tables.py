@@ -261,7 +261,7 @@ def test_a_message_without_a_body_deletes_the_key_in_its_keys(session: Any) -> N
     assert found("{key: [id], order: at, envelope: debezium}", schema, (b"", "1")) == [(1, True, None)]
 
 
-def test_only_what_writes_ends_after_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_writing_commands_handle_termination_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []
     monkeypatch.setattr(signal, "signal", lambda number, _: handled.append(number))
     assert main(["verify", str(tmp_path / "none.yaml")]) == main(["compact", str(tmp_path / "none.yaml")]) == 2

@@ -109,7 +109,7 @@ async def test_every_request_that_is_served_has_a_row(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_accounts_do_what_they_may(tmp_path: Path, serialization: int) -> None:
+async def test_accounts_get_their_permissions_only(tmp_path: Path, serialization: int) -> None:
     async with guarded(tmp_path) as broker:
         client = await broker.connect()
         create = {"topic": "T", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
@@ -242,14 +242,14 @@ async def test_a_broker_does_not_start_with_a_file_that_cannot_be_used(tmp_path:
 
 
 @pytest.mark.parametrize(("listen", "warnings"), [("0.0.0.0:10911", 1), ("10.0.0.1:10911", 1), ("127.0.0.1:10911", 0)])
-async def test_without_accounts_a_broker_that_others_reach_says_so(listen: str, warnings: int) -> None:
+async def test_reachable_broker_without_accounts_logs_a_warning(listen: str, warnings: int) -> None:
     settings = BrokerSettings(listen=listen, advertise="127.0.0.1:10911")
     with capture_logs() as logs:
         assert access_control(settings, structlog.get_logger()) is None
     assert [each["event"] for each in logs] == ["clients_not_authenticated"] * warnings
 
 
-async def test_the_sdk_signs_what_it_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sdk_signs_its_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster(tmp_path) as namesrv:
         settings = {key: RemotingSettings(credentials=Credentials(key, SECRET)) for key in ("producer", "consumer")}
         async with Producer(namesrv, "P", remoting=settings["producer"]) as producer:

@@ -78,7 +78,7 @@ async def test_a_deleted_topic_is_removed_from_uninformed_name_servers(tmp_path:
             await admin.route("T")
 
 
-async def test_figures_of_what_was_put(tmp_path: Path) -> None:
+async def test_stats_count_stored_messages(tmp_path: Path) -> None:
     async with administrated(tmp_path) as (_, admin, namesrv):
         await admin.create_topic("T", 1)
         assert await admin.figure("TOPIC_PUT_NUMS", "T") == {}
@@ -110,7 +110,7 @@ async def test_a_consumer_group_from_creation_to_deletion(tmp_path: Path) -> Non
         assert "%RETRY%G" not in await admin.topics()
 
 
-async def test_deleted_group_takes_the_retry_topics_of_what_it_pops_along(tmp_path: Path) -> None:
+async def test_deleting_a_group_deletes_retry_topics_of_its_pops(tmp_path: Path) -> None:
     async with administrated(tmp_path) as (_, admin, _):
         for group in ("G", "a", "a_b"):
             await admin.put_consumer_group(SubscriptionGroupConfig(group_name=group))

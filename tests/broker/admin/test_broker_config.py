@@ -45,7 +45,7 @@ async def change(client: Client, text: str, serialization: int = JSON) -> Answer
 
 
 @ENCODINGS
-async def test_what_was_put_got_and_sent_back(tmp_path: Path, serialization: int) -> None:
+async def test_statistics_count_sends_pulls_and_send_backs(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path, limits=limited(upkeep={"statistics_seconds_min": 0.0})) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)

@@ -68,7 +68,7 @@ async def test_a_group_without_an_offset(tmp_path: Path) -> None:
         assert await client.committed(setZeroIfNotFound=False) is None
 
 
-async def test_a_new_group_gets_what_comes_while_it_asks_where_to_begin(tmp_path: Path) -> None:
+async def test_new_group_gets_messages_sent_while_it_asks_for_its_offset(tmp_path: Path) -> None:
     """It wants to begin at the end: a message that is stored between its two questions was skipped for good."""
     async with running(tmp_path) as broker:
         client = await broker.connect()
@@ -152,7 +152,7 @@ async def test_a_new_owner_that_wants_to_go_forward_only_moves_nothing_back(tmp_
         assert await new.committed() == 10
 
 
-async def test_a_new_owner_ends_what_the_former_one_may_commit(tmp_path: Path) -> None:
+async def test_commits_of_a_former_queue_owner_are_ignored(tmp_path: Path) -> None:
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         former, new = await broker.connect(), await broker.connect()
         await two_members(former, new)
@@ -234,7 +234,7 @@ async def test_more_offsets_than_a_file_of_the_log_could_hold_at_once(tmp_path: 
             assert await client.committed(group, topic) == 7
 
 
-async def test_offsets_of_what_is_not_there_are_refused(tmp_path: Path) -> None:
+async def test_broker_refuses_offsets_of_unknown_queues(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
@@ -303,7 +303,7 @@ async def test_members_are_notified_when_others_join_or_leave(tmp_path: Path) ->
             assert client.notices == []
 
 
-async def test_nobody_takes_another_client_out_of_its_group(tmp_path: Path) -> None:
+async def test_client_cannot_unregister_another_client(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
         await client.heartbeat("c1", "G")
@@ -380,7 +380,7 @@ def heartbeat_body(**given: Any) -> bytes:
     return HeartbeatData(client_id="c1", consumers=[ConsumerData(**consumer)]).encode()
 
 
-async def test_heartbeats_that_are_refused_register_nobody(tmp_path: Path) -> None:
+async def test_refused_heartbeats_register_no_client(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         for what, body in (

@@ -38,7 +38,7 @@ async def told(client: Client, **question: object) -> dict[str, list[GroupMember
     return {group: list(own) for group, own in (found.groups or found.differing).items()}
 
 
-async def test_groups_whose_members_subscribe_differently_are_found(tmp_path: Path) -> None:
+async def test_broker_finds_groups_with_differing_subscriptions(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await join(broker, "c1", Orders="paid || sent")
         await join(broker, "c2", Orders="sent||paid")
@@ -115,7 +115,7 @@ async def test_queues_of_members_come_in_one_answer(tmp_path: Path) -> None:
         assert [each.running_info for each in found["billing"]] == ['{"mqTable":{}}', None, "\ufffd{"]
 
 
-async def test_what_members_answer_takes_bounded_room_as_json(tmp_path: Path) -> None:
+async def test_answers_of_members_are_bounded_as_json(tmp_path: Path) -> None:
     """Of control characters, JSON makes six bytes each: an answer of them would not fit into a frame."""
     count = QUEUES_BYTES_MAX // (6 * MEMBER_BYTES_MAX)
     async with running(tmp_path) as broker:
@@ -179,7 +179,7 @@ async def test_bad_questions_about_members_are_refused(tmp_path: Path, question:
         assert (await client.request(RequestCode.ASK_MEMBERS, body=b"[]")).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_a_group_nobody_is_in_has_no_members(tmp_path: Path) -> None:
+async def test_empty_group_has_no_members(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         assert await told(client, groups=["billing"], queues=True) == {}

@@ -97,7 +97,7 @@ async def test_lag_is_that_of_consumer_progress(tmp_path: Path, monkeypatch: pyt
         assert (lag["P", "T"], in_flight["P", "T"]) == (int(told[1]), int(told[2]))
 
 
-async def test_series_are_bounded_and_what_is_left_out_is_counted(
+async def test_metric_series_are_bounded_and_omitted_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brokers = note_brokers(monkeypatch)

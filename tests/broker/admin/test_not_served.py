@@ -11,7 +11,7 @@ from mq.protocol.codes import ResponseCode
 from tests.support.running_broker import running
 
 
-def test_requests_of_masters_and_slaves_are_refused_with_what_to_use_instead() -> None:
+def test_refused_master_requests_name_the_command_to_use() -> None:
     assert "`raftmq status`" in why_not_served(907)
     assert "`raftmq group transfer`" in why_not_served(1002)
     assert "`raftmq user`" in why_not_served(50)

@@ -168,7 +168,7 @@ async def test_sends_while_messages_are_carried_never_come_before_the_copy(tmp_p
         assert int((await client.info())["raftmq.compactedMessagesCarried"]) > 0
 
 
-async def test_what_a_compacted_topic_does_not_take_is_refused(tmp_path: Path) -> None:
+async def test_compacted_topic_refuses_unsuitable_messages(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()
         assert (await client.create_topic("T", attributes=COMPACTED)).code == 0

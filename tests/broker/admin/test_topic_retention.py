@@ -115,7 +115,7 @@ async def test_a_popped_message_stays_until_it_is_acknowledged(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("hours", "given"), [("73", {}), ("0", {}), ("1.5", {}), ("1", {"message.type": "LITE"})], ids=str
 )
-async def test_what_cannot_be_kept_is_refused(tmp_path: Path, hours: str, given: dict[str, str]) -> None:
+async def test_broker_refuses_retention_longer_than_its_log(tmp_path: Path, hours: str, given: dict[str, str]) -> None:
     async with running(tmp_path, group="b-a", retention_hours=72.0) as broker:
         client = await broker.connect()
         assert await limit(client, hours, **given) == ResponseCode.INVALID_PARAMETER
@@ -139,7 +139,7 @@ async def test_a_topic_with_its_own_retention_cannot_get_lite_topics(tmp_path: P
         assert (await client.create_topic("T", attributes=f"+message.type=LITE,-{RESERVE_TIME}")).code == 0
 
 
-async def test_queues_of_a_command_that_are_elsewhere_or_end_earlier_harm_nobody(
+async def test_expiry_command_ignores_unknown_and_shorter_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = note_brokers(monkeypatch)

@@ -47,7 +47,7 @@ class Commands:
 
 
 @pytest.mark.slow
-async def test_users_and_what_they_may_do(tmp_path: Path) -> None:
+async def test_user_commands_create_users_and_grant_permissions(tmp_path: Path) -> None:
     names = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None, metrics_listen="off")
     async with trio.open_nursery() as nursery:
         host, port = await nursery.start(serve, names)

@@ -97,7 +97,7 @@ async def test_only_administrators_change_and_see_users(tmp_path: Path) -> None:
         assert (await shown(user, RequestCode.AUTH_GET_USER, username=USER[0]))["userType"] == "Super"
 
 
-async def test_what_is_shown_has_no_secrets_and_neither_has_the_log(tmp_path: Path) -> None:
+async def test_user_listings_and_logs_contain_no_secrets(tmp_path: Path) -> None:
     with capture_logs() as logs:
         async with guarded(tmp_path) as (_, admin):
             assert await shown(admin, RequestCode.AUTH_LIST_USER) == []

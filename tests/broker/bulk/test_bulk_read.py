@@ -112,7 +112,7 @@ async def test_without_bodies_the_rest_of_a_message_is_unchanged(tmp_path: Path)
         assert bytes(cut.data) == expected
 
 
-async def test_what_is_not_there_yet_is_waited_for_and_then_said(tmp_path: Path) -> None:
+async def test_bulk_read_waits_for_missing_offsets_then_answers_behind(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
@@ -147,7 +147,7 @@ async def test_waiting_readers_do_not_block_reads_of_stored_messages(tmp_path: P
             assert len(records(decode_answer((await patient.answer(opaque)).body))) == 1
 
 
-async def test_what_the_log_dropped_is_said_with_where_queues_begin(tmp_path: Path) -> None:
+async def test_bulk_read_of_deleted_messages_names_the_first_offsets(tmp_path: Path) -> None:
     async with running(tmp_path, **SMALL) as broker:
         client = await broker.connect()
         await client.create_topic("T", 4)
@@ -281,7 +281,7 @@ BAD: list[tuple[dict[str, Any], bytes, ResponseCode]] = [
 ]
 
 
-async def test_bad_requests_are_refused_and_harm_nobody(tmp_path: Path) -> None:
+async def test_bulk_read_refuses_bad_requests(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)

@@ -35,7 +35,7 @@ async def test_the_ends_of_many_topics_are_those_of_their_plans(tmp_path: Path) 
         assert [each.identity for each in decode_ends(answer.body)] == identities
 
 
-async def test_what_does_not_fit_is_asked_again(tmp_path: Path) -> None:
+async def test_ends_beyond_the_limit_take_another_request(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(bulk={"ends_queues_max": 5})) as broker:
         client = await broker.connect()
         for topic, queues in (("A", 2), ("B", 3), ("C", 6)):

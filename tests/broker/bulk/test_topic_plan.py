@@ -17,7 +17,7 @@ from tests.support.short_logs import SMALL_SEGMENT_BYTES
 pytestmark = pytest.mark.trio
 
 
-async def test_a_plan_says_what_queues_hold(tmp_path: Path) -> None:
+async def test_plan_contains_the_offsets_of_queues(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 4)
@@ -33,7 +33,7 @@ async def test_a_plan_says_what_queues_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_stripes_between_places_are_what_lies_in_each_file(tmp_path: Path) -> None:
+async def test_stripes_between_places_equal_the_content_of_files(tmp_path: Path) -> None:
     small = {"segment_bytes": SMALL_SEGMENT_BYTES, "message_bytes_max": 32 * 1024, "entry_bytes_max": 4096}
     async with running(tmp_path, **small) as broker:
         client = await broker.connect()

@@ -142,7 +142,7 @@ def test_a_worker_runs_scheduled_tasks_with_one_id_per_tick() -> None:
         assert [dt.datetime.fromisoformat(at).timestamp() for *_, at in ran] == [due / 1000 + 4 * 3600 for due in dues]
 
 
-def test_what_is_removed_goes_away_and_what_others_own_stays() -> None:
+def test_beat_deletes_removed_schedules_but_none_of_others() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         with beat(application(kit, a=entry(), b=entry())):
             pass
@@ -176,7 +176,7 @@ def test_entries_that_are_added_while_it_runs_are_handed_over() -> None:
         assert len(names(admin)) == 2
 
 
-def test_what_an_operator_has_deleted_stays_away_until_a_beat_starts_again() -> None:
+def test_deleted_schedule_returns_only_when_a_beat_restarts() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         with beat(application(kit, a=entry())) as scheduler:
             first = admin.schedules.get("celery/celery/shop/a")
@@ -283,7 +283,7 @@ def test_brokers_that_cannot_be_reached_are_asked_again(monkeypatch: pytest.Monk
         ({"args": (BeatLazyFunc(lambda: 1),)}, "BeatLazyFunc"),
     ],
 )
-def test_what_brokers_cannot_send_is_refused_by_name(given: dict[str, Any], why: str) -> None:
+def test_beat_refuses_impossible_entries_by_name(given: dict[str, Any], why: str) -> None:
     app = Celery("shop", broker="raftmq://127.0.0.1:9", set_as_current=False)
     app.conf.beat_schedule = {"mine": entry(**given)}
     with pytest.raises(ImproperlyConfigured, match=f"'mine'.*{why}"):

@@ -67,7 +67,7 @@ def test_bindings_of_others_are_read_again_only_after_a_change(url: str, monkeyp
         assert got(connection, "first") == ["1", *5 * ["2"], "3", "4"]
 
 
-def test_a_queue_with_too_many_bindings_says_so(url: str) -> None:
+def test_binding_beyond_the_limit_raises_too_many_bindings(url: str) -> None:
     with kombu.Connection(url) as connection:
         queue = kombu.Queue("many")(connection.default_channel)
         queue.declare()

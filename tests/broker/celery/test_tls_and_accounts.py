@@ -64,7 +64,7 @@ def address(tmp_path: Path) -> Iterator[str]:
             yield found
 
 
-def test_an_administrator_declares_and_everybody_else_needs_what_is_there(address: str) -> None:
+def test_only_administrators_declare_new_queues(address: str) -> None:
     with kombu.Connection(f"raftmq://shopadmin:{SECRET}@{address}") as connection:
         queue = connection.SimpleQueue("made")
         queue.put("from the administrator")

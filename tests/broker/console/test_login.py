@@ -116,7 +116,7 @@ async def test_a_login_goes_nowhere_else(to: str, tmp_path: Path) -> None:
         assert (await log_in(browser, ADMIN, to=to)).to == "/"
 
 
-async def test_the_broker_decides_what_a_user_may_do(tmp_path: Path) -> None:
+async def test_console_applies_the_permissions_of_the_broker(tmp_path: Path) -> None:
     async with guarded_console(tmp_path, allow_changes=True) as browser:
         await log_in(browser, READER)
         topics = await browser.get("/topics")
@@ -131,7 +131,7 @@ async def test_the_broker_decides_what_a_user_may_do(tmp_path: Path) -> None:
         assert (refused.status, "for administrators" in refused.text) == (403, True)
 
 
-async def test_what_one_user_sees_is_not_shown_to_another(tmp_path: Path) -> None:
+async def test_console_shows_users_only_their_own_views(tmp_path: Path) -> None:
     async with guarded_console(tmp_path, allow_changes=True) as browser:
         message = "/message?topic=T&broker=broker-a&queue=0&offset=0"
         await log_in(browser, ADMIN)
@@ -167,7 +167,7 @@ async def test_a_logout_ends_the_session(tmp_path: Path) -> None:
         assert (await browser.get("/")).status == 303
 
 
-async def test_brokers_without_accounts_recognize_nobody(tmp_path: Path) -> None:
+async def test_login_fails_if_brokers_have_no_accounts(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, console(namesrv, login=True) as browser:
         answer = await log_in(browser, ("anybody", "any-SECRET"))
         assert (answer.status, "do not check who sends requests" in answer.text) == (403, True)

@@ -87,7 +87,7 @@ SQL = {"subscription": "n >= 3 AND TAGS = 'odd'", "expressionType": "SQL92"}
 @pytest.mark.parametrize(
     ("body_bytes", "queues", "messages"), [(1000, 1, 1000), (1000, 4, 1000), (40_000, 8, 200)], ids=str
 )
-async def test_the_event_loop_reads_only_what_was_brought(
+async def test_event_loop_reads_only_prefetched_messages(
     tmp_path: Path, reads: Reads, body_bytes: int, queues: int, messages: int
 ) -> None:
     bodies = await stored(tmp_path, messages, body_bytes, queues)
@@ -102,7 +102,7 @@ async def test_the_event_loop_reads_only_what_was_brought(
         assert reads.by_loop == 0, "the event loop reads verified bytes out of memory"
 
 
-async def test_the_event_loop_reads_what_no_thread_could(tmp_path: Path, reads: Reads) -> None:
+async def test_event_loop_reads_messages_if_threads_fail(tmp_path: Path, reads: Reads) -> None:
     (bodies,) = await stored(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.fails = True
@@ -111,7 +111,7 @@ async def test_the_event_loop_reads_what_no_thread_could(tmp_path: Path, reads: 
         assert reads.asked.is_set()
 
 
-async def test_what_is_verified_and_in_memory_is_read_at_once(tmp_path: Path, reads: Reads) -> None:
+async def test_verified_messages_in_memory_are_read_at_once(tmp_path: Path, reads: Reads) -> None:
     bodies = await stored(tmp_path, 200, queues=2)
     async with running(tmp_path) as broker:
         client = await broker.connect()
@@ -148,7 +148,7 @@ async def test_a_broker_stops_while_the_disk_is_waited_for(tmp_path: Path, reads
         assert await walk(await again.connect(), 0) == bodies
 
 
-async def test_what_is_in_memory_is_not_brought(tmp_path: Path, reads: Reads) -> None:
+async def test_messages_in_memory_are_not_prefetched(tmp_path: Path, reads: Reads) -> None:
     async with running(tmp_path, slow_consumer_bytes=1) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
@@ -158,7 +158,7 @@ async def test_what_is_in_memory_is_not_brought(tmp_path: Path, reads: Reads) ->
         assert not reads.asked.is_set()
 
 
-async def test_messages_behind_what_memory_holds_are_brought(
+async def test_messages_beyond_memory_are_prefetched(
     tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_log = SegmentLog.open

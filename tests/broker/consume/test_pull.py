@@ -193,7 +193,9 @@ async def test_more_pulls_than_may_wait_are_answered_at_once(tmp_path: Path) -> 
         assert [(await client.answer(opaque)).code for opaque in posted[:2]] == [0, 0]
 
 
-async def test_pulls_that_one_message_answers_hold_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pulls_answered_by_one_message_delay_no_other_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All were answered in one turn, 5,000 of them in 0.1 s, in which the leader did nothing else."""
     resume = Pulls.resume
 
@@ -265,7 +267,7 @@ async def test_offsets_where_no_message_is(tmp_path: Path) -> None:
         assert moved.code == ResponseCode.PULL_OFFSET_MOVED  # an offset that is wrong is not waited for
 
 
-async def test_what_a_pull_may_not_ask_for(tmp_path: Path) -> None:
+async def test_broker_refuses_impossible_pulls(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
@@ -289,7 +291,7 @@ async def test_what_a_pull_may_not_ask_for(tmp_path: Path) -> None:
         assert await held_pulls(client) == 0
 
 
-async def test_a_pull_uses_what_the_group_subscribed(tmp_path: Path) -> None:
+async def test_pull_uses_the_subscription_of_its_group(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.send(i=properties(TAGS="a"))

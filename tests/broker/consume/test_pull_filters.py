@@ -97,7 +97,7 @@ async def test_a_long_expression_is_applied_to_few_messages_at_a_time(tmp_path: 
         assert bodies(short) == [b"24"]
 
 
-async def test_answers_are_bounded_in_bytes_and_what_is_looked_at_too(tmp_path: Path) -> None:
+async def test_pull_bounds_answered_and_filtered_bytes(tmp_path: Path) -> None:
     async with running(tmp_path, pull_bytes_max=100_000) as broker:
         client = await broker.connect()
         for number in range(30):
@@ -211,7 +211,7 @@ async def test_a_waiting_pull_is_answered_by_a_message_that_satisfies_it_only(tm
         assert await held_pulls(client) == 0
 
 
-async def test_a_pull_that_waited_in_vain_goes_on_behind_what_it_saw(tmp_path: Path) -> None:
+async def test_pull_without_matches_continues_after_filtered_messages(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         waiting, client = await broker.connect(), await broker.connect()
         await client.create_topic("T", 1)

@@ -172,7 +172,7 @@ async def test_a_delayed_message_with_a_damaged_due_time_comes(tmp_path: Path, m
         await until(comes)
 
 
-async def test_what_a_pop_takes_is_not_held_up_by_another_queue(tmp_path: Path) -> None:
+async def test_damaged_queue_delays_no_pop_of_another_queue(tmp_path: Path) -> None:
     path = queue_file(tmp_path)
     async with running(tmp_path, limits=FAST_REPAIR) as broker:
         client = await broker.connect()

@@ -17,7 +17,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "filters.md"
 
 
 @pytest.mark.trio
-async def test_the_demonstration_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_filter_demonstration_prints_its_stated_output(capsys: pytest.CaptureFixture[str]) -> None:
     ((line, source),) = [each for each in examples(GUIDE.read_text()) if "trio.run" in each[1]]
     assert len([each for each in source.splitlines() if each]) <= 11
     names: dict[str, Any] = {}

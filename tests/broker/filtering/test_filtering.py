@@ -61,7 +61,7 @@ async def offsets_at_the_end(kit: Kit, group: str) -> bool:
     return [each or 0 for each in stored] == ends
 
 
-async def test_only_what_the_module_lets_through_arrives() -> None:
+async def test_consumer_gets_only_messages_that_the_module_accepts() -> None:
     async with kit_with(b"apple", b"bread", b"avocado", b"cheese") as kit, filter_server(kit, TOPIC):
         assert await receive(kit, WasmFilter(begins_with("a")), 2) == [b"apple", b"avocado"]
 
@@ -195,7 +195,7 @@ async def stuck_reason(kit: Kit, wanted: Filter, text: str) -> str:
         return found[0]
 
 
-async def test_without_a_filter_server_the_consumer_says_what_to_start() -> None:
+async def test_consumer_without_filter_server_names_the_command_to_start() -> None:
     async with kit_with(b"apple") as kit:
         assert "raftmq filter-server" in await stuck_reason(kit, WasmFilter(EVERYTHING), "no filter server")
 

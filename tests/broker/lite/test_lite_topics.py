@@ -179,7 +179,7 @@ async def test_a_client_claiming_an_evicted_lite_topic_is_notified_again(tmp_pat
         assert notice.ext == NotifyUnsubscribeLiteExt(lite_topic="a", consumer_group=GROUP, client_id="C1")
 
 
-async def test_a_client_takes_over_what_one_without_a_connection_had_exclusively(tmp_path: Path) -> None:
+async def test_client_takes_over_exclusive_topic_of_disconnected_client(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         killed, later = await broker.connect(), await broker.connect()
         await prepared(later, group={"lite.sub.model": "Exclusive"})
@@ -212,7 +212,7 @@ async def test_a_removed_client_keeps_no_other_one_from_a_lite_topic(tmp_path: P
         assert says.code == ResponseCode.SUBSCRIPTION_NOT_EXIST, "it is told to say it again"
 
 
-async def test_a_client_with_another_connection_hears_there_what_was_taken_from_it(tmp_path: Path) -> None:
+async def test_client_gets_unsubscribe_notice_on_its_new_connection(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         former, later = await broker.connect(), await broker.connect()
         await prepared(later, group={"lite.sub.model": "Exclusive"})
@@ -274,7 +274,7 @@ async def test_a_client_says_where_its_group_begins(tmp_path: Path) -> None:
             assert [body for _, body, _ in told(await pop(client))] == bodies, option
 
 
-async def test_a_reset_ends_what_was_popped_before(tmp_path: Path) -> None:
+async def test_reset_ends_earlier_pops(tmp_path: Path) -> None:
     async with lite_client(tmp_path) as client:
         await control(client, "PARTIAL_ADD", "a")
         await send(client, "a", b"1")
@@ -288,9 +288,7 @@ async def test_a_reset_ends_what_was_popped_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("queues_lost", [False, True])
-async def test_offsets_and_what_is_popped_survive_a_restart_and_clients_subscribe_again(
-    tmp_path: Path, queues_lost: bool
-) -> None:
+async def test_lite_offsets_and_pops_survive_a_restart(tmp_path: Path, queues_lost: bool) -> None:
     """With ``queues_lost``, the queues of lite topics are derived from the records of the log again."""
     async with running(tmp_path, group="b-a") as broker:
         client = await broker.connect()

@@ -79,7 +79,7 @@ async def test_a_lite_topic_and_its_subscribers(tmp_path: Path) -> None:
         assert (absent.ends.max_offset, absent.is_there) == (0, False)
 
 
-async def test_a_client_and_what_it_subscribes_to(tmp_path: Path) -> None:
+async def test_query_returns_lite_topics_of_a_client(tmp_path: Path) -> None:
     async with lite_client(tmp_path) as client:
         await control(client, "PARTIAL_ADD", "b", "a", "c")
         code, fields = RequestCode.GET_LITE_CLIENT_INFO, {"parentTopic": PARENT, "group": GROUP, "clientId": "C"}
@@ -158,7 +158,7 @@ async def test_a_dispatch_serves_a_client_whose_news_was_lost(tmp_path: Path, mo
             assert told(await client.answer(held)) == [("a", b"1", 0)]
 
 
-async def test_questions_about_what_is_not_there_are_refused(tmp_path: Path) -> None:
+async def test_lite_queries_refuse_unknown_names(tmp_path: Path) -> None:
     cases: list[tuple[RequestCode, dict[str, object], ResponseCode]] = [
         (RequestCode.GET_PARENT_TOPIC_INFO, {"topic": "absent"}, ResponseCode.TOPIC_NOT_EXIST),
         (RequestCode.GET_PARENT_TOPIC_INFO, {"topic": "T"}, ResponseCode.INVALID_PARAMETER),

@@ -289,7 +289,7 @@ def test_threads_read_lite_topics_as_well() -> None:
         Message(PARENT, b"x", lite_topic="a", delay=5.0),
     ],
 )
-def test_a_producer_refuses_what_no_lite_topic_takes(message: Message) -> None:
+def test_producer_refuses_messages_unsuitable_for_lite_topics(message: Message) -> None:
     async def main() -> None:
         async with sessions() as (_, _, producer):
             with pytest.raises(MessageRefused):

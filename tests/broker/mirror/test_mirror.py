@@ -233,7 +233,7 @@ async def test_a_message_that_the_target_refuses_blocks_its_queue_or_is_listed(t
         assert (found.compared, found.difference) == (2, None)
 
 
-async def test_a_difference_is_found(tmp_path: Path) -> None:
+async def test_verify_finds_a_difference_between_the_clusters(tmp_path: Path) -> None:
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await send_orders(producer, 0, 5)
         await copy_all(source, target, path)
@@ -285,7 +285,7 @@ async def copying(source: ClusterAdmin, target: ClusterAdmin, path: Path) -> Asy
     copier.save()
 
 
-async def test_what_the_source_deleted_before_it_was_copied_is_counted(tmp_path: Path) -> None:
+async def test_mirror_counts_messages_deleted_before_they_were_copied(tmp_path: Path) -> None:
     """Retention has passed the mirror: it goes on with the first message that is left."""
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await send_orders(producer, 0, 10)
@@ -309,7 +309,7 @@ async def test_what_the_source_deleted_before_it_was_copied_is_counted(tmp_path:
         assert (found.compared, found.difference) == (7, None)
 
 
-async def test_a_target_that_is_full_or_out_of_reach_is_waited_for(tmp_path: Path) -> None:
+async def test_mirror_waits_for_a_full_or_unreachable_target(tmp_path: Path) -> None:
     failures = [
         BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, "DISK_FULL: service not available now", "broker-a"),
         NoRoute("Orders", "broker group broker-a has no leader"),

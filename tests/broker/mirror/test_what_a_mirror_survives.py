@@ -109,7 +109,7 @@ async def test_a_topic_deleted_at_the_source_does_not_block_the_cut_over(tmp_pat
         assert [(each.origin.topic, each.goal_offset) for each in report.moved] == [("Orders", 1)]
 
 
-async def test_a_cut_over_says_what_it_waits_for(tmp_path: Path) -> None:
+async def test_cut_over_reports_its_progress(tmp_path: Path) -> None:
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
         await copy_all(source, target, path)

@@ -255,7 +255,7 @@ async def test_requests_that_are_only_odd_are_served(tmp_path: Path) -> None:
             assert about_clients(log) == []
 
 
-async def test_what_is_refused_is_forgotten_without_the_garbage_collector(tmp_path: Path) -> None:
+async def test_refused_requests_are_freed_without_the_garbage_collector(tmp_path: Path) -> None:
     """It comes seldom: until then, refused requests with large headers took a gigabyte and more."""
 
     def kept() -> list[object]:
@@ -276,7 +276,7 @@ async def test_what_is_refused_is_forgotten_without_the_garbage_collector(tmp_pa
             gc.enable()
 
 
-async def test_answers_that_nobody_waits_for_are_ignored(tmp_path: Path) -> None:
+async def test_broker_ignores_unexpected_answers(tmp_path: Path) -> None:
     with capture_logs() as log:
         async with running(tmp_path) as broker:
             client = await broker.connect()

@@ -25,7 +25,7 @@ DOCUMENTED: Final = {int(code) for code in ResponseCode}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_broker_answers_whatever_it_is_asked(tmp_path: Path, serialization: int) -> None:
+async def test_broker_answers_every_fuzzed_request(tmp_path: Path, serialization: int) -> None:
     rng = random.Random(serialization)
     with capture_logs() as logs:
         async with running(tmp_path) as broker:
@@ -62,7 +62,7 @@ async def _post_all(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_name_server_answers_whatever_it_is_asked(tmp_path: Path, serialization: int) -> None:
+async def test_name_server_answers_every_fuzzed_request(tmp_path: Path, serialization: int) -> None:
     rng = random.Random(serialization)
     with capture_logs() as logs:
         async with name_server(data_dir=tmp_path) as server:

@@ -48,7 +48,7 @@ async def test_an_answer_that_cannot_be_relayed_is_an_error_for_the_asker(tmp_pa
         assert await member.alive()
 
 
-async def test_offsets_that_nobody_can_have_are_not_passed_on(tmp_path: Path) -> None:
+async def test_broker_does_not_forward_impossible_offsets(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         member, asker = await broker.connect(), await broker.connect()
         await asker.create_topic("T")

@@ -56,7 +56,7 @@ async def test_others_are_served_while_a_pop_waits_for_the_disk(tmp_path: Path, 
     ],
     ids=["all", "by tag", "by properties"],
 )
-async def test_the_event_loop_pops_only_what_was_loaded(
+async def test_event_loop_pops_only_loaded_messages(
     tmp_path: Path, reads: Reads, given: dict[str, str], wanted: slice
 ) -> None:
     bodies = await send_some(tmp_path, 200, queues=4)
@@ -101,7 +101,7 @@ async def test_two_pops_that_wait_for_the_same_messages_share_them(tmp_path: Pat
         assert sorted(got) == bodies
 
 
-async def test_the_event_loop_pops_what_no_thread_could_load(tmp_path: Path, reads: Reads) -> None:
+async def test_event_loop_pops_messages_if_threads_fail(tmp_path: Path, reads: Reads) -> None:
     bodies = await send_some(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.fails = True
@@ -172,7 +172,7 @@ async def test_others_are_served_while_a_peek_waits_for_the_disk(tmp_path: Path,
         assert [message.body for message in await popped(other)] == got, "a peek takes nothing"
 
 
-async def test_the_event_loop_peeks_what_no_thread_could_load(tmp_path: Path, reads: Reads) -> None:
+async def test_event_loop_peeks_messages_if_threads_fail(tmp_path: Path, reads: Reads) -> None:
     bodies = await send_some(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.fails = True

@@ -73,7 +73,7 @@ async def test_messages_of_a_queue_are_handled_one_after_the_other(tmp_path: Pat
     assert len(failed) == 3 * 8
 
 
-async def test_what_is_behind_a_message_waits_for_it(tmp_path: Path) -> None:
+async def test_ordered_messages_wait_for_the_one_before_them(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv:
         await filled(namesrv, 3)
         with trio.fail_after(SECONDS):

@@ -249,7 +249,7 @@ async def test_receipts_with_a_physical_offset_appended_are_understood(tmp_path:
         assert (await client.info())["raftmq.popCheckpoints"] == "0"
 
 
-async def test_a_held_pop_in_order_gets_what_an_acknowledgement_frees_earlier(tmp_path: Path) -> None:
+async def test_held_ordered_pop_gets_messages_freed_by_an_acknowledgement(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await filled(client, 2)
@@ -366,7 +366,7 @@ async def test_the_messages_of_a_new_group_begin_where_it_says(tmp_path: Path) -
         assert await client.committed("MAX", "E") == 0
 
 
-async def test_peek_and_notification_say_what_there_is_without_taking_it(tmp_path: Path) -> None:
+async def test_peek_and_notification_take_no_messages(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
         await filled(client, 0)

@@ -80,7 +80,7 @@ async def test_a_priority_that_is_not_a_number_is_refused(tmp_path: Path) -> Non
         assert await popped(client) == []
 
 
-async def test_a_priority_excludes_what_else_chooses_the_queue(tmp_path: Path) -> None:
+async def test_priority_excludes_other_queue_choices(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await make_topic(client)
@@ -217,7 +217,7 @@ async def test_the_last_level_gets_its_share_while_the_second_fills_every_pop(tm
         assert got.total() // 20 - 4 <= got[0] <= got.total() // 20 + 4  # the lower levels take turns
 
 
-async def test_nobody_is_owed_what_nobody_waited_for(tmp_path: Path) -> None:
+async def test_lower_priority_gets_no_share_for_messages_it_lacked(tmp_path: Path) -> None:
     async with running(tmp_path, lower_priorities_percent=50) as broker:
         client = await broker.connect()
         await make_topic(client)
@@ -247,7 +247,7 @@ async def test_smaller_numbers_can_be_more_urgent(tmp_path: Path) -> None:
         assert bodies(await popped(client)) == [0, 1, 2, 99]
 
 
-async def test_a_waiting_pop_gets_the_most_urgent_of_what_is_stored_together(tmp_path: Path) -> None:
+async def test_waiting_pop_gets_the_most_urgent_message_of_an_entry(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, producer = await broker.connect(), await broker.connect()
         await make_topic(client)

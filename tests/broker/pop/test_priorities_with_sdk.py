@@ -53,7 +53,7 @@ async def test_urgent_messages_come_first_and_say_their_priority() -> None:
 
 
 @on_virtual_time
-async def test_what_the_sdk_refuses() -> None:
+async def test_sdk_refuses_invalid_priorities() -> None:
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         for message, said in (
             (Message("T", b"x", priority=-1), "the priority '-1' is not a number from 0 to 2147483647"),

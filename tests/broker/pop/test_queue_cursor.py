@@ -123,7 +123,7 @@ def test_a_damaged_retried_message_is_refused_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_one_message_in_a_thousand_queues_is_found(tmp_path: Path) -> None:
+async def test_pop_finds_one_message_in_a_thousand_queues(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1000)

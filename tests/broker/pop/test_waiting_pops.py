@@ -120,7 +120,7 @@ async def test_a_pop_keeps_waiting_when_its_tags_do_not_match(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("given", [{"order": True, "queueId": 0}, {"expType": "SQL92", "exp": "TAGS IS NOT NULL"}])
-async def test_pops_in_order_and_by_properties_take_what_is_committed(
+async def test_ordered_and_filtered_pops_take_committed_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
     rounds = Rounds(monkeypatch)

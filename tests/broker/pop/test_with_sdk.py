@@ -131,7 +131,7 @@ async def test_threads_pop_too(tmp_path: Path) -> None:
             assert await trio.to_thread.run_sync(pop_all, namesrv) == [(b"good", 0), (b"bad", 0), (b"bad", 1)]
 
 
-async def test_what_nobody_acknowledges_comes_to_somebody_else(tmp_path: Path) -> None:
+async def test_unacknowledged_message_is_redelivered_to_another_consumer(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))
         with trio.fail_after(60):
@@ -144,7 +144,7 @@ async def test_what_nobody_acknowledges_comes_to_somebody_else(tmp_path: Path) -
                 await second.ack(message)
 
 
-async def test_what_cannot_be_popped_is_said(tmp_path: Path) -> None:
+async def test_pop_consumer_raises_for_unknown_topics_and_wrong_options(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv:
         with pytest.raises(TopicNotFound):
             async with PopConsumer(namesrv, "G", "Nowhere"):
@@ -228,7 +228,7 @@ async def test_an_extended_message_stays_hidden_and_can_be_acknowledged(tmp_path
                 await consumer.ack(message)
 
 
-async def test_a_consumer_that_renews_returns_at_its_end_what_it_holds(tmp_path: Path) -> None:
+async def test_closing_a_renewing_consumer_returns_its_messages(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
         for body in (b"0", b"1", b"2"):
             await producer.send(Message("T", body))

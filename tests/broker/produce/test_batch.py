@@ -164,7 +164,7 @@ async def test_a_refused_batch_leaves_nothing_behind(
         assert (await client.info())["raftmq.pendingBytes"] == "0"
 
 
-async def test_what_is_behind_the_last_possible_message_is_not_looked_at() -> None:
+async def test_bytes_after_the_last_allowed_message_are_not_parsed() -> None:
     assert len(split_batch(FULL * 3, 3)) == 3
     with pytest.raises(BodyError, match="more than 3 messages"):
         split_batch(FULL * 3 + b"\0", 3)

@@ -103,7 +103,7 @@ async def test_a_first_that_wants_no_answer_is_a_first_like_others(tmp_path: Pat
         assert await bodies(client) == [b"body", b"x"]
 
 
-async def test_gaps_and_disorder_are_fine_and_what_is_forgotten_is_refused(tmp_path: Path) -> None:
+async def test_dedup_accepts_gaps_and_disorder_but_refuses_forgotten_numbers(tmp_path: Path) -> None:
     async with one(tmp_path) as (_, client):
         for number in (10_000, 5, 100, 5, 2**63 - 1, 100, 10_000):
             assert (await client.send(body=b"%d" % number, i=numbered(number))).code == ResponseCode.SUCCESS
@@ -149,7 +149,7 @@ async def test_messages_of_a_batch_have_no_sequence_numbers_of_their_own(tmp_pat
             assert (answer.code, str(answer.remark)[:21]) == (ResponseCode.MESSAGE_ILLEGAL, "message 1 of a batch ")
 
 
-async def test_a_number_is_for_one_message_whatever_its_topic(tmp_path: Path) -> None:
+async def test_number_cannot_be_used_again_in_another_topic(tmp_path: Path) -> None:
     async with one(tmp_path) as (_, client):
         place(await client.send("A", i=numbered(1)))
         refused = await client.send("B", i=numbered(1))

@@ -73,7 +73,7 @@ async def test_a_reply_is_pushed_to_the_asker_and_stored(tmp_path: Path, seriali
         assert int((await replier.info())["raftmq.repliesUnderWayBytes"]) == 0
 
 
-async def test_where_replies_are_not_stored_the_answer_says_so(tmp_path: Path) -> None:
+async def test_answer_to_an_unstored_reply_has_no_offset(tmp_path: Path) -> None:
     async with running(tmp_path, store_reply_message=False) as broker:
         asker, replier = await broker.connect(), await broker.connect()
         await produces(asker, "asker")
@@ -88,7 +88,7 @@ async def test_where_replies_are_not_stored_the_answer_says_so(tmp_path: Path) -
         assert (await replier.offset(RequestCode.GET_MAX_OFFSET, REPLY_TOPIC)) == 0
 
 
-async def test_a_reply_for_nobody_is_answered_and_stored(tmp_path: Path) -> None:
+async def test_reply_without_receiver_is_refused_but_stored(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await produces(client, "somebody")

@@ -153,7 +153,7 @@ async def _expect_no_reply(producer: Producer) -> None:
         await producer.request(Message("T", b"silence 2"), timeout=3)
 
 
-async def test_what_cannot_be_replied_to(tmp_path: Path) -> None:
+async def test_reply_raises_for_messages_without_request(tmp_path: Path) -> None:
     async with (
         cluster_and_broker(tmp_path) as (namesrv, broker),
         Producer(namesrv, "P") as producer,

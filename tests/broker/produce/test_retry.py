@@ -122,7 +122,7 @@ async def test_dead_letter_says_why_the_last_delivery_failed(tmp_path: Path, clo
         assert dead.properties["RAFTMQ_ORIGIN_OFFSET"] == str(message.queue_offset)
 
 
-async def test_copy_of_a_consumer_becomes_a_dead_letter_that_says_so(tmp_path: Path, clock: WallClock) -> None:
+async def test_dead_letter_from_a_consumer_copy_names_its_reason(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.heartbeat("c", "G")

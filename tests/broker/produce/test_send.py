@@ -187,7 +187,7 @@ async def test_without_automatic_creation_an_unknown_topic_is_refused(tmp_path: 
         assert (await client.send("New")).code == ResponseCode.SUCCESS
 
 
-async def test_a_topic_takes_only_what_its_permissions_allow(tmp_path: Path) -> None:
+async def test_topic_permissions_restrict_sends_and_pulls(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("ReadOnly", perm=4)
@@ -245,7 +245,7 @@ REFUSED: list[tuple[str, dict[str, Any], bytes, ResponseCode]] = [
 ]
 
 
-async def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_refused_sends_leave_no_state(tmp_path: Path) -> None:
     async with running(tmp_path, message_bytes_max=4096) as broker:
         client, other = await broker.connect(), await broker.connect()
         await client.create_topic("T", 4)

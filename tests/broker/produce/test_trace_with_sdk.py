@@ -204,7 +204,7 @@ async def test_tracing_fails_nothing_and_stays_within_its_bounds(tmp_path: Path)
         assert tracer.dropped == 200
 
 
-async def test_every_one_of_thousands_is_found(tmp_path: Path) -> None:
+async def test_trace_finds_each_of_thousands_of_messages(tmp_path: Path) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
         async with Producer(namesrv, "P", trace=True, in_flight_max=500) as producer:
             keys = ["\u00e9t\u00e9", "k" * 100]
@@ -270,7 +270,7 @@ async def test_transactions_are_in_the_story(tmp_path: Path) -> None:
         assert (ended.state, ended.from_check) == ("ROLLBACK_MESSAGE", False)
 
 
-async def test_a_check_may_answer_with_what_counts_as_true_or_false(tmp_path: Path) -> None:
+async def test_check_may_answer_with_truthy_or_falsy_values(tmp_path: Path) -> None:
     async def check(message: ReceivedMessage) -> bool | None:
         return ["a row of a table"] if message.body == b"yes" else []  # type: ignore[return-value]
 
@@ -287,7 +287,7 @@ async def test_a_check_may_answer_with_what_counts_as_true_or_false(tmp_path: Pa
             assert found.transactions[1].state == state
 
 
-async def test_what_a_pull_consumer_was_given_is_handled(tmp_path: Path) -> None:
+async def test_trace_records_messages_polled_by_a_pull_consumer(tmp_path: Path) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
         async with Producer(namesrv, "P") as producer:
             sent = [await producer.send(Message("T", b"%d" % n)) for n in range(2)]

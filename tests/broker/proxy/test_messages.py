@@ -265,7 +265,7 @@ async def test_handling_keeps_messages_hidden_until_a_minute_after_the_proxy_die
     assert bodies(again) == ["two"]
 
 
-async def test_a_client_that_leaves_gives_back_what_it_has(proxy: InMemoryProxy) -> None:
+async def test_terminated_client_returns_its_messages(proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
     _, [_] = await proxy.receive("billing", "Orders", client="c2", auto_renew=True)

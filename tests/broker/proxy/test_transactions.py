@@ -126,7 +126,7 @@ async def test_a_stream_that_ends_within_a_question_takes_no_further_one() -> No
         await stream.send(pb.TelemetryCommand())
 
 
-async def test_settings_say_what_the_servers_want(proxy: InMemoryProxy, admin: Admin) -> None:
+async def test_telemetry_settings_contain_the_limits_of_servers(proxy: InMemoryProxy, admin: Admin) -> None:
     async with proxy.telemetry("p1", PRODUCER) as (_, answer):
         assert answer.settings.backoff_policy.max_attempts == 3
         assert answer.settings.publishing.validate_message_type

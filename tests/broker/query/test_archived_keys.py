@@ -96,7 +96,7 @@ async def shortened(client: Client) -> None:
     await until(is_shorter)
 
 
-async def test_archived_messages_are_found_by_key(tmp_path: Path, storage: ObjectStorage) -> None:
+async def test_query_finds_archived_messages_by_key(tmp_path: Path, storage: ObjectStorage) -> None:
     async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
         client = await broker.connect()
         await fill(client)
@@ -209,7 +209,7 @@ async def test_part_that_cannot_be_indexed_is_copied_once(
 
 
 @pytest.mark.slow
-async def test_message_whose_file_goes_during_a_query_is_found_once(
+async def test_query_finds_a_message_once_if_its_file_is_deleted(
     tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:

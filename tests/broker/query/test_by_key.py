@@ -62,7 +62,7 @@ def failures(logs: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[st
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_messages_are_found_by_their_keys(tmp_path: Path, serialization: int) -> None:
+async def test_query_finds_messages_by_key(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await keyed(client, 100)
@@ -107,7 +107,7 @@ async def test_messages_are_found_by_their_keys(tmp_path: Path, serialization: i
             assert set(answer.ext) == {"indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"}
 
 
-async def test_the_index_is_made_beside_and_used_after_a_restart(
+async def test_index_is_built_in_background_and_survives_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = tmp_path / "index"
@@ -237,7 +237,7 @@ async def test_a_flood_of_queries_is_answered_busy(tmp_path: Path, monkeypatch: 
             assert (await client.request(QUERY, by_key("all"))).code == ResponseCode.QUERY_NOT_FOUND
 
 
-async def test_a_search_that_could_not_look_everywhere_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_incomplete_search_is_answered_with_system_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeySearch, "run", lambda search: SearchResult(is_complete=False))
     async with running(tmp_path) as broker:
         client = await broker.connect()

@@ -19,7 +19,7 @@ ENCODINGS = pytest.mark.parametrize("serialization", [JSON, BINARY])
 
 
 @ENCODINGS
-async def test_a_record_is_found_by_its_physical_offset(tmp_path: Path, clock: Clock, serialization: int) -> None:
+async def test_broker_returns_a_record_by_its_physical_offset(tmp_path: Path, clock: Clock, serialization: int) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         places = await stored(client, clock, 0, 0, 1)
@@ -32,7 +32,7 @@ async def test_a_record_is_found_by_its_physical_offset(tmp_path: Path, clock: C
             assert (record.body, record.physical_offset) == (b"%d" % number, place)
 
 
-async def test_only_where_a_record_begins_one_is_found(tmp_path: Path, clock: Clock) -> None:
+async def test_broker_refuses_offsets_within_a_record(tmp_path: Path, clock: Clock) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         (first,) = await stored(client, clock, 0)
@@ -108,7 +108,7 @@ async def test_with_falling_store_times_a_search_finds_where_they_pass_the_time(
 
 
 @pytest.mark.slow
-async def test_times_are_found_behind_what_was_deleted(tmp_path: Path, clock: Clock) -> None:
+async def test_search_by_time_skips_deleted_messages(tmp_path: Path, clock: Clock) -> None:
     given = {"segment_bytes": 128 * 1024, "message_bytes_max": 1024, "entry_bytes_max": 1024}
     given |= {"retention_bytes": 1024 * 1024, "delete_when": -1}
     async with running(tmp_path, checkpoint_seconds=0.01, retention_check_seconds=0.01, **given) as broker:
@@ -163,7 +163,7 @@ async def test_time_spans_of_a_group(tmp_path: Path, clock: Clock, serialization
 
 
 @ENCODINGS
-async def test_what_a_consume_queue_holds(tmp_path: Path, clock: Clock, serialization: int) -> None:
+async def test_query_returns_entries_of_a_consume_queue(tmp_path: Path, clock: Clock, serialization: int) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         places = await stored(client, clock, 0, 0)

@@ -54,7 +54,7 @@ async def test_senders_are_named_while_they_are_connected(tmp_path: Path) -> Non
         assert [(each.client_id, each.address, each.messages) for each in use.senders] == [("", "127.0.0.1", 5)]
 
 
-async def test_a_topic_that_does_not_exist_is_used_by_nobody(tmp_path: Path) -> None:
+async def test_topic_use_refuses_an_unknown_topic(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         answer = await client.request(RequestCode.ASK_TOPIC_USE, {"topic": "Nowhere"})

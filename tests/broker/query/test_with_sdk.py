@@ -48,7 +48,7 @@ async def test_messages_are_looked_up_by_id_and_key(tmp_path: Path) -> None:
         assert issubclass(NoRoute, ClientError)
 
 
-async def test_a_message_is_found_by_id_although_its_broker_moved(tmp_path: Path) -> None:
+async def test_sdk_finds_a_message_by_id_after_its_broker_moved(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
         sent = await producer.send(Message("T", b"x"))
     async with cluster(tmp_path) as namesrv, Admin(namesrv) as admin:  # on another port

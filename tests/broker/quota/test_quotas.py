@@ -53,7 +53,7 @@ async def user(admin: Client, keys: tuple[str, str] = USER) -> None:
     assert (await admin.request(RequestCode.AUTH_CREATE_ACL, {"subject": f"User:{name}"}, acl.encode())).code == 0
 
 
-async def test_sends_wait_and_what_would_wait_too_long_is_refused(tmp_path: Path) -> None:
+async def test_quota_delays_sends_and_refuses_long_waits(tmp_path: Path) -> None:
     async with running(tmp_path, group="q-a") as broker:
         client = await broker.connect()
         assert await limit(client, produce_messages=10) == 0
@@ -272,7 +272,7 @@ async def test_without_quotas_nothing_stands_in_the_way(tmp_path: Path, monkeypa
         assert "T" in services.sends._messages.writable
 
 
-async def test_what_is_held_is_bounded(tmp_path: Path) -> None:
+async def test_quota_bounds_the_sends_it_holds(tmp_path: Path) -> None:
     limits = limited(quota={"held_max": 3})
     async with running(tmp_path, group="q-k", limits=limits) as broker:
         client = await broker.connect()

@@ -177,7 +177,7 @@ async def test_sends_through_a_follower_and_the_leader_share_one_quota(tmp_path:
         assert await throttled(admin) == {("user", USER[0], "produce")}
 
 
-async def test_a_user_pays_for_what_a_filter_server_gives_it(tmp_path: Path) -> None:
+async def test_quota_charges_users_for_filtered_messages(tmp_path: Path) -> None:
     """Before, only the account of the filter server paid."""
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)

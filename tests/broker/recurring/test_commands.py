@@ -69,7 +69,7 @@ def test_schedules_by_commands() -> None:
         (("--every", "5s", "--body-file", "/nonexistent"), "/nonexistent: No such file"),
     ],
 )
-def test_what_a_command_refuses(arguments: tuple[str, ...], why: str) -> None:
+def test_schedule_create_refuses_wrong_arguments(arguments: tuple[str, ...], why: str) -> None:
     body = () if "--body-file" in arguments else ("--body", "x")
     assert why in run_at("127.0.0.1:1", "schedule", "create", "a", "T", *body, *arguments, code=2)
 

@@ -132,7 +132,7 @@ def test_a_change_expects_a_version() -> None:
         assert [each.body for each in kit.messages("T")] == [b"two"]
 
 
-def test_what_is_refused_says_why() -> None:
+def test_refused_schedules_name_the_reason() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)
 
@@ -247,7 +247,7 @@ def test_many_schedules_are_listed_in_pages() -> None:
         assert len(kit.messages("T")) == 2 * count
 
 
-def test_the_kit_knows_what_is_next() -> None:
+def test_kit_advances_to_the_next_schedule() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)
         admin.schedules.create(Schedule("a", "T", b"x", Cron("0 8 * * *", "Europe/Vienna")))

@@ -117,7 +117,7 @@ async def test_an_unanswered_forwarded_request_is_still_confirmed_as_done(tmp_pa
             assert (answer.code, answer.body) == (ResponseCode.SUCCESS, b"")
 
 
-async def test_what_only_the_replica_itself_serves_is_not_handed_on(tmp_path: Path) -> None:
+async def test_broker_refuses_forwarded_requests_for_the_replica_itself(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await connect_replica(broker)
         ext = {"identity": broker.settings.identity, "bornHost": BORN.hex(), "serialization": JSON}

@@ -266,7 +266,7 @@ async def test_after_a_leader_crash_sends_are_in_doubt_and_commits_are_repeated(
         assert world.figures["forwarded_unknown"] == 2
 
 
-async def test_a_request_in_doubt_that_nobody_serves_again_is_not_refused(tmp_path: Path) -> None:
+async def test_request_with_unknown_outcome_is_not_refused(tmp_path: Path) -> None:
     """A leader did what was asked and was cut off; the follower then said that nobody could be asked."""
     async with a_world(tmp_path, forwarded_seconds_max=0.2) as world:
         leader, consumer, late = await world.leader(), FakeConnection(), FakeConnection()
@@ -335,7 +335,7 @@ async def test_requests_that_wait_are_served_when_somebody_leads(tmp_path: Path)
         await until(lambda: client.opaques == [1, 4])  # and nothing for the one-way request
 
 
-async def test_an_address_where_nobody_listens_is_tried_again(tmp_path: Path) -> None:
+async def test_forwarder_retries_an_unreachable_address(tmp_path: Path) -> None:
     async with a_world(tmp_path) as world:
         client = FakeConnection()
         world.leader_address = "127.0.0.1:1"
@@ -348,7 +348,7 @@ async def test_an_address_where_nobody_listens_is_tried_again(tmp_path: Path) ->
         await until(lambda: client.opaques == [1])
 
 
-async def test_who_leads_serves_itself_what_waits(tmp_path: Path) -> None:
+async def test_new_leader_serves_its_waiting_requests(tmp_path: Path) -> None:
     async with a_world(tmp_path) as world:
         old, client = await world.leader(), FakeConnection()
         world.ask(client, send(1), b"one", BINARY)

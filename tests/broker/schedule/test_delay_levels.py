@@ -97,7 +97,7 @@ async def test_no_delay_is_none(tmp_path: Path, clock: WallClock, delay: str) ->
         assert len(await stored(client)) == 1
 
 
-async def test_what_cannot_be_delayed_is_refused(tmp_path: Path, clock: WallClock) -> None:
+async def test_broker_refuses_invalid_delays(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path, message_bytes_max=2048) as broker:
         client = await broker.connect()
         await client.create_topic("ReadOnly", perm=4)
@@ -227,7 +227,7 @@ def copied_at_once(directory: Path, copy: Path) -> bool:
         return False  # a temporary file is gone
 
 
-async def test_what_was_due_while_nobody_led_comes_at_once_and_once(tmp_path: Path, clock: WallClock) -> None:
+async def test_overdue_messages_are_delivered_once_after_an_outage(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path / "a") as broker:
         client = await broker.connect()
         for number in range(100):

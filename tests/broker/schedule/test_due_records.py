@@ -80,7 +80,7 @@ async def revived(client: Client) -> list[bytes]:
     [(send_delayed, delivered), (send_timed, delivered), (send_popped, revived)],
     ids=["delay levels", "timers", "revival of pops"],
 )
-async def test_what_is_due_after_a_restart_is_read_by_a_worker_thread(
+async def test_worker_thread_reads_due_messages_after_a_restart(
     tmp_path: Path, clock: WallClock, loads: Loads, prepare: Callable[..., Any], collect: Callable[..., Any]
 ) -> None:
     async with running(tmp_path) as broker:

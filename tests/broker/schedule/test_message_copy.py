@@ -65,7 +65,7 @@ async def test_a_copy_is_delayed_redelivered_and_dead_lettered_like_a_returned_m
     assert "DELAY" not in dead.properties
 
 
-async def test_a_recall_that_comes_too_late_says_so(tmp_path: Path, clock: WallClock) -> None:
+async def test_late_recall_raises_not_recalled(tmp_path: Path, clock: WallClock) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, broker), Producer(namesrv) as producer:
         sent = [await producer.send(Message("T", b"x", deliver_at=clock.now_ms + 60_000)) for _ in range(2)]
         assert await producer.recall(sent[0].recall_handle) == sent[0].message_id

@@ -59,7 +59,7 @@ async def test_delayed_messages_of_a_deleted_topic_stay_out_of_the_next_one(
         assert len(await stored(client)) == 2
 
 
-async def test_a_restored_topic_gets_what_waited_for_it(tmp_path: Path, clock: WallClock) -> None:
+async def test_restored_topic_gets_its_delayed_messages(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path) as broker:
         client = await ready(broker)
         for waits in (properties(DELAY="3"), properties(TIMER_DELAY_SEC="20")):

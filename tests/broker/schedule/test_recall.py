@@ -26,7 +26,7 @@ def machine() -> Iterator[TimerMachine]:
     machine.teardown()
 
 
-def test_each_of_many_messages_stored_again_and_due_together_is_found(machine: TimerMachine) -> None:
+def test_recall_finds_each_of_many_rolled_messages(machine: TimerMachine) -> None:
     machine.send(3 * DAY, 0, 40)
     for _ in range(2):
         machine.settle()

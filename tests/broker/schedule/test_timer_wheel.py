@@ -46,7 +46,7 @@ def test_a_delivery_that_is_refused_is_tried_again(machine: TimerMachine) -> Non
     assert not machine.visible
 
 
-def test_what_is_on_its_way_to_its_queue_is_not_recalled(machine: TimerMachine) -> None:
+def test_recall_of_a_message_in_delivery_is_refused(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 2)
     machine.settle()
     machine.run_timers(50)
@@ -58,7 +58,7 @@ def test_what_is_on_its_way_to_its_queue_is_not_recalled(machine: TimerMachine) 
     assert [client.outcome for client in clients] == ["refused", "refused"]
 
 
-def test_what_was_recalled_after_it_was_gathered_does_not_come(machine: TimerMachine) -> None:
+def test_message_recalled_after_gathering_is_not_delivered(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 2)
     machine.settle()
     machine.run_timers(50)
@@ -68,7 +68,7 @@ def test_what_was_recalled_after_it_was_gathered_does_not_come(machine: TimerMac
     machine.pass_time(5 * SECOND)
 
 
-def test_what_is_due_later_than_the_day_after_is_not_early(machine: TimerMachine) -> None:
+def test_message_due_after_a_day_is_not_early(machine: TimerMachine) -> None:
     machine.send(DAY + HOUR, 0, 1)
     machine.settle()
     for _ in range(25):
@@ -184,7 +184,7 @@ def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(machine: 
     machine.appender.pending_bytes -= 2**25
 
 
-def test_what_is_late_is_seen_at_once_however_many_others_come() -> None:
+def test_timers_see_late_messages_at_once_under_load() -> None:
     queues: dict[int, list[bytes]] = {}
 
     class Slot:
@@ -211,7 +211,7 @@ def test_what_is_late_is_seen_at_once_however_many_others_come() -> None:
     assert wheel.head() == (timer_slot(now_ms - MINUTE), 1)
 
 
-def test_a_message_is_found_without_a_hint_after_a_clock_step_back(machine: TimerMachine) -> None:
+def test_recall_without_hint_works_after_a_clock_step_back(machine: TimerMachine) -> None:
     machine.send(1, 0, 1)
     machine.settle()
     machine.step_clock(1 - 2 * DAY)

@@ -144,7 +144,9 @@ async def test_each_way_to_say_when(tmp_path: Path, clock: WallClock) -> None:
         {"DELAY": "-1", "TIMER_DELAY_MS": "0"},
     ],
 )
-async def test_what_is_due_already_comes_at_once(tmp_path: Path, clock: WallClock, given: dict[str, str]) -> None:
+async def test_message_due_already_is_delivered_at_once(
+    tmp_path: Path, clock: WallClock, given: dict[str, str]
+) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         answer = await client.send(i=properties(**given))
@@ -154,7 +156,7 @@ async def test_what_is_due_already_comes_at_once(tmp_path: Path, clock: WallCloc
         assert await figure(client, "timersPending") == 0
 
 
-async def test_what_cannot_be_a_time_is_refused(tmp_path: Path, clock: WallClock) -> None:
+async def test_broker_refuses_invalid_delivery_times(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path, timer_delay_max_seconds=60, message_bytes_max=2048) as broker:
         client = await broker.connect()
         for given in (
@@ -219,7 +221,7 @@ async def test_many_messages_come_once_and_in_the_order_of_their_times(tmp_path:
         assert await figure(client, "timersPending") == 0
 
 
-async def test_what_was_due_while_nobody_led_comes_at_once_and_once(tmp_path: Path, clock: WallClock) -> None:
+async def test_overdue_messages_are_delivered_once_after_an_outage(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path / "a") as broker:
         client = await broker.connect()
         for number in range(100):
@@ -398,7 +400,7 @@ async def test_a_recalled_message_never_comes(tmp_path: Path, clock: WallClock, 
         assert await figure(client, "timersPending") == 0
 
 
-async def test_a_message_that_was_stored_again_is_found(tmp_path: Path, clock: WallClock) -> None:
+async def test_recall_finds_a_rolled_message(tmp_path: Path, clock: WallClock) -> None:
     due_ms = clock.now_ms + 2 * DAY + HOUR
     one_by_one = limited(waiting={"recall_bytes_max": 4096})
     async with running(tmp_path, limits=one_by_one) as broker:

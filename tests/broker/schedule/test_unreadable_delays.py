@@ -58,7 +58,9 @@ async def figures(client: Client, pending: int, unreadable: int) -> None:
     )
 
 
-async def test_what_cannot_be_read_holds_up_nobody_and_comes_once(tmp_path: Path, clock: WallClock, disk: Disk) -> None:
+async def test_unreadable_delayed_message_delays_no_other_and_comes_once(
+    tmp_path: Path, clock: WallClock, disk: Disk
+) -> None:
     disk.lost = {b"m1", b"m3"}
     names = [b"m%d" % number for number in range(6)]
     async with running(tmp_path) as broker:
@@ -128,7 +130,7 @@ async def test_a_disk_that_gives_nothing_is_not_gone_through_to_its_end(
         await figures(client, 0, 0)
 
 
-async def test_what_the_log_lost_is_passed_for_good(
+async def test_lost_delayed_message_is_skipped_for_good(
     tmp_path: Path, clock: WallClock, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brokers = note_brokers(monkeypatch)

@@ -15,7 +15,7 @@ from mq.protocol.numbers import QueueOffset
 from tests.support.timer_model import HOUR, MINUTE, SECOND, START_MS, TimerMachine
 
 
-def test_what_cannot_be_read_is_tried_ever_less_often_until_it_can(
+def test_unreadable_message_is_retried_at_growing_intervals(
     machine: TimerMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.send(5 * SECOND, 0, 2)
@@ -61,7 +61,7 @@ def test_an_unreadable_timer_is_dropped_once_the_log_has_lost_it(
     del machine.messages["m0"]
 
 
-def test_what_cannot_be_read_is_bounded() -> None:
+def test_remembered_unreadable_messages_are_bounded() -> None:
     unreadable = ReadBackoff()
     for offset in range(KNOWN_MAX + 5):
         assert unreadable.failed((1, offset), 0) == (PAUSE_MS_MIN if offset < KNOWN_MAX else PAUSE_MS_MAX)

@@ -130,7 +130,7 @@ async def test_producers_of_the_group_take_turns_and_others_are_not_asked(tmp_pa
 
 
 @pytest.mark.trio
-async def test_nobody_to_ask_is_counted_and_the_next_time_somebody_is_there(tmp_path: Path) -> None:
+async def test_broker_counts_unanswerable_checks_and_asks_a_later_producer(tmp_path: Path) -> None:
     async with running(tmp_path, **FAST) as broker:
         client, producer = await broker.connect(), await broker.connect()
         half = await send_half(client)
@@ -198,7 +198,7 @@ async def test_more_or_fewer_checks_than_before_lose_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.trio
-async def test_what_the_log_lost_is_counted_and_cannot_be_ended(
+async def test_lost_half_messages_are_counted_and_cannot_be_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So full that retention takes even what waits, and not yet so that nothing can be sent.

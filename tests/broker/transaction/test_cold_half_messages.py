@@ -48,7 +48,7 @@ async def test_others_are_served_while_an_end_waits_for_the_disk(tmp_path: Path,
         assert [record.body for record in await stored(other)] == [b"meanwhile", b"0" * 1000]
 
 
-async def test_the_event_loop_ends_only_what_was_loaded(tmp_path: Path, reads: Reads) -> None:
+async def test_event_loop_ends_only_loaded_half_messages(tmp_path: Path, reads: Reads) -> None:
     halves = await send_halves(tmp_path, 40)
     async with running(tmp_path) as broker:
         client = await broker.connect()
@@ -121,7 +121,7 @@ async def test_an_end_without_an_answer_counts_although_its_client_is_gone(tmp_p
         await until(visible)
 
 
-async def test_the_event_loop_ends_what_no_thread_could_load(tmp_path: Path, reads: Reads) -> None:
+async def test_event_loop_ends_half_messages_if_threads_fail(tmp_path: Path, reads: Reads) -> None:
     (half,) = await send_halves(tmp_path, 1)
     async with running(tmp_path) as broker:
         reads.fails = True
@@ -150,9 +150,7 @@ async def test_a_loaded_end_is_refused_if_too_much_is_pending(
 
 
 @pytest.mark.parametrize("given", [{}, {"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}], ids=["passed", "postponed"])
-async def test_the_event_loop_asks_only_about_what_was_loaded(
-    tmp_path: Path, reads: Reads, given: dict[str, Any]
-) -> None:
+async def test_event_loop_checks_only_loaded_half_messages(tmp_path: Path, reads: Reads, given: dict[str, Any]) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         for number in range(10):
@@ -167,7 +165,7 @@ async def test_the_event_loop_asks_only_about_what_was_loaded(
         assert reads.brought
 
 
-async def test_producers_are_asked_about_what_no_thread_could_load(tmp_path: Path, reads: Reads) -> None:
+async def test_broker_checks_half_messages_if_threads_fail(tmp_path: Path, reads: Reads) -> None:
     await send_halves(tmp_path, 1)
     async with running(tmp_path, **FAST) as broker:
         reads.fails = True

@@ -82,7 +82,7 @@ async def test_a_message_that_was_rolled_back_is_never_seen(tmp_path: Path) -> N
         assert await figure(client, "transactionsEndedAgain") == 1
 
 
-async def test_a_rollback_of_what_was_committed_is_refused(tmp_path: Path) -> None:
+async def test_broker_refuses_rollback_of_a_committed_message(tmp_path: Path) -> None:
     """Whoever is told that its rollback is stored takes the message for one that nobody sees."""
     async with running(tmp_path) as broker:
         client = await broker.connect()
@@ -283,7 +283,7 @@ async def test_half_messages_that_cannot_be_are_refused(tmp_path: Path, text: st
 
 
 @pytest.mark.parametrize("wanted", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1"}, {"DELAY": "2"}])
-async def test_what_was_taken_can_be_committed_however_long_its_properties_are(
+async def test_accepted_half_message_with_long_properties_can_be_committed(
     tmp_path: Path, wanted: dict[str, str]
 ) -> None:
     async with running(tmp_path, delay_levels="1s 2d") as broker:

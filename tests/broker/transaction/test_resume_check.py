@@ -68,7 +68,7 @@ async def test_a_resumed_message_is_asked_about_again_and_can_be_committed(tmp_p
         assert (seen.body, seen.properties["own"]) == (b"resumed", "\u20ac")
 
 
-async def test_each_is_resumed_once_also_after_a_restart(tmp_path: Path) -> None:
+async def test_check_is_resumed_once_even_after_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path, **ONE_CHECK) as broker:
         client = await broker.connect()
         for body in (b"one", b"two"):
@@ -94,7 +94,7 @@ async def test_each_is_resumed_once_also_after_a_restart(tmp_path: Path) -> None
         assert (await resume(client, (await given_up(client))[3])).remark is None
 
 
-async def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
+async def test_broker_refuses_to_resume_other_messages(tmp_path: Path) -> None:
     async with running(tmp_path, **ONE_CHECK) as broker:
         client = await broker.connect()
         plain = await client.send("T", b"plain")
@@ -113,7 +113,7 @@ async def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
         assert refused.code == ResponseCode.NO_PERMISSION
 
 
-async def test_marks_go_with_what_the_log_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_marks_of_lost_half_messages_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = note_brokers(monkeypatch)
     async with running(tmp_path, **ONE_CHECK) as broker:
         client = await broker.connect()

@@ -103,7 +103,7 @@ async def test_offsets_advance_with_the_messages_and_a_second_transform_is_refus
 
 
 @on_virtual_time
-async def test_what_was_not_committed_is_consumed_again() -> None:
+async def test_messages_of_a_failed_transaction_are_consumed_again() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         queue = await numbers(producer, 4)
         async with PullConsumer(kit.namesrv, "G", consume_from="first") as consumer:
@@ -157,7 +157,7 @@ async def test_a_handler_transforms_each_message_once() -> None:
 
 
 @on_virtual_time
-async def test_a_handler_cannot_consume_what_has_unfinished_messages_before_it() -> None:
+async def test_transaction_cannot_consume_past_unfinished_messages() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         await numbers(producer, 2)
         consumer = PushConsumer(kit.namesrv, "G", consume_from="first", ordered=False)

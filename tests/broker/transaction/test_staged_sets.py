@@ -144,7 +144,7 @@ async def test_a_message_of_a_set_may_be_delayed(tmp_path: Path) -> None:
         assert [each.body for queue in queues for each in queue] == [b"1"]
 
 
-async def test_what_cannot_become_visible_is_refused_when_it_is_staged(tmp_path: Path) -> None:
+async def test_staging_refuses_messages_that_cannot_become_visible(tmp_path: Path) -> None:
     async with running(tmp_path, message_bytes_max=1024, auto_create_topics=False) as broker:
         client = await ready(await broker.connect(), messages=2)
         big = bytes([ord("1")]) * 500

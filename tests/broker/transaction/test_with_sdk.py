@@ -135,7 +135,7 @@ async def test_cancelled_is_rolled_back(tmp_path: Path) -> None:
         assert [message.body for message in await seen(namesrv, 1)] == [b"plain"]
 
 
-async def test_a_check_decides_what_was_left_open(tmp_path: Path) -> None:
+async def test_check_decides_open_transactions(tmp_path: Path) -> None:
     answers: dict[str, list[bool | Exception | None]] = {}
     asked: list[ReceivedMessage] = []
 
@@ -192,7 +192,7 @@ async def test_another_process_of_the_group_is_asked_that_never_sent(tmp_path: P
             assert [message.body for message in await seen(namesrv, 1)] == [b"left"]
 
 
-async def test_what_cannot_begin_or_end_is_raised(tmp_path: Path) -> None:
+async def test_transaction_raises_if_it_cannot_begin_or_end(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
         with pytest.raises(SendRejected):
             async with producer.transaction(Message("SCHEDULE_TOPIC_XXXX", b"x")):

@@ -327,7 +327,7 @@ def test_a_round_waits_for_no_sender_of_many_messages() -> None:
     assert asked == []
 
 
-def test_what_follows_an_entry_is_framed_in_the_same_round() -> None:
+def test_appender_frames_following_messages_in_the_same_round() -> None:
     log = Log()
     appender = lone_appender(
         log,
@@ -353,7 +353,7 @@ def test_what_follows_an_entry_is_framed_in_the_same_round() -> None:
     assert (outcomes, appender.may_start, appender.is_idle) == (["Stored"], True, True)
 
 
-def test_a_full_entry_waits_for_nobody() -> None:
+def test_full_entry_starts_a_round_at_once() -> None:
     appender, asked, add = answered_round(1)
     add(1, 1000)
     assert appender.start_round()

@@ -136,7 +136,7 @@ def leader() -> tuple[Entry, Appender, QueueTails, Sends]:
 @example(
     [(kind, "T", 0, "RAFTMQ_PRODUCER\x01p\x02RAFTMQ_SEQUENCE\x011\x02DELAY\x013", []) for kind in ("plain", "schedule")]
 )
-def test_what_the_leader_ships_is_what_the_records_say(
+def test_annotation_of_the_leader_equals_the_records(
     items: list[tuple[str, str, int, str, list[str]]],
 ) -> None:
     log, appender, tails, sends = leader()

@@ -61,7 +61,7 @@ def test_frame_has_its_lengths_and_a_json_header() -> None:
     assert CODE.findall(frame) == [b"310"]
 
 
-def test_load_that_is_not_ready_when_its_first_window_begins_says_so() -> None:
+def test_load_that_starts_late_exits_with_its_code() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         job = Job(server.getsockname(), 2, 1, 128, monotonic_seconds() - 0.001, 1.0, 1, 1, must_be_in_time=True)
         command = [sys.executable, "-m", "benchmarks.load.closed_loop"]
@@ -191,7 +191,7 @@ def test_a_walk_takes_turns_in_the_queues_and_begins_again() -> None:
     ]
 
 
-def test_a_reader_costs_what_the_windows_with_it_lack() -> None:
+def test_cost_of_a_reader_is_the_lost_rate() -> None:
     reads = [Pulled(10, 80, 0, 1.0, 0.1), Pulled(10, 120, 0, 1.0, 0.1)]
     cost = cost_of([100, 90, 90, 100], [0.1, 0.09, 0.18, 0.1], 2.0, reads)
     assert cost.rates == (50.0, 45.0)
@@ -293,7 +293,7 @@ def test_writes_are_those_between_two_readings_and_have_a_bound() -> None:
     assert bound_of([0.0] * len(BOUNDS) + [1.0], 0.99) == float("inf")
 
 
-def test_a_backup_costs_what_windows_with_it_differ_by() -> None:
+def test_cost_of_a_backup_is_the_difference_of_windows() -> None:
     def window(rate: float, p50: float, leader: float) -> Window:
         return Window(rate, p50, 3 * p50, leader, (1.0, 2.0), 0.1, 0.1)
 

@@ -124,7 +124,7 @@ def test_rows_are_medians_and_the_page_has_each_of_them() -> None:
     assert "write and sync: 1,000 us" in titles
 
 
-def test_shares_count_only_what_the_reply_waits_for() -> None:
+def test_shares_count_only_steps_before_the_reply() -> None:
     counted = shares(
         [
             Row(Lane.LEADER, "receive", 0.0, 100.0, 100.0, 120.0, True),

@@ -69,7 +69,7 @@ def test_one_replica_has_no_line_of_followers() -> None:
     assert "| 1 | 12,345 | 1.5 / 9.0 | 10.0 (9.5 to 10.5) | - |" in section(CURVE, samples, machine="", date="")
 
 
-def test_a_curve_says_what_one_of_its_things_takes() -> None:
+def test_curve_reports_memory_and_disk_per_item() -> None:
     curve = replace(CURVE, each="a queue")
     few, many = replace(sample("1,000", 1.0), rss_mib=10.0), replace(sample("1,049,576", 1.0), rss_mib=510.0)
     text = section(curve, [few, many], machine="", date="")

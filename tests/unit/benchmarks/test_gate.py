@@ -56,7 +56,7 @@ def test_the_exit_code_says_whether_a_figure_has_risen(
     assert json.loads(baseline.read_text())["figures"][risen] == {"decode": now}
 
 
-def test_without_valgrind_it_says_what_to_install(
+def test_gate_without_valgrind_names_the_package(
     baseline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(baseline.parent))

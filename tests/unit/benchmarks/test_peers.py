@@ -53,7 +53,7 @@ def test_cpu_and_messages_are_of_all_processes() -> None:
     assert found.others == pytest.approx(0.2)
 
 
-def test_a_page_names_what_failed_and_what_was_left_out() -> None:
+def test_page_lists_failed_and_omitted_systems() -> None:
     plan = parse_arguments(["--rounds", "2"])
     text = section(list(PEERS.values()), outcome(), plan, command="make bench-peers", machine="m", date="d")
     assert "Load average before each turn: 0.5 to 1.5, before the first one 0.5." in text

@@ -67,13 +67,13 @@ def test_a_body_runs_again_only_if_a_part_of_its_chord_did() -> None:
     assert of(*ALL, *again, *part, kills={7: 6.0}).is_good
 
 
-def test_a_task_that_runs_before_it_is_due_is_found() -> None:
+def test_account_finds_tasks_run_too_early() -> None:
     early = [line.replace(" -", " 10.5") if " a " in line else line for line in ALL]
     assert [each.task for each in of(*early).early] == ["a"]
     assert of(*[line.replace(" -", " 9.5") for line in ALL]).late_seconds[0] == 0.5
 
 
-def test_a_task_that_nobody_sent_is_found_unless_a_send_has_failed() -> None:
+def test_account_finds_unsent_tasks_unless_sends_failed() -> None:
     assert of(*ALL, *lines(run("c"))).unknown == ["c"]
     sent, chords, errors = sent_of([*SENT, "error TimeoutError()"])
     found = account(sent, chords, runs_of([*ALL, *lines(run("c"))]), {}, may_be_sent=bool(errors))

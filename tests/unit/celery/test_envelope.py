@@ -124,13 +124,13 @@ def test_routing_keys(routing_key: str) -> None:
         b"[" * 200_000,
     ],
 )
-def test_what_kombu_could_not_make_a_message_of_is_recognized(body: bytes) -> None:
+def test_decoding_refuses_invalid_kombu_messages(body: bytes) -> None:
     """Else it would end every worker that gets it, one after the other."""
     with pytest.raises(ValueError, match=r"."):
         decode(received({}, body), redelivered=False)
 
 
-def test_a_task_is_found_by_its_id() -> None:
+def test_message_key_is_the_task_id() -> None:
     def keys(**properties: Any) -> tuple[str, ...]:
         return encode(message(**properties), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS).keys
 

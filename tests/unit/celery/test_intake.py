@@ -384,7 +384,7 @@ async def test_a_message_that_comes_does_not_send_the_acknowledgements_before_it
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.04], ids=["gathered", "in flight"])
-async def test_a_channel_that_is_closed_sends_what_is_not_acknowledged_yet(
+async def test_closing_channel_sends_pending_acknowledgements(
     autojump_clock: trio.testing.MockClock, seconds: float
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
@@ -419,7 +419,7 @@ async def test_a_message_popped_while_its_channel_closes_is_given_back(
     assert delivered == []
 
 
-async def test_what_a_pop_gets_while_its_channel_is_closed_is_given_back(
+async def test_messages_popped_during_close_are_returned(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()

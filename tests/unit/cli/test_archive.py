@@ -107,7 +107,7 @@ def test_a_topic_that_the_archive_does_not_have_is_named(storage: ObjectStorage,
     assert run(storage, "cat", URL, "T", "--tag", "nothing").exit_code == 0
 
 
-def test_backup_takes_what_is_archived_and_goes_on(storage: ObjectStorage, log: MessageLog) -> None:
+def test_backup_verify_reads_an_archive(storage: ObjectStorage, log: MessageLog) -> None:
     result = CliRunner().invoke(app, ["backup", "verify", URL, "--json", "--endpoint-url", storage.url])
     assert json.loads(result.stdout)["last_index"] == log.complete_index
 

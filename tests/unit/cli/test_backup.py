@@ -151,7 +151,7 @@ def test_too_little_space_is_reported_before_anything_is_copied(
     assert run("verify", tmp_path / "backup").exit_code == 0
 
 
-def test_full_target_leaves_the_earlier_backup_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_target_keeps_the_earlier_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grow(tmp_path / "n1", 100)
     taken(tmp_path / "backup", tmp_path / "n1")
     grow(tmp_path / "n1", 200)

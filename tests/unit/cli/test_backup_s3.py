@@ -178,7 +178,7 @@ def test_a_prefix_without_a_backup_or_with_foreign_objects_is_reported(storage: 
 
 
 @pytest.mark.parametrize("change", ["flip", "cut", "longer", "missing"])
-def test_altered_and_missing_objects_are_found(storage: ObjectStorage, tmp_path: Path, change: str) -> None:
+def test_verify_finds_altered_and_missing_objects(storage: ObjectStorage, tmp_path: Path, change: str) -> None:
     grow(tmp_path / "n1", 60)
     taken(storage, tmp_path / "n1")
     first, *_, last = log_objects(storage)
@@ -286,7 +286,7 @@ def test_targets_that_make_no_sense_are_refused(target: str, endpoint_url: str |
     assert SECRET_KEY not in str(failed)
 
 
-def test_without_credentials_the_command_says_so(storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backup_without_credentials_is_refused(storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     failed = refusal(run(storage, "backup", "verify", TARGET))

@@ -71,7 +71,7 @@ def test_message_that_is_delivered_before_it_is_acknowledged_is_not_missing() ->
     assert arrivals.missing == 0
 
 
-def test_only_the_first_delivery_counts_and_none_of_what_was_forgotten() -> None:
+def test_latency_counts_only_first_deliveries() -> None:
     arrivals = Arrivals()
     arrivals.sent(range(1), due_at=1.0)
     assert arrivals.delivered(0, now=1.1)
@@ -142,7 +142,7 @@ def test_picture_has_latencies_and_the_rate_of_each_whole_second() -> None:
     assert heights[0] < heights[1], "the first second had more messages"
 
 
-def test_picture_without_messages_says_so() -> None:
+def test_empty_chart_shows_not_measured() -> None:
     drawn = ET.fromstring(drawing("nothing", Result(1.0)))
     texts = [each.text for each in drawn.iter(f"{SVG}text")]
     assert texts == ["latency, ms: not measured", "messages per second: not measured"]

@@ -36,7 +36,7 @@ def answer(broker_id: int, known: dict[str, str] | None, group: str = "broker-a"
     return BrokerAnswer("DefaultCluster", group, broker_id, f"127.0.0.1:{10911 + broker_id}", known)
 
 
-def test_lag_is_what_the_leader_has_and_the_follower_has_not() -> None:
+def test_lag_is_the_difference_to_the_leader() -> None:
     leader = figures("n1", "leader", peers=peers(n0=(90, True), n2=(100, True)))
     [group] = group_statuses(
         [answer(0, leader), answer(1, figures("n0", "follower", position=4000)), answer(3, figures("n2", "follower"))]
@@ -91,14 +91,14 @@ def test_of_two_leaders_the_higher_term_leads() -> None:
     assert group.leader == "n1"
 
 
-def test_group_without_leader_says_so_and_has_no_lag() -> None:
+def test_group_without_leader_has_no_lag() -> None:
     [group] = group_statuses([answer(1, figures("n0", "follower")), answer(2, figures("n1", "candidate"))])
     assert group.leader is None
     assert {replica.lag_entries for replica in group.replicas} == {None}
     assert "NO LEADER" in shown(group)
 
 
-def test_without_an_answer_nothing_is_said_of_the_leader() -> None:
+def test_unanswered_group_has_an_unknown_leader() -> None:
     refused = BrokerAnswer("c", "broker-a", 0, "h:1", None, "requests must be signed")
     [group] = group_statuses([refused])
     assert group.leader is None
@@ -191,7 +191,7 @@ def test_requests_that_a_follower_hands_on_are_shown() -> None:
     assert "n0 handed" not in shown(group)
 
 
-def test_what_waits_at_the_leader_is_shown() -> None:
+def test_status_shows_waiting_messages_of_the_leader() -> None:
     waiting: dict[str, Any] = {
         "delayedPending": "1200",
         "timersPending": "30",

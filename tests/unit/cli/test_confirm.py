@@ -27,7 +27,7 @@ async def never() -> str:
     raise AssertionError("asked what is lost although nobody is asked")
 
 
-async def test_a_person_sees_what_is_lost_and_may_say_no(
+async def test_confirmation_shows_the_loss_and_accepts_no(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for answer in ("n\n", "\n"):
@@ -42,7 +42,7 @@ async def test_a_person_may_say_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     await confirm(loss, yes=False)
 
 
-async def test_nobody_is_asked_with_the_option_or_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_confirmation_is_skipped_with_yes_or_in_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(""))
     await confirm(never, yes=True)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))

@@ -99,7 +99,7 @@ def test_message_sent_again_may_end_up_behind_later_ones() -> None:
     assert story.history.verdict().is_good
 
 
-def test_two_contents_at_one_offset_are_found() -> None:
+def test_verdict_finds_two_contents_at_one_offset() -> None:
     """What a fork of the log would look like to two consumers."""
     story = Story().send(0, Q0, 0).get(0, Q0, 0).get(7, Q0, 0, by="c2")
     verdict = story.history.verdict()
@@ -107,17 +107,17 @@ def test_two_contents_at_one_offset_are_found() -> None:
     assert not verdict.is_good
 
 
-def test_acknowledged_place_that_holds_another_message_is_found() -> None:
+def test_verdict_finds_another_message_at_an_acknowledged_offset() -> None:
     story = Story().send(0, Q0, 0).get(1, Q0, 0).get(0, Q0, 1)
     assert story.history.verdict().wrong_content == 1
 
 
-def test_two_acknowledgements_for_one_place_are_found() -> None:
+def test_verdict_finds_two_acknowledgements_of_one_offset() -> None:
     story = Story().send(0, Q0, 0).send(1, Q0, 0)
     assert story.history.verdict().wrong_content == 1
 
 
-def test_changed_body_is_found() -> None:
+def test_verdict_finds_a_changed_body() -> None:
     story = Story().send(0, Q0, 0).get(0, Q0, 0, intact=False)
     assert story.history.verdict().wrong_content == 1
 

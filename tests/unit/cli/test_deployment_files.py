@@ -68,7 +68,7 @@ def test_made_credentials_are_usable(tmp_path: Path) -> None:
 
 
 @needs_openssl
-def test_a_second_run_keeps_what_is_there_and_adds_what_is_new(tmp_path: Path) -> None:
+def test_second_run_keeps_existing_certificates(tmp_path: Path) -> None:
     made(tmp_path, "n0=10.0.0.1")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert made(tmp_path, "n0=10.0.0.1", "n1=10.0.0.2") == ["n1.key", "n1.pem"]
@@ -113,7 +113,7 @@ def test_a_unit_is_not_restarted_with_settings_that_cannot_work() -> None:
 
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
-def test_the_kubernetes_file_is_what_the_chart_makes() -> None:
+def test_kubernetes_file_equals_the_rendered_chart() -> None:
     command = ["helm", "template", "raftmq", str(DEPLOY / "helm" / "raftmq")]
     rendered = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert (DEPLOY / "kubernetes" / "raftmq.yaml").read_text().endswith(rendered)
@@ -167,7 +167,7 @@ EVERYTHING = "accounts.enabled=true,tls.enabled=true,proxy.replicas=2,serviceMon
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
 @pytest.mark.parametrize("values", ["broker.replicas=1", EVERYTHING])
-def test_what_the_chart_makes_is_valid_and_monitored(tmp_path: Path, values: str) -> None:
+def test_rendered_chart_is_valid_and_monitored(tmp_path: Path, values: str) -> None:
     command = ["helm", "template", "r", str(DEPLOY / "helm" / "raftmq"), "--set", values]
     rendered = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     documents = [each for each in yaml.safe_load_all(rendered) if each]

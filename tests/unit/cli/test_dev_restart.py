@@ -74,7 +74,7 @@ async def test_the_asker_learns_the_reason_of_a_failed_restart(held: Path, autoj
 
 
 @pytest.mark.trio
-async def test_of_two_commands_for_one_replica_the_second_says_so(held: Path, autojump_clock: Any) -> None:
+async def test_second_restart_of_one_replica_is_refused(held: Path, autojump_clock: Any) -> None:
     group = Group(held)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_restarts, [cast("DevCluster", group)])
@@ -88,7 +88,9 @@ async def test_of_two_commands_for_one_replica_the_second_says_so(held: Path, au
 
 
 @pytest.mark.trio
-async def test_nobody_answers(held: Path, tmp_path_factory: pytest.TempPathFactory, autojump_clock: Any) -> None:
+async def test_restart_fails_without_an_answer(
+    held: Path, tmp_path_factory: pytest.TempPathFactory, autojump_clock: Any
+) -> None:
     with pytest.raises(ServersFailed, match="no raftmq dev runs in"):
         await ask_restart(tmp_path_factory.mktemp("idle"), "n1")
     with pytest.raises(ServersFailed, match="no answer within"):

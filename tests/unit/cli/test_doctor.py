@@ -151,7 +151,7 @@ def test_one_replica_with_a_problem(more: dict[str, Any], severity: Severity, te
         {"archiveLagMs": HOUR_MS // 3, "archiveLagBytes": 2_000_000},
     ],
 )
-def test_what_is_within_bounds_is_not_reported(more: dict[str, Any]) -> None:
+def test_doctor_reports_nothing_within_bounds(more: dict[str, Any]) -> None:
     assert found(group(figures("n0", "leader"), figures("n1", **more), figures("n2"))) == []
 
 

@@ -38,7 +38,7 @@ def test_a_figure_has_its_unit(name: str, text: str, unit: str, shown: str) -> N
     assert (unit_of(name), readable(name, text)) == (unit, shown)
 
 
-def test_replicas_stand_side_by_side_with_our_own_figures_first() -> None:
+def test_figures_table_has_one_column_per_replica() -> None:
     table = figures_table({"n0": {"putTps": "1 2 3", "raftmq.messages": "4"}, "n1": {"raftmq.messages": "5000"}})
     console = Console(width=120)
     with console.capture() as capture:

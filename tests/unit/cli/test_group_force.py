@@ -69,7 +69,7 @@ def content(data_dir: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (data_dir / "commitlog").iterdir() if path.name != "LOCK"}
 
 
-def test_dry_run_is_the_default_and_says_what_may_be_lost(tmp_path: Path) -> None:
+def test_force_is_a_dry_run_that_lists_losses(tmp_path: Path) -> None:
     filled(tmp_path)
     before = content(tmp_path)
     for result in (run(tmp_path), run(tmp_path, "--dry-run")):
@@ -127,7 +127,7 @@ def test_changes_under_way_and_learners(tmp_path: Path, conf: ConfState, said: s
     assert all(may_follow(new, old) for old, new in pairwise(confs))
 
 
-def test_replica_that_abstains_says_so_and_votes_again(tmp_path: Path) -> None:
+def test_forced_replica_ends_its_abstention(tmp_path: Path) -> None:
     filled(tmp_path, notes={ABSTAINING: b"1"})
     assert "n0 itself may have lost entries that it had acknowledged" in run(tmp_path, "--yes").output
     log = opened(tmp_path)

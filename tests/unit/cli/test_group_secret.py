@@ -32,7 +32,7 @@ def secrets_of(directory: Path) -> tuple[bytes, ...]:
     return read_secrets(str(directory / FILE_NAME))
 
 
-def test_a_joining_node_gets_what_show_prints(tmp_path: Path, n0: Path) -> None:
+def test_joining_node_accepts_the_shown_secret(tmp_path: Path, n0: Path) -> None:
     shown = run("show", "--data-dir", n0)
     assert shown.output == secrets_of(n0)[0].hex() + "\n"
     joining = tmp_path / "n3"
@@ -66,7 +66,7 @@ def test_a_replica_is_not_cut_off_by_mistake(tmp_path: Path, n0: Path) -> None:
     assert secrets_of(n0) == before
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path, n0: Path) -> None:
+def test_show_refuses_unreadable_secrets_with_the_remedy(tmp_path: Path, n0: Path) -> None:
     assert "no such file" in refusal(run("show", "--data-dir", tmp_path / "nowhere"))
     (n0 / FILE_NAME).chmod(0o644)
     assert "chmod 600" in refusal(run("show", "--data-dir", n0))

@@ -43,7 +43,7 @@ def refusal(result: Result) -> CommandFailed:
     return result.exception
 
 
-def test_intact_log_is_said_to_be(data_dir: Path) -> None:
+def test_verify_reports_an_intact_log(data_dir: Path) -> None:
     for directory in (data_dir, data_dir / "commitlog"):
         result = run("verify", directory)
         assert result.exit_code == 0
@@ -110,7 +110,7 @@ def test_former_names_of_commands_print_json_alone_on_standard_output(data_dir: 
         assert "deprecated" in result.stderr
 
 
-def test_what_is_damaged_is_not_trusted(data_dir: Path) -> None:
+def test_allow_vote_refuses_a_damaged_log(data_dir: Path) -> None:
     with open(data_dir / "commitlog" / f"{0:020d}", "r+b") as file:
         file.seek(1000)
         file.write(b"\xff")

@@ -34,7 +34,7 @@ def listening(port: int) -> Iterator[None]:
         yield
 
 
-def test_processes_choose_different_ports_although_nobody_listens_yet() -> None:
+def test_processes_choose_different_ports_before_listening() -> None:
     code = "from tests.free_ports import free_ports; print(*free_ports(60), *free_ports(60), flush=True); input()"
     children = [
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -117,7 +117,7 @@ def test_a_secret_may_exist_and_an_unfinished_attempt_is_restarted(backup: Path,
         (["n0=/data"], "n0", "is not ID@HOST:PORT"),
     ],
 )
-def test_what_makes_no_sense_is_refused(backup: Path, targets: list[str], peers: str, reason: str) -> None:
+def test_restore_refuses_contradictory_arguments(backup: Path, targets: list[str], peers: str, reason: str) -> None:
     failed = refusal(run(backup, *targets, peers=peers))
     assert failed.exit_code == EXIT_REFUSED
     assert reason in str(failed)

@@ -85,7 +85,7 @@ def test_values_are_translated() -> None:
         ("dLegerPeers=n0:127.0.0.1", "is not ID-HOST:PORT"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_line(text: str, fault: str) -> None:
+def test_conversion_errors_name_the_line(text: str, fault: str) -> None:
     with pytest.raises(ConfInvalid) as caught:
         convert(text, Path())
     assert fault in str(caught.value)
@@ -115,13 +115,13 @@ def test_values_that_no_broker_accepts_are_refused_with_their_lines(
     assert fault in str(result.exception)
 
 
-def test_a_key_that_nobody_knows_is_named() -> None:
+def test_conversion_warns_of_unknown_keys() -> None:
     assert convert("brandNewInSix=1", Path()).warnings == [
         "line 1: brandNewInSix does not apply: unknown to this version of raftmq"
     ]
 
 
-def test_what_is_written_is_read_as_the_same() -> None:
+def test_converted_settings_survive_toml() -> None:
     converted = convert(DLEDGER + 'messageDelayLevel=1s 5s "\\\n', Path())
     assert tomllib.loads(to_toml(converted)) == converted.settings
 
@@ -142,9 +142,7 @@ def test_the_guide_has_every_key() -> None:
     assert GUIDE.read_text()[begin:].startswith(f"\n\n{table}\n\n{END}"), f"{GUIDE.name}: REWRITE=1"
 
 
-def test_accounts_are_found_wherever_the_converted_file_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_converted_file_names_accounts_by_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They lie beside the broker.conf, which is often named by a relative path."""
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "broker.conf").write_text("aclEnable=true\n")

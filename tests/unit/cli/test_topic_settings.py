@@ -35,7 +35,7 @@ def test_new_group_gets_settings_that_no_option_sets() -> None:
         settings_to_create("T", FOUR_SAID, {"a": config, "b": other}, ["c"])
 
 
-def test_what_is_said_applies_to_a_group_that_is_named() -> None:
+def test_stated_settings_apply_to_the_named_group() -> None:
     settings, groups = settings_to_create("T", TopicSettings(1, 1), {"a": FIFO}, ["b"])
     assert (settings, groups) == (TopicSettings(1, 1, 4, order=True, message_type="FIFO"), ["b"])
 
@@ -57,7 +57,9 @@ def test_what_is_said_applies_to_a_group_that_is_named() -> None:
         ),
     ],
 )
-def test_what_is_refused(wanted: TopicSettings, known: dict[str, TopicConfig], groups: list[str], reason: str) -> None:
+def test_invalid_input_is_refused(
+    wanted: TopicSettings, known: dict[str, TopicConfig], groups: list[str], reason: str
+) -> None:
     with pytest.raises(CommandFailed) as refused:
         settings_to_create("T", wanted, known, groups)
     assert reason in str(refused.value)

@@ -91,7 +91,7 @@ def test_progress_is_shown_for_people_and_for_programs(file: Path, driver: Any) 
 
 
 @pytest.mark.parametrize("code", [1, 2])
-def test_what_the_driver_refuses_is_the_error_with_its_exit_code(code: int, file: Path, driver: Any) -> None:
+def test_command_returns_error_and_exit_code_of_the_driver(code: int, file: Path, driver: Any) -> None:
     driver(COMMIT, {"error": "stopped at an offset", "code": code}, code=code)
     failed = failure("run", file)
     assert (str(failed), failed.exit_code) == ("stopped at an offset", code)

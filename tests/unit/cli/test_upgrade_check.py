@@ -82,7 +82,7 @@ def test_a_healthy_group_is_upgraded_followers_first_and_the_leader_last() -> No
     assert order == ["n1", "n2", "n0"]
 
 
-def test_what_members_run_is_reported() -> None:
+def test_upgrade_check_reports_versions_of_members() -> None:
     report = report_of(figures("n0", "leader", **NEW, level=2), figures("n1", **NEW, level=2), figures("n2", **OLD))
     by_node = {member.node_id: member for member in report.members}
     assert (by_node["n0"].software, by_node["n0"].replication_oldest, by_node["n0"].replication_newest) == (
@@ -186,7 +186,7 @@ def run(monkeypatch: pytest.MonkeyPatch, groups: list[GroupStatus], *arguments: 
     return result.exit_code, result.output
 
 
-def test_the_command_says_what_follows_and_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upgrade_check_exits_with_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     healthy = group_of(figures("n0", "leader", **NEW), figures("n1", **OLD), figures("n2", **NEW))
     code, text = run(monkeypatch, [healthy])
     assert code == 0

@@ -300,7 +300,7 @@ async def test_cancelling_all_of_a_batch_on_the_wire_ends_its_attempts() -> None
         assert (await producer.send(Message("T", b"x"))).queue_offset == 1
 
 
-async def test_a_producer_closed_by_an_error_fails_what_waits_as_not_stored() -> None:
+async def test_producer_closed_by_an_error_fails_waiting_messages() -> None:
     outcomes: list[SendResult | ClientError] = []
 
     async def fail(cluster: FakeCluster, producer: Producer) -> None:
@@ -321,7 +321,7 @@ async def test_a_producer_closed_by_an_error_fails_what_waits_as_not_stored() ->
             await producer.send(Message("T", b"too late"))
 
 
-async def test_leaving_the_block_sends_what_waits() -> None:
+async def test_leaving_the_block_sends_waiting_messages() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         async with producer_of(cluster, linger=FOREVER) as producer:
             pending = [await producer.submit(Message("T", b"%d" % number)) for number in range(50)]

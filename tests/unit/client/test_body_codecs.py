@@ -159,7 +159,7 @@ def test_end_of_the_program_is_passed_on() -> None:
         (Whims(ValueError("no")), 1, "Whims cannot encode a int: ValueError: no"),
     ],
 )
-def test_what_cannot_be_encoded_is_refused(codec: BodyCodec[Any], value: object, text: str) -> None:
+def test_unencodable_bodies_are_refused(codec: BodyCodec[Any], value: object, text: str) -> None:
     with pytest.raises(MessageRefused) as refused:
         encode_body(codec, value)
     assert text in str(refused.value)
@@ -209,7 +209,7 @@ def test_types_that_a_codec_cannot_carry() -> None:
         JsonCodec(dict[str, int] | dict[str, str])
 
 
-def test_without_pydantic_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pydantic_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydantic", None)
     with pytest.raises(ImportError, match=r"pip install 'raftmq\[pydantic\]'"):
         PydanticCodec(dict)

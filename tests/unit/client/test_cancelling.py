@@ -64,7 +64,7 @@ async def test_a_block_cancelled_anywhere_leaves_nothing_open(kind: str) -> None
         await until(lambda: not cluster.leader.connections and not cluster.name_servers[0].connections, seconds=60)
 
 
-async def test_a_cancelled_receive_acknowledges_only_what_it_returned() -> None:
+async def test_cancelled_receive_acknowledges_only_returned_messages() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         consumer.subscribe("T")
         stream = aiter(consumer)

@@ -84,7 +84,7 @@ async def test_consumer_waits_at_message_it_cannot_inflate(codec: Codec, monkeyp
             assert second.body == b"second  " * 600, "what could not be read is still there"
 
 
-def test_found_message_raises_what_to_install(uninstall: Uninstall) -> None:
+def test_message_without_codec_library_names_the_package(uninstall: Uninstall) -> None:
     record = compressed("zstd", b"second  " * 600).record("T", 0, 7)
     [found] = received_messages("b", memoryview(record))
     assert found.body == b"second  " * 600

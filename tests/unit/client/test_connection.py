@@ -117,7 +117,7 @@ async def test_an_error_code_is_raised_by_call_and_returned_by_request() -> None
             await connection.call(105)
 
 
-async def test_a_timeout_forgets_the_request_and_a_late_answer_harms_nobody() -> None:
+async def test_late_answer_after_a_timeout_is_ignored() -> None:
     late = anyio.Event()
 
     async def answer_late(stream: anyio.abc.SocketStream) -> None:
@@ -189,7 +189,7 @@ async def test_garbage_ends_the_connection(garbage: bytes) -> None:
             await connection.request(105)
 
 
-async def test_requests_of_the_server_that_nobody_handles_are_refused_unless_oneway() -> None:
+async def test_client_refuses_unknown_server_requests_unless_oneway() -> None:
     answers: list[dict[str, object]] = []
 
     async def ask(stream: anyio.abc.SocketStream) -> None:
@@ -204,7 +204,7 @@ async def test_requests_of_the_server_that_nobody_handles_are_refused_unless_one
     assert (answer["opaque"], answer["code"]) == (2, 3)
 
 
-async def test_nobody_listening_is_a_typed_error() -> None:
+async def test_refused_connection_raises_connect_failed() -> None:
     with pytest.raises(ConnectFailed) as failed:
         await open_connection("127.0.0.1:1")
     assert (failed.value.address, failed.value.stored) == ("127.0.0.1:1", "no")

@@ -52,7 +52,7 @@ async def test_a_round_trip_from_producer_to_consumer() -> None:
         assert (message.attempt, message.reconsume_times) == (1, 0)
 
 
-async def test_a_consumer_without_a_name_server_says_so_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+async def test_consumer_without_a_name_server_logs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         [server] = cluster.name_servers
         await server.stop()
@@ -81,7 +81,7 @@ async def test_missing_name_server_is_reported_once(caplog: pytest.LogCaptureFix
     assert "cannot_consume" in warning.getMessage()
 
 
-async def test_a_consumer_of_a_topic_that_stays_missing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_consumer_of_a_missing_topic_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """It used to wait without a word, also for a misspelled topic."""
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
@@ -92,7 +92,7 @@ async def test_a_consumer_of_a_topic_that_stays_missing_says_so(caplog: pytest.L
     assert "topic Tt does not exist" in caplog.text
 
 
-async def test_a_consumer_without_a_subscription_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_consumer_without_a_subscription_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, remoting=IMPATIENT):
         await until(lambda: "no_subscription" in caplog.text)
 
@@ -385,7 +385,7 @@ async def test_run_needs_a_handler_for_every_topic() -> None:
 
 
 @pytest.mark.parametrize("is_run", [True, False])
-async def test_handlers_that_nobody_runs_are_reported(monkeypatch: pytest.MonkeyPatch, is_run: bool) -> None:
+async def test_consumer_warns_of_handlers_without_run(monkeypatch: pytest.MonkeyPatch, is_run: bool) -> None:
     warnings: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(
         "mq.client.consume.handlers.log.warning", lambda event, *, topics, **_: warnings.append((event, topics))

@@ -52,6 +52,6 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> No
         ('access_key = "short"\nsecret_key = "12345678"', "access key has 5 characters"),
     ],
 )
-def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str, fault: str) -> None:
+def test_invalid_credentials_file_is_refused(tmp_path: Path, text: str, fault: str) -> None:
     with pytest.raises(CredentialsInvalid, match=fault):
         Credentials.from_file(written(tmp_path / "keys.toml", text))

@@ -34,7 +34,7 @@ class Work:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_drain_finishes_what_is_at_work(ordered: bool) -> None:
+async def test_drain_finishes_running_handlers(ordered: bool) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 9)
         work, finished = Work(), []
@@ -67,7 +67,7 @@ async def test_drain_finishes_what_is_at_work(ordered: bool) -> None:
 
 
 @pytest.mark.anyio
-async def test_drain_cancels_what_does_not_end() -> None:
+async def test_drain_cancels_handlers_after_its_timeout() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 3)
         work = Work()

@@ -67,7 +67,7 @@ async def test_after_the_last_repetition_it_is_dead() -> None:
         assert [times for body, _, times in seen if body == b"001"] == [0, 1, 2]
 
 
-async def test_what_waits_in_the_retry_topic_is_never_too_old() -> None:
+async def test_new_group_reads_its_retry_topic_from_the_beginning() -> None:
     """A group that begins with the newest messages must not leave out what it gave back before it stored an offset."""
     async with FakeCluster.start(topics={"T": 1, RETRY: 1}) as cluster:
         message = stored(b"old")
@@ -142,7 +142,7 @@ async def test_a_message_its_broker_refuses_to_take_back_is_copied_for_retry() -
         assert [request.ext["offset"] for request in second.replicas[0].received if request.code == SEND_BACK] == ["0"]
 
 
-async def test_what_no_broker_takes_is_given_back_when_one_does() -> None:
+async def test_send_back_is_repeated_until_a_broker_accepts() -> None:
     async with FakeCluster.start(topics={"T": 1, RETRY: 1}) as cluster:
         cluster.leader.fail_codes[SEND_BACK] = 1
         cluster.leader.fail_codes[SEND] = 14
@@ -230,7 +230,7 @@ async def test_a_run_that_is_stopped_while_messages_go_back_keeps_each_once() ->
         assert handled == {b"%03d" % number for number in range(20)}
 
 
-async def test_a_consumer_that_keeps_order_keeps_what_fails() -> None:
+async def test_ordered_consumer_retries_failed_messages_in_place() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 2)
         consumer = consumer_of(cluster)

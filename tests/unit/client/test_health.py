@@ -80,7 +80,7 @@ async def check_a_broker_and_a_name_server_whose_leader_is_gone(kind: Kind) -> N
 
 
 @pytest.mark.anyio
-async def test_wrong_address_fails_within_seconds_with_what_to_do() -> None:
+async def test_wrong_address_fails_within_seconds_with_a_remedy() -> None:
     """All kinds of clients at the same time: most of them wait for an answer that never comes."""
     async with anyio.create_task_group() as tasks:
         for kind in KINDS:
@@ -118,7 +118,7 @@ async def test_missing_topic_and_leader_are_named() -> None:
 
 
 @pytest.mark.anyio
-async def test_health_says_what_is_wrong() -> None:
+async def test_health_names_the_problem() -> None:
     producer = Producer("127.0.0.1:1", remoting=QUICK)
     assert not producer.health()
     assert "open it first" in str(producer.health())
@@ -168,7 +168,7 @@ async def test_lag_counts_unfinished_messages() -> None:
 
 
 @pytest.mark.anyio
-async def test_application_hears_what_happens() -> None:
+async def test_application_receives_client_events() -> None:
     events: list[ClientEvent] = []
     async with FakeCluster.start(topics={"T": 2}) as cluster:
         fill(cluster, 1)

@@ -26,7 +26,7 @@ async def test_an_ordered_message_popped_again_replaces_its_former_copy() -> Non
 
 
 @pytest.mark.trio
-async def test_what_is_replaced_leaves_its_room_to_others() -> None:
+async def test_replaced_messages_free_their_room() -> None:
     inbox = Inbox(2, ordered=True)
     for pop_time_ms in (1000, 2000, 3000):
         inbox.put([popped_message(0, pop_time_ms), popped_message(1, pop_time_ms)])

@@ -133,7 +133,7 @@ async def ask(brokers: Brokers, repeat: Repeat, *, seconds: float = 10.0, busy_c
         refuses(ConnectFailed(OLD, "refused")),
     ],
 )
-async def test_what_left_nothing_done_is_asked_again_of_the_new_leader(
+async def test_request_without_effect_is_repeated_at_the_new_leader(
     autojump_clock: trio.testing.MockClock, failure: Answer, repeat: Repeat
 ) -> None:
     brokers = Brokers(failure, served, cached=OLD)
@@ -181,7 +181,7 @@ async def test_one_attempt_is_one_attempt(autojump_clock: trio.testing.MockClock
 
 
 @pytest.mark.trio
-async def test_an_attempt_that_reaches_nobody_keeps_the_former_failure(autojump_clock: trio.testing.MockClock) -> None:
+async def test_unreachable_attempt_keeps_the_former_failure(autojump_clock: trio.testing.MockClock) -> None:
     brokers = Brokers(busy(), leads=OLD)
     brokers.silent = {OLD}
     begun = trio.current_time()
@@ -243,7 +243,7 @@ async def test_a_topic_unknown_to_a_new_name_server_is_requested_again(
 
 
 @pytest.mark.trio
-async def test_a_client_that_is_closed_asks_nobody_again(autojump_clock: trio.testing.MockClock) -> None:
+async def test_closed_client_repeats_no_request(autojump_clock: trio.testing.MockClock) -> None:
     brokers = Brokers(refuses(ClientClosed("this client is closed")), served)
     with pytest.raises(ClientClosed):
         await ask(brokers, Repeat.ALWAYS)

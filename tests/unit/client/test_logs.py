@@ -36,9 +36,7 @@ def test_a_failure_is_logged_once_and_without_variables(
     assert "body of a message" not in text
 
 
-def test_what_nobody_wants_to_read_is_not_written(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_log_respects_the_level(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structlog, "is_configured", lambda: False)  # whatever ran before in this process
     with caplog.at_level(logging.WARNING, "mq.client"):
         log.info("connected")

@@ -98,7 +98,7 @@ async def test_an_attempt_that_is_made_again_has_a_reason() -> None:
 
 
 @pytest.mark.anyio
-async def test_deliveries_are_counted_by_what_becomes_of_them() -> None:
+async def test_metrics_count_deliveries_by_outcome() -> None:
     registry = Registry()
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 4)

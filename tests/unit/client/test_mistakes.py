@@ -51,7 +51,7 @@ make_admin: Any = Admin
         (partial(PushConsumer, NAMESRV, "G", max_reconsume_times=-2), "pass -1 for ever, or a number"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_when_it_is_written(make: Callable[[], object], said: str) -> None:
+def test_contradictory_options_are_refused_at_construction(make: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()
 
@@ -268,7 +268,7 @@ def test_an_invalid_message_is_refused(fields: dict[str, Any], said: str) -> Non
 
 
 @pytest.mark.anyio
-async def test_a_producer_refuses_what_is_not_a_message() -> None:
+async def test_producer_refuses_other_types_than_message() -> None:
     text: Any = "T"
     async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
         for send in (producer.send, producer.submit, producer.send_oneway):
@@ -306,7 +306,7 @@ async def test_a_message_of_another_consumer_kind_cannot_be_acknowledged() -> No
 
 
 @pytest.mark.anyio
-async def test_a_client_that_is_not_open_says_so() -> None:
+async def test_unopened_client_raises_client_closed() -> None:
     consumer = PushConsumer(NAMESRV, "G")
     for call in (
         consumer.commit,
@@ -334,7 +334,7 @@ async def test_a_misspelled_position_is_not_taken_for_the_end() -> None:
 
 
 @pytest.mark.anyio
-async def test_clients_say_what_they_are() -> None:
+async def test_repr_of_clients_names_group_and_address() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         async with Producer(cluster.namesrv, "P") as producer, PullConsumer(cluster.namesrv, "G") as pulling:
             assert repr(producer) == f"<Producer P at {cluster.namesrv}, 0 in flight>"

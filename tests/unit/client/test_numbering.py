@@ -221,7 +221,7 @@ async def test_a_message_without_an_answer_has_no_number() -> None:
 FORGOTTEN = Misdeed("refuse", code=13, remark="SEQUENCE_FORGOTTEN: the broker does not know")
 
 
-async def test_numbers_below_those_of_others_raise_what_to_do() -> None:
+async def test_number_used_error_names_the_remedy() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered="billing-7") as producer:
         cluster.leader.misdeeds = [FORGOTTEN]
         with pytest.raises(NumberUsed, match="give the producer another id") as caught:
@@ -294,7 +294,7 @@ async def test_sends_go_on_when_the_old_one_is_settled() -> None:
         (True, None, 1025, "at most 1024 numbered messages"),
     ],
 )
-def test_what_no_producer_can_number_is_refused(
+def test_impossible_numberings_are_refused(
     numbered: bool | str,
     first: int | None,
     in_flight_max: int,

@@ -296,7 +296,7 @@ async def test_a_check_may_close_its_producer() -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-def test_a_client_of_another_event_loop_says_so(anyio_backend: str) -> None:
+def test_client_of_another_event_loop_raises_client_closed(anyio_backend: str) -> None:
     producer = Producer("127.0.0.1:9")
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
     try:
@@ -361,7 +361,7 @@ async def test_second_run_is_refused_and_the_first_one_goes_on() -> None:
             await until(lambda: len(bodies) >= 4)
 
 
-async def test_loop_beside_run_is_refused_and_handlers_get_all() -> None:
+async def test_loop_during_run_is_refused() -> None:
     """Both took messages, each some of them, and those of the loop were missing in the handlers."""
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = consumer_of(cluster)

@@ -122,7 +122,7 @@ async def test_dropped_message_does_not_hold_back_its_key() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_not_handled_goes_back_in_order() -> None:
+async def test_unhandled_messages_return_in_order() -> None:
     """Draining, pausing and stopping leave the rest of each key to the next run."""
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 12)

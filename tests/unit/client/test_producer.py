@@ -135,7 +135,7 @@ async def test_compression_can_be_off() -> None:
         Message("T", b"x", properties=cast("dict[str, str]", {"a": 1})),
     ],
 )
-async def test_what_the_protocol_does_not_allow_is_refused_before_sending(message: Message) -> None:
+async def test_producer_refuses_invalid_messages_before_sending(message: Message) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         with pytest.raises(MessageRefused) as refused:
             await producer.send(message)
@@ -182,7 +182,7 @@ async def test_a_dead_name_server_is_passed_over() -> None:
                 await producer.send(Message("T", b"x"))
 
 
-async def test_without_any_name_server_the_send_says_so() -> None:
+async def test_send_without_name_servers_raises_name_servers_unavailable() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         [server] = cluster.name_servers
         await server.stop()
@@ -307,7 +307,7 @@ async def test_callbacks_get_every_outcome_once() -> None:
         assert [each.message_id for each in outcomes if isinstance(each, SendResult)] == ids[1:]
 
 
-async def test_a_callback_that_raises_harms_nobody_else() -> None:
+async def test_failing_callback_affects_no_other_send() -> None:
     def fail(outcome: SendResult | ClientError) -> None:
         raise ValueError("a bug of the application")
 
@@ -436,7 +436,7 @@ async def test_oneway_messages_arrive_without_answers() -> None:
 # Life.
 
 
-async def test_leaving_the_block_waits_for_what_is_in_flight() -> None:
+async def test_leaving_the_block_waits_for_sends_in_flight() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         async with producer_of(cluster) as producer:
             pending = [await producer.submit(Message("T", b"x")) for _ in range(10)]
@@ -444,7 +444,7 @@ async def test_leaving_the_block_waits_for_what_is_in_flight() -> None:
         assert len(cluster.group.bodies("T")) == 10
 
 
-async def test_an_exception_leaves_as_itself_and_fails_what_is_in_flight() -> None:
+async def test_exception_in_the_block_fails_sends_in_flight() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         pending: list[Pending] = []
 

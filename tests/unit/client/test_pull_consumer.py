@@ -67,7 +67,7 @@ async def test_it_reads_its_assignment_and_commits_only_on_request() -> None:
         assert (offset_of(cluster, 0), offset_of(cluster, 1)) == (100, 100)
 
 
-async def test_a_poll_that_would_wait_forever_says_what_is_missing() -> None:
+async def test_poll_without_assignment_raises() -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster, puller_of(cluster) as consumer:
         with anyio.fail_after(60), pytest.raises(ValueError, match=r"no queue is assigned: call assign\(\)"):
             await consumer.poll()
@@ -117,7 +117,7 @@ async def test_it_seeks_to_the_requested_position() -> None:
             await consumer.seek(Q1, 0)
 
 
-async def test_it_reads_what_tags_and_expressions_choose() -> None:
+async def test_pull_consumer_filters_by_tags_and_expressions() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, puller_of(cluster) as consumer:
         for number in range(20):
             cluster.group.append("T", 0, stored(b"%d" % number, tags="odd" if number % 2 else "even"))
@@ -191,7 +191,7 @@ async def test_a_commit_that_is_refused_is_an_error() -> None:
             await consumer.queues("Unknown")
 
 
-async def test_queues_of_a_topic_are_found_when_name_servers_learn_of_it() -> None:
+async def test_queues_waits_until_name_servers_know_the_topic() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, puller_of(cluster) as consumer:
 
         async def create_later() -> None:

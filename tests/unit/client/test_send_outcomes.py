@@ -81,7 +81,7 @@ async def test_refusals_that_others_may_not_share_end_after_the_retries() -> Non
 
 
 @pytest.mark.parametrize(("groups", "options"), [(1, {}), (3, {}), (2, {"queue": MessageQueue("T", "b-0", 0)})])
-async def test_each_group_refuses_once_what_no_repetition_can_change(groups: int, options: dict[str, Any]) -> None:
+async def test_permanent_refusals_are_not_repeated_per_group(groups: int, options: dict[str, Any]) -> None:
     async with (
         FakeCluster.start(groups=groups, topics={"T": 2}) as cluster,
         producer_of(cluster, retries=20, timeout=60) as producer,

@@ -67,7 +67,7 @@ async def test_many_callers_wait_for_a_mute_server_once() -> None:
 
 
 @pytest.mark.parametrize("missing", ["name server", "broker", "broker later"])
-async def test_a_push_consumer_says_what_it_waits_for(caplog: pytest.LogCaptureFixture, missing: str) -> None:
+async def test_stuck_push_consumer_logs_the_reason(caplog: pytest.LogCaptureFixture, missing: str) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 1)
         cluster.name_servers[0].mute = missing == "name server"
@@ -88,7 +88,7 @@ async def test_a_transaction_producer_says_that_it_cannot_be_checked(caplog: pyt
         await until(lambda: "cannot_be_checked" in caplog.text, seconds=60)
 
 
-async def test_a_pop_consumer_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stuck_pop_consumer_logs_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         cluster.leader.fail_codes = {200050: 2}  # busy
         async with PopConsumer(cluster.namesrv, "G", "T", remoting=QUICK):
@@ -115,7 +115,7 @@ async def test_a_spare_member_says_why_it_has_no_queue(caplog: pytest.LogCapture
     assert len(said("cannot_consume")) == 1, "a spare member may be meant"
 
 
-async def test_waiting_without_a_subscription_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_wait_assigned_without_a_subscription_logs_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         consumer_of(cluster, remoting=IMPATIENT) as consumer,
@@ -265,7 +265,7 @@ async def test_filter_that_lets_nothing_through_is_named(caplog: pytest.LogCaptu
     assert ["cg" in line for line in lines] == [True, False], lines
 
 
-async def test_group_that_begins_at_the_end_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_group_beginning_at_the_end_logs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 4}) as cluster:
         fill(cluster, 8, queues=4)
         for _ in range(2):

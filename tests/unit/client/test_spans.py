@@ -100,6 +100,6 @@ def test_clients_import_it_only_on_request() -> None:
     assert python(CLIENTS.format(before="", option=", otel=True")) == "True"
 
 
-def test_without_it_the_error_says_what_to_install() -> None:
+def test_missing_open_telemetry_error_names_the_package() -> None:
     said = python(CLIENTS.format(before="sys.modules['opentelemetry'] = None", option=", otel=True"))
     assert said == "otel=... needs OpenTelemetry: pip install 'raftmq[otel]'\nFalse"

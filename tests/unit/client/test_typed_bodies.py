@@ -99,7 +99,7 @@ class Shop:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False, "key"])
-async def test_undecodable_body_is_a_dead_letter_and_stops_nobody(
+async def test_undecodable_body_becomes_a_dead_letter_and_delays_no_other(
     ordered: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:

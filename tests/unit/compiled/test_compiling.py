@@ -22,7 +22,7 @@ LIBRARY = "plain_sends.any.so"
 ROOT = Path(__file__).parents[3]
 
 
-def test_without_a_compiler_it_says_what_to_install(
+def test_compiling_without_a_compiler_names_the_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: None)
@@ -50,7 +50,7 @@ def test_where_the_module_can_be_compiled_it_is_there() -> None:
     assert raftlog.compiled.loaded.IS_COMPILED, "run python -m mq.compiled"
 
 
-def test_what_runs_with_sanitizers_exists() -> None:
+def test_sanitizer_script_names_existing_modules() -> None:
     """They run for a part of continuous integration only: a name that had changed came to light there."""
     script = (ROOT / "deploy" / "sanitize.sh").read_text()
     tests = re.findall(r"tests/[\w/]+\.py", script)
@@ -63,7 +63,7 @@ def test_what_runs_with_sanitizers_exists() -> None:
     assert [each for each in (*tests, *modules) if not (ROOT / each).exists()] == []
 
 
-def test_without_the_headers_of_python_it_says_what_to_install(
+def test_compiling_without_python_headers_names_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: "/usr/bin/cc")

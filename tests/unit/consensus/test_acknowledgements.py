@@ -51,7 +51,7 @@ def told_term(follower: Follower) -> None:
     follower.finish(follower.append(B, 2, NONE, 1))
 
 
-def test_what_has_left_is_not_sent_again() -> None:
+def test_sent_acknowledgement_is_not_repeated() -> None:
     follower = Follower()
     told_term(follower)
     effects = follower.append(B, 2, LogId(LogIndex(1), Term(2)), 3)
@@ -62,7 +62,7 @@ def test_what_has_left_is_not_sent_again() -> None:
     assert follower.finish(effects) == []
 
 
-def test_what_has_not_left_is_sent_by_the_core() -> None:
+def test_core_sends_the_unsent_acknowledgement() -> None:
     follower = Follower()
     told_term(follower)
     effects = follower.append(B, 2, LogId(LogIndex(1), Term(2)), 3)

@@ -64,7 +64,7 @@ def test_tail_holds_whole_spans_up_to_the_end(
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.integers(1, 1000), st.data())
-def test_tail_chunk_is_bounded_and_contains_what_was_asked(
+def test_tail_chunk_is_bounded_and_contains_the_asked_index(
     sizes: list[int], bytes_max: int, data: st.DataObject
 ) -> None:
     tail = Tail(1 << 20, 1000)
@@ -88,7 +88,7 @@ def test_tail_forgets_committed_spans_only() -> None:
 
 
 @given(st.lists(st.sampled_from(["append", "issue", "done", "truncate"]), max_size=40), st.randoms())
-def test_tickets_never_vouch_for_what_is_not_on_disk(steps: list[str], rng: random.Random) -> None:
+def test_tickets_report_only_entries_on_disk(steps: list[str], rng: random.Random) -> None:
     """Durable is compared with a disk that keeps, for each index, which version of the entry was written there."""
     tickets = WriteTickets(NO_INDEX)
     log: list[int] = []

@@ -66,7 +66,7 @@ def test_no_step_of_a_change_can_decide_without_the_step_before(conf: ConfState,
 
 
 @given(confs(), confs())
-def test_what_may_follow_overlaps(old: ConfState, new: ConfState) -> None:
+def test_successive_configurations_overlap(old: ConfState, new: ConfState) -> None:
     joint = ConfState(new.voters, old.voters)
     assert may_follow(joint, old)
     assert may_follow(ConfState(new.voters), joint)

@@ -36,7 +36,7 @@ def test_any_two_majorities_overlap(size: int) -> None:
 
 
 @given(voters, ballots)
-def test_vote_result_is_what_the_open_votes_can_still_change(voters: list[NodeId], votes: dict[NodeId, bool]) -> None:
+def test_vote_result_is_pending_while_open_votes_decide(voters: list[NodeId], votes: dict[NodeId, bool]) -> None:
     needed = len(voters) // 2 + 1
     for_it = [voter for voter in voters if votes.get(voter)]
     possible = [voter for voter in voters if votes.get(voter, True)]

@@ -63,7 +63,7 @@ def test_an_account_that_a_replica_lacks_or_has_otherwise_is_marked() -> None:
     assert [each.where for each in user_rows({}, {}, seen).values()] == ["a n0, a n1", "a n0, a n1"]
 
 
-def test_what_the_files_as_a_whole_mean_is_said() -> None:
+def test_accounts_page_explains_differing_acl_files() -> None:
     assert file_words(OfReplicas({"a n0": AccountList(has_file=True, accounts=[READER])})) == []
     seen = OfReplicas({"a n0": AccountList(has_file=False)}, ["a n1"], ["b n0"])
     seen.answers["a n2"] = AccountList(has_file=True, addresses=["10.*"])

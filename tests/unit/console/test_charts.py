@@ -35,7 +35,7 @@ def test_a_replica_says_for_how_many_readers_it_keeps_its_log(leases: str, note:
     assert bool(row.note) is bool(note)
 
 
-def test_a_replica_says_what_is_known_of_damage() -> None:
+def test_damage_page_shows_scrubs_and_repairs() -> None:
     figures = {"raftmq.logScrubs": "2", "raftmq.logScrubbedBytes": "3000000", "raftmq.queueBlocksRestored": "7"}
     [row] = damage_rows(group(**figures))
     assert (row.verified, row.restored, row.missing, row.state) == ("2 times, 3.0 MB intact", "7", "nothing", "")

@@ -102,7 +102,7 @@ def test_fifty_open_overviews_ask_as_often_as_one(asked: Counter[str]) -> None:
     assert asked_with(50, asked) == asked_with(1, asked)
 
 
-def test_a_console_that_nobody_looks_at_asks_for_its_charts_only(asked: Counter[str]) -> None:
+def test_unwatched_console_asks_only_for_its_charts(asked: Counter[str]) -> None:
     found = asked_with(0, asked)
     assert found.keys() == {"brokers", "all_progress"}
     assert found["brokers"] <= SECONDS / 10 + 1

@@ -49,7 +49,7 @@ def test_a_promoted_learner_is_counted_and_an_added_one_is_not() -> None:
     assert "voters then" not in said(Change("add", "n3", "h:1", ""))
 
 
-def test_only_what_leaves_has_to_be_typed() -> None:
+def test_only_removals_need_a_typed_name() -> None:
     assert Change("replace", "n9", "h:1", "n1").typed == "n1"
     assert Change("remove", "n1", "", "").typed == "n1"
     assert Change("add", "n9", "h:1", "").typed == ""

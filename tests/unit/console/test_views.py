@@ -69,7 +69,7 @@ def test_an_empty_body_is_shown() -> None:
     assert shown(b"") == ("text", "")
 
 
-def test_a_large_body_is_cut_between_characters_and_says_so() -> None:
+def test_large_body_is_cut_between_characters() -> None:
     body = "ä".encode() * 1000
     found = body_of(_Body(body), BodyForm.AUTO, 101)  # type: ignore[arg-type]
     assert (found.form, found.text, found.cut) == ("text", "ä" * 50, 2000 - 101)
@@ -122,7 +122,7 @@ def test_groups_with_most_to_consume_come_first() -> None:
     assert [row.group for row in reader_rows("Orders", known, {}, ())] == ["b", "a"]
 
 
-def test_a_preview_says_what_a_reset_does() -> None:
+def test_preview_shows_the_effect_of_a_reset() -> None:
     found = preview_rows({Q0: 10, Q1: 0}, {Q0: progress(4, 10), Q1: progress(7, 10)})
     assert [row.effect for row in found] == ["skips 6 messages", "consumes 7 messages again"]
     assert preview_rows({Q0: 1}, {})[0].effect == "no offset yet"
@@ -139,7 +139,7 @@ def test_an_empty_list_has_one_page() -> None:
     assert paged([], 5).pages == 1
 
 
-def test_names_are_found_in_any_case() -> None:
+def test_search_for_names_ignores_case() -> None:
     assert matching(["Orders", "reorder", "Bills"], "ORDER") == ["Orders", "reorder"]
 
 

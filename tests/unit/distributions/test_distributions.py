@@ -126,7 +126,7 @@ print(len(modules))
 """
 
 
-def test_client_imports_only_what_it_has() -> None:
+def test_client_imports_only_its_dependencies() -> None:
     needed = {"anyio", "msgspec", "idna", "sniffio", "typing_extensions", "mq", "raftmq", *sys.stdlib_module_names}
 
     def import_all(modules: list[str], *allowed: str) -> str:
@@ -147,7 +147,7 @@ def test_client_imports_only_what_it_has() -> None:
     )
 
 
-def test_module_without_its_extra_says_what_to_install() -> None:
+def test_missing_extra_error_names_the_package() -> None:
     for module, extra in NEED_AN_EXTRA.items():
         source = f"import sys; sys.modules[{extra!r}] = None; import {module}"
         result = subprocess.run([sys.executable, "-c", source], check=False, capture_output=True, text=True, cwd=ROOT)
@@ -190,7 +190,7 @@ def test_client_uses_nothing_that_platform_lacks(platform: str, tmp_path: Path) 
     assert result.returncode == 0, result.stdout
 
 
-def test_command_says_what_to_install(tmp_path: Path) -> None:
+def test_command_without_servers_names_the_package(tmp_path: Path) -> None:
     for path in ("mq/__init__.py", "mq/command.py"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)

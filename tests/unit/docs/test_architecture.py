@@ -24,6 +24,6 @@ def test_walks_name_functions_that_exist() -> None:
     assert not names - words, "ARCHITECTURE.md names what no module has any more"
 
 
-def test_names_of_a_walk_are_found() -> None:
+def test_parser_finds_names_of_a_walk() -> None:
     table = "\n| station | Python |\n|---|---|\n| turn | `Reactor.run`, C `_take` (`raftlog`) |\n\n`other`"
     assert called(table) == {"run", "_take"}

@@ -21,7 +21,7 @@ def test_as_many_messages_fit_as_their_parts_have_room() -> None:
     assert [block.fitting(2, room) for room in (4, 5, 100)] == [2, 3, 3]
 
 
-def test_what_lies_between_messages_counts_as_theirs() -> None:
+def test_bytes_between_messages_belong_to_the_next_message() -> None:
     block = Block(b"..ab.cd", [(2, 1, 3, 1), (5, 1, 6, 1)], [4, 7])
     assert [block.begin_of(number) for number in range(2)] == [0, 4]
     assert block.fitting(0, 6) == 1

@@ -18,7 +18,7 @@ SHA = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
         (ProgramName("java", SHA), f"java:{SHA}"),
     ],
 )
-def test_a_name_is_what_it_is_parsed_to(name: ProgramName, text: str) -> None:
+def test_program_name_survives_parsing(name: ProgramName, text: str) -> None:
     assert name.text == text
     assert parse_program_name(text) == name
     assert name.is_of(b"abc")

@@ -156,7 +156,7 @@ def test_null(expression: str, expected: bool | None) -> None:
         "missing = 1 OR a = 5",
     ],
 )
-def test_what_matches(expression: str) -> None:
+def test_matching_expressions(expression: str) -> None:
     assert matches(expression)
 
 
@@ -187,12 +187,12 @@ def test_what_matches(expression: str) -> None:
         "'x' = 5",
     ],
 )
-def test_what_does_not_match(expression: str) -> None:
+def test_expressions_without_match(expression: str) -> None:
     assert not matches(expression)
 
 
 @pytest.mark.parametrize("expression", ["a = 5 OR b = 5", "TRUE OR b > 5", "NOT (a = 6 AND b > 5)"])
-def test_what_is_decided_already_is_not_evaluated(expression: str) -> None:
+def test_logical_operators_short_circuit(expression: str) -> None:
     assert matches(expression)
 
 
@@ -308,7 +308,7 @@ def test_properties_of_the_system_count_as_others() -> None:
         ("NOT -a", 5),
     ],
 )
-def test_what_is_refused_and_where(expression: str, position: int) -> None:
+def test_sql_errors_name_the_position(expression: str, position: int) -> None:
     with pytest.raises(SqlError) as refused:
         SqlFilter(expression)
     assert refused.value.position == position, refused.value
@@ -337,7 +337,7 @@ def test_a_long_alternative_is_not_deep() -> None:
     assert not matches(" AND ".join(["b = 'x'"] * 249 + ["b = 'y'"]))
 
 
-def test_parentheses_side_by_side_are_not_deep() -> None:
+def test_sibling_parentheses_do_not_count_as_depth() -> None:
     assert matches(" OR ".join(["(b = 'y')"] * 149 + ["(b = 'x')"]))
 
 

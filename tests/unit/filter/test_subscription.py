@@ -46,7 +46,7 @@ def test_expression_without_tags(expression: str) -> None:
 
 
 @pytest.mark.parametrize("expression_type", [None, "", "TAG"])
-def test_tags_are_what_is_meant_without_a_type(expression_type: str | None) -> None:
+def test_missing_expression_type_means_tags(expression_type: str | None) -> None:
     assert parse_subscription("T1", "A", expression_type) == parse_tags("T1", "A")
     assert parse_tags("T1", "A").expression_type == "TAG"
 

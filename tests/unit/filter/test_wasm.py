@@ -29,7 +29,7 @@ def test_a_module_may_export_more() -> None:
         ([], {**GOOD, "raftmq_filter": "table"}, "as a table"),
     ],
 )
-def test_what_is_refused(imports: list[str], exports: dict[str, Signature | str], reason: str) -> None:
+def test_invalid_input_is_refused(imports: list[str], exports: dict[str, Signature | str], reason: str) -> None:
     with pytest.raises(ProgramRefused, match=reason):
         check_module(imports, exports)
 

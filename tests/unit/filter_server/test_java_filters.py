@@ -224,7 +224,7 @@ def test_a_program_has_the_name_of_its_class() -> None:
         parse_java_program(b"source")
 
 
-def test_without_a_jdk_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_filter_without_jdk_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ProgramRefused, match="need a JDK"):
         JavaSandbox(JavaLimits())

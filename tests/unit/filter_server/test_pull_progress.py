@@ -62,7 +62,7 @@ def test_messages_that_came_are_not_kept_for_long() -> None:
     assert progress.is_over()
 
 
-def test_what_had_no_room_comes_with_the_next_pull() -> None:
+def test_messages_beyond_the_room_come_with_the_next_pull() -> None:
     progress = PullProgress(0, 2, 15.0, 0.0)
     found(progress, 5, 20, 0.0, passed=2, cut=True)
     assert progress.is_over()
@@ -108,7 +108,7 @@ def test_a_moved_offset_waits_for_the_next_pull_after_progress() -> None:
     assert progress.answer().next_offset == 10
 
 
-def test_a_pull_wants_at_most_what_a_broker_gives() -> None:
+def test_wanted_messages_are_capped_at_the_broker_limit() -> None:
     assert PullProgress(0, 1_000_000, 0.0, 0.0).wanted == EXAMINED_MAX
     assert PullProgress(0, -5, 0.0, 0.0).wanted == 1
 
@@ -153,7 +153,7 @@ def test_a_filter_sees_the_originals_of_compressed_bodies() -> None:
     assert block.data[20:28] == bytes(8), "the head of a record is before what the filter sees of it"
 
 
-def test_a_body_that_inflates_too_far_is_said_to_be_unreadable() -> None:
+def test_body_beyond_the_inflation_limit_is_reported_unreadable() -> None:
     data = records(zlib.compress(bytes(5000)), sys_flag=COMPRESSED)
     block, unreadable = seen_by_filter(data, records_in(data), 1000)
     assert block.message(0).body == b""

@@ -116,7 +116,7 @@ def test_time_ends_a_run_between_messages(sandbox: Sandbox) -> None:
     assert not any(verdicts.passes)
 
 
-def test_the_clock_stops_what_fuel_does_not() -> None:
+def test_time_limit_stops_a_filter_within_its_fuel() -> None:
     """Nobody ticks but this test: so it is the clock."""
     impatient = Sandbox(WasmLimits(fuel_per_message=10**12, seconds_per_message=0.05))
     loaded = impatient.load(fails_at("f", ENDLESS))
@@ -169,7 +169,7 @@ def test_a_large_message_asks_for_more_room(sandbox: Sandbox) -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused(sandbox: Sandbox, content: bytes, reason: str) -> None:
+def test_unusable_modules_are_refused(sandbox: Sandbox, content: bytes, reason: str) -> None:
     with pytest.raises(ProgramRefused, match=reason):
         sandbox.load(content)
 

@@ -16,7 +16,7 @@ PAGE = Page(Path("interop.md"), "Clients", "all share it", "")
 TITLES = {"send": "send in all forms", "push": "push consumers"}
 
 
-def test_each_way_to_secure_servers_has_a_table_with_what_was_played() -> None:
+def test_report_has_a_table_per_security_mode() -> None:
     outcomes = [
         Outcome("go", NONE, "send", True, "", version="v2", played="Monday"),
         Outcome("go", NONE, "push", False, "3 lost", played="Tuesday"),
@@ -55,7 +55,7 @@ def test_keys_and_authority_are_set_while_servers_run(tmp_path: Path) -> None:
         (Step("haStatus", r"CODE: 3 ", REFUSED), "success", True),
     ],
 )
-def test_a_command_works_if_it_says_so_and_nothing_else(step: Step, output: str, wrong: bool) -> None:
+def test_command_is_judged_by_its_exact_output(step: Step, output: str, wrong: bool) -> None:
     row = judged(step, output, {"topic": "T.x"}, signed=True)
     assert row.wrong is wrong
     assert "BROKER" not in row.said

@@ -24,7 +24,7 @@ def test_each_scenario_has_a_name_of_its_own() -> None:
         (ExceptionGroup("two", [ValueError("a\nb")]), "differs: ValueError: a b"),
     ],
 )
-def test_a_scenario_that_fails_says_what_differs(error: Exception | None, outcome: str) -> None:
+def test_failed_scenario_reports_the_difference(error: Exception | None, outcome: str) -> None:
     async def play() -> None:  # noqa: ASYNC910
         if error is not None:
             raise error

@@ -74,7 +74,7 @@ def two_topics(script: Script) -> None:
         ("identity-changed", two_topics),
     ],
 )
-def test_broken_bulk_reads_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_broken_bulk_reads(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = Script()
     broken(script)
     assert check_bulk(script.history()).anomalies == {anomaly: 1}

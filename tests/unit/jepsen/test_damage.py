@@ -73,7 +73,7 @@ def test_many_bits_never_cancel_each_other_out(commitlog: Path) -> None:
             damaged.path.write_bytes(CONTENT)
 
 
-def test_end_that_is_broken_lies_in_what_was_written(commitlog: Path) -> None:
+def test_broken_end_lies_within_the_written_bytes(commitlog: Path) -> None:
     newest = commitlog / f"{30_000:020d}"
     before = newest.read_bytes()
     for seed in range(50):

@@ -107,7 +107,7 @@ def test_times_are_not_judged_when_a_clock_was_set() -> None:
         ("never-seen", refused_recall_and_never_seen),
     ],
 )
-def test_broken_delays_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_broken_delays(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = Script()
     broken(script)
     assert check_delays(script.history()).anomalies == {anomaly: 1}

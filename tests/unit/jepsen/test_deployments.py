@@ -31,7 +31,7 @@ def test_firewall_rules_name_the_muted_nodes() -> None:
     assert "ip saddr { 10.78.0.1, 10.78.0.3 } counter drop" in deaf_to(["10.78.0.3", "10.78.0.1"])
 
 
-def test_namespaces_of_an_interrupted_run_with_more_brokers_are_found(tmp_path: Path) -> None:
+def test_cleanup_finds_namespaces_of_interrupted_runs(tmp_path: Path) -> None:
     for name in ("rmqf-n0", "rmqf-n4", "rmqf-ns1", "somebody-else"):
         (tmp_path / name).touch()
     assert left_in(tmp_path) == ["rmqf-n0", "rmqf-n4", "rmqf-ns1"]

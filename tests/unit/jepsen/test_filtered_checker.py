@@ -14,7 +14,7 @@ def told(script: Script, offset: int) -> None:
     script.add(90, "ok", "stored", k=QUEUE, n="n0", v="G", o=offset)
 
 
-def test_only_what_passes_must_be_consumed() -> None:
+def test_only_matching_messages_must_be_consumed() -> None:
     script = Script()
     script.sent(PASSES, 0)
     script.sent(OTHER, 1)
@@ -22,7 +22,7 @@ def test_only_what_passes_must_be_consumed() -> None:
     assert check_filtered(script.history()).valid is True
 
 
-def test_what_does_not_pass_must_not_be_consumed() -> None:
+def test_checker_finds_consumed_filtered_messages() -> None:
     script = Script()
     script.sent(PASSES, 0)
     script.sent(OTHER, 1)
@@ -31,7 +31,7 @@ def test_what_does_not_pass_must_not_be_consumed() -> None:
     assert check_filtered(script.history()).anomalies == {"not-filtered": 1}
 
 
-def test_what_passes_and_is_not_consumed_is_missing() -> None:
+def test_checker_finds_missing_matching_messages() -> None:
     script = Script()
     script.sent(PASSES, 0)
     script.sent("1.4.0", 1)
@@ -39,7 +39,7 @@ def test_what_passes_and_is_not_consumed_is_missing() -> None:
     assert sum(check_filtered(script.history()).anomalies.values()) == 1
 
 
-def test_an_offset_behind_what_was_received_is_valid() -> None:
+def test_offset_after_received_messages_is_valid() -> None:
     script = Script()
     script.sent(PASSES, 0)
     script.sent(OTHER, 1)
@@ -48,7 +48,7 @@ def test_an_offset_behind_what_was_received_is_valid() -> None:
     assert check_filtered_offsets(script.history()).valid is True
 
 
-def test_an_offset_that_passes_a_message_is_found() -> None:
+def test_checker_finds_an_offset_passing_a_message() -> None:
     script = Script()
     script.sent(PASSES, 0)
     script.sent("1.4.0", 1)

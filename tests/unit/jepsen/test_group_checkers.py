@@ -31,7 +31,7 @@ def test_one_owner_after_the_other_is_valid() -> None:
     assert (result.counts["messages handled"], result.counts["changes of owner"]) == (5, 1)
 
 
-def test_two_members_at_once_are_found() -> None:
+def test_checker_finds_two_members_of_one_queue() -> None:
     script = Script()
     script.add(20, "invoke", "handle", k=QUEUE, o=0)
     handled(script, 0, process=21)
@@ -39,13 +39,13 @@ def test_two_members_at_once_are_found() -> None:
     assert check_exclusive(script.history()).anomalies == {"overlap": 1}
 
 
-def test_message_before_an_earlier_one_is_found() -> None:
+def test_checker_finds_messages_handled_too_early() -> None:
     script = Script()
     handled(script, 0, 2)
     assert check_exclusive(script.history()).anomalies == {"handled-too-early": 1}
 
 
-def test_message_behind_one_that_nobody_finished_is_found() -> None:
+def test_checker_finds_messages_handled_after_unfinished_ones() -> None:
     script = Script()
     handled(script, 0)
     script.add(20, "invoke", "handle", k=QUEUE, o=1)
@@ -53,7 +53,7 @@ def test_message_behind_one_that_nobody_finished_is_found() -> None:
     assert check_exclusive(script.history()).anomalies == {"handled-too-early": 1}
 
 
-def test_queue_that_nobody_handled_leaves_the_verdict_open() -> None:
+def test_unhandled_queue_leaves_the_verdict_open() -> None:
     assert check_exclusive(Script().history()).valid == "unknown"
 
 
@@ -111,7 +111,7 @@ def commit_before_it_began(script: Script) -> None:
         ("phantom-offset", commit_before_it_began),
     ],
 )
-def test_broken_offsets_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_broken_offsets(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = Script()
     committed(script, 3)
     broken(script)
@@ -138,7 +138,7 @@ def test_commit_of_unknown_outcome_may_come_late() -> None:
     assert result.counts["answers after a commit of unknown outcome came late"] == 1
 
 
-def test_offsets_that_nobody_asked_for_leave_the_verdict_open() -> None:
+def test_unqueried_offsets_leave_the_verdict_open() -> None:
     script = Script()
     committed(script, 3)
     assert check_offsets(script.history()).valid == "unknown"
@@ -157,7 +157,7 @@ def test_rising_reported_offsets_are_valid() -> None:
     assert result.counts["offsets asked"] == 5
 
 
-def test_a_reported_offset_that_goes_back_at_another_replica_is_found() -> None:
+def test_checker_finds_offsets_going_back_between_replicas() -> None:
     script = Script()
     stored(script, 7)
     stored(script, 3, "n2")
@@ -187,7 +187,7 @@ def test_stock_client_in_the_group_may_move_an_offset_back() -> None:
     assert result.counts["went back, with a stock client in the group"] == 1
 
 
-def test_a_reported_offset_behind_the_end_of_its_queue_is_found() -> None:
+def test_checker_finds_offsets_beyond_the_queue_end() -> None:
     script = Script()
     stored(script, 2)
     stored(script, 3)

@@ -22,7 +22,7 @@ def finally_stored(script: Script, *values: str, nodes: tuple[str, ...] = ("n0",
         script.final(values, node=node)
 
 
-def test_what_is_acknowledged_and_stored_is_valid_wherever_it_lies() -> None:
+def test_stored_acknowledged_messages_are_valid_in_any_order() -> None:
     script = Script()
     sent(script, A)
     sent(script, B, "info")  # nobody knows, and it is stored
@@ -54,7 +54,7 @@ def test_a_run_without_acknowledged_messages_leaves_the_verdict_open() -> None:
     assert check_grpc(script.history()).valid == "unknown"
 
 
-def test_the_pop_checker_finds_an_acknowledged_message_that_nobody_gets() -> None:
+def test_pop_checker_finds_an_acknowledged_message_never_received() -> None:
     script = Script()
     sent(script, A)
     sent(script, B)

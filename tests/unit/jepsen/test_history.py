@@ -86,7 +86,7 @@ def test_consumer_is_handed_messages_while_it_asks_for_something_else() -> None:
     assert [(op.name, op.outcome) for op in script.history().operations] == [("leave", "ok"), ("receive", "ok")]
 
 
-def test_fault_has_both_ends_and_what_was_seen() -> None:
+def test_fault_contains_both_ends_and_its_observation() -> None:
     script = Script()
     script.fault("kill", seen="the process is gone")
     (fault,) = script.history().faults
@@ -146,7 +146,7 @@ def test_events_with_all_that_they_need_are_read() -> None:
         ({**SEND, "o": 1.5}, "Expected `int | null`"),
     ],
 )
-def test_event_that_lacks_what_it_needs_is_named(event: dict[str, Any], reason: str) -> None:
+def test_incomplete_events_are_named(event: dict[str, Any], reason: str) -> None:
     with pytest.raises(HistoryDamaged, match=rf"^line 2: .*{re.escape(reason)}"):
         decoded(BEGIN, event)
 

@@ -168,7 +168,7 @@ def test_every_workload_has_checkers() -> None:
     assert CHECKERS.keys() == WORKLOADS.keys()
 
 
-def test_page_shows_faults_and_what_clients_wrote_as_text() -> None:
+def test_page_escapes_faults_and_messages() -> None:
     script = Script(nemeses=["kill"])
     script.fault("kill", seen="<gone>", during=["1.1.10"])
     script.add(RUN, "info", "role", n="n0", v=("leader", "3"))
@@ -189,7 +189,7 @@ def test_picture_of_many_sends_stays_small() -> None:
     assert len(picture) < 1_000_000
 
 
-def test_picture_is_well_formed_whatever_servers_and_clients_are_called() -> None:
+def test_picture_escapes_names_of_servers_and_clients() -> None:
     script = Script(nemeses=["kill"], nodes=["n0", "<n1>"])
     script.fault("kill & more", during=["1.1.10"])
     script.add(RUN, "info", "role", n="<n1>", v=("leader", "3"))
@@ -203,7 +203,7 @@ def test_picture_of_nothing_is_empty_and_no_error() -> None:
     assert draw(gather([])).startswith("<svg")
 
 
-def test_what_cannot_be_decoded_is_damaged() -> None:
+def test_undecodable_records_are_damaged() -> None:
     ((offset, value, _),) = values_in(b"\0" * 200)
     assert offset == UNREADABLE
     assert value.startswith(DAMAGED)
@@ -257,7 +257,7 @@ def test_unknown_names_are_reported_with_all_valid_ones_nearest_first(tmp_path: 
     assert not list(tmp_path.iterdir()), "nothing is made for a run that cannot be"
 
 
-def test_a_matrix_reports_what_is_unavailable_and_exits_with_3(
+def test_matrix_with_unavailable_faults_exits_with_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = judge(stored(good_run(), tmp_path))

@@ -27,7 +27,7 @@ TABLE = """\
 """
 
 
-def test_closed_connections_with_bytes_on_their_way_are_found() -> None:
+def test_harness_finds_closed_connections_with_unsent_bytes() -> None:
     assert list(still_sending(TABLE, [10911])) == [("10.78.0.254", 0xA4C2)]
 
 
@@ -86,7 +86,7 @@ def test_a_message_stored_between_the_reads_of_two_replicas_is_valid() -> None:
     assert check_log(script.history()).valid is True
 
 
-def test_later_round_does_not_hide_what_an_earlier_one_read() -> None:
+def test_later_read_round_does_not_hide_an_earlier_one() -> None:
     script = Script()
     script.sent(A, 0)
     script.failed(LATE, 2, "info")

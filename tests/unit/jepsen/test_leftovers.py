@@ -32,7 +32,7 @@ def test_the_namespace_of_a_live_run_is_not_a_leftover_mount() -> None:
     assert not [point for point in mount_points(MOUNTS) if "netns" in str(point)]
 
 
-def test_the_run_of_a_server_is_found_in_its_environment() -> None:
+def test_environment_names_the_run_of_a_server() -> None:
     assert run_of(f"PATH=/bin\0{RUN_VARIABLE}=/store/run 1\0HOME=/\0".encode()) == Path("/store/run 1")
     assert run_of(b"PATH=/bin\0HOME=/\0") is None
 
@@ -46,7 +46,7 @@ def test_living_run_holds_its_directory(tmp_path: Path) -> None:
     assert not is_held(tmp_path)
 
 
-def test_directory_that_is_gone_is_held_by_nobody(tmp_path: Path) -> None:
+def test_missing_directory_is_not_held(tmp_path: Path) -> None:
     assert not is_held(tmp_path / "gone")
 
 
@@ -72,7 +72,7 @@ def test_only_servers_of_dead_runs_are_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_servers_of_a_directory_that_nobody_holds_are_not_started(tmp_path: Path) -> None:
+async def test_servers_start_only_in_a_held_directory(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="for leftovers"):
         async with open_cluster(tmp_path, cast("Network", None), ("n0",)):
             pass

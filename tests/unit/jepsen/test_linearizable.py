@@ -78,7 +78,7 @@ def test_written_values_are_read() -> None:
     assert check_registers(script.history()).valid is True
 
 
-def test_value_that_was_written_over_is_found() -> None:
+def test_checker_finds_a_read_of_an_overwritten_value() -> None:
     script = Script()
     accessed(script, "write", 1)
     accessed(script, "write", 2)
@@ -88,7 +88,7 @@ def test_value_that_was_written_over_is_found() -> None:
     assert "read 1 at n1" in result.examples["not-linearizable"][0]
 
 
-def test_refused_value_that_is_read_is_found() -> None:
+def test_checker_finds_a_read_of_a_refused_value() -> None:
     script = Script()
     accessed(script, "write", 1)
     accessed(script, "write", 3, "fail")

@@ -25,7 +25,7 @@ def test_equal_logs_have_no_difference(tmp_path: Path) -> None:
     assert differences(log(tmp_path, "n0") | log(tmp_path, "n1") | log(tmp_path, "n2")) == []
 
 
-def test_one_byte_that_differs_is_found(tmp_path: Path) -> None:
+def test_comparison_finds_one_differing_byte(tmp_path: Path) -> None:
     other = FILES | {SIZE: b"b" * 99 + b"x"}
     found = differences(log(tmp_path, "n0") | log(tmp_path, "n1", other) | log(tmp_path, "n2"))
     assert found == [f"the logs of n0 and n1 differ in the file {SIZE:020d}"]

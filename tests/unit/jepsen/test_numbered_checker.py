@@ -71,7 +71,7 @@ def refused_as_forgotten(script: Script) -> None:
         ("forgotten", refused_as_forgotten),
     ],
 )
-def test_broken_numbers_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_broken_numbers(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = Script()
     broken(script)
     assert check_numbered(script.history()).anomalies == {anomaly: 1}

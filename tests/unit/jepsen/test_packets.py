@@ -45,7 +45,7 @@ def test_reordered_packets_overtake_delayed_ones() -> None:
     assert sum(each[0] == number * 0.001 for number, each in enumerate(came)) == link.counts["reordered"] > 300
 
 
-def test_low_rate_makes_packets_wait_and_loses_what_waits_too_long() -> None:
+def test_low_rate_delays_and_drops_packets() -> None:
     link, came = arrivals(Shape(rate=100_000.0))  # ten times as much is sent
     arrived = [each[0] for each in came if each]
     assert all(b - a >= 0.0099 for a, b in pairwise(arrived))

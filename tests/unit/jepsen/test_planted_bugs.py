@@ -22,7 +22,7 @@ from jepsen.schedule import CALM
 from jepsen.workloads import WORKLOADS
 
 
-def test_rows_name_what_there_is() -> None:
+def test_rows_name_existing_mistakes_and_workloads() -> None:
     for row in ROWS:
         assert row.mistake in names()
         assert row.workload in WORKLOADS

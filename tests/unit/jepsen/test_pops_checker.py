@@ -152,7 +152,7 @@ def popped_from_another_place(script: Script) -> None:
         ("unexpected", of_nobody),
     ],
 )
-def test_broken_pops_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_broken_pops(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = Script()
     broken(script)
     assert check_pops(script.history()).anomalies == {anomaly: 1}
@@ -192,7 +192,7 @@ def one_left_out_of_an_answer(script: Script) -> None:
     script.add(20, "ok", "pop", v=[[QUEUE, 0, A], [QUEUE, 2, B]])
 
 
-def test_answer_without_what_was_acknowledged_before_is_valid() -> None:
+def test_answer_after_acknowledged_messages_is_valid() -> None:
     script = Script()
     popped(script, A, B, "1.2.0")
     told(script, "ack", A)
@@ -211,7 +211,7 @@ def test_answer_without_what_was_acknowledged_before_is_valid() -> None:
         ("int-nonmonotonic-pop", backwards_in_one_answer),
     ],
 )
-def test_broken_order_is_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_broken_order(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = Script()
     broken(script)
     assert check_ordered_pops(script.history()).anomalies == {anomaly: 1}

@@ -55,14 +55,14 @@ def test_ci_is_meant_to_have_sixty_faults() -> None:
 
 
 @pytest.mark.parametrize("profile", [NIGHTLY, RELEASE])
-def test_long_profiles_repeat_what_takes_many_rounds(profile: str) -> None:
+def test_long_profiles_repeat_slow_faults(profile: str) -> None:
     planned = cells(profile, list(WORKLOADS), ALL)
     long = [(cell.workload, cell.faults) for cell in planned if cell.seconds >= 240]
     assert long == [("log", "power-loss-of-all"), ("log", "helix"), ("log", CALM)]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_what_does_not_go_together_is_not_put_together(profile: str) -> None:
+def test_profiles_omit_excluded_combinations(profile: str) -> None:
     for cell in cells(profile, list(WORKLOADS), ALL):
         assert not any((cell.workload, kind) in NOT_TOGETHER for kind in cell.nemeses)
 

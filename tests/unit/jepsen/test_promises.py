@@ -21,7 +21,7 @@ def line(rows: list[Row], what: str) -> str:
     return found
 
 
-def test_promises_name_what_there_is() -> None:
+def test_promises_name_existing_workloads_and_faults() -> None:
     for promise in PROMISES:
         assert set(promise.workloads) <= WORKLOADS.keys()
     assert FAULTS.keys() <= {promise.what for promise in PROMISES}

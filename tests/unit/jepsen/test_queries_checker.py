@@ -33,7 +33,7 @@ def by_time(script: Script, seconds: float, offset: int) -> None:
     script.add(21, "ok", "find-time", k=QUEUE, v=at_ms, n="n1", o=offset)
 
 
-def test_messages_that_are_found_are_valid() -> None:
+def test_correct_query_answers_are_valid() -> None:
     script = started()
     by_key(script, A, [(QUEUE, 0, A)])
     for seconds, offset in ((-5.0, 0), (0.5, 1), (1.5, 2), (2.5, 3)):

@@ -96,7 +96,7 @@ def test_lines_name_the_operations_of_a_value_only() -> None:
     assert len(lines) <= LINES_MAX
 
 
-def test_values_are_found_in_text_but_versions_and_times_are_not() -> None:
+def test_examples_yield_values_but_no_versions_or_times() -> None:
     assert values_in_examples([f"{A} at Log/0@3 and {A}, raftmq v1.2.3, after 0.001 s"]) == [A]
 
 

@@ -115,7 +115,7 @@ def dead_with_other_bytes(script: Script) -> None:
         ("unexpected", of_nobody),
     ],
 )
-def test_broken_retries_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_broken_retries(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = Script()
     broken(script)
     assert check_retries(script.history()).anomalies == {anomaly: 1}

@@ -41,14 +41,14 @@ def test_servers_that_kept_running_are_valid() -> None:
         ("too-much-memory", {"name": "memory", "v": MEMORY_BYTES_MAX + 1}),
     ],
 )
-def test_what_a_server_did_by_itself_is_found(anomaly: str, fields: dict[str, Any]) -> None:
+def test_checker_finds_unexpected_server_events(anomaly: str, fields: dict[str, Any]) -> None:
     script = Script()
     verified(script)
     script.add(RUN, "info", fields.pop("name"), n="n1", **fields)
     assert check_servers(script.history()).anomalies == {anomaly: 1}
 
 
-def test_log_that_does_not_verify_is_found() -> None:
+def test_checker_finds_a_damaged_log() -> None:
     script = Script()
     verified(script, "damaged")
     assert check_servers(script.history()).anomalies == {"log-damaged": 3}
@@ -58,7 +58,7 @@ def test_log_that_was_not_verified_leaves_the_verdict_open() -> None:
     assert check_servers(Script().history()).valid == "unknown"
 
 
-def test_only_what_no_fault_explains_is_an_error_of_a_broker() -> None:
+def test_only_unexplained_lines_are_broker_errors() -> None:
     lines = [
         '{"level":"error","event":"leader_lost"}\n',
         '{"level":"err',
@@ -103,14 +103,14 @@ def test_run_without_acknowledgements_under_its_fault_tested_nothing() -> None:
     ]
 
 
-def test_nobody_expects_acknowledgements_before_somebody_else_can_lead() -> None:
+def test_acknowledgements_are_not_expected_before_a_new_election() -> None:
     script = Script(nemeses=["kill"])
     script.fault("kill", seconds=4.9)
     sent_enough(script)
     assert check_coverage(script.history()).valid is True
 
 
-def test_nobody_expects_acknowledgements_while_a_majority_is_away() -> None:
+def test_acknowledgements_are_not_expected_without_a_majority() -> None:
     script = Script(nemeses=["kill"])
     script.fault("kill", majority=False)
     sent_enough(script)
@@ -126,7 +126,7 @@ def test_run_without_acknowledgements_after_its_fault_tested_nothing() -> None:
     ]
 
 
-def test_fault_that_nobody_saw_leaves_the_verdict_open() -> None:
+def test_unobserved_fault_leaves_the_verdict_open() -> None:
     script = Script(nemeses=["kill"])
     script.fault("kill", seen=None, during=[A])
     sent_enough(script)
@@ -151,7 +151,7 @@ def test_fault_that_was_never_over_leaves_the_verdict_open() -> None:
     assert why.endswith("was never over")
 
 
-def test_fault_that_nobody_planned_must_be_seen_as_well() -> None:
+def test_unplanned_fault_must_be_observed() -> None:
     script = Script()
     script.fault("kill", seen=None, during=[A])
     sent_enough(script)

@@ -80,7 +80,7 @@ def test_leader_is_hit_and_followers_are_not() -> None:
     assert set(targets("all, one after the other", "n1", NODES, Random(1))) == set(NODES)
 
 
-def test_nobody_is_hit_by_what_nobody_knows() -> None:
+def test_unknown_fault_targets_are_refused() -> None:
     with pytest.raises(ValueError, match="no known"):
         targets("the weather", "n1", NODES, Random(1))
     with pytest.raises(ValueError, match="no known"):
@@ -132,7 +132,7 @@ def test_everybody_in_a_ring_hears_another_majority() -> None:
     assert len(set(heard)) == 5
 
 
-def test_kinds_say_what_they_need() -> None:
+def test_fault_kinds_name_required_deployment() -> None:
     assert needs(["kill", "bridge"]).count == 5
     assert needs(["kill"]) == Deployed(count=3, spares=0, disks=False, shims=False, switch=False, settings={})
     assert needs(["clock", "packets", "power-loss"]) == Deployed(

@@ -49,7 +49,7 @@ def test_comparison_has_both_sides_of_each_promise(store: Path) -> None:
     assert text.count("7 sends") == 2
 
 
-def test_empty_store_says_so() -> None:
+def test_index_of_an_empty_store_has_no_runs() -> None:
     assert "There is no run" in index_page({})
 
 

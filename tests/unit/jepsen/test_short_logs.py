@@ -51,7 +51,7 @@ def test_message_above_the_base_of_the_log_is_lost() -> None:
     assert check_log(script.history()).anomalies == {"lost-write": 1}
 
 
-def test_message_of_which_nobody_knows_the_place_in_the_log_is_lost() -> None:
+def test_missing_message_of_unknown_position_is_lost() -> None:
     script = Script()
     script.sent(A, 0)
     script.sent(B, 1)

@@ -47,7 +47,7 @@ def test_message_that_no_replica_has_was_not_skipped() -> None:
     assert check_skipped(script.history()).anomalies == {}
 
 
-def test_end_of_a_queue_that_nobody_reached_was_not_skipped() -> None:
+def test_unreached_queue_end_is_not_skipped() -> None:
     script = three_sent()
     script.received(A, 0)
     for node in ("n0", "n1", "n2"):

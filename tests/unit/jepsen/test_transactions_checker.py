@@ -76,7 +76,7 @@ def test_committed_ones_are_visible_and_others_are_not() -> None:
     assert check_log(history).anomalies == {}
 
 
-def test_commit_that_nobody_confirmed_may_be_lost_or_not() -> None:
+def test_unconfirmed_commit_may_be_lost_or_visible() -> None:
     for final in ([A, C], [A, C, "1.3.0"]):
         script = Script()
         usual(script)
@@ -112,13 +112,13 @@ def seen_before(script: Script) -> None:
         ("seen-before-commit", seen_before),
     ],
 )
-def test_broken_transactions_are_found(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_broken_transactions(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = Script()
     broken(script)
     assert check_transactions(script.history()).anomalies == {anomaly: 1}
 
 
-def test_second_copy_is_found_by_the_checker_of_the_log() -> None:
+def test_log_checker_finds_a_second_copy() -> None:
     script = Script()
     usual(script)
     script.final_everywhere([A, C, A])

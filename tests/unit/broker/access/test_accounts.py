@@ -78,7 +78,7 @@ def test_the_file_of_rocketmq_is_read_unchanged() -> None:
     assert admin.may("anything", Permission.PUB, "10.0.0.1")
 
 
-def test_a_file_without_accounts_lets_nobody_in() -> None:
+def test_empty_account_file_admits_no_client() -> None:
     accounts = parse_accounts("")
     assert accounts.by_key == {}
     assert not accounts.white_listed("127.0.0.1")
@@ -107,7 +107,7 @@ def test_a_file_without_accounts_lets_nobody_in() -> None:
         ),
     ],
 )
-def test_what_means_nothing_is_refused(text: str, fault: str) -> None:
+def test_parser_refuses_meaningless_account_entries(text: str, fault: str) -> None:
     with pytest.raises(AclFileInvalid, match=fault.replace("[", r"\[")) as caught:
         parse_accounts(text)
     assert "12345678" not in str(caught.value)
@@ -144,7 +144,7 @@ def test_loopback_addresses() -> None:
     ]
 
 
-def test_only_what_replicas_prove_by_themselves_is_for_anybody() -> None:
+def test_only_self_authenticated_requests_need_no_account() -> None:
     assert {kind.__name__ for kind, row in ROWS.items() if row is Role.ANYBODY} == {
         "AnnounceReplica",
         "ReportArchived",
@@ -157,7 +157,7 @@ def test_only_what_replicas_prove_by_themselves_is_for_anybody() -> None:
 @pytest.mark.parametrize(
     "value", ["0b4c9c2f: 0c6f", "*0b4c9c2f0c6f", "!0b4c9c2f0c6f x", "'0b4c9c2f", "[0b4c9c2f", "0b4c9c2f: ["]
 )
-def test_what_is_wrong_with_a_file_is_said_without_its_secret_keys(value: str) -> None:
+def test_account_file_errors_contain_no_secret_keys(value: str) -> None:
     """It goes to logs."""
     with pytest.raises(AclFileInvalid, match=r"not YAML: line [0-9]+, column") as refused:
         parse_accounts(f"accounts:\n- accessKey: operator\n  secretKey: {value}\n  admin: true\n")

@@ -127,7 +127,7 @@ def applied(*commands: TableCommand) -> Users:
     return users
 
 
-def test_what_commands_do() -> None:
+def test_user_commands_change_the_table() -> None:
     made = CreateUser(name="u", sealed="s1", admin=False)
     assert applied(made, CreateUser(name="u", sealed="s2", admin=True)).table["u"] == ("s1", False, True, ())
     assert applied(made, UpdateUser(name="u", enabled=False)).table["u"] == ("s1", False, False, ())
@@ -212,6 +212,6 @@ def test_snapshots_have_users_and_are_the_same_for_the_same_users() -> None:
     ],
     ids=lambda command: str(msgspec.to_builtins(command))[:60],
 )
-def test_what_means_nothing_does_not_get_into_the_log(command: TableCommand) -> None:
+def test_meaningless_user_commands_are_not_encoded(command: TableCommand) -> None:
     with pytest.raises(CommandRefused):
         encode_command(command)  # type: ignore[arg-type]

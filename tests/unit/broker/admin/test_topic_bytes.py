@@ -82,14 +82,14 @@ def test_small_messages_go_in_chunks(tmp_path: Path) -> None:
     assert topic.queues[0].min_offset == CHUNK_ENTRIES
 
 
-def test_what_readers_have_leased_stays(tmp_path: Path) -> None:
+def test_leased_entries_are_not_expired(tmp_path: Path) -> None:
     topic, limited = Topic(tmp_path, 1), TopicBytes(CHUNK_BYTES)
     topic.add(0, CHUNK_BYTES, 5)
     assert topic.expire(limited, PhysicalOffset(2 * CHUNK_BYTES)) == [0, CHUNK_BYTES]
     assert topic.expire(limited) == [2 * CHUNK_BYTES, 3 * CHUNK_BYTES]
 
 
-def test_what_expired_otherwise_is_subtracted(tmp_path: Path) -> None:
+def test_entries_expired_by_other_rules_are_subtracted(tmp_path: Path) -> None:
     topic, limited = Topic(tmp_path, 1), TopicBytes(1 << 30)
     topic.add(0, 100, 3 * CHUNK_ENTRIES)
     topic.expire(limited)

@@ -185,7 +185,7 @@ def test_file_is_not_complete_before_an_entry_behind_it_is_committed() -> None:
     assert first.last_index < complete
 
 
-def test_leader_believes_only_what_its_own_log_says() -> None:
+def test_leader_accepts_only_reports_that_match_its_log() -> None:
     leader = Replica("n0")
     leader.send(50)
     first, second, *_ = leader.ends()
@@ -210,7 +210,7 @@ def test_leader_believes_only_what_its_own_log_says() -> None:
     assert len(leader.commands) == 1, "the group knows of more"
 
 
-def test_leader_that_does_not_know_yet_what_is_committed_is_asked_again() -> None:
+def test_report_beyond_the_commit_index_is_retried() -> None:
     leader = Replica("n0")
     leader.send(50)
     first, *_ = leader.ends()
@@ -455,7 +455,7 @@ def with_retention(replica: Replica, **limits: Any) -> Replica:
     return replica
 
 
-def test_group_agrees_to_what_is_deleted_in_the_archive() -> None:
+def test_group_commits_the_new_beginning_of_the_archive() -> None:
     leader = with_retention(tiered(leader="n1"), archive_retention_hours=1)
     leader.service.take(ArchiveStep(expired_pos=2 * SEGMENT_BYTES))
     assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=2 * SEGMENT_BYTES, is_held=False)
@@ -467,7 +467,7 @@ def test_group_agrees_to_what_is_deleted_in_the_archive() -> None:
     assert not leader.commands, "nothing goes while the manifest is an older one"
 
 
-def test_job_says_what_is_too_old_by_the_time_of_retention() -> None:
+def test_archiving_job_contains_the_retention_limits() -> None:
     replica = with_retention(tiered(), archive_retention_hours=0.5, archive_retention_bytes=1 << 30)
     job = replica.looks(LIMITS.check_seconds)
     assert job is not None

@@ -35,6 +35,6 @@ def test_followers_come_first_and_the_leader_last() -> None:
     assert of_turn(NODES[:1], NODES[0], 1e5) == [NODES[0]]
 
 
-def test_nobody_archives_without_a_leader_that_votes() -> None:
+def test_no_replica_archives_without_a_voting_leader() -> None:
     assert of_turn(NODES[:3], None, 0.0) == []
     assert of_turn(NODES[:3], NODES[4], 0.0) == []

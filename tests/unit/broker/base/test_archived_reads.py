@@ -102,7 +102,7 @@ def test_nothing_is_requested_behind_the_archive() -> None:
     assert archive.asked == [(62, 63), (63, 64)]
 
 
-def test_what_is_not_there_is_refused_and_loaded() -> None:
+def test_missing_archive_block_is_refused_then_loaded() -> None:
     archive = Archive()
     with pytest.raises(ArchivedNotLoaded, match="at 10 is read from the archive: it is being loaded") as got:
         archive.reads.read(10, 5)

@@ -54,7 +54,7 @@ def test_spans_of_time() -> None:
     assert series.nums == 414
 
 
-def test_what_is_younger_than_a_sample_counts_at_once() -> None:
+def test_counts_since_the_last_sample_are_included() -> None:
     running = Running()
     running.figures.note_put("T", 20, 2000)
     over = running.figures.by_topic["T"].over_minute(3000)
@@ -140,7 +140,7 @@ class Queues:
         )
 
 
-def test_many_queues_are_looked_at_in_turns_that_keep_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_of_many_queues_are_read_in_short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Queues(600)
     kept = store.stats(monkeypatch)
     store.put()

@@ -200,7 +200,7 @@ def test_replica_that_copies_files_deletes_none_early_because_their_leader_was_b
     assert copy.deleted(NOW + 73 * HOUR) == 1
 
 
-def test_of_what_was_noted_here_and_copied_the_larger_counts() -> None:
+def test_larger_of_own_and_copied_corrections_counts() -> None:
     own, other = (ClockCorrections(BootClock("boot", lambda: 0), None) for _ in range(2))
     own.add(0, 10, 70_000)
     own.add(20, 30, 90_000)

@@ -35,13 +35,13 @@ def done_in(seconds: float, *periods: float, each_takes: float = 0.0) -> list[li
     return done
 
 
-def test_each_is_done_after_its_seconds_and_then_always_again() -> None:
+def test_actions_repeat_at_their_interval() -> None:
     slow, fast, _ = done_in(1.05, 0.5, 0.25)
     assert slow == [0.5, 1.0]
     assert fast == [0.25, 0.5, 0.75, 1.0]
 
 
-def test_what_is_due_together_is_reacted_to_once() -> None:
+def test_actions_due_together_cause_one_reaction() -> None:
     *actions, reactions = done_in(0.105, 0.02, 0.1, 0.1, 0.1)
     assert actions == [[0.02, 0.04, 0.06, 0.08, 0.1], [0.1], [0.1], [0.1]]
     assert reactions == [0.02, 0.04, 0.06, 0.08, 0.1]
@@ -73,7 +73,7 @@ def test_the_delay_of_due_actions_and_their_duration_are_reported() -> None:
     assert [round(seconds, 3) for seconds in told if seconds > 0.001] == [0.3, 0.2]
 
 
-def test_what_has_nothing_to_do_rests_for_a_second_at_most() -> None:
+def test_idle_action_rests_for_at_most_one_second() -> None:
     ran, now = list[float](), 100.0
     schedule = Schedule([Periodic(0.02, lambda: ran.append(now), lambda: now_if(False))], now)
     for _ in range(3):
@@ -83,7 +83,7 @@ def test_what_has_nothing_to_do_rests_for_a_second_at_most() -> None:
     assert all(0.5 <= later - earlier <= 1.5 * REST_SECONDS_MAX for earlier, later in pairwise([100.0, *ran]))
 
 
-def test_what_rests_until_a_time_is_called_then_and_not_before() -> None:
+def test_resting_action_runs_at_its_stated_time() -> None:
     ran = list[float]()
     schedule = Schedule([Periodic(0.02, lambda: ran.append(0.0), lambda: 100.3), Periodic(0.25, lambda: None)], 100.0)
     assert schedule.next_at() == 100.25

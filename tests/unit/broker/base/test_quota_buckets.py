@@ -40,7 +40,7 @@ def test_a_rate_holds_over_a_long_time(quota: Quota) -> None:
     assert 50 * 100 <= len(passed) <= 50 * (100 + BURST_SECONDS) + 2
 
 
-def test_a_bucket_begins_full_so_an_election_throttles_nobody() -> None:
+def test_full_first_bucket_avoids_throttling_after_an_election() -> None:
     passed = sent(QuotaBuckets(), Quota(produce_messages=50), 0.0)
     assert len([at for at in passed if at == 0.0]) == 51
 

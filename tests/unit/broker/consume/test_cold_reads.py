@@ -97,7 +97,7 @@ def test_all_readers_of_the_same_chunk_wait_for_one_read() -> None:
     assert stage.done == ["first", *"abc", "both"]
 
 
-def test_what_lies_in_many_chunks_is_brought_by_itself() -> None:
+def test_record_in_many_chunks_is_prefetched_alone() -> None:
     stage = Stage()
     places = [(number * CHUNK_BYTES, 700) for number in range(40)]
     assert stage.bring("wide", *places)
@@ -106,7 +106,7 @@ def test_what_lies_in_many_chunks_is_brought_by_itself() -> None:
     assert stage.bring("again", *places), "nobody remembers that they were brought"
 
 
-def test_what_lies_between_two_records_that_are_read_together_is_brought_along() -> None:
+def test_prefetch_includes_gaps_between_near_records() -> None:
     stage = Stage()
     near, far = 30_000, 40_000
     assert stage.bring("near", (PLACE, 100), (PLACE + 100 + near, 100))
@@ -115,7 +115,7 @@ def test_what_lies_between_two_records_that_are_read_together_is_brought_along()
     assert len(stage.work()) == 2
 
 
-def test_what_is_in_memory_anyway_is_not_brought() -> None:
+def test_prefetch_skips_records_in_memory() -> None:
     stage = Stage()
     stage.log.kept.add((PLACE, 2 * PLACE))
     for position in range(PLACE, 7 * CHUNK_BYTES, 50_000):
@@ -164,7 +164,7 @@ def test_only_so_many_chunks_are_remembered() -> None:
     assert stage.work() == [(11 * CHUNK_BYTES, 11 * CHUNK_BYTES + 500)]
 
 
-def test_what_is_in_memory_or_gone_is_not_read() -> None:
+def test_prefetch_skips_deleted_records_and_those_in_memory() -> None:
     stage = Stage(base_pos=PLACE + 100, memory_pos=PLACE + 1000)
     assert not stage.bring("in memory", (PLACE + 1000, 500))
     assert stage.bring("partly", (PLACE, 500), (PLACE + 900, 500))

@@ -76,13 +76,13 @@ def test_the_groups_subscription_counts_unless_the_pull_brings_one() -> None:
     assert home.noted == []
 
 
-def test_a_group_that_nobody_made_is_made() -> None:
+def test_pull_creates_an_unknown_group() -> None:
     home = Home()
     home.of_pull(consumer_group="New", sys_flag=4)
     assert home.noted == ["New"]
 
 
-def test_what_is_not_subscribed() -> None:
+def test_pull_without_subscription_is_refused() -> None:
     home = Home()
     assert home.refusal(topic="U") == ResponseCode.SUBSCRIPTION_NOT_EXIST
     assert home.refusal(consumer_group="H") == ResponseCode.SUBSCRIPTION_NOT_EXIST

@@ -93,7 +93,7 @@ def test_only_a_lagging_client_is_sent_to_a_follower() -> None:
     ],
     ids=["silent", "probed", "reset", "just joined", "at the base", "entry gone", "behind what is asked for"],
 )
-def test_nobody_is_sent_to_a_follower_that_cannot_serve(unfit: PeerStatus) -> None:
+def test_leader_suggests_no_unfit_follower(unfit: PeerStatus) -> None:
     assert Home(Leader(unfit)).suggest(LAG_MAX + 1, behind=50 * ENTRY_BYTES) == 0
     assert Home(Leader(unfit, peer("n2"))).suggest(LAG_MAX + 1, behind=50 * ENTRY_BYTES) == 3
 
@@ -143,7 +143,7 @@ def test_a_follower_keeps_clients_of_messages_that_the_leader_has_deleted(
     assert following(base).is_only_here(PhysicalOffset(behind)) is only_here
 
 
-def test_a_follower_that_lacks_what_the_leader_has_deleted_keeps_its_clients() -> None:
+def test_follower_keeps_clients_that_read_deleted_messages() -> None:
     assert following(501).is_only_here(PhysicalOffset(4000))
 
 

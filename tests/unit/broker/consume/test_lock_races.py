@@ -143,7 +143,7 @@ def test_grants_of_an_earlier_leadership_leave_counts_alone() -> None:
     assert not stage.locks._granting_to
 
 
-def test_what_was_known_about_locks_goes_with_them() -> None:
+def test_deleted_topic_removes_known_lock_renewals() -> None:
     stage = Stage()
     stage.lock("c1")
     stage.rounds.commit(1)
@@ -153,7 +153,7 @@ def test_what_was_known_about_locks_goes_with_them() -> None:
     assert not list(stage.locks._renewed)
 
 
-def test_silent_holders_are_found_gradually_and_all_within_a_round() -> None:
+def test_expired_locks_are_released_gradually_within_a_round() -> None:
     stage = Stage()
     for number in range(300):
         topic = TopicConfig(name=f"T{number}", read_queues=1, write_queues=1)

@@ -203,7 +203,7 @@ def test_too_many_in_all_are_refused_until_there_is_room() -> None:
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c3")
 
 
-def test_what_waits_is_bounded_in_bytes_too() -> None:
+def test_held_pulls_are_bounded_in_bytes() -> None:
     polling: LongPolling[Pull] = LongPolling(held_bytes_max=100)
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1", 60)
     assert not polling.hold(KEY, QueueOffset(0), 10.0, Pull("b"), "c2", 41)

@@ -114,7 +114,7 @@ def test_a_commit_gathered_before_a_reset_is_ignored_after_it() -> None:
     assert stage.stored == 20
 
 
-def test_what_was_gathered_under_an_old_leadership_never_counts() -> None:
+def test_offsets_gathered_before_resigning_are_dropped() -> None:
     """Meanwhile another leader has reset the offset."""
     stage = Stage()
     stage.offsets.gather("G", "T", 0, QueueOffset(60))
@@ -127,7 +127,7 @@ def test_what_was_gathered_under_an_old_leadership_never_counts() -> None:
     assert stage.stored == 21
 
 
-def test_a_commit_that_moves_back_drops_what_was_gathered_before_it() -> None:
+def test_backward_commit_drops_gathered_offsets() -> None:
     stage = Stage()
     reader: Any = object()
     stage.commit(50)

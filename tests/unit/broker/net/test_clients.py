@@ -61,7 +61,7 @@ def test_a_new_member_is_announced_to_all_of_its_group() -> None:
     assert registry.consumer_ids("unknown") == []
 
 
-def test_an_unchanged_heartbeat_notifies_nobody() -> None:
+def test_unchanged_heartbeat_sends_no_notifications() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     beat(registry, "c1", "one", consumer("g", "T"))
     again = beat(registry, "c1", "one", consumer("g", "T"), now=30.0)
@@ -105,7 +105,7 @@ def test_the_newest_version_of_a_subscription_counts() -> None:
         assert known.tags == {wanted}
 
 
-def test_subscription_of_what_is_not_there() -> None:
+def test_unknown_or_invalid_subscriptions_are_absent() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     wrong = subscription("S", "a > 'x'", expression_type="SQL92")
     unknown = subscription("V", "a", expression_type="CLASS")
@@ -136,7 +136,7 @@ def test_a_closed_connection_leaves_all_its_groups() -> None:
     assert registry.connection_closed("c1") == []
 
 
-def test_a_reconnecting_client_stays_one_member_and_nobody_is_notified() -> None:
+def test_reconnecting_client_stays_one_member_without_notifications() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     beat(registry, "old", "one", consumer("g", "T"))
     beat(registry, "c2", "two", consumer("g", "T"))
@@ -146,7 +146,7 @@ def test_a_reconnecting_client_stays_one_member_and_nobody_is_notified() -> None
     assert registry.consumer_ids("g") == ["one", "two"]
 
 
-def test_unregister_takes_out_what_it_names() -> None:
+def test_unregister_removes_only_the_named_groups() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     beat(registry, "c1", "one", consumer("g", "T"), consumer("h", "T"), producers=["p", "q"])
     beat(registry, "c2", "two", consumer("g", "T"))
@@ -157,7 +157,7 @@ def test_unregister_takes_out_what_it_names() -> None:
     assert registry.unregister("c1", "one", "unknown", "unknown") == []
 
 
-def test_nobody_can_unregister_somebody_else() -> None:
+def test_connection_cannot_unregister_other_clients() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     beat(registry, "c1", "one", consumer("g", "T"), producers=["p"])
     beat(registry, "c2", "two", consumer("g", "T"), producers=["p"])

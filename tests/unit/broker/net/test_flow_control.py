@@ -31,7 +31,7 @@ def unread(*connections: Connection) -> UnreadReplies[Connection]:
     )
 
 
-def test_with_little_waiting_nobody_is_bothered() -> None:
+def test_few_unread_bytes_block_no_connection() -> None:
     one, other = Connection(3 * MIB), Connection(MIB)
     kept = unread(one, other)
     kept.grown(one)
@@ -72,7 +72,7 @@ def test_a_client_that_read_everything_is_not_dropped_for_slow_replicas() -> Non
     assert not reader.closed
 
 
-def test_notices_about_a_dropped_client_drop_nobody_recursively() -> None:
+def test_drop_notices_do_not_recurse() -> None:
     class Member(Connection):
         """One of a group, of which another one hears that it is gone, and has not read that either."""
 

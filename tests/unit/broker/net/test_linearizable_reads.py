@@ -27,7 +27,7 @@ def test_a_successful_read_is_reported_at_once() -> None:
     assert world.told == [True]
 
 
-def test_a_read_that_fails_is_tried_again_and_nobody_notices() -> None:
+def test_failed_linearizable_read_is_retried_silently() -> None:
     world = World()
     world.reads.read(world.told.append)
     for _ in range(3):

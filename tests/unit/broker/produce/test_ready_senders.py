@@ -175,7 +175,7 @@ def test_tags_of_an_unaccepted_request_are_not_given_to_the_next_sender(form: st
 
 
 @both_forms
-def test_what_exceeds_the_room_is_left_to_the_reference_which_refuses_it(form: str, undo: ExitStack) -> None:
+def test_compiled_receiver_leaves_excess_sends_to_the_reference(form: str, undo: ExitStack) -> None:
     crowd = Crowd(form, 5, undo, uncommitted_bytes_max=500)
     for client in crowd.clients:
         client.write(frame(b"x" * 100))

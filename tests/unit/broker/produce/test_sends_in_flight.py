@@ -83,7 +83,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=300)
 @given(st.lists(STEPS, max_size=25))
-def test_what_is_in_flight_agrees_with_a_plain_list(steps: list[tuple[str, Any]]) -> None:
+def test_sends_in_flight_agree_with_a_list_model(steps: list[tuple[str, Any]]) -> None:
     model = InFlightModel()
     for step, given_ in steps:
         if step == "send":
@@ -139,7 +139,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("complaint", BROKEN)
-def test_broken_tables_of_what_is_in_flight_are_named(complaint: str) -> None:
+def test_invariants_name_broken_tables_of_sends_in_flight(complaint: str) -> None:
     model = InFlightModel()
     model.send_block([("p", 0, 0)])
     if complaint.startswith("p: 0"):

@@ -130,7 +130,7 @@ class Connection:
         self._clients.answers[request.opaque] = error.code
 
 
-def test_what_others_let_pass_is_still_paid_by_its_own_user() -> None:
+def test_each_user_pays_for_messages_of_passed_pulls() -> None:
     """A pull that let one of an earlier client pass first, and had to wait itself, was delivered for nothing."""
     clients = Clients(ann=Quota(consume_messages=5), bob=Quota(consume_messages=1))
     first, second = clients.connection(), clients.connection()

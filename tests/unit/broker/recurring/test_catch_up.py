@@ -42,7 +42,7 @@ def test_only_the_last_of_many_is_sent() -> None:
     assert tick(0, thirty, catch_up="last", every_ms=1000) == Tick(thirty, thirty, thirty // 1000 - 1)
 
 
-def test_the_last_of_many_of_a_cron_expression_is_found_by_halving() -> None:
+def test_last_missed_cron_tick_is_searched_by_bisection() -> None:
     now_ms = 365 * DAY + 30_000
     found = tick(0, now_ms, every_ms=0, anchor_ms=None, cron="* * * * *", catch_up="last")
     assert found == Tick(365 * DAY, 365 * DAY, 1000)  # of the given up ones, a thousand are counted
@@ -88,7 +88,7 @@ def test_nothing_is_due_behind_the_end() -> None:
     st.lists(st.integers(-30_000, 90_000), min_size=1, max_size=12),
 )
 @settings(max_examples=60, deadline=None)
-def test_whatever_the_clock_does_ticks_come_once_in_order_and_not_early(
+def test_ticks_come_once_and_in_order_under_clock_jumps(
     catch_up: str, every_ms: int, anchor_ms: int, bound_ms: int, steps: list[int]
 ) -> None:
     """A clock that jumps about; every tick up to the end is either sent or counted as skipped."""

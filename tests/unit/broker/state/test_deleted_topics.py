@@ -121,7 +121,7 @@ def test_deleting_once_more_changes_nothing() -> None:
     assert state(group) == before
 
 
-def test_deleting_for_good_ends_what_could_be_restored() -> None:
+def test_deleting_for_good_removes_restorable_topics() -> None:
     group = used()
     retry = "%RETRY%G_T"
     group.apply(put(retry, queues=1))
@@ -182,7 +182,7 @@ def test_topics_deleted_along_with_it_come_back_with_it() -> None:
     assert "%RETRY%G_T" in group.metadata.topics
 
 
-def test_creation_drops_what_was_deleted_along_with_the_former_topic() -> None:
+def test_creation_drops_retry_topics_deleted_with_the_former_topic() -> None:
     group = used()
     group.apply(put("%RETRY%G_T", queues=1))
     group.apply(DeleteTopic(name="%RETRY%G_T", timestamp_ms=2, continued=True, restorable=True, along_with="T"))

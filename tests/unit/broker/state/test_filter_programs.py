@@ -79,7 +79,7 @@ def test_a_damaged_snapshot_is_refused(row: tuple[Any, ...]) -> None:
         command(topic="no topic"),
     ],
 )
-def test_what_a_command_may_not_contain(wrong: PutFilter) -> None:
+def test_invalid_filter_commands_are_refused(wrong: PutFilter) -> None:
     with pytest.raises(CommandRefused):
         encode_command(wrong)
 

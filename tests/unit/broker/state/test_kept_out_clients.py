@@ -46,6 +46,6 @@ def test_a_snapshot_names_clients_kept_out() -> None:
     assert not again.table
 
 
-def test_what_is_too_long_is_refused() -> None:
+def test_long_client_ids_are_refused() -> None:
     with pytest.raises(CommandRefused, match="1024 characters"):
         encode_command(keep_out("c" * 1025, 5000))

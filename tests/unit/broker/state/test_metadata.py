@@ -129,7 +129,7 @@ def test_a_command_that_is_not_understood_is_never_skipped(body: bytes) -> None:
     ],
     ids=repr,
 )
-def test_what_is_not_allowed_does_not_enter_the_log(command: Command) -> None:
+def test_invalid_metadata_commands_are_not_encoded(command: Command) -> None:
     with pytest.raises(CommandRefused):
         encode_command(command)
 
@@ -170,7 +170,7 @@ def test_put_topic_creates_replaces_and_counts_versions() -> None:
     assert metadata.topics == {"T": topic(queues=8)}
 
 
-def test_what_the_broker_makes_by_itself_replaces_nothing() -> None:
+def test_auto_creation_replaces_no_topic_or_group() -> None:
     metadata = Metadata()
     for unless_there, queues in ((True, 1), (True, 2), (False, 3), (True, 4)):
         metadata.apply(PutTopic(config=topic(queues=queues), timestamp_ms=queues, unless_there=unless_there))

@@ -396,7 +396,7 @@ class NotGoneThrough(dict[Any, Any]):
     items = keys = values = __iter__
 
 
-def test_a_topic_that_is_deleted_costs_what_was_popped_of_it() -> None:
+def test_deleting_a_topic_removes_its_pop_checkpoints() -> None:
     metadata = Metadata()
     for topic in TOPICS:
         metadata.apply(PutTopic(config=TopicConfig(name=topic, read_queues=2, write_queues=2), timestamp_ms=1))

@@ -261,7 +261,7 @@ def test_below_its_level_a_group_forgets_as_older_software_does() -> None:
     assert names == ["b", "c", "~c", "~b"]
 
 
-def test_what_was_captured_does_not_change_any_more() -> None:
+def test_captured_sequences_do_not_change() -> None:
     sequences = ProducerSequences()
     for number in range(5):
         sequences.note("p", number, number, PhysicalOffset(100 + number), 1)
@@ -316,7 +316,7 @@ def test_a_range_behind_a_gap_is_known_only_down_to_the_gap() -> None:
     assert sequences.find(SequenceRange("p", 0, 9)) is None
 
 
-def test_a_clock_that_is_years_ahead_makes_nobody_forgotten() -> None:
+def test_clock_years_ahead_does_not_expire_producers() -> None:
     sequences = ProducerSequences()
     for number in range(200):
         sequences.note("quiet", number, number, PhysicalOffset(number), DAY_MS)
@@ -448,7 +448,7 @@ def test_a_shipped_annotation_is_read_unchanged_and_a_truncated_one_is_refused(
 
 
 @given(ROWS)
-def test_records_say_what_is_shipped_about_them(rows: list[SequencedRecord]) -> None:
+def test_sequence_numbers_in_records_equal_the_annotation(rows: list[SequencedRecord]) -> None:
     body, position, expected = b"", 4096, []
     for row in rows:
         given_text = props.encode(range_properties(SequenceRange(row.producer, row.first, row.last)))

@@ -166,7 +166,7 @@ def test_a_damaged_snapshot_changes_nothing() -> None:
         {"catch_up_ms": -1},
     ],
 )
-def test_what_may_not_be_in_the_log(wrong: dict[str, Any]) -> None:
+def test_invalid_schedules_are_not_encoded(wrong: dict[str, Any]) -> None:
     given: dict[str, Any] = {"name": "a", "topic": "T", "every_ms": 1000} | wrong
     with pytest.raises((CommandRefused, NameRefused)):
         encode_command(PutSchedule(definition=ScheduleDefinition(**given), expected=ANY_VERSION, timestamp_ms=1))

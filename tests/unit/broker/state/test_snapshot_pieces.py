@@ -43,7 +43,7 @@ def test_heads_are_those_of_the_library(count: int) -> None:
     assert module._cbor_head(module._CBOR_ARRAY, count) == cbor2.dumps([0] * count)[: -count or None]
 
 
-def test_snapshot_is_what_one_call_of_the_library_makes() -> None:
+def test_snapshot_equals_one_call_of_cbor2() -> None:
     """Replicas of older versions compare and read it."""
     whole = filled().snapshot()
     assert cbor2.dumps(cbor2.loads(whole)) == whole

@@ -142,7 +142,7 @@ def test_waiting_in_vain_becomes_rare() -> None:
     assert 10_000 // (ROUNDS_WITHOUT_MAX + 1) <= waited <= 10_000 // (ROUNDS_WITHOUT_MAX + 1) + 10
 
 
-def test_what_was_lost_is_not_waited_for() -> None:
+def test_stopped_gathering_does_not_wait() -> None:
     gathering = Gathering()
     gathering.round_started(0.0)
     gathering.round_answered(0.002, 10, 0)

@@ -76,7 +76,7 @@ def test_appender_is_whole_when_everything_is_answered() -> None:
     assert appender.pending_bytes == 0
 
 
-def test_offset_behind_what_is_stored_is_named() -> None:
+def test_invariant_names_an_offset_below_the_stored_end() -> None:
     offsets = QueueTails(Metadata(), lambda topic, queue_id: QueueOffset(5))
     tail = offsets.get("T", 0)
     offsets.check_invariants()

@@ -37,7 +37,7 @@ def next_offsets(applied: Applied) -> list[int]:
     return [tail.next_offset for tail in applied.tails.of_topic("T")]
 
 
-def test_what_comes_behind_a_deletion_begins_at_zero_before_it_is_applied() -> None:
+def test_offsets_restart_at_zero_before_a_deletion_is_applied() -> None:
     applied = Applied()
     applied.create("T")
     applied.ends["T", 0] = 5

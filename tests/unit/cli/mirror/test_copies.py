@@ -97,7 +97,7 @@ def test_an_invalid_place_is_ignored(text: str) -> None:
     assert place_of({}) is None
 
 
-def test_what_brokers_add_is_left_out_and_all_else_is_kept() -> None:
+def test_copies_omit_only_properties_added_by_brokers() -> None:
     given = {"CLUSTER": "c", "MSG_REGION": "r", "TRACE_ON": "true", "DELAY": "3", "REAL_TOPIC": "T", "WAIT": "true"}
     assert copied_properties(stored(properties=given)) == {"DELAY": "3", "REAL_TOPIC": "T", "WAIT": "true"}
 
@@ -150,7 +150,7 @@ def test_a_copy_has_the_checksum_of_its_original() -> None:
         {"properties": {"UNIQ_KEY": "K", "TAGS": "t"}},
     ],
 )
-def test_whatever_is_copied_counts(change: dict[str, Any]) -> None:
+def test_checksum_covers_every_copied_field(change: dict[str, Any]) -> None:
     assert checksum_of(stored(), is_copy=False) != checksum_of(stored(**change), is_copy=True)
 
 

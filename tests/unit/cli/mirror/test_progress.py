@@ -7,7 +7,7 @@ import pytest
 from mq.cli.mirror.progress import Progress, duration
 
 
-def test_the_time_that_is_left_counts_what_arrives_meanwhile() -> None:
+def test_mirror_eta_includes_arriving_messages() -> None:
     progress = Progress()
     progress.note(0.0, 0, 10_000)
     figures = progress.note(10.0, 5_000, 6_000)  # 1,000 arrived
@@ -16,7 +16,7 @@ def test_the_time_that_is_left_counts_what_arrives_meanwhile() -> None:
     assert figures.text() == "5,000 copied, 6,000 behind, 500 messages/s, caught up in 15 s"
 
 
-def test_a_mirror_that_falls_behind_says_so() -> None:
+def test_progress_reports_a_mirror_falling_behind() -> None:
     progress = Progress()
     progress.note(0.0, 0, 1_000)
     assert progress.note(1.0, 100, 2_000).text().endswith("does not come closer")
