@@ -12,8 +12,6 @@ from chaos.network import Network
 from raftlog.consensus.types import NodeId
 from raftlog.segment.errors import SegmentError
 
-__all__ = ["Group"]
-
 
 class Group(World, Protocol):
     """What `Nemesis`, `Repairs` and `CatchUp` need of the cluster; see `chaos.log_sim.cluster.Cluster`."""

@@ -19,8 +19,6 @@ from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.tasks.queue_calls import CALL_SECONDS, QueueCalls, Source
 
-__all__ = ["Acknowledgements"]
-
 GATHER_SECONDS: Final = 0.05
 GATHERED_MAX: Final = 32
 

@@ -11,8 +11,6 @@ from mq.client.consume.pop_options import INVISIBLE_SECONDS_MAX
 from mq.client.net.client_core import RemotingSettings
 from mq.client.net.credentials import Credentials, CredentialsInvalid
 
-__all__ = ["DEFAULT_PORT", "Address", "address_of"]
-
 DEFAULT_PORT: Final = 9876
 _PREFIX: Final = "celery"
 _OFF: Final = frozenset(("false", "no", "off", "0"))

@@ -34,8 +34,6 @@ from mq.client.schedules import (
     ScheduleStatus,
 )
 
-__all__ = ["ScheduleScheduler", "cron_of", "push_schedules"]
-
 NAME_BYTES_MAX: Final = 200
 PUSHES_MAX: Final = 5
 """Attempts, when other processes change the same schedules at the same time."""

@@ -38,8 +38,6 @@ from mq.protocol.requests.forwarding import FORWARDED_TO
 from mq.protocol.send_fields import SEND_FIELDS
 from mq.protocol.wire.encoding import encode_request
 
-__all__ = ["BlockingSends", "TaskProducer"]
-
 SHORT_SECONDS_MAX: Final = 3.0
 """Then the message goes the long way: at the latest after half of the time that it may take."""
 IDLE_MAX: Final = 8

@@ -27,8 +27,6 @@ from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import RemotingSettings
 from mq.tasks.names import broadcast_group
 
-__all__ = ["Broadcasts", "TransientQueue"]
-
 BUFFER_MAX: Final = 10_000
 """Messages that wait in a queue that nobody consumes; then the oldest ones are dropped."""
 RETRY_SECONDS: Final = 0.5

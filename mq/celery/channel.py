@@ -23,8 +23,6 @@ from mq.celery.session import Session, Unsure, now_ms
 from mq.celery.topics import Binding
 from mq.client.errors import ClientError, SendOutcomeUnknown, TopicNotFound
 
-__all__ = ["Channel", "QoS"]
-
 LEVELS_MAX: Final = envelope.PRIORITY_MAX + 1
 GET_SECONDS: Final = 0.15
 """A `basic_get` waits for so long: a message that was just given back takes a moment."""

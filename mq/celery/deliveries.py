@@ -21,8 +21,6 @@ from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 from mq.tasks.queue_calls import QueueCalls, Source
 
-__all__ = ["Deliveries", "Delivery"]
-
 FLUSH_SECONDS: Final = 5.0
 """For acknowledgements, and messages to give back, of a channel that is closed."""
 

@@ -21,18 +21,6 @@ from mq.protocol import properties as props
 from mq.protocol.requests.schedules import DUE_MS, SCHEDULE
 from mq.tasks.names import escaped
 
-__all__ = [
-    "TEMPLATE_ID",
-    "Outgoing",
-    "decode",
-    "encode",
-    "encode_body",
-    "encode_template",
-    "is_expired",
-    "priority_of",
-    "routing_key_of",
-]
-
 PRIORITY: Final = "kombu_priority"
 LIFE_MS: Final = "kombu_life_ms"
 """For so long somebody wants the message; see `is_expired`."""

@@ -26,8 +26,6 @@ from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 from mq.tasks.queue_calls import POP_MAX, QueueCalls, Source, is_transient
 
-__all__ = ["Intake"]
-
 WAIT_SECONDS: Final = 15.0
 """For so long a broker may hold the question whether there are messages."""
 RETRY_SECONDS: Final = 0.2

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["DEFAULT", "TEST_MIN", "TransportLimits"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportLimits:

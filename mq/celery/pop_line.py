@@ -15,8 +15,6 @@ from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.net.connection import Connection
 from mq.tasks.queue_calls import QueueCalls, Source
 
-__all__ = ["HOLD_SECONDS", "PopLine"]
-
 HOLD_SECONDS: Final = 5.0
 """For so long a broker may hold a pop. Nothing else uses the connection, so it is only noticed then if it is dead."""
 RETRY_SECONDS: Final = 0.2

@@ -35,8 +35,6 @@ from mq.client.sync.loop_thread import LoopThread
 from mq.tasks.queue_calls import QueueCalls
 from mq.tasks.sending import send_by_level
 
-__all__ = ["Session"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -23,8 +23,6 @@ from mq.protocol.requests.topics import TopicConfig
 from mq.tasks.names import bindings_topic, exchange_topic, is_queue_topic, queue_topic
 from mq.tasks.queue_calls import QueueCalls
 
-__all__ = ["Binding", "Topics", "queues_of"]
-
 QUEUE_ATTRIBUTE: Final = "kombu.queue"
 BINDING_ATTRIBUTE: Final = "kombu.binding."
 VERSION_ATTRIBUTE: Final = "kombu.bindings"

@@ -20,8 +20,6 @@ from mq.celery.address import DEFAULT_PORT, address_of
 from mq.celery.deliveries import Delivery
 from mq.celery.session import Session
 
-__all__ = ["TLSTransport", "Transport"]
-
 SLICE_SECONDS: Final = 1.0
 """A wait without end looks for ctrl-C and failures so often."""
 AT_ONCE_MAX: Final = 100

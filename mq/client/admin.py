@@ -69,8 +69,6 @@ from mq.protocol.requests.topics import (
 )
 from mq.protocol.wire.queue_tables import QueueRef, read_offset_table
 
-__all__ = ["Admin"]
-
 TOPIC_VISIBLE_SECONDS = 5.0
 TRACE_MESSAGES_MAX = 64
 POLL_SECONDS = 0.05

@@ -23,19 +23,6 @@ from mq.client.logs import log
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = [
-    "Harmless",
-    "call_back",
-    "calling_task",
-    "ends_program",
-    "failure_in",
-    "failure_of",
-    "is_async",
-    "program_end_in",
-    "runs_on_asyncio",
-    "task_finder",
-]
-
 WARN_SECONDS: Final = 60.0
 """Between two warnings that spans or metrics are missing."""
 

@@ -21,19 +21,6 @@ from mq.client.message import Message, ReceivedMessage
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = [
-    "BodyCodec",
-    "BytesCodec",
-    "JsonCodec",
-    "MsgpackCodec",
-    "PydanticCodec",
-    "TextCodec",
-    "check_body_codec",
-    "decode_body",
-    "encode_body",
-    "encoded",
-]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.messages.compression import CODEC_MASK, COMPRESSED
 from mq.protocol.names import retry_topic
 
-__all__ = ["origin_topic", "requeue"]
-
 REQUEUE_SECONDS = 10.0
 """For each message, with a change of the leader."""
 

@@ -15,37 +15,6 @@ from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.compression import Codec, CodecMissing
 
-__all__ = [
-    "AlreadyOpen",
-    "BodyNotDecoded",
-    "BrokerError",
-    "ClientClosed",
-    "ClientError",
-    "ClientForked",
-    "CodecNotInstalled",
-    "ConnectFailed",
-    "ConnectionLost",
-    "DeliveryFinished",
-    "MessageRefused",
-    "NameServersUnavailable",
-    "NoReply",
-    "NoRoute",
-    "NotARequest",
-    "NotRecalled",
-    "NumberUsed",
-    "OffsetsFileDamaged",
-    "ProducerBusy",
-    "ReplyNotDelivered",
-    "RequestTimeout",
-    "SendOutcomeUnknown",
-    "SendRejected",
-    "TopicNotFound",
-    "TransactionFenced",
-    "TransactionOutcomeUnknown",
-    "UnreadableAnswer",
-    "copy_of",
-]
-
 Stored = Literal["no", "unknown"]
 
 _UNSUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED

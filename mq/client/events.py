@@ -10,8 +10,6 @@ from mq.client.application_code import failure_in, is_async
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 
-__all__ = ["ClientEvent", "Health", "OnEvent", "check_on_event", "tell"]
-
 EventKind = Literal["connected", "lost", "assigned", "revoked", "stuck", "removed", "undecodable"]
 
 

@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 from mq.filter.programs import OnError
 
-__all__ = ["BodyFilter", "Filter", "Sql", "WasmFilter", "sql"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sql:

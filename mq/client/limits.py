@@ -7,8 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["DEFAULT", "TEST_MIN", "ClientLimits"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:

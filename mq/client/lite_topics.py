@@ -31,8 +31,6 @@ from mq.protocol.requests.lite import (
 from mq.protocol.wire.json_body import Body
 from mq.protocol.wire.request import Ext
 
-__all__ = ["LiteTopics"]
-
 BodyT = TypeVar("BodyT", bound=Body)
 
 

@@ -13,8 +13,6 @@ import sys
 import traceback
 from typing import Any
 
-__all__ = ["log"]
-
 
 class EventLog:
     """Writes an event with named fields as one record of a Python logger."""

@@ -13,8 +13,6 @@ import anyio
 from mq.client.limits import ClientLimits
 from mq.client.logs import log
 
-__all__ = ["LongWait"]
-
 
 class LongWait:
     """One thing that may be waited for. Call `goes_on` for each failed attempt, and `is_over` for the first success.

@@ -19,8 +19,6 @@ from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.namesrv import ClusterInfo
 from mq.protocol.requests.queries import QueryMessageExt, ViewMessageByIdExt
 
-__all__ = ["message_by_id", "messages_by_key", "trace_of"]
-
 
 async def message_by_id(core: ClientCore, offset_message_id: str, cluster: ClusterInfo) -> ReceivedMessage | None:
     """The record of this id; None if there is none. Any replica of its broker group may have it.

@@ -28,8 +28,6 @@ from mq.protocol.requests.removed_members import (
     RemoveMemberExt,
 )
 
-__all__ = ["Removal", "RemovedMembers"]
-
 KEEP_OUT_SECONDS_MAX = KEPT_OUT_MS_MAX / 1000
 
 

@@ -42,9 +42,6 @@ from mq.protocol.requests.schedules import (
 )
 from mq.protocol.wire.request import Ext
 
-__all__ = ["Cron", "Every", "Once", "Schedule", "ScheduleConflict", "ScheduleNotFound", "ScheduleStatus", "Schedules"]
-
-
 READY_SECONDS = 5.0
 """A group that has just started takes changes before: when all its members are connected."""
 POLL_SECONDS = 0.1

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["OPT_IN", "choice", "named"]
-
 OPT_IN: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
 """The environment variable."""
 

@@ -11,8 +11,6 @@ from typing import Literal, NamedTuple
 
 from mq.protocol.codes import ResponseCode
 
-__all__ = ["Retry", "Verdict", "judge_answer"]
-
 
 class Retry(Enum):
     """Whether the same message may be retried."""

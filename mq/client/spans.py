@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, SpanKind, Tracer
 
-__all__ = ["SendSpan", "Spans", "TracerProvider", "Work", "now_ns", "open_spans"]
-
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.30.0"
 OUTCOME: Final = "raftmq.stored"
 """For a send: "yes", "no" (certainly not stored), or "unknown" (it may be stored)."""

@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.abc
 
-__all__ = ["open_task_group"]
-
 
 @asynccontextmanager
 async def open_task_group() -> AsyncIterator[anyio.abc.TaskGroup]:

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 
-__all__ = ["first_offset", "topic_identity"]
-
 
 def topic_identity(change: int, timestamp_ms: int, first_offsets: Iterable[QueueOffset] = ()) -> str:
     """The identity of a topic that is created by this change; ``first_offsets`` by queue id, without those of 0 at the

@@ -7,8 +7,6 @@ import re
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["bindings_topic", "broadcast_group", "escaped", "exchange_topic", "is_queue_topic", "queue_topic"]
-
 NAME_LENGTH_MAX: Final = 100
 """Then the dead letter topic of the group that has this name is valid, too."""
 _DIGEST_LENGTH: Final = 32

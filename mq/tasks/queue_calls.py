@@ -29,8 +29,6 @@ from mq.protocol.requests.pop import ChangeInvisibleExt, NotificationExt, PopExt
 from mq.protocol.requests.receipts import NORMAL, Receipt
 from mq.protocol.requests.topics import TopicConfig, TopicConfigTable
 
-__all__ = ["CALL_SECONDS", "POP_MAX", "QueueCalls", "Source", "is_transient"]
-
 POP_MAX = 32
 """Messages of one pop."""
 ANY_QUEUE = -1

@@ -19,8 +19,6 @@ from mq.client.message import Message, MessageQueue, SendResult
 from mq.client.net.client_core import RemotingSettings
 from mq.client.produce.producer import Producer
 
-__all__ = ["Sending", "send_by_level"]
-
 _PRODUCER: Final = "RAFTMQ_PRODUCER"
 _SEQUENCE: Final = "RAFTMQ_SEQUENCE"
 

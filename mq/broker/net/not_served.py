@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["why_not_served"]
-
 
 def _codes(reason: str, codes: Iterable[int]) -> Mapping[int, str]:
     return dict.fromkeys(codes, reason)

@@ -49,8 +49,6 @@ from mq.protocol.names import check_group
 from mq.protocol.requests.clients import HeartbeatData
 from mq.protocol.wire.request import Request
 
-__all__ = ["Consumer"]
-
 ReplyT = TypeVar("ReplyT")
 
 LEAVE_SECONDS = 8.0

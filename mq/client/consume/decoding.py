@@ -19,8 +19,6 @@ from mq.client.events import ClientEvent
 from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 
-__all__ = ["RETRY_SECONDS", "Decoding", "policy_of_failure"]
-
 RETRY_SECONDS = 1.0
 """After this time a message is decoded again that no broker has stored as a dead letter."""
 

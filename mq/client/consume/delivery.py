@@ -20,8 +20,6 @@ from mq.client.produce.tracing import Tracer
 from mq.client.spans import Spans
 from mq.protocol.messages.trace import ContextCode
 
-__all__ = ["Delivery", "DeliveryBoard", "DeliveryStream", "MessageStream"]
-
 RETRY_SECONDS_MAX = 30.0
 
 

@@ -14,8 +14,6 @@ from mq.protocol.requests.clients import SubscriptionData
 from mq.protocol.requests.relayed import ProcessQueueInfo
 from mq.protocol.wire.queue_tables import QueueRef, queue_table, read_offset_table
 
-__all__ = ["read_reset", "running_info", "status"]
-
 
 def read_reset(body: memoryview) -> Mapping[MessageQueue, int]:
     """The offsets of a reset (request code 220); empty, with a log line, if they cannot be parsed."""

@@ -14,8 +14,6 @@ from mq.filter.subscription import FilterProgram
 from mq.protocol.codes import RequestCode
 from mq.protocol.requests.filters import RegisterFilterClassExt
 
-__all__ = ["FilterUploads"]
-
 UPLOAD_SECONDS: Final = 15.0
 
 

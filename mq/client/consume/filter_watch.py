@@ -10,8 +10,6 @@ from mq.client.limits import ClientLimits
 from mq.client.long_wait import LongWait
 from mq.filter.subscription import Subscription
 
-__all__ = ["FilterWatch"]
-
 
 class FilterWatch:
     """Counts what the pulls of one consumer pass over, until the first message of a subscription matches.

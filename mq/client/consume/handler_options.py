@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 
 from mq.client.application_code import is_async
 
-__all__ = ["attempts_max", "check_handler", "check_order", "check_plain"]
-
 ORDERED_RECONSUME_TIMES = 120
 """Default of `max_reconsume_times` for messages that are retried by this member: about an hour by default."""
 

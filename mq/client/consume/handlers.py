@@ -38,8 +38,6 @@ from mq.protocol.requests.relayed import ConsumeResult
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Handler", "HandlerPool", "Middleware", "MiddlewareT"]
-
 Handler = Callable[[ReceivedMessage[BodyT]], Awaitable[None]]
 GiveBack = Callable[[ReceivedMessage[Any], BaseException, float | None], Awaitable[bool]]
 """Gets the message, its failure, and after how many seconds it is wanted again; None: as after any failure."""

@@ -20,8 +20,6 @@ import anyio.abc
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.message import ReceivedMessage
 
-__all__ = ["KeyLanes"]
-
 Lane = deque[tuple[ProcessQueue, ReceivedMessage[Any]]]
 
 

@@ -45,8 +45,6 @@ from mq.protocol.requests.lite import (
 )
 from mq.protocol.wire.request import Request
 
-__all__ = ["LiteConsumer", "LiteConsumerOptions", "LiteStart"]
-
 
 @dataclass(frozen=True, slots=True)
 class LiteStart:

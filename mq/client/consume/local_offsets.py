@@ -13,8 +13,6 @@ from mq.client.net.client_core import ClientCore
 from mq.protocol.errors import BodyError
 from mq.protocol.wire.queue_tables import QueueRef, offset_table_body, read_offsets_file
 
-__all__ = ["LocalOffsets", "offsets_path"]
-
 
 def offsets_path(broadcast: str | os.PathLike[str] | bool | None) -> str | None:
     """The path of a consumer's offsets file; None without one. Raises ValueError for an empty one, and TypeError."""

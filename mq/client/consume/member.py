@@ -29,8 +29,6 @@ from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
 from mq.client.net.routes import TopicRoute
 
-__all__ = ["COMMIT_SECONDS", "REBALANCE_SECONDS", "GroupMember"]
-
 COMMIT_SECONDS = 5.0
 REBALANCE_SECONDS = 20.0
 REBALANCE_RETRY_SECONDS_MIN = 0.05

@@ -29,8 +29,6 @@ from mq.protocol.requests.offsets import (
 )
 from mq.protocol.wire.request import Ext
 
-__all__ = ["ConsumeFrom", "GroupOffsets", "check_position", "lag_of", "queue_offset", "stored_offset"]
-
 ConsumeFrom = Literal["first", "last"] | dt.datetime
 """Where a group without a stored offset begins: at the first or after the last message, or at the first one of a
 time.

@@ -16,8 +16,6 @@ from mq.client.errors import AlreadyOpen
 from mq.client.net.forks import forks
 from mq.durable_files import make_directory
 
-__all__ = ["OffsetsLock"]
-
 _held: Final[dict[str, int]] = {}
 """Files that consumers of this process use, by how many forks there were: those of a parent are the parent's."""
 

@@ -16,18 +16,6 @@ from typing import Any
 from mq.client.application_code import failure_in
 from mq.client.logs import log
 
-__all__ = [
-    "DeadLetter",
-    "HandlingPolicy",
-    "OnError",
-    "RetryLater",
-    "Skip",
-    "StopConsumer",
-    "check_policies",
-    "policy_of",
-    "raised_policy",
-]
-
 
 class HandlingPolicy(Exception):
     """Base of the policies. Raised by a handler, one says what becomes of its message."""

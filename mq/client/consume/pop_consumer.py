@@ -45,8 +45,6 @@ from mq.protocol.names import check_topic, pop_retry_topic
 from mq.protocol.requests.pop import ChangeInvisibleExt, PopExt, PopTimes
 from mq.protocol.requests.receipts import NORMAL
 
-__all__ = ["PopConsumer", "PopConsumerOptions"]
-
 RETRY_SECONDS = 0.2
 ANSWER_SECONDS = 5.0
 """Time to wait for the answer to a pop after the time for which it may be held."""

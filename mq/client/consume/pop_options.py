@@ -5,8 +5,6 @@ from __future__ import annotations
 from mq.filter.subscription import Subscription
 from mq.protocol.requests.clients import ClientBehindProxy, HeartbeatOfProxy
 
-__all__ = ["INVISIBLE_SECONDS_MAX", "check_pop_options", "popping_heartbeat"]
-
 INVISIBLE_SECONDS_MAX = 12 * 3600.0
 
 

@@ -31,8 +31,6 @@ from mq.protocol.requests.receipts import (
     read_count_info,
 )
 
-__all__ = ["LITE_QUEUE_ID", "AckBatch", "Inbox", "PoppedMessage", "batch_ack", "read_popped", "read_popped_lite"]
-
 LITE_QUEUE_ID = 0
 """Lite topics have one queue."""
 SPAN_MAX = 8 * BITS_BYTES_MAX

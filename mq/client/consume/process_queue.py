@@ -15,8 +15,6 @@ from typing import Any
 
 from mq.client.message import MessageQueue, ReceivedMessage
 
-__all__ = ["FlowLimits", "ProcessQueue"]
-
 
 class FlowLimits:
     """When pulling pauses. A queue may exceed each limit by one pull at most.

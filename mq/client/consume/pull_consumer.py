@@ -43,8 +43,6 @@ from mq.protocol.messages.trace import ContextCode
 from mq.protocol.names import check_topic
 from mq.protocol.wire.fields import INT64_MAX
 
-__all__ = ["PullConsumer", "PullConsumerOptions"]
-
 RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.1
 """How often to look whether the end was reached by messages that no filter lets through."""

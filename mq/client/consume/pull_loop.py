@@ -30,8 +30,6 @@ from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pull import PullExt, PullReply
 
-__all__ = ["PullSettings", "Puller", "check_pull_settings"]
-
 COMMIT_OFFSET = 1
 SUSPEND = 2
 SUBSCRIPTION = 4

@@ -59,8 +59,6 @@ from mq.protocol.wire.request import Request
 if TYPE_CHECKING:
     from mq.client.consume.offsets_lock import OffsetsLock
 
-__all__ = ["PushConsumer", "PushConsumerOptions"]
-
 FOR_OPERATORS_MAX = 16
 """Maximum number of messages handled at once on request of operators."""
 DRAIN_SECONDS = 30.0

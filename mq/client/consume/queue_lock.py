@@ -20,8 +20,6 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.requests.clients import LockedQueues, QueueLocks
 from mq.protocol.wire.queue_tables import QueueRef
 
-__all__ = ["RENEW_SECONDS", "VALID_SECONDS", "QueueLocker"]
-
 RENEW_SECONDS = 20.0
 VALID_SECONDS = 30.0
 UNLOCK_SECONDS = 1.0

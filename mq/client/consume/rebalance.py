@@ -28,8 +28,6 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import retry_topic
 from mq.protocol.requests.clients import ConsumerGroupExt, ConsumerList, ConsumerListReply
 
-__all__ = ["Assignment"]
-
 COMMIT_SECONDS = 1.0
 DRAIN_POLL_SECONDS = 0.02
 UNLOCK_RETRY_SECONDS = 0.1

@@ -11,8 +11,6 @@ from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.removed_members import KeptOutReply
 from mq.protocol.wire.reply import read_reply
 
-__all__ = ["Removal"]
-
 PAUSE_SECONDS_MAX = 5.0
 """Between two pops of a consumer that is kept out: it may be let in again."""
 

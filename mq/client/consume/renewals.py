@@ -16,8 +16,6 @@ from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.errors import ClientError
 from mq.client.logs import log
 
-__all__ = ["Renewals"]
-
 RETRY_SECONDS = 0.5
 TOGETHER = 0.1
 """The part of the invisible time within which renewals that become due are made at once."""

@@ -27,8 +27,6 @@ from mq.protocol.requests.send import SendBackExt
 from mq.protocol.send_fields import SEND_FIELDS
 from mq.protocol.wire.fields import INT32_MAX
 
-__all__ = ["failure_text", "give_back"]
-
 TAKE_SECONDS = 3.0
 """A leader that does not answer may have stored the message; then it is delivered twice."""
 COPY_SECONDS = 2.0

@@ -10,8 +10,6 @@ import anyio.abc
 
 from mq.client.logs import log
 
-__all__ = ["SIGNALS", "Drains", "check_seconds", "drain_on_signals", "note_signal"]
-
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -18,8 +18,6 @@ from mq.client.filters import Filter
 from mq.client.message import BodyT, ReceivedMessage
 from mq.protocol.names import check_topic, retry_topic
 
-__all__ = ["SubscribingConsumer"]
-
 ValueT = TypeVar("ValueT")
 ReturnT = TypeVar("ReturnT", bound=Awaitable[None])
 

@@ -23,8 +23,6 @@ from mq.filter.subscription import (
 )
 from mq.protocol.requests.clients import SubscriptionData
 
-__all__ = ["Subscribed", "subscription_of"]
-
 
 def subscription_of(topic: str, tags: str | Filter, wanted: Filter | None = None) -> Subscription:
     """A subscription from the user's expression, or from tags and a filter. Raises SubscriptionError."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-__all__ = ["ALL", "BUCKETS", "COMMON", "Family"]
-
 COMMON: Final = ("client", "kind", "client_group")
 """Labels of all metrics, before their own."""
 

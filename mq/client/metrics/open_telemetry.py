@@ -18,8 +18,6 @@ from mq.client.semantic_names import OPT_IN, choice
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-__all__ = ["OpenTelemetryMetrics"]
-
 _OPERATIONS = {"producer": "send", "push_consumer": "process", "pull_consumer": "poll", "pop_consumer": "pop"}
 _GOOD = ("stored", "done", "oneway")
 

@@ -17,8 +17,6 @@ from mq.client.metrics.recorder import Add, ClientMetrics, LabelBook
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-__all__ = ["PrometheusMetrics"]
-
 _registered: weakref.WeakKeyDictionary[Any, _Registered] = weakref.WeakKeyDictionary()
 
 

@@ -32,8 +32,6 @@ from mq.client.metrics import families
 from mq.client.metrics.families import Family
 from mq.client.net.forks import forks
 
-__all__ = ["ClientMetrics", "HandlerTimer", "LabelBook", "Recorder", "check_metrics", "recording"]
-
 LAG_EVERY: Final = 3
 """Samples between two requests for the ends of queues."""
 OTHER: Final = "other"

@@ -58,8 +58,6 @@ from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.requests.clients import UnregisterClientExt
 from mq.protocol.requests.namesrv import Route, RouteExt
 
-__all__ = ["ClientCore", "RemotingSettings", "parse_addresses"]
-
 _ALL_NAME_SERVERS_KNOW = (
     RequestCode.GET_ROUTEINFO_BY_TOPIC,
     RequestCode.GET_BROKER_CLUSTER_INFO,

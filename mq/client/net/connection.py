@@ -35,19 +35,6 @@ from mq.protocol.requests.forwarding import FORWARDED_TO
 from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_request, encode_response
 from mq.protocol.wire.request import Request
 
-__all__ = [
-    "MAYBE_UNREACHABLE",
-    "Answer",
-    "AnswerLater",
-    "Connection",
-    "OnAnswer",
-    "OnForwarded",
-    "OnServerRequest",
-    "open_connection",
-    "refuse_server_request",
-    "split_address",
-]
-
 Answer = Response | ConnectionLost
 """The result of a request. A `Response` may have any response code."""
 

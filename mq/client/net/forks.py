@@ -18,8 +18,6 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["call_in_children", "forks", "guard_socket", "release_socket"]
-
 
 class _HasSocket(Protocol):
     """A connection; `fileno` is -1 once its socket is closed."""

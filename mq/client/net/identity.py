@@ -13,8 +13,6 @@ import time
 
 from mq.protocol.hashes import UniqKeyGenerator
 
-__all__ = ["local_ip", "new_client_id", "new_random", "new_unique_keys"]
-
 # Process ids repeat (every container has a process 1), but ids within a group must be unique: numbers count up from the
 # start time of the process.
 _numbers = itertools.count(time.time_ns())

@@ -12,8 +12,6 @@ from typing import Protocol
 
 import anyio.abc
 
-__all__ = ["InProcessNetwork", "closed_networks", "connect_in_process", "in_process_networks"]
-
 
 class InProcessNetwork(Protocol):
     """A network of servers in this process. Any thread may call it."""

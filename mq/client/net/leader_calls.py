@@ -22,18 +22,6 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.namesrv import ClusterInfo
 
-__all__ = [
-    "PAUSE_SECONDS",
-    "Repeat",
-    "call_leader",
-    "is_busy",
-    "known_leader",
-    "leader_address",
-    "leader_in",
-    "leaders_in",
-    "why_no_leader",
-]
-
 PAUSE_SECONDS = 0.1
 """Between two attempts. A group that lost its leader has a new one within tens to hundreds of milliseconds."""
 

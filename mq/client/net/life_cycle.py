@@ -43,8 +43,6 @@ from mq.client.net.ping import PING_SECONDS, ping
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Client"]
-
 _host_here: contextvars.ContextVar[_Host | None] = contextvars.ContextVar("_host_here", default=None)
 _hosts: dict[int, weakref.ref[_Host]] = {}
 

@@ -17,8 +17,6 @@ from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.net.connection import Connection
 
-__all__ = ["SilenceWatch"]
-
 
 class SilenceWatch:
     """Closes a connection that is silent while another replica leads.

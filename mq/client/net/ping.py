@@ -13,8 +13,6 @@ from mq.client.net.routes import LEADER_ID
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.namesrv import ClusterInfo
 
-__all__ = ["PING_SECONDS", "ping"]
-
 PING_SECONDS = 2.0
 
 

@@ -14,8 +14,6 @@ from mq.protocol.messages.compression import CodecMissing, DecompressionError, i
 from mq.protocol.messages.records import decode_records
 from mq.protocol.wire.reply import Reply, read_reply
 
-__all__ = ["LeftOut", "fields_of", "read_body", "received_messages"]
-
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
 T = TypeVar("T")

@@ -32,8 +32,6 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.batch import BATCHED_BYTES_MIN, BatchedMessage, encode_batch
 from mq.protocol.names import RETRY_PREFIX
 
-__all__ = ["Accumulator", "Member", "check_linger", "may_join"]
-
 BATCH_BYTES_MAX = 256 * 1024
 """The answer names each message of a batch in its header: with this limit, that stays far below
 `mq.protocol.frames.ANSWER_HEADER_BYTES_MAX`.

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 from mq.client.message import MessageQueue, ReceivedMessage
 
-__all__ = ["Consumed", "ConsumingClient"]
-
 
 class Consumed(NamedTuple):
     """Messages that a consumer of `group` has taken: for each queue the first offset, and the one behind the last.

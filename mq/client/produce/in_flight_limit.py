@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 import anyio
 
-__all__ = ["InFlightLimit"]
-
 
 class InFlightLimit:
     """At most `limit` messages are in flight, of which `in_flight` gives the number. Call `let_in` when it falls."""

@@ -33,8 +33,6 @@ from mq.protocol.messages.sequencing import (
 )
 from mq.protocol.requests.send import SENT_ALREADY_STORED, SENT_UNIQUE_KEY
 
-__all__ = ["REMEMBERED_SENDS", "Numbering", "is_number_refused", "misuse_of", "numbering_of"]
-
 REMEMBERED_SENDS = 1024
 """How many sends of a producer every broker remembers at least."""
 _FIRST_MAX = 2**62

@@ -15,8 +15,6 @@ from mq.client.produce.send_pipeline import send_fields
 from mq.client.spans import SendSpan
 from mq.protocol.codes import RequestCode
 
-__all__ = ["send_oneway"]
-
 
 async def send_oneway(
     core: ClientCore,

@@ -15,8 +15,6 @@ from mq.protocol import properties as props
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.messages.compression import Codec
 
-__all__ = ["Preparation", "wall_clock_ms"]
-
 
 def wall_clock_ms() -> int:
     """Milliseconds since the epoch."""

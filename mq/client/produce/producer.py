@@ -40,8 +40,6 @@ from mq.protocol.requests.clients import HeartbeatData, ProducerData
 from mq.protocol.requests.request_reply import PushReplyMessageToClient
 from mq.protocol.wire.request import Request
 
-__all__ = ["Producer"]
-
 ReplyT = TypeVar("ReplyT")
 
 # submit() does not yield while there is room; during a burst the writing task must still run now and then.

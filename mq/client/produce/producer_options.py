@@ -11,8 +11,6 @@ from mq.client.net.client_core import RemotingSettings
 from mq.client.spans import TracerProvider
 from mq.protocol.messages.compression import Codec
 
-__all__ = ["ProducerOptions"]
-
 
 class ProducerOptions(TypedDict, total=False):
     """Keyword arguments of `Producer`, but for `codec`, which has a type of its own."""

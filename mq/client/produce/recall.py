@@ -17,8 +17,6 @@ from mq.protocol.messages.delay import LEVELS_MAX
 from mq.protocol.messages.recall_handle import HandleRefused, RecallHandle
 from mq.protocol.requests.send import RecallExt, RecallReply
 
-__all__ = ["delay_properties", "recall"]
-
 _SECONDS_MAX = 10**11
 """As milliseconds this is a time in 1973, as seconds the year 5138: no sender means the former."""
 

@@ -16,8 +16,6 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import reply_topic
 
-__all__ = ["REPLY_SECONDS", "reply_to"]
-
 REPLY_SECONDS = 3.0
 REPLY = "reply"
 

@@ -20,8 +20,6 @@ from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.request_reply import PushReplyExt, PushReplyMessageToClient
 from mq.protocol.wire.encoding import encode_response
 
-__all__ = ["OpenRequest", "OpenRequests", "ask"]
-
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
 

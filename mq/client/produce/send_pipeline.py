@@ -59,8 +59,6 @@ from mq.protocol.requests.send import (
 )
 from mq.protocol.send_fields import send_header
 
-__all__ = ["RetryPolicy", "SendPipeline", "send_fields"]
-
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 0.5
 LEADERLESS_SECONDS_MAX = 0.1

@@ -39,8 +39,6 @@ from mq.protocol.messages.trace import (
 )
 from mq.protocol.names import TRACE_TOPIC, check_topic
 
-__all__ = ["HandlingTrace", "Tracer", "open_tracer", "trace_topic", "traced_recall"]
-
 BATCH_RECORDS = 100
 GATHER_SECONDS = 0.2
 MESSAGES_IN_FLIGHT_MAX = 16

@@ -42,8 +42,6 @@ from mq.protocol.messages.transaction_sets import (
 )
 from mq.protocol.requests.transactions import EndTransactionExt, StageTransactionExt, TransactionStaged
 
-__all__ = ["CheckSet", "SetTransaction"]
-
 CheckSet = Callable[[str], Awaitable[bool | None] | bool | None]
 """Whether the transaction with this id was carried out: True, False, or None for "not known yet".
 

@@ -36,8 +36,6 @@ from mq.protocol.requests.transactions import CheckTransactionState, EndTransact
 from mq.protocol.wire.encoding import encode_request
 from mq.protocol.wire.request import Request
 
-__all__ = ["Check", "Transaction", "TransactionProducer", "TransactionState"]
-
 CHECKS_MAX = 64
 """Concurrent checks in one producer; further check-backs are ignored, and the broker repeats them."""
 

@@ -14,8 +14,6 @@ from mq.client.removed_members import RemovedMembers
 from mq.client.schedules import Schedules
 from mq.client.sync.facade import Facade, apart, waits
 
-__all__ = ["SyncAdmin", "SyncLiteTopics", "SyncRemovedMembers", "SyncSchedules"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -31,8 +31,6 @@ from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.produce.reply import REPLY_SECONDS
 from mq.client.sync.facade import Facade, apart, at_once, waits
 
-__all__ = ["SyncDelivery", "SyncLiteConsumer", "SyncPopConsumer", "SyncPullConsumer", "SyncPushConsumer"]
-
 ValueT = TypeVar("ValueT")
 ClientT = TypeVar("ClientT", bound=Consumer[Any])
 PopT = TypeVar("PopT", bound=PopConsumer[Any])

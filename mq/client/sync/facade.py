@@ -22,8 +22,6 @@ from mq.client.net.life_cycle import Client
 from mq.client.net.ping import PING_SECONDS
 from mq.client.sync.loop_thread import LoopThread
 
-__all__ = ["Facade", "apart", "at_once", "waits"]
-
 C = TypeVar("C", bound=Client)
 C_co = TypeVar("C_co", bound=Client, covariant=True)
 P = ParamSpec("P")

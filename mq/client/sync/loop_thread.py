@@ -17,8 +17,6 @@ from mq.client.errors import ClientClosed
 from mq.client.limits import DEFAULT, ClientLimits
 from mq.client.logs import log
 
-__all__ = ["LoopThread"]
-
 R = TypeVar("R")
 
 CANCEL_SECONDS = 5.0

@@ -23,8 +23,6 @@ from mq.client.produce.transaction_sets import SetTransaction
 from mq.client.produce.transactions import Transaction, TransactionProducer
 from mq.client.sync.facade import Facade, apart, waits
 
-__all__ = ["SyncProducer", "SyncSetTransaction", "SyncTransactionProducer"]
-
 ReplyT = TypeVar("ReplyT")
 ArgumentT = TypeVar("ArgumentT")
 

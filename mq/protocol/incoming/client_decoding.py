@@ -15,8 +15,6 @@ from mq.protocol.frames import BINARY
 from mq.protocol.incoming.headers import RESPONSE, Response, UnknownRequest, decode_response, read_loosely
 from mq.protocol.wire.request import Request
 
-__all__ = ["decode_from_broker"]
-
 
 def decode_from_broker(serialization: int, header: memoryview) -> Request | UnknownRequest | Response:
     """Read the header of one frame; which of the three it is says flag bit 0. A request that no client handles is an
