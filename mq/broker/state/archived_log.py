@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from mq.broker.state.table import SnapshotDamaged, TableCommand, check_range
+from mq.broker.state.table import SnapshotDamaged, StateTable, TableCommand, check_range
 from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex, Term
 from raftlog.segment.meta import Base
 
@@ -60,8 +60,8 @@ class NoteTier(TableCommand, frozen=True, tag="note_tier"):
         check_range("begin_pos", self.begin_pos, 0, _INT64_MAX)
 
 
-class ArchivedLog:
-    """A `StateTable` with one row.
+class ArchivedLog(StateTable):
+    """A `StateTable` with one row. The archive keeps the messages of deleted topics.
 
     Attributes:
         url: of the archive; empty without one.
@@ -133,9 +133,3 @@ class ArchivedLog:
         """Assert what holds between two commands; for tests."""
         assert bool(self.url) == bool(self.end.index), f"the archive at {self.url!r} has the log up to {self.end.index}"
         assert self.url or self.begin_pos is None, f"no archive is served from {self.begin_pos} on"
-
-    def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`. The archive keeps the messages of deleted topics."""
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`. The archive does not depend on groups."""

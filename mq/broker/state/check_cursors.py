@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from mq.broker.limits import CHECKS_MAX
-from mq.broker.state.table import SnapshotDamaged, TableCommand, check_range
+from mq.broker.state.table import SnapshotDamaged, StateTable, TableCommand, check_range
 from mq.protocol.names import HALF_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 
@@ -44,7 +44,7 @@ class AdvanceChecks(TableCommand, frozen=True, omit_defaults=True, tag="advance_
         check_range("offset put off", max(put_off), 0, _OFFSET_MAX)
 
 
-class CheckCursors:
+class CheckCursors(StateTable):
     """The offsets by number of checks, from 1; see the module.
 
     Attributes:
@@ -88,6 +88,3 @@ class CheckCursors:
         if topic == HALF_TOPIC:
             self.offsets = {}
             self.put_off = ()
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`. Checks do not depend on groups."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged, TableCommand, check_range
+from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged, StateTable, TableCommand, check_range
 from mq.protocol.names import check_topic
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset, offset_range
 from mq.protocol.wire.fields import INT32_MAX
@@ -160,7 +160,7 @@ class QueueMarks:
                 bits.pop()
 
 
-class CompletionMarks:
+class CompletionMarks(StateTable):
     """The marks of all such queues; see the module."""
 
     COMMANDS: tuple[type[TableCommand], ...] = (CompleteEntries, SkipEntries)
@@ -206,5 +206,7 @@ class CompletionMarks:
         for key in [key for key in self.queues if key[0] == topic]:
             del self.queues[key]
 
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`. Marks do not depend on groups."""
+    def check_invariants(self) -> None:
+        """See `StateTable.check_invariants`."""
+        for marks in self.queues.values():
+            marks.check_invariants()

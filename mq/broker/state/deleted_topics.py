@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from mq.broker.state.commands import TopicConfig, offset_pairs
-from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand
+from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable
 from mq.protocol.numbers import QueueOffset
 
 OffsetsOfGroups = dict[str, list[int]]
@@ -51,14 +51,12 @@ class DeletedTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return 1 + len(self.ends) + sum(len(row) // 2 + 1 for row in self.offsets.values())
 
 
-class DeletedTopics:
-    """The table; a `StateTable` whose commands the metadata applies.
+class DeletedTopics(StateTable):
+    """The table; the metadata applies its commands. A deleted group whose offsets stay gets them back.
 
     Attributes:
         rows: by name, in order of deletion.
     """
-
-    COMMANDS: tuple[type[TableCommand], ...] = ()
 
     def __init__(self) -> None:
         self.rows: dict[str, DeletedTopic] = {}
@@ -76,10 +74,6 @@ class DeletedTopics:
                     for field in ("offsets", "resets", "younger")
                 }
                 self.rows[name] = msgspec.structs.replace(row, **changed)
-
-    def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
-        raise AssertionError(f"{type(command).__name__} is not a command of this table")
 
     def capture(self) -> Callable[[], object]:
         """See `StateTable.capture`."""
@@ -108,12 +102,6 @@ class DeletedTopics:
                     first = row.begins[queue_id] if queue_id < len(row.begins) else 0
                     assert offset >= first, f"{group} was at {offset} of {name}/{queue_id}, which began at {first}"
             assert row.resets.keys() <= row.offsets.keys(), f"resets of groups without offsets in {name}: {row.resets}"
-
-    def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`; deletions come with `topic_deletion.delete_topic`."""
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`; a group whose offsets stay gets them back, see `remove_group`."""
 
 
 def offset_numbers(offsets: Mapping[int, QueueOffset]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from mq.broker.limits import StateLimits
-from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand, check_range
+from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand, check_range
 from mq.filter.programs import PROGRAM_BYTES_MAX, ProgramName, ProgramRefused, parse_program_name
 from mq.protocol.names import check_group, check_topic
 
@@ -46,7 +46,7 @@ class PutFilter(TableCommand, frozen=True, tag="put_filter"):
             raise CommandRefused(f"the program has another SHA-256 than its name {self.program[:80]}")
 
 
-class FilterPrograms:
+class FilterPrograms(StateTable):
     """The table; see the module.
 
     Attributes:

@@ -39,7 +39,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from mq.broker.state.table import CommandUnknown, SnapshotDamaged, TableCommand, check_range
+from mq.broker.state.table import CommandUnknown, SnapshotDamaged, StateTable, TableCommand, check_range
 
 LEVEL_FIRST: Final = 1
 LEVEL_OF_USERS: Final = 2
@@ -88,8 +88,8 @@ class RaiseLevel(TableCommand, frozen=True, tag="raise_level"):
         check_range("timestamp_ms", self.timestamp_ms, 0, 2**63 - 1)
 
 
-class FormatLevel:
-    """The level of the applied log; a `StateTable` with one number.
+class FormatLevel(StateTable):
+    """The level of the applied log. The metadata has it apply its command, and then changes what depends on the level.
 
     Args:
         newest: the highest supported level.
@@ -97,8 +97,6 @@ class FormatLevel:
     Attributes:
         level: the current level.
     """
-
-    COMMANDS: tuple[type[TableCommand], ...] = (RaiseLevel,)
 
     def __init__(self, newest: int = LEVEL_NEWEST) -> None:
         self.level = LEVEL_FIRST
@@ -124,12 +122,6 @@ class FormatLevel:
         if level > self.newest:
             raise SnapshotDamaged(_too_new(level, self.newest))
         self.level = level
-
-    def topic_deleted(self, topic: str) -> None:
-        """See `StateTable`."""
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable`."""
 
 
 def announced_level(format_level_max: int | None) -> int:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from mq.broker.limits import DEFAULT, StateLimits
-from mq.broker.state.table import SnapshotDamaged, TableCommand
+from mq.broker.state.table import SnapshotDamaged, StateTable
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 
 
@@ -37,15 +37,13 @@ _Row = tuple[str, list[QueueOffset], list[str] | None]
 """Encoded: a topic's name, offsets by queue id, and the groups if it is deleted."""
 
 
-class FormerTopics:
+class FormerTopics(StateTable):
     """The table. It has no commands: `mq.broker.state.metadata` changes it with the topics.
 
     Attributes:
         deleted: deleted topics by name, in order of deletion.
         begins: for each existing topic whose name was used before, the first offsets by queue id.
     """
-
-    COMMANDS: tuple[type[TableCommand], ...] = ()
 
     def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
         self._deleted_max, self._rows_max = limits.deleted_topics_max, limits.deleted_rows_max
@@ -102,10 +100,6 @@ class FormerTopics:
         assert self._rows >= 0, f"{self._rows} rows are left without {topic}"
         return former
 
-    def apply(self, command: TableCommand) -> None:
-        """See `StateTable`."""
-        raise AssertionError(f"{type(command).__name__} is not a command of this table")
-
     def capture(self) -> Callable[[], object]:
         """See `StateTable`."""
         begins, deleted = self.begins.copy(), self.deleted.copy()
@@ -137,12 +131,6 @@ class FormerTopics:
         rows = sum(former.rows for former in self.deleted.values())
         assert self._rows == rows, f"{self._rows} rows were counted, there are {rows}"
         assert len(self.deleted) <= self._deleted_max, f"{len(self.deleted)} deleted topics are remembered"
-
-    def topic_deleted(self, topic: str) -> None:
-        """See `StateTable`; deletions come with `delete`."""
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable`; a group whose offsets stay is kept, see `remove_group`."""
 
     def remove_group(self, group: str) -> None:
         """The offsets of a group were removed: it begins anew everywhere."""

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, TableCommand, check_range
+from mq.broker.state.table import CommandRefused, StateTable, TableCommand, check_range
 from mq.protocol.names import check_group
 
 KEPT_OUT_MAX: Final = 10_000
@@ -45,7 +45,7 @@ class KeepOut(TableCommand, frozen=True, tag="keep_out"):
             raise CommandRefused(f"a client id, a reason or an operator has more than {TEXT_LENGTH_MAX} characters")
 
 
-class KeptOutClients:
+class KeptOutClients(StateTable):
     """The table; see the module.
 
     Attributes:
@@ -87,9 +87,6 @@ class KeptOutClients:
     def check_invariants(self) -> None:
         """Assert what holds between two commands; for tests."""
         assert len(self.table) <= KEPT_OUT_MAX, f"{len(self.table)} clients are kept out; maximum: {KEPT_OUT_MAX}"
-
-    def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`."""
 
     def group_deleted(self, group: str) -> None:
         """See `StateTable.group_deleted`."""

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from mq.broker.state.nested_tables import NestedTables, in_order
-from mq.broker.state.table import SnapshotDamaged, TableCommand, check_range
+from mq.broker.state.table import SnapshotDamaged, StateTable, TableCommand, check_range
 from mq.protocol.names import check_group, check_lite_topic, check_queue_name, check_topic, split_lite_queue
 from mq.protocol.numbers import NO_OFFSET, QueueOffset
 
@@ -63,14 +63,13 @@ class ExpireLiteTopics(TableCommand, frozen=True, tag="expire_lite_topics"):
             check_range("end", end, 0, _INT64_MAX)
 
 
-class LiteOffsets:
-    """The next offset to consume of each group in each lite topic.
+class LiteOffsets(StateTable):
+    """The next offset to consume of each group in each lite topic. The metadata applies the commands, since they change
+    more than this table. The offsets of a deleted group stay, as those in topics do; see `remove_group`.
 
     Attributes:
         tables: by `LiteKey`: for each lite topic the offset.
     """
-
-    COMMANDS: tuple[type[TableCommand], ...] = (ResetLiteOffsets, ExpireLiteTopics)
 
     def __init__(self) -> None:
         self.tables: NestedTables[LiteKey, str, QueueOffset] = NestedTables()
@@ -87,10 +86,6 @@ class LiteOffsets:
         parent, lite = split_lite_queue(queue)
         self.tables.to_change((group, parent, _part(lite)))[lite] = offset
         self._groups.setdefault(parent, set()).add(group)
-
-    def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`; the metadata applies these commands, since they change more than this table."""
-        raise AssertionError(f"{type(command).__name__} is applied by the metadata")
 
     def forget(self, queue: str) -> None:
         """The lite topic with this queue ended."""
@@ -125,9 +120,6 @@ class LiteOffsets:
         """See `StateTable.topic_deleted`: offsets in lite topics of a parent topic."""
         if self._groups.pop(topic, None) is not None:
             self._remove([key for key in self.tables if key[1] == topic])
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`: offsets stay, as those in topics do; see `remove_group`."""
 
     def remove_group(self, group: str) -> int:
         """Remove the offsets of a group; returns how many there were."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from mq.broker.state.nested_tables import in_order
-from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand, check_range
+from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand, check_range
 from mq.protocol.names import check_group, check_queue_name, lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset, offset_range
 from mq.protocol.wire.fields import INT32_MAX
@@ -280,7 +280,7 @@ class _OpenRow(NamedTuple):
 _Row = tuple[str, str, int, list[_OpenRow], Ordered | None]
 
 
-class PopCheckpoints:
+class PopCheckpoints(StateTable):
     """The open checkpoints of all groups.
 
     Args:

@@ -32,7 +32,7 @@ import msgspec
 
 from mq.broker.limits import DEFAULT, StateLimits
 from mq.broker.state.format_level import LEVEL_OF_GENERATED_PRODUCERS
-from mq.broker.state.table import SnapshotDamaged, TableCommand
+from mq.broker.state.table import SnapshotDamaged, StateTable
 from mq.protocol.messages.sequencing import (
     GENERATED_MARK,
     PRODUCER_ID_LENGTH_MAX,
@@ -264,10 +264,8 @@ class _Part:
         assert len(self.windows) <= self._producers_max, f"{len(self.windows)} producers"
 
 
-class ProducerSequences:
+class ProducerSequences(StateTable):
     """The table; see the module. Only `note`, `note_run` and `reach` change it."""
-
-    COMMANDS: tuple[type[TableCommand], ...] = ()
 
     def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
         self._chosen = _Part(limits.window, limits.producers_max, limits.narrow)
@@ -346,10 +344,6 @@ class ProducerSequences:
         window.latest_ms = store_ms
         part.grew(producer, window, 1, self._epoch)
 
-    def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`. There are no commands: the records contain everything."""
-        raise AssertionError(f"{type(command).__name__} is not a command of sequence numbers")
-
     def check_invariants(self) -> None:
         """Assert what holds between two records; for tests, since it looks at every range.
 
@@ -381,12 +375,6 @@ class ProducerSequences:
             windows[name] = _restored(self._epoch, row)
         self._is_separate = False
         self._split(windows)
-
-    def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`. Sequence numbers do not depend on topics."""
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`. Sequence numbers do not depend on groups."""
 
 
 def _row(given: list[object]) -> _Row:

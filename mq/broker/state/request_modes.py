@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, TableCommand, check_range
+from mq.broker.state.table import CommandRefused, StateTable, TableCommand, check_range
 from mq.protocol.names import check_group, check_topic
 from mq.protocol.wire.fields import INT32_MAX, INT32_MIN
 
@@ -41,7 +41,7 @@ class PutRequestMode(TableCommand, frozen=True, tag="put_request_mode"):
         check_range("shared", self.shared, INT32_MIN, INT32_MAX)
 
 
-class RequestModes:
+class RequestModes(StateTable):
     """The table; see the module.
 
     Attributes:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from mq.broker.limits import StateLimits
-from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand, check_range
+from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand, check_range
 from mq.protocol.names import check_topic
 from mq.protocol.requests.schedules import (
     ANY_VERSION,
@@ -168,8 +168,8 @@ class _Captured(msgspec.Struct, forbid_unknown_fields=True):
     rows: list[_Row]
 
 
-class Schedules:
-    """The table; see the module.
+class Schedules(StateTable):
+    """The table; see the module. A schedule of a deleted topic waits for a later one of its name, and skips its ticks.
 
     Attributes:
         table: by name.
@@ -265,12 +265,6 @@ class Schedules:
             raise SnapshotDamaged(f"{len(rows)} schedules of {len(table)} names, versions up to {captured.versions}")
         self.table, self.versions = table, captured.versions
         self.nbytes = sum(row.definition.nbytes for row in rows)
-
-    def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`; a schedule waits for a later topic of that name, and skips its ticks."""
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`; schedules have no groups."""
 
     def check_invariants(self) -> None:
         """Assert what holds between two commands; for tests.

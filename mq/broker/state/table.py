@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -34,20 +33,21 @@ class TableCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Raises CommandRefused, or NameRefused, if the command is invalid."""
 
 
-class StateTable(Protocol):
-    """A table of the replicated state. Only commands change it, in the same way on every replica.
+class StateTable:
+    """Base of the tables of the replicated state. Only commands change one, in the same way on every replica.
 
     Attributes:
-        COMMANDS: the types of its commands; no other table has them.
+        COMMANDS: the types of the commands that it applies; no other table has them.
     """
 
-    COMMANDS: tuple[type[TableCommand], ...]
+    COMMANDS: tuple[type[TableCommand], ...] = ()
 
     def apply(self, command: TableCommand) -> None:
         """Apply one committed command.
 
         Raises CommandUnknown for a command that no correct leader writes; then nothing changed.
         """
+        raise AssertionError(f"{type(command).__name__} is no command of {type(self).__name__}")
 
     def capture(self) -> Callable[[], object]:
         """A function that encodes the current table for a snapshot: None or lists, dicts, numbers, strings and bytes.
@@ -55,18 +55,23 @@ class StateTable(Protocol):
         Capturing is fast; the function is called later in another thread. Equal tables give equal results; an empty one
         gives None.
         """
+        raise NotImplementedError
 
     def restore(self, state: object) -> None:
         """Replace the table by one that ``capture`` encoded; None stands for the empty one.
 
         Raises SnapshotDamaged, msgspec.ValidationError; then the table is unchanged.
         """
+        raise NotImplementedError
 
     def topic_deleted(self, topic: str) -> None:
-        """Remove entries of a deleted topic."""
+        """Remove entries of a deleted topic; there are none unless a table overrides this."""
 
     def group_deleted(self, group: str) -> None:
-        """Remove entries of a deleted consumer group."""
+        """Remove entries of a deleted consumer group; likewise."""
+
+    def check_invariants(self) -> None:
+        """Assert what holds between two commands; for tests, since it looks at the whole table."""
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

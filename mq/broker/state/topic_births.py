@@ -11,17 +11,15 @@ from collections.abc import Callable, KeysView
 
 import msgspec
 
-from mq.broker.state.table import SnapshotDamaged, TableCommand
+from mq.broker.state.table import SnapshotDamaged, StateTable
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 
 
-class TopicBirths:
+class TopicBirths(StateTable):
     """The table; it has no commands: `mq.broker.state.metadata` changes it with the topics.
 
     A deleted topic that can be restored keeps its entry. Topics from before format level 8 have none.
     """
-
-    COMMANDS: tuple[type[TableCommand], ...] = ()
 
     def __init__(self) -> None:
         self._positions: dict[str, PhysicalOffset] = {}
@@ -39,10 +37,6 @@ class TopicBirths:
         """The topics that have an entry."""
         return self._positions.keys()
 
-    def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
-        raise AssertionError(f"{type(command).__name__} is not a command of this table")
-
     def capture(self) -> Callable[[], object]:
         """See `StateTable.capture`."""
         rows = list(self._positions.items())
@@ -58,6 +52,3 @@ class TopicBirths:
     def topic_deleted(self, topic: str) -> None:
         """See `StateTable.topic_deleted`; called when a topic that could be restored is forgotten."""
         self._positions.pop(topic, None)
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`."""

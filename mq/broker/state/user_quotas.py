@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, TableCommand, check_range
+from mq.broker.state.table import CommandRefused, StateTable, TableCommand, check_range
 from mq.broker.state.users import check_user_name
 from mq.protocol.requests.quota_attributes import EVERYBODY, NO_QUOTA, QUOTA_MAX, Quota
 
@@ -32,7 +32,7 @@ class PutUserQuota(TableCommand, frozen=True, tag="put_user_quota"):
             raise CommandRefused("stored_bytes is a quota of topics: brokers do not know who has sent what they store")
 
 
-class UserQuotas:
+class UserQuotas(StateTable):
     """The table; see the module.
 
     Attributes:
@@ -78,9 +78,3 @@ class UserQuotas:
         """Assert what holds between two commands; for tests."""
         assert len(self.table) <= USER_QUOTAS_MAX, f"{len(self.table)} quotas; maximum: {USER_QUOTAS_MAX}"
         assert NO_QUOTA not in self.table.values(), f"quotas that limit nothing: {self.table}"
-
-    def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`."""
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`."""

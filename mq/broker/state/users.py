@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, TableCommand, check_range
+from mq.broker.state.table import CommandRefused, StateTable, TableCommand, check_range
 
 USERS_MAX = 1000
 POLICIES_MAX = 10_000
@@ -153,8 +153,8 @@ def check_policy(policy: Policy) -> None:
         check_range("length of a source address", len(source), 1, _SOURCE_LENGTH_MAX)
 
 
-class Users:
-    """The table; see the module.
+class Users(StateTable):
+    """The table; see the module. Policies also apply to a later topic or group of the same name.
 
     Attributes:
         table: by name.
@@ -228,12 +228,6 @@ class Users:
         assert len(self.table) <= USERS_MAX, f"{len(self.table)} users; maximum: {USERS_MAX}"
         policies = sum(len(user.policies) for user in self.table.values())
         assert policies <= POLICIES_MAX, f"{policies} policies of all users; maximum: {POLICIES_MAX}"
-
-    def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`; policies also apply to a later topic of the same name."""
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`; likewise."""
 
 
 _Row = tuple[str, str, bool, bool, tuple[Policy, ...]]

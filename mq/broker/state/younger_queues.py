@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterable, KeysView
 
 import msgspec
 
-from mq.broker.state.table import SnapshotDamaged, TableCommand
+from mq.broker.state.table import SnapshotDamaged, StateTable
 
 
-class YoungerQueues:
-    """The table; a `StateTable` without commands of its own. Only groups for which a topic has grown have an entry."""
-
-    COMMANDS: tuple[type[TableCommand], ...] = ()
+class YoungerQueues(StateTable):
+    """The table. Only groups for which a topic has grown have an entry; those that keep their offsets keep it."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], int] = {}
@@ -47,10 +45,6 @@ class YoungerQueues:
         for key in [key for key in self._first if key[0] == group or key[1] == topic]:
             del self._first[key]
 
-    def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
-        raise AssertionError(f"{type(command).__name__} is not a command of this table")
-
     def capture(self) -> Callable[[], object]:
         """See `StateTable.capture`."""
         rows = [(*key, first) for key, first in self._first.items()]
@@ -66,6 +60,3 @@ class YoungerQueues:
     def topic_deleted(self, topic: str) -> None:
         """See `StateTable.topic_deleted`."""
         self.offsets_removed(topic=topic)
-
-    def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`; a group that keeps its offsets keeps its entries."""
