@@ -76,7 +76,6 @@ class BrokerConfig(Service):
         self._log = context.log
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(GetBrokerConfig, self.handle_get)
         yield Route(UpdateBrokerConfig, self.handle_update)
 

@@ -28,13 +28,11 @@ class Cleanup(Service):
         self._log = context.log
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(CleanExpiredConsumequeue, self.handle_nothing_to_clean)
         yield Route(CleanUnusedTopic, self.handle_nothing_to_clean)
         yield Route(DeleteExpiredCommitlog, self.handle_delete_expired)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(self._period_seconds, self.run)
 
     def settings_changed(self, settings: BrokerSettings) -> None:

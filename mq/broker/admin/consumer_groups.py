@@ -48,7 +48,6 @@ class ConsumerGroups(Service):
         self._wall_clock_ms = context.wall_clock_ms
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(GetAllSubscriptionGroupConfig, self.handle_all)
         yield Route(GetSubscriptionGroupConfig, self.handle_one)
         yield Route(UpdateAndCreateSubscriptionGroup, self.handle_put, leader_only=True)
@@ -81,7 +80,6 @@ class ConsumerGroups(Service):
         replicate(self._appender, [encoded(command)], call, what="a group's deletion")
 
     def consumer_group_changed(self, group: str) -> None:
-        """See `Service`."""
         if group in self._metadata.groups:
             self._creations.exists(group)
 

@@ -46,16 +46,13 @@ class DeletedTopics(Service):
         self._in_flight = 0
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """See `Service`."""
         self._retention_ms = _retention_ms(settings)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(requests.ListDeletedTopics, self.handle_list, leader_only=True)
         yield Route(requests.RestoreTopic, self.handle_restore, leader_only=True)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(self._look_seconds, self.forget, self._rests_until)
 
     def resign(self) -> None:
@@ -64,7 +61,6 @@ class DeletedTopics(Service):
         self._in_flight = 0
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         if self._appender.is_idle:
             assert not self._in_flight, f"{self._in_flight} commands are on their way, and nothing is pending"
 

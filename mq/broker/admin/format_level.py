@@ -25,11 +25,9 @@ class LevelRaises(Service):
         self._not_before = 0.0
 
     def lead(self) -> None:
-        """See `Service`."""
         self._not_before = 0.0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(self._context.limits.upkeep.raise_level_seconds, self.propose_next)
 
     def propose_next(self) -> None:

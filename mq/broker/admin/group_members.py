@@ -77,7 +77,6 @@ class GroupMembers(Service):
         self._wall_clock_ms = context.wall_clock_ms
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(GetConsumerConnectionList, self.handle_consumers)
         yield Route(GetProducerConnectionList, self.handle_producers)
         yield Route(GetAllProducerInfo, self.handle_all_producers)

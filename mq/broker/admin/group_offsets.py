@@ -90,7 +90,6 @@ class GroupOffsets(Service):
         self._gradually = context.slow_answers
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(GetConsumeStats, self.handle_stats)
         yield Route(GetBrokerConsumeStats, self.handle_all_stats)
         yield Route(QueryCorrectionOffset, self.handle_correction)

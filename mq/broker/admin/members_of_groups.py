@@ -53,7 +53,6 @@ class MembersOfManyGroups(Service):
         self._gradually = context.slow_answers
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(AskMembers, self.handle)
 
     def handle(self, call: Call[AskMembers]) -> None:

@@ -64,7 +64,6 @@ class PendingQueries(Service):
         self._wall_clock_ms = context.wall_clock_ms
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(AskPending, self.handle, leader_only=True, repeatable=True)
 
     def handle(self, call: Call[AskPending]) -> None:

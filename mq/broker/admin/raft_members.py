@@ -72,11 +72,9 @@ class RaftMembers(Service):
         self._waiting: list[_Waiting] = []
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(ManageGroup, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._waiting))
 
     def handle(self, call: Call[ManageGroup]) -> bytes | None:

@@ -79,12 +79,10 @@ class RemovedMembers(Service):
         self._log = context.log
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(RemoveMember, self.handle_remove)
         yield Route(ListKeptOut, self.handle_list)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_EXPIRE_SECONDS, self.follow_and_expire, lambda: now_if(self._has_work()))
         yield Periodic(_END_SECONDS, self.end_some, lambda: now_if(self._unended))
 

@@ -114,7 +114,6 @@ class ReplicaStatus(Service):
         return 0 if self._certificate is None else int(self._certificate.valid_until.timestamp() * 1000)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(GetBrokerRuntimeInfo, self.handle)
 
     def handle(self, call: Call[GetBrokerRuntimeInfo]) -> bytes:

@@ -48,7 +48,6 @@ class Skips(Service):
         self.skipped = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(SkipMessage, self.handle, leader_only=True)
 
     def resign(self) -> None:
@@ -56,7 +55,6 @@ class Skips(Service):
         self._under_way = set()
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         if self._appender.is_idle:
             assert not self._under_way, f"messages of {sorted(self._under_way)} are skipped, and nothing is pending"
 

@@ -56,11 +56,9 @@ class Stats(Service):
         return round(self._clock() * 1000)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(ViewBrokerStatsData, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_READ_SECONDS, self.read_more_ends, self._due_at)
         yield Periodic(SAMPLE_SECONDS, self.sample)
 

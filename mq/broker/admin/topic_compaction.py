@@ -148,7 +148,6 @@ class TopicCompaction(Service):
         self.carried = self.expired = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_STEP_SECONDS, self.run, self._rests_until)
 
     def counters(self) -> dict[str, int]:
@@ -163,24 +162,20 @@ class TopicCompaction(Service):
         }
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """See `Service`."""
         self._retention_hours = settings.retention_hours
         self._sends.keys_max = settings.compacted_keys_max
 
     def topic_changed(self, topic: str) -> None:
-        """See `Service`."""
         self._topics = None
         self._look_at = float("-inf")
         for key in [key for key in self._queues if key[0] == topic and not self._is_kept(topic)]:
             del self._queues[key]
 
     def topic_deleted(self, topic: str) -> None:
-        """See `Service`."""
         for key in [key for key in self._queues if key[0] == topic]:
             del self._queues[key]
 
     def resign(self) -> None:
-        """See `Service`."""
         self._leadership = object()
         self._in_flight = self._is_busy = False
         self._queues, self._topics, self._places = {}, None, {}
@@ -188,7 +183,6 @@ class TopicCompaction(Service):
         self._sends.is_full = False
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         if self._appender.is_idle:
             assert not self._in_flight, "messages are carried, and nothing is pending"
         for each in self._queues.values():

@@ -64,7 +64,6 @@ class TopicExpiry(Service):
         self.expired = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_LOOK_SECONDS, self.run, self._rests_until)
 
     def counters(self) -> dict[str, int]:
@@ -72,7 +71,6 @@ class TopicExpiry(Service):
         return {"topic_messages_expired": self.expired}
 
     def topic_changed(self, topic: str) -> None:
-        """See `Service`."""
         self._hours = None
 
     def resign(self) -> None:
@@ -83,7 +81,6 @@ class TopicExpiry(Service):
         self._hours, self._sizes = None, {}
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         if self._appender.is_idle:
             assert not self._in_flight, f"{self._in_flight} commands are on their way, and nothing is pending"
 

@@ -53,7 +53,6 @@ class TopicQueries(Service):
         self._limits = context.limits.upkeep
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(GetAllTopicConfig, self._served_by(self._all_topics))
         yield Route(GetTopicConfig, self._served_by(self._topic))
         yield Route(GetTopicStatsInfo, self._served_gradually(self._topic_stats))

@@ -87,11 +87,9 @@ class Topics(Service):
         self._has_tiers = context.settings.has_tiers
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """See `Service`."""
         self._retention_hours = settings.retention_hours
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(UpdateAndCreateTopic, self.handle_put, leader_only=True)
         yield Route(UpdateAndCreateTopicList, self.handle_put_list, leader_only=True)
         yield Route(DeleteTopicInBroker, self.handle_delete, leader_only=True)
@@ -179,7 +177,6 @@ class Topics(Service):
         return doomed
 
     def topic_changed(self, topic: str) -> None:
-        """See `Service`."""
         if topic in self._metadata.topics:
             self._creations.exists(topic)
 

@@ -84,7 +84,6 @@ class UserAdministration(Service):
         self._log = context.log
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(CreateUser, self.handle_create, leader_only=True)
         yield Route(UpdateUserRequest, self.handle_update, leader_only=True)
         yield Route(DeleteUserRequest, self.handle_delete, leader_only=True)
@@ -98,7 +97,6 @@ class UserAdministration(Service):
         yield Route(ListAccounts, self.handle_accounts)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(self._reseal_seconds, self.reseal)
 
     def handle_accounts(self, call: Call[ListAccounts]) -> bytes:

@@ -84,18 +84,15 @@ class ArchiveWatch(Service):
             _drop_cache(context.settings)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         if self._archived is not None:
             yield Periodic(self._limits.expire_seconds, self._archived.expire, self._archived.next_deadline)
 
     def counters(self) -> dict[str, int]:
-        """See `Service`."""
         names = ("archive_reads_waiting", "archive_read_bytes", "archive_read_failures", "archive_reads_refused")
         figures = dict.fromkeys(names, 0) if self._archived is None else self._archived.counters()
         return figures | {"archive_cache_bytes": 0 if self._access is None else self._access.cached_bytes()}
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         if self._archived is not None:
             self._archived.check_invariants()
 

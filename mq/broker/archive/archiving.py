@@ -109,21 +109,17 @@ class Archiving(Service):
         self._failures = self._uploaded_bytes = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(ReportArchived, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         if self._settings.archive_url is not None:
             yield Periodic(self._limits.look_seconds, self.note_progress)
 
     def tasks(self) -> Iterator[Task]:
-        """What runs until the broker stops; see `Service`."""
         if self._settings.archive_url is not None:
             yield self.run
 
     def counters(self) -> dict[str, int]:
-        """See `Service`."""
         waits = 0.0 if self._waits_since is None else self._clock() - self._waits_since
         return {
             "archive_index": self._end.index,
@@ -144,7 +140,6 @@ class Archiving(Service):
         return len(self._shared.silent(self._replica.core.conf.members, self._clock()))
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """See `Service.settings_changed`."""
         self._settings = settings
         self._check_at = self._tell_at = 0.0
 
@@ -504,7 +499,6 @@ class Archiving(Service):
         return None if own == end else f"after entry {end.index} this log is {own}, and that one {end}"
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         now, since = self._clock(), self._waits_since
         assert since is None or since <= now, f"files have been complete since {since}, it is {now}"
         assert self._logged is None or self._failed_runs > 0, f"{self._logged} was logged, and no run has failed"

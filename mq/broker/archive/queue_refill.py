@@ -62,17 +62,14 @@ class QueueRefill(Service):
             self._replica.remember(QUEUES_FROM, self._replica.log.notes.get(QUEUES_FROM))
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         if self._access is not None:
             yield Periodic(self._limits.refill_look_seconds, self.continue_refill)
             yield Periodic(GO_ON_SECONDS, self.go_on, lambda: now_if(self._step is not None))
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """See `Service.settings_changed`."""
         self._settings = settings
 
     def counters(self) -> dict[str, int]:
-        """See `Service`."""
         begin_pos = self._tier.begin_pos
         left = 0 if begin_pos is None else max(0, self._tier.queues_from - begin_pos)
         return {"archive_refill_bytes_left": left, "archive_refilled_entries": self._entries}
@@ -196,7 +193,6 @@ class QueueRefill(Service):
             self._log.warning("queue_refill_needs_restart", queues_from=self._tier.queues_from)
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         step = self._step
         assert step is None or not self._is_reading, "two steps are under way"
         assert step is None or self._next_run <= len(step.runs), f"run {self._next_run} of {len(step.runs)}"

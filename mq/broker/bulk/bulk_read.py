@@ -111,11 +111,9 @@ class BulkReads(Service):
         self._settings = settings
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(BulkRead, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._held or self._queue))
 
     def counters(self) -> dict[str, int]:

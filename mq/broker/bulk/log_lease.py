@@ -40,7 +40,6 @@ class LogLeases(Service):
         """By lease id: physical offset, and expiry time."""
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(HoldLog, self.handle)
         yield Route(ListLeases, self.handle_list)
 
@@ -50,7 +49,6 @@ class LogLeases(Service):
         return {"log_leases": len(self._leases)}
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         count, count_max = len(self._leases), self._settings.log_leases_max
         assert count <= count_max, f"{count} log leases; maximum: {count_max}"
 

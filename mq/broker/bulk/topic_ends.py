@@ -38,7 +38,6 @@ class TopicEndQueries(Service):
         self._gradually = context.slow_answers
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(AskTopicEnds, self.handle)
 
     def handle(self, call: Call[AskTopicEnds]) -> None:

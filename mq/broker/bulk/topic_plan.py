@@ -42,7 +42,6 @@ class TopicPlans(Service):
         self._gradually = context.slow_answers
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(PlanTopic, self.handle)
 
     def handle(self, call: Call[PlanTopic]) -> None:

@@ -60,7 +60,6 @@ class Subscriptions(Service):
         self._refresh = refresh
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(CheckClientConfig, self.handle_check)
 
     def settings_changed(self, settings: BrokerSettings) -> None:

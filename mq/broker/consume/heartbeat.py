@@ -60,13 +60,11 @@ class Heartbeats(Service):
         self._creating: set[str] = set()
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(HeartBeat, self.handle_heartbeat)
         yield Route(UnregisterClient, self.handle_unregister)
         yield Route(GetConsumerListByGroup, self.handle_consumer_list)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_NOTIFY_SECONDS, self.notify_more, lambda: now_if(self._notices.are_pending))
         yield Periodic(self._expire_some_seconds, self.expire_some, self._expires_next_at)
 
@@ -80,7 +78,6 @@ class Heartbeats(Service):
         self._creating.clear()
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         self._notices.check_invariants()
         if self._appender.is_idle:
             assert not self._creating, f"{len(self._creating)} groups are being created, and nothing is pending"

@@ -37,7 +37,6 @@ class OffsetCorrections(Service):
         self._unseen: list[tuple[str, str]] = []
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_SECONDS, self.correct_some, lambda: now_if(self._unseen))
 
     def lead(self) -> None:

@@ -88,14 +88,12 @@ class Offsets(Service):
         self._refused_beyond = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(QueryConsumerOffset, self.handle_query)
         yield Route(GetMaxOffset, self.handle_max)
         yield Route(GetMinOffset, self.handle_min)
         yield Route(UpdateConsumerOffset, self.handle_update, leader_only=True, repeatable=True)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(self._commit_seconds, self.replicate_gathered, lambda: now_if(self._gathered))
 
     def resign(self) -> None:

@@ -137,7 +137,6 @@ class Pulls(Service):
         self._settings = settings
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(PullMessage, self.handle)
         yield Route(LitePullMessage, self.handle)
 
@@ -159,11 +158,9 @@ class Pulls(Service):
             self.resume(pull)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(self._limits.expire_seconds, self.expire, self.polling.next_deadline)
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         self.polling.check_invariants()
         assert not self._woken or self._goes_on, (
             f"{len(self._woken)} queues have grown, and no turn is planned that answers their pulls"

@@ -82,16 +82,13 @@ class QueueLockService(Service):
         self.fenced = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(LockBatchMq, self.handle_lock, leader_only=True, repeatable=True)
         yield Route(UnlockBatchMq, self.handle_unlock, leader_only=True, repeatable=True)
 
     def counters(self) -> dict[str, int]:
-        """Counters since the start; see `Service`."""
         return {"locked_queues": self._metadata.lock_count, "fenced_commits": self.fenced}
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(self._limits.expire_some_seconds, self.expire_some, self._expires_next_at)
 
     def _expires_next_at(self) -> float:
@@ -112,7 +109,6 @@ class QueueLockService(Service):
         self._releasing.clear()
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         hosts = Counter(grant.host for grant in self._granting.values())
         assert hosts == self._granting_to, f"grants by host are {dict(hosts)}, counted {dict(self._granting_to)}"
         self._renewed.check_invariants()

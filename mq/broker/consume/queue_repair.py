@@ -46,11 +46,9 @@ class QueueRepair(Service):
         self.restored = 0
 
     def counters(self) -> dict[str, int]:
-        """Counters since the start; see `Service`."""
         return {"queue_blocks_restored": self.restored}
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(self._look_seconds, self.run, lambda: now_if(self._store.has_damage))
 
     def run(self) -> None:

@@ -53,17 +53,14 @@ class Rebalance(Service):
         self._note_group = note_group
 
     def tasks(self) -> Iterator[Task]:
-        """What runs until the broker stops; see `Service`."""
         yield self._routes.run
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(QueryAssignment, self.handle_query)
         yield Route(GetAllMessageRequestMode, self.handle_modes)
         yield Route(SetMessageRequestMode, self.handle_set_mode, leader_only=True)
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         self._routes.check_invariants()
 
     def handle_query(self, call: Call[QueryAssignment]) -> None:

@@ -38,11 +38,9 @@ class FilterServers(Service):
         return sorted(self._heard_at)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(RegisterFilterServer, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_LOOK_SECONDS, self.expire)
 
     def handle(self, call: Call[RegisterFilterServer]) -> bytes:
@@ -76,7 +74,6 @@ class FilterServers(Service):
             self._changed(None)
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         now, count = self._clock(), len(self._heard_at)
         assert count <= FILTER_SERVERS_MAX, f"{count} filter servers, {FILTER_SERVERS_MAX} are allowed"
         assert all(at <= now for at in self._heard_at.values()), f"{self._heard_at}: heard later than {now}"

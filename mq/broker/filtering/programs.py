@@ -40,7 +40,6 @@ class FilterRequests(Service):
         self._log = context.log
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(PutFilter, self.handle_put, leader_only=True, repeatable=True)
         yield Route(GetFilter, self.handle_get, leader_only=True)
         yield Route(JudgeRequest, self.handle_judge)

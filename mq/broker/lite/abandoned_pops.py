@@ -47,7 +47,6 @@ class AbandonedPops(Service):
         self.forgotten = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(LOOK_SECONDS, self.run, self._rests_until)
 
     def counters(self) -> dict[str, int]:

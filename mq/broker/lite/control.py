@@ -63,7 +63,6 @@ class LiteControl(Service):
         self._kept_out = context.clients.kept_out
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(ControlLiteSubscriptions, self.handle, leader_only=True)
 
     def handle(self, call: Call[ControlLiteSubscriptions]) -> bytes | None:

@@ -52,7 +52,6 @@ class LiteExpiry(Service):
         self.expired = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_LOOK_SECONDS, self.run, self._rests_until)
 
     def counters(self) -> dict[str, int]:
@@ -66,7 +65,6 @@ class LiteExpiry(Service):
         self._unlooked = None
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         if self._appender.is_idle:
             assert not self._ending, f"{len(self._ending)} lite topics are ended, and nothing is pending"
 

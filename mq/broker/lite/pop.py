@@ -106,11 +106,9 @@ class LitePops(Service):
         pops.attach_lite(self._freed, self.subscriptions)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(PopLiteMessage, self.handle, leader_only=True, repeatable=True)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_EXPIRE_SECONDS, self.expire, self._polling.next_deadline)
         yield Periodic(_SWEEP_SECONDS, self.sweep, self._sweeps_at)
         yield Periodic(_LOOK_SECONDS, self.forget_silent)
@@ -125,7 +123,6 @@ class LitePops(Service):
         }
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         self._polling.check_invariants()
         self.subscriptions.check_invariants()
         assert self._read_bytes >= 0, f"messages of {self._read_bytes} bytes are being popped"

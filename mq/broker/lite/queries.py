@@ -66,7 +66,6 @@ class LiteQueries(Service):
         self._store_time = store_time
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(GetBrokerLiteInfo, self.handle_broker, leader_only=True, repeatable=True)
         yield Route(GetParentTopicInfo, self.handle_parent, leader_only=True, repeatable=True)
         yield Route(GetLiteTopicInfo, self.handle_topic, leader_only=True, repeatable=True)

@@ -137,7 +137,6 @@ class Pops(Service):
         self._waiting.watch_lite(watched)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(PopMessage, self.handle_pop, leader_only=True, repeatable=True)
         yield Route(Notification, self.handle_notification, leader_only=True, repeatable=True)
         yield Route(PollingInfo, self.handle_polling_info, leader_only=True, repeatable=True)
@@ -145,7 +144,6 @@ class Pops(Service):
         yield from self.acks.routes()
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_EXPIRE_SECONDS, self.expire, self.polling.next_deadline)
         yield Periodic(self._limits.pop.revive_seconds, self.revival.run, self.revival.rests_until)
 
@@ -196,7 +194,6 @@ class Pops(Service):
         self.watch()
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         self.polling.check_invariants()
         self.acks.check_invariants()
         self.revival.check_invariants()

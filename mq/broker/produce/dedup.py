@@ -68,7 +68,6 @@ class Dedup(Service):
         self.answered = 0
 
     def counters(self) -> dict[str, int]:
-        """Counters since the start; see `Service`."""
         return {"repeated_sends": self.answered}
 
     def resign(self) -> None:
@@ -76,7 +75,6 @@ class Dedup(Service):
         self._flights = InFlightSends()
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         self._flights.check_invariants()
         if self._appender.is_idle:
             assert self._flights.is_empty, "numbered sends are in flight, and nothing is pending"

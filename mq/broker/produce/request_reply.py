@@ -98,13 +98,11 @@ class Replies(Service):
         self._pushed = self._relayed = self._not_pushed = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(SendReplyMessage, self.handle, leader_only=True)
         yield Route(SendReplyMessageV2, self.handle, leader_only=True)
         yield Route(RelayReply, self.handle_relayed)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._calls.are_open))
 
     def resign(self) -> None:
@@ -120,7 +118,6 @@ class Replies(Service):
         self._calls.expire()
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         self._calls.check_invariants()
         assert self._under_way_bytes >= 0, f"replies of {self._under_way_bytes} bytes are under way"
 

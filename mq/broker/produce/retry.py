@@ -66,7 +66,6 @@ class Retries(Service):
         self.wake_pops: Callable[[str, str, int], None] = lambda group, topic, count: None
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(ConsumerSendMsgBack, self.handle_send_back, leader_only=True)
 
     def handle_send_back(self, call: Call[ConsumerSendMsgBack]) -> bytes | None:

@@ -94,7 +94,6 @@ class Sends(Service):
         self.receiver = make_receiver(self._messages, self._batches, settings, dedup)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(SendMessage, self.handle, leader_only=True)
         yield Route(SendMessageV2, self.handle, leader_only=True)
         yield Route(SendBatchMessage, self.handle_batch, leader_only=True)
@@ -118,7 +117,6 @@ class Sends(Service):
         self._serves_here = here
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         assert self._appender.is_open or not self._serves_here, "sends are taken here, and this replica does not lead"
         gone = self._messages.writable.keys() - self._metadata.topics.keys()
         assert not gone, f"sends to {len(gone)} topics are taken that do not exist, such as {min(gone)}"
@@ -127,7 +125,6 @@ class Sends(Service):
             assert not self.compacted.held, f"sends to {self.compacted.held} queues are held, and nothing is pending"
 
     def counters(self) -> dict[str, int]:
-        """See `Service`."""
         return {"messages_compiled": self.receiver.compiled_messages}
 
     def take(self, connection: ClientConnection, chunk: bytes) -> int:

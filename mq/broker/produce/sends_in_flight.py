@@ -250,7 +250,6 @@ class InFlightSend(Flight):
         _serve([self._first, *self.end()])
 
     def end(self) -> list[Call[SendRequest]]:
-        """See `Flight.end`."""
         self._flights.remove(self)
         return super().end()
 
@@ -274,7 +273,6 @@ class BlockInFlight(Flight):
         flights.add_block(self)
 
     def end(self) -> list[Call[SendRequest]]:
-        """See `Flight.end`."""
         self._flights.remove_block(self)
         self.sends_of = _no_sends  # which knows the block, and the block this
         return super().end()

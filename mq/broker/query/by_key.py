@@ -78,11 +78,9 @@ class KeyQueries(Service):
         self._send, self._receive = trio.open_memory_channel[_Waiting](QUERIES_MAX)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(QueryMessage, self.handle)
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         counts = self._of_connections.values()
         in_all, most = sum(counts), max(counts, default=0)
         assert in_all == self._unanswered, f"{in_all} queries wait by client, counted {self._unanswered}"
@@ -127,7 +125,6 @@ class KeyQueries(Service):
         self._read(known)
 
     def tasks(self) -> Iterator[Task]:
-        """What runs until the broker stops; see `Service`."""
         yield self.serve
         yield self.keep_index
 

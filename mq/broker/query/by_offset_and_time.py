@@ -61,7 +61,6 @@ class OffsetAndTimeQueries(Service):
         self._wall_clock_ms = context.wall_clock_ms
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(SearchOffsetByTimestamp, self.handle_search)
         yield Route(GetEarliestMsgStoretime, self.handle_earliest)
         yield Route(ViewMessageById, self.handle_view)

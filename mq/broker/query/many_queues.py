@@ -41,7 +41,6 @@ class ManyQueues(Service):
         self._queues_max = context.limits.bulk.ends_queues_max
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(AskQueues, self.handle)
 
     def handle(self, call: Call[AskQueues]) -> None:

@@ -43,7 +43,6 @@ class TopicUseQueries(Service):
         self._entries_max = context.limits.upkeep.summed_entries_max
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(AskTopicUse, self.handle)
 
     def handle(self, call: Call[AskTopicUse]) -> None:

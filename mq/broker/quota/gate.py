@@ -120,16 +120,13 @@ class QuotaGate(Service):
             self.topic_changed(topic)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(OfLimitedUser, self.handle_of_user)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_EXPIRE_SECONDS, self.release, self._next_due)
         yield Periodic(_COUNT_SECONDS, self.refresh, self._rests_until)
 
     def counters(self) -> dict[str, int]:
-        """Figures; see `Service`."""
         return {
             "quota_delayed": self.delayed,
             "quota_refused": self.refused,
@@ -142,7 +139,6 @@ class QuotaGate(Service):
         return any(not each.until for each in self._held)
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         nbytes = sum(each.nbytes for each in self._held)
         assert nbytes == self._held_bytes, f"requests of {nbytes} bytes wait, {self._held_bytes} are counted"
         assert nbytes <= self._limits.held_bytes_max, f"requests of {nbytes} bytes wait"
@@ -251,7 +247,6 @@ class QuotaGate(Service):
         return True
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """See `Service`."""
         for known in self._of_user.values():
             known.discard(connection)
 

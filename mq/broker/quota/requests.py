@@ -31,7 +31,6 @@ class QuotaRequests(Service):
         self._clock = context.clock
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(PutUserQuota, self.handle_put, leader_only=True)
         yield Route(ListQuotas, self.handle_list)
 

@@ -60,7 +60,6 @@ class ScheduleRequests(Service):
         self._ticks = ticks
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(PutSchedule, self.handle_put, leader_only=True)
         yield Route(DeleteSchedule, self.handle_delete, leader_only=True)
         yield Route(ListSchedules, self.handle_list)

@@ -91,7 +91,6 @@ class Ticks(Service):
         self._paused_until_ms = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(self._interval_seconds, self.run, self._rests_until)
 
     def _rests_until(self) -> float:

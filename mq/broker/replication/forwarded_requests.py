@@ -62,15 +62,12 @@ class ForwardedRequests(Service):
         self.taken = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(Forward, self.handle)
 
     def counters(self) -> dict[str, int]:
-        """Counters since the start; see `Service`."""
         return {"forwarded_taken": self.taken}
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         nbytes = sum(len(call.body) for call in self._held)
         assert nbytes == self._held_bytes, f"forwarded requests of {nbytes} bytes wait, counted {self._held_bytes}"
         assert not self._held or not self._leads(), f"{len(self._held)} forwarded requests wait, and this replica leads"

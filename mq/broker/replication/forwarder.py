@@ -207,7 +207,6 @@ class Forwarder(Service):
         return bool(self._held or self._sent)
 
     def tasks(self) -> Iterator[Task]:
-        """What runs until the broker stops; see `Service`."""
         yield self.run
 
     def stopped(self) -> None:

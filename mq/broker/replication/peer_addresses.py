@@ -57,11 +57,9 @@ class PeerAddresses(Service):
         self._not_before = 0.0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(AnnounceReplica, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(_RUN_SECONDS, self.run, lambda: now_if(self._is_unknown))
 
     def handle(self, call: Call[AnnounceReplica]) -> bytes | None:

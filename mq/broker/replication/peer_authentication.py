@@ -94,7 +94,6 @@ class PeerAuthentication(Service):
         self._valid_ids: frozenset[bytes] = frozenset()
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(AuthenticateReplica, self.handle)
 
     def handle(self, call: Call[AuthenticateReplica]) -> bytes:

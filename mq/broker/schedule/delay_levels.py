@@ -61,7 +61,6 @@ class Delays(Service):
         self.expired = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(
             self._context.limits.waiting.deliver_seconds, self.run, lambda: now_if(self._levels and self.pending)
         )
@@ -99,7 +98,6 @@ class Delays(Service):
         return waiting
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         for level in self._levels:
             level.check_invariants()
 

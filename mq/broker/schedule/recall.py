@@ -68,11 +68,9 @@ class Recalls(Service):
         self._searches: deque[_PendingRecall] = deque()
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(RecallMessage, self.handle, leader_only=True)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(self._limits.deliver_seconds, self.run, lambda: now_if(self._searches))
 
     def resign(self) -> None:

@@ -85,7 +85,6 @@ class Timers(Service):
         self.late_ms = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(
             self._context.limits.waiting.deliver_seconds,
             self.run,
@@ -138,7 +137,6 @@ class Timers(Service):
         return waiting
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         if self._delivery is not None:
             self._delivery.check_invariants()
         if self._appender.is_idle:

@@ -35,7 +35,6 @@ class NoteArchived(TableCommand, frozen=True, tag="note_archived"):
     chain: int
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_range("length of url", len(self.url.encode()), 1, URL_BYTES_MAX)
         for name in ("index", "term", "pos"):
             check_range(name, getattr(self, name), 1, _INT64_MAX)
@@ -55,7 +54,6 @@ class NoteTier(TableCommand, frozen=True, tag="note_tier"):
     is_held: bool
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_range("length of url", len(self.url.encode()), 1, URL_BYTES_MAX)
         check_range("begin_pos", self.begin_pos, 0, _INT64_MAX)
 
@@ -88,7 +86,6 @@ class ArchivedLog(StateTable):
         return end if end.index else None
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
         match command:
             case NoteArchived():
                 if command.url != self.url:
@@ -114,7 +111,6 @@ class ArchivedLog(StateTable):
         return lambda: row
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         if state is None:
             self.url, self.end, self.begin_pos, self.is_held = "", NOTHING, None, False
             return

@@ -35,7 +35,6 @@ class AdvanceChecks(TableCommand, frozen=True, omit_defaults=True, tag="advance_
     put_off: list[QueueOffset] | None = None
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_range("number", self.number, 1, CHECKS_MAX)
         check_range("offset", self.offset, 0, _OFFSET_MAX)
         put_off = self.put_off or [FIRST_OFFSET]
@@ -58,19 +57,16 @@ class CheckCursors(StateTable):
         self.put_off: tuple[QueueOffset, ...] = ()
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
         assert isinstance(command, AdvanceChecks), type(command).__name__
         self.offsets[command.number] = max(command.offset, self.offsets.get(command.number, FIRST_OFFSET))
         if command.put_off is not None:
             self.put_off = tuple(sorted(set(command.put_off)))
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         rows = [*((_PUT_OFF, offset) for offset in self.put_off), *sorted(self.offsets.items())]
         return lambda: rows or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[int, QueueOffset]])
         if any(not 0 <= number <= CHECKS_MAX or offset < 0 for number, offset in rows):
             raise SnapshotDamaged("a check number or an offset is out of range")
@@ -84,7 +80,6 @@ class CheckCursors(StateTable):
         assert ordered == [*self.put_off], f"half messages are postponed in the order {self.put_off}"
 
     def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`."""
         if topic == HALF_TOPIC:
             self.offsets = {}
             self.put_off = ()

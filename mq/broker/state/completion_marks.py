@@ -30,7 +30,6 @@ class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
     offsets: list[QueueOffset]
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_topic(self.topic)
         check_range("queue_id", self.queue_id, 0, INT32_MAX)
         if not self.offsets:
@@ -47,7 +46,6 @@ class SkipEntries(TableCommand, frozen=True, tag="skip_entries"):
     offset: QueueOffset
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_topic(self.topic)
         check_range("queue_id", self.queue_id, 0, INT32_MAX)
         check_range("offset", self.offset, 0, _OFFSET_MAX)
@@ -173,7 +171,6 @@ class CompletionMarks(StateTable):
         return self.queues.get((topic, queue_id)) or QueueMarks()
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
         assert isinstance(command, CompleteEntries | SkipEntries), type(command).__name__
         key = command.topic, command.queue_id
         marks = self.queues.get(key)
@@ -190,23 +187,19 @@ class CompletionMarks(StateTable):
         marks.complete(command.offsets)
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         rows = [(topic, queue, marks.low, bytes(marks.bits)) for (topic, queue), marks in self.queues.items()]
         return lambda: sorted(rows) or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[str, int, QueueOffset, bytes]])
         if any(low < 0 for _, _, low, _ in rows):
             raise SnapshotDamaged("a mark has a negative offset")
         self.queues = {(topic, queue): QueueMarks(low, bits) for topic, queue, low, bits in rows}
 
     def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`."""
         for key in [key for key in self.queues if key[0] == topic]:
             del self.queues[key]
 
     def check_invariants(self) -> None:
-        """See `StateTable.check_invariants`."""
         for marks in self.queues.values():
             marks.check_invariants()

@@ -76,12 +76,10 @@ class DeletedTopics(StateTable):
                 self.rows[name] = msgspec.structs.replace(row, **changed)
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         rows = list(self.rows.values())
         return lambda: [msgspec.to_builtins(row) for row in rows] or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[DeletedTopic])
         names = {row.config.name for row in rows}
         try:

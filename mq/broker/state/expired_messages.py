@@ -29,7 +29,6 @@ class ExpireMessages(TableCommand, frozen=True, tag="expire_messages"):
     rows: list[tuple[str, int, QueueOffset]]
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_range("number of rows", len(self.rows), 1, ROWS_MAX)
         for topic in {topic for topic, _, _ in self.rows}:
             check_topic(topic)

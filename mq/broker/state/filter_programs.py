@@ -34,7 +34,6 @@ class PutFilter(TableCommand, frozen=True, tag="put_filter"):
     content: bytes
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_group(self.group)
         check_topic(self.topic)
         check_range("size of the program", len(self.content), 1, PROGRAM_BYTES_MAX)
@@ -69,7 +68,6 @@ class FilterPrograms(StateTable):
         return count <= self._limits.filters_max and nbytes <= self._limits.filter_bytes_max
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
         assert isinstance(command, PutFilter), type(command).__name__
         key, name = (command.group, command.topic), parse_program_name(command.program)
         there = self.table.get(key)
@@ -80,12 +78,10 @@ class FilterPrograms(StateTable):
         self.nbytes += len(command.content)
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         rows = [(*key, each.name.text, each.version, each.content) for key, each in self.table.items()]
         return lambda: sorted(rows) or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         table: dict[tuple[str, str], FilterProgram] = {}
         for group, topic, text, version, content in msgspec.convert(
             state or [], list[tuple[str, str, str, int, bytes]]
@@ -108,12 +104,10 @@ class FilterPrograms(StateTable):
         assert nbytes <= self._limits.filter_bytes_max, f"{nbytes} bytes of filter programs"
 
     def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`."""
         for key in [key for key in self.table if key[1] == topic]:
             self._remove(key)
 
     def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`."""
         for key in [key for key in self.table if key[0] == group]:
             self._remove(key)
 

@@ -83,7 +83,6 @@ class RaiseLevel(TableCommand, frozen=True, tag="raise_level"):
     timestamp_ms: int
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_range("level", self.level, LEVEL_FIRST, _LEVEL_MAX)
         check_range("timestamp_ms", self.timestamp_ms, 0, 2**63 - 1)
 
@@ -117,7 +116,6 @@ class FormatLevel(StateTable):
         return lambda: None if level == LEVEL_FIRST else level
 
     def restore(self, state: object) -> None:
-        """See `StateTable`."""
         level = LEVEL_FIRST if state is None else msgspec.convert(state, Annotated[int, Meta(ge=1, le=_LEVEL_MAX)])
         if level > self.newest:
             raise SnapshotDamaged(_too_new(level, self.newest))

@@ -101,7 +101,6 @@ class FormerTopics(StateTable):
         return former
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable`."""
         begins, deleted = self.begins.copy(), self.deleted.copy()
 
         def encode() -> object:
@@ -112,7 +111,6 @@ class FormerTopics(StateTable):
         return encode
 
     def restore(self, state: object) -> None:
-        """See `StateTable`."""
         rows = msgspec.convert(state or [], list[_Row])
         if any(offset < 0 for _, offsets, _ in rows for offset in offsets) or len({row[0] for row in rows}) < len(rows):
             raise SnapshotDamaged("a former topic is repeated, or has a negative offset")

@@ -37,7 +37,6 @@ class KeepOut(TableCommand, frozen=True, tag="keep_out"):
     operator: str = ""
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_group(self.group)
         check_range("until_ms", self.until_ms, 0, 2**63 - 1)
         check_range("now_ms", self.now_ms, 0, 2**63 - 1)
@@ -60,7 +59,6 @@ class KeptOutClients(StateTable):
         self.version = 0
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
         assert isinstance(command, KeepOut), f"{command} keeps nobody out"
         self.version += 1
         for key in [key for key, row in self.table.items() if row.until_ms <= command.now_ms]:
@@ -71,12 +69,10 @@ class KeptOutClients(StateTable):
             self.table[key] = KeptOutRow(command.until_ms, command.reason, command.operator)
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         rows = sorted(self.table.items())
         return lambda: [(*key, *row) for key, row in rows] or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[str, str, int, str, str]])
         self.table = {
             (group, client_id): KeptOutRow(until_ms, reason, operator)
@@ -89,7 +85,6 @@ class KeptOutClients(StateTable):
         assert len(self.table) <= KEPT_OUT_MAX, f"{len(self.table)} clients are kept out; maximum: {KEPT_OUT_MAX}"
 
     def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`."""
         for key in [key for key in self.table if key[0] == group]:
             del self.table[key]
             self.version += 1

@@ -39,7 +39,6 @@ class ResetLiteOffsets(TableCommand, frozen=True, tag="reset_lite_offsets"):
     rows: list[tuple[str, QueueOffset]]
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_group(self.group)
         check_range("number of rows", len(self.rows), 1, ROWS_MAX)
         for queue, offset in self.rows:
@@ -56,7 +55,6 @@ class ExpireLiteTopics(TableCommand, frozen=True, tag="expire_lite_topics"):
     rows: list[tuple[str, QueueOffset]]
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_range("number of rows", len(self.rows), 1, ROWS_MAX)
         for queue, end in self.rows:
             check_queue_name(queue)
@@ -99,12 +97,10 @@ class LiteOffsets(StateTable):
                     del self.tables[key]
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         tables = self.tables.capture()
         return lambda: [(*key, sorted(tables[key].items())) for key in in_order(tables)] or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[str, str, int, list[tuple[str, QueueOffset]]]])
         tables: dict[LiteKey, dict[str, QueueOffset]] = {}
         for group, parent, part, offsets in rows:

@@ -63,7 +63,7 @@ from mq.broker.state.pop_checkpoints import PopCheckpoints
 from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.schedules import Schedules
-from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand
+from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand, by_command
 from mq.broker.state.topic_births import TopicBirths
 from mq.broker.state.topic_deletion import delete_topic, dropped_by, forget_topic, replace_deleted, restore_topic
 from mq.broker.state.user_quotas import UserQuotas
@@ -155,9 +155,7 @@ class Metadata:
         """Clients that were removed from consumer groups."""
         self.parts: dict[str, StateTable] = {name: getattr(self, name) for name in _PARTS}
         """Parts by their name in snapshots."""
-        self._apply_to_table: dict[type[object], Callable[[Any], None]] = {
-            command: part.apply for part in self.parts.values() for command in part.COMMANDS
-        }
+        self._apply_to_table = by_command(self.parts.values())
 
     @property
     def system_topics(self) -> frozenset[str]:

@@ -74,7 +74,6 @@ class PopMessages(TableCommand, frozen=True, omit_defaults=True, tag="pop_messag
     attempt: str | None = None
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         _check_queue(self.group, self.topic, self.queue_id)
         check_range("before", self.before, -1, _INT64_MAX)
         check_range("next_offset", self.next_offset, 0, _INT64_MAX)
@@ -97,7 +96,6 @@ class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
     rows: list[tuple[str, str, int, QueueOffset, int, int]]
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         for group in {row[0] for row in self.rows}:
             check_group(group)
         for topic in {row[1] for row in self.rows}:
@@ -128,7 +126,6 @@ class DeferMessage(TableCommand, frozen=True, omit_defaults=True, tag="defer_mes
     """From format level 7 on."""
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         _check_queue(self.group, self.topic, self.queue_id)
         check_range("start", self.start, 0, _INT64_MAX)
         check_range("pop_time_ms", self.pop_time_ms, 0, _INT64_MAX)
@@ -309,7 +306,6 @@ class PopCheckpoints(StateTable):
         return self.queues.get(key, _NOTHING)
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
         match command:
             case PopMessages():
                 self._pop(command)
@@ -425,7 +421,6 @@ class PopCheckpoints(StateTable):
             )
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         self._epoch += 1
         queues = self.queues.copy()
 
@@ -442,7 +437,6 @@ class PopCheckpoints(StateTable):
         return encode
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[_Row])
         queues: dict[QueueOfGroup, PopQueue] = {}
         for group, topic, queue_id, opened, ordered in rows:
@@ -504,7 +498,6 @@ class PopCheckpoints(StateTable):
                 self._remove(key)
 
     def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`."""
         self._drop(list(self._of_topics.get(topic, ())))
 
     def lite_parent_deleted(self, topic: str) -> None:
@@ -514,7 +507,6 @@ class PopCheckpoints(StateTable):
             self.topic_deleted(name)
 
     def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`."""
         self._drop([key for key in self.queues if key[0] == group])
 
     def _drop(self, keys: list[QueueOfGroup]) -> None:

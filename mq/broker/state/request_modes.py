@@ -33,7 +33,6 @@ class PutRequestMode(TableCommand, frozen=True, tag="put_request_mode"):
     shared: int
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_group(self.group)
         check_topic(self.topic)
         if self.mode not in (PULL, POP):
@@ -62,18 +61,15 @@ class RequestModes(StateTable):
         return (topic, group) in self.table or len(self.table) < MODES_MAX
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
         assert isinstance(command, PutRequestMode), type(command).__name__
         if self.has_room(command.topic, command.group):
             self.table[command.topic, command.group] = RequestMode(command.mode, command.shared)
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         rows = [(*key, *mode) for key, mode in self.table.items()]
         return lambda: sorted(rows) or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[str, str, str, int]])
         self.table = {(topic, group): RequestMode(mode, shared) for topic, group, mode, shared in rows}
 
@@ -82,9 +78,7 @@ class RequestModes(StateTable):
         assert len(self.table) <= MODES_MAX, f"{len(self.table)} request modes; maximum: {MODES_MAX}"
 
     def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`."""
         self.table = {key: mode for key, mode in self.table.items() if key[0] != topic}
 
     def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`."""
         self.table = {key: mode for key, mode in self.table.items() if key[1] != group}

@@ -58,7 +58,6 @@ class PutSchedule(TableCommand, frozen=True, tag="put_schedule"):
     timestamp_ms: int
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_definition(self.definition)
         check_range("expected version", self.expected, ANY_VERSION, _INT64_MAX)
         check_range("timestamp_ms", self.timestamp_ms, 0, TIME_MS_MAX)
@@ -71,7 +70,6 @@ class DeleteSchedule(TableCommand, frozen=True, tag="delete_schedule"):
     expected: int = ANY_VERSION
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_schedule_name(self.name)
         check_range("expected version", self.expected, ANY_VERSION, _INT64_MAX)
 
@@ -84,7 +82,6 @@ class SwitchSchedule(TableCommand, frozen=True, tag="switch_schedule"):
     timestamp_ms: int
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_schedule_name(self.name)
         check_range("timestamp_ms", self.timestamp_ms, 0, TIME_MS_MAX)
 
@@ -102,7 +99,6 @@ class SettleTick(TableCommand, frozen=True, tag="settle_tick"):
     skipped: int = 0
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_schedule_name(self.name)
         check_range("version", self.version, 1, _INT64_MAX)
         check_range("settled_ms", self.settled_ms, 0, TIME_MS_MAX)
@@ -200,7 +196,6 @@ class Schedules(StateTable):
         return expected in (ANY_VERSION, NO_VERSION if there is None else there.version)
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
         match command:
             case PutSchedule(definition=definition, expected=expected):
                 if self.is_expected(definition.name, expected) and self.has_room(definition):
@@ -245,7 +240,6 @@ class Schedules(StateTable):
         self.table[name] = schedule._replace(version=self.versions)
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         versions, table = self.versions, dict(self.table)
 
         def encode() -> object:
@@ -257,7 +251,6 @@ class Schedules(StateTable):
         return encode
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         captured = _Captured(0, []) if state is None else msgspec.convert(state, _Captured)
         rows = [Schedule(*row) for row in captured.rows]
         table = {row.definition.name: row for row in rows}

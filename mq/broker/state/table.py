@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -72,6 +73,11 @@ class StateTable:
 
     def check_invariants(self) -> None:
         """Assert what holds between two commands; for tests, since it looks at the whole table."""
+
+
+def by_command(parts: Iterable[StateTable]) -> dict[type[object], Callable[[Any], None]]:
+    """For each command of a table the method that applies it."""
+    return {command: part.apply for part in parts for command in part.COMMANDS}
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

@@ -38,12 +38,10 @@ class TopicBirths(StateTable):
         return self._positions.keys()
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         rows = list(self._positions.items())
         return lambda: sorted(rows) or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[str, PhysicalOffset]])
         if any(position < 0 for _, position in rows):
             raise SnapshotDamaged("a topic was created at a negative position")

@@ -23,7 +23,6 @@ class PutUserQuota(TableCommand, frozen=True, tag="put_user_quota"):
     quota: Quota
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         if self.name != EVERYBODY:
             check_user_name(self.name)
         for field in Quota.__struct_fields__:
@@ -56,7 +55,6 @@ class UserQuotas(StateTable):
         return name in self.table or len(self.table) < USER_QUOTAS_MAX
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
         assert isinstance(command, PutUserQuota), type(command).__name__
         self.version += 1
         if command.quota == NO_QUOTA:
@@ -65,12 +63,10 @@ class UserQuotas(StateTable):
             self.table[command.name] = command.quota
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         rows = sorted(self.table.items())
         return lambda: [(name, msgspec.to_builtins(quota)) for name, quota in rows] or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         self.table = dict(msgspec.convert(state or [], list[tuple[str, Quota]]))
         self.version += 1
 

@@ -64,7 +64,6 @@ class CreateUser(TableCommand, frozen=True, tag="create_user"):
     enabled: bool = True
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_user_name(self.name)
         check_range("length of the sealed secret", len(self.sealed), 1, _SEALED_LENGTH_MAX)
 
@@ -79,7 +78,6 @@ class UpdateUser(TableCommand, frozen=True, tag="update_user"):
     instead_of: str | None = None
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_user_name(self.name)
         if self.sealed is not None:
             check_range("length of the sealed secret", len(self.sealed), 1, _SEALED_LENGTH_MAX)
@@ -91,7 +89,6 @@ class DeleteUser(TableCommand, frozen=True, tag="delete_user"):
     name: str
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_user_name(self.name)
 
 
@@ -102,7 +99,6 @@ class PutPolicies(TableCommand, frozen=True, tag="put_policies"):
     policies: list[Policy]
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_user_name(self.name)
         check_range("number of policies", len(self.policies), 1, POLICIES_PER_USER_MAX)
         for policy in self.policies:
@@ -122,7 +118,6 @@ class DeletePolicies(TableCommand, frozen=True, tag="delete_policies"):
     resource: str = ""
 
     def check(self) -> None:
-        """See `TableCommand.check`."""
         check_user_name(self.name)
         if self.resource:
             check_resource(self.resource)
@@ -184,7 +179,6 @@ class Users(StateTable):
         return tuple(kept[key] for key in sorted(kept))
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`."""
         self.version += 1
         match command:
             case CreateUser(name=name, sealed=sealed, admin=admin, enabled=enabled):
@@ -213,12 +207,10 @@ class Users(StateTable):
         self.table[command.name] = user._replace(**changes)
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         rows = sorted((name, *user) for name, user in self.table.items())
         return lambda: msgspec.to_builtins(rows) or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         rows: Sequence[_Row] = msgspec.convert(state or [], list[_Row])
         self.table = {name: User(sealed, admin, enabled, policies) for name, sealed, admin, enabled, policies in rows}
         self.version += 1

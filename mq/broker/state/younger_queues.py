@@ -46,17 +46,14 @@ class YoungerQueues(StateTable):
             del self._first[key]
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`."""
         rows = [(*key, first) for key, first in self._first.items()]
         return lambda: sorted(rows) or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`."""
         rows = msgspec.convert(state or [], list[tuple[str, str, int]])
         if any(first < 0 for _, _, first in rows):
             raise SnapshotDamaged("the table of younger queues has a queue id below 0")
         self._first = {(group, topic): first for group, topic, first in rows}
 
     def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`."""
         self.offsets_removed(topic=topic)

@@ -134,7 +134,6 @@ class CheckBacks(Service):
         self.expired = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Periodic actions; see `Service`."""
         yield Periodic(
             self._limits.check_seconds, self.run, lambda: now_if(self._tracks and self._halves.queue is not None)
         )
@@ -240,7 +239,6 @@ class CheckBacks(Service):
         )
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         tracks, positions = len(self._tracks), len(self._positions)
         assert positions == (tracks + 1 if tracks else 0), f"{tracks} tracks of {positions} cursors"
         if self._appender.is_idle:

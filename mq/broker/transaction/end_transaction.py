@@ -115,7 +115,6 @@ class Transactions(Service):
         self.given_up = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(EndTransaction, self.handle_end, leader_only=True, repeatable=True)
 
     def resign(self) -> None:

@@ -55,11 +55,9 @@ class ResumeCheck(Service):
         self.resumed = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(ResumeCheckHalfMessage, self.handle, leader_only=True, repeatable=True)
 
     def counters(self) -> dict[str, int]:
-        """Counters since the start; see `Service`."""
         return {"transactions_resumed": self.resumed}
 
     def resign(self) -> None:
@@ -67,7 +65,6 @@ class ResumeCheck(Service):
         self._under_way = set()
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         if self._appender.is_idle:
             assert not self._under_way, f"messages {sorted(self._under_way)} are resumed, and nothing is pending"
 

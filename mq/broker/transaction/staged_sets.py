@@ -70,7 +70,6 @@ class StagedSets(Service):
         self.staged = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
         yield Route(StageTransaction, self.handle, leader_only=True)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
@@ -78,7 +77,6 @@ class StagedSets(Service):
         self._settings = settings
 
     def counters(self) -> dict[str, int]:
-        """Counters since the start; see `Service`."""
         return {"transaction_sets_staged": self.staged}
 
     # -- staging -------------------------------------------------------------------------------------------------------

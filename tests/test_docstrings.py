@@ -1,0 +1,75 @@
+"""Public methods of the broker have docstrings, or override one that has. Ruff's D102 does not know base classes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+EXEMPT = {
+    "mq/broker/base/message_times.py",
+    "mq/broker/consume/cold_reads.py",
+    "mq/broker/net/connection.py",
+    "mq/broker/net/flow_control.py",
+    "mq/broker/produce/send_receiver.py",
+    "mq/broker/schedule/due_records.py",
+    "mq/broker/schedule/timer_wheel.py",
+    "mq/broker/write_path/appender.py",
+    "mq/broker/write_path/entry_builder.py",
+}
+"""Interfaces of a few names, which say what they are by their names and types, and what only implements them."""
+
+
+def undocumented(sources: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Public methods without docstring that no base class documents, each with its place."""
+    classes = [
+        (path, node) for path, text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)
+    ]
+    by_name = {node.name: node for _, node in classes}
+    for path, node in classes:
+        if node.name.startswith("_"):
+            continue
+        documented = set(documented_by(node, by_name))
+        for method in methods_of(node):
+            if not method.name.startswith("_") and method.name not in documented:
+                yield f"{path}:{method.lineno}: {node.name}.{method.name} has no docstring"
+
+
+def documented_by(node: ast.ClassDef, by_name: dict[str, ast.ClassDef]) -> Iterator[str]:
+    """The methods that a class or one of its bases documents."""
+    yield from (method.name for method in methods_of(node) if ast.get_docstring(method))
+    for base in node.bases:
+        if (found := by_name.get(ast.unparse(base).partition("[")[0])) is not None:
+            yield from documented_by(found, by_name)
+
+
+def methods_of(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_methods_of_the_broker_are_documented() -> None:
+    files = (
+        (path.relative_to(ROOT).as_posix(), path.read_text()) for path in sorted((ROOT / "mq" / "broker").rglob("*.py"))
+    )
+    found = [line for line in undocumented(files) if line.partition(":")[0] not in EXEMPT]
+    assert not found, "\n".join(found)
+
+
+def test_overriding_methods_need_no_docstring() -> None:
+    source = """
+class Base:
+    def known(self):
+        'Documented.'
+    def bare(self): ...
+class Middle(Base): ...
+class Last(Middle):
+    def known(self): ...
+    def bare(self): ...
+    def _own(self): ...
+"""
+    assert [line.rpartition(": ")[2] for line in undocumented([("m.py", source)])] == [
+        "Base.bare has no docstring",
+        "Last.bare has no docstring",
+    ]
