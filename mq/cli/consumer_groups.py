@@ -16,6 +16,7 @@ from mq.cli.confirm import Yes, confirm
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.operators import operator_name
 from mq.cli.output import Json, print_json
+from mq.cli.run_with import run_with
 from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
@@ -118,18 +119,16 @@ def update(
     if not wanted and not attributes:
         raise CommandFailed("nothing to change: pass --retries, --broadcast, --enabled, --orderly or --attribute")
 
-    async def main() -> tuple[SubscriptionGroupConfig, SubscriptionGroupConfig]:
-        async with Admin(namesrv) as admin:
-            configs = (await admin.consumer_groups()).get(group)
-            if not configs:
-                raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
-            old = configs[min(configs)]
-            new = msgspec.structs.replace(old, **wanted, attributes=after(old.attributes, attributes))
-            await admin.put_consumer_group(msgspec.structs.replace(new, attributes=as_changes(attributes)))
-            return old, new
+    async def main(admin: Admin) -> tuple[SubscriptionGroupConfig, SubscriptionGroupConfig]:
+        configs = (await admin.consumer_groups()).get(group)
+        if not configs:
+            raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
+        old = configs[min(configs)]
+        new = msgspec.structs.replace(old, **wanted, attributes=after(old.attributes, attributes))
+        await admin.put_consumer_group(msgspec.structs.replace(new, attributes=as_changes(attributes)))
+        return old, new
 
-    with client_errors():
-        old, new = run_trio(main)
+    old, new = run_with(Admin, namesrv, main)
     if as_json:
         print_json({"group": group, "before": _fields(old), "after": _fields(new)})
     else:
@@ -159,12 +158,10 @@ def _fields(config: SubscriptionGroupConfig) -> dict[str, object]:
 def list_groups(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Print the name of every consumer group, one per line."""
 
-    async def main() -> list[str]:
-        async with Admin(namesrv) as admin:
-            return sorted(await admin.consumer_groups())
+    async def main(admin: Admin) -> list[str]:
+        return sorted(await admin.consumer_groups())
 
-    with client_errors():
-        names = run_trio(main)
+    names = run_with(Admin, namesrv, main)
     if as_json:
         print_json(names)
         return
@@ -228,14 +225,12 @@ def reset(
     """
     position = _position(to)
 
-    async def main() -> dict[MessageQueue, int]:
-        async with Admin(namesrv) as admin:
-            if group not in await admin.consumer_groups() and not await admin.group_progress(group):
-                raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
-            return await admin.reset_group(group, topic, position)
+    async def main(admin: Admin) -> dict[MessageQueue, int]:
+        if group not in await admin.consumer_groups() and not await admin.group_progress(group):
+            raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
+        return await admin.reset_group(group, topic, position)
 
-    with client_errors():
-        offsets = run_trio(main)
+    offsets = run_with(Admin, namesrv, main)
     if as_json:
         rows = [{"broker": each.broker_name, "queue": each.queue_id, "offset": offsets[each]} for each in offsets]
         print_json(rows)
@@ -263,17 +258,15 @@ def skip(
     """
     operator = operator_name()
 
-    async def main() -> tuple[str, int]:
-        async with Admin(namesrv) as admin:
-            brokers = sorted((await admin.route(topic)).brokers)
-            if broker_group is None and len(brokers) > 1:
-                raise CommandFailed(f"topic {topic} is in {', '.join(brokers)}: pass --broker-group")
-            broker = broker_group or brokers[0]
-            where = MessageQueue(topic, broker, queue)
-            return broker, await admin.skip_message(group, where, offset, operator=operator)
+    async def main(admin: Admin) -> tuple[str, int]:
+        brokers = sorted((await admin.route(topic)).brokers)
+        if broker_group is None and len(brokers) > 1:
+            raise CommandFailed(f"topic {topic} is in {', '.join(brokers)}: pass --broker-group")
+        broker = broker_group or brokers[0]
+        where = MessageQueue(topic, broker, queue)
+        return broker, await admin.skip_message(group, where, offset, operator=operator)
 
-    with client_errors():
-        broker, next_offset = run_trio(main)
+    broker, next_offset = run_with(Admin, namesrv, main)
     letters = dead_letter_topic(group)
     if as_json:
         print_json(
@@ -310,24 +303,22 @@ def remove_member(
     under this id is kept out all the same with --yes.
     """
 
-    async def main() -> Removal:
-        async with Admin(namesrv) as admin:
-            members = [each.client_id for each in await admin.group_members(group)]
-            if member not in members and not yes:
-                there = f"its members are {', '.join(members[:10])}" if members else "it has no members"
-                raise CommandFailed(f"{member} is not a member of {group}: {there}", EXIT_FAILED)
-            await confirm(
-                lambda: _loss_of_member(group, member, members, keep_out),
-                yes=yes,
-                question="Remove it?",
-                declined="nobody was removed",
-            )
-            return await admin.removed_members.remove(
-                group, member, keep_out=keep_out, reason=reason, operator=operator_name()
-            )
+    async def main(admin: Admin) -> Removal:
+        members = [each.client_id for each in await admin.group_members(group)]
+        if member not in members and not yes:
+            there = f"its members are {', '.join(members[:10])}" if members else "it has no members"
+            raise CommandFailed(f"{member} is not a member of {group}: {there}", EXIT_FAILED)
+        await confirm(
+            lambda: _loss_of_member(group, member, members, keep_out),
+            yes=yes,
+            question="Remove it?",
+            declined="nobody was removed",
+        )
+        return await admin.removed_members.remove(
+            group, member, keep_out=keep_out, reason=reason, operator=operator_name()
+        )
 
-    with client_errors():
-        removal = run_trio(main)
+    removal = run_with(Admin, namesrv, main)
     if as_json:
         print_json(
             {
@@ -359,12 +350,10 @@ def let_in(
 ) -> None:
     """Let a removed member in again before its time is over. Exit code 1 if it is not kept out."""
 
-    async def main() -> Removal:
-        async with Admin(namesrv) as admin:
-            return await admin.removed_members.let_in(group, member, operator=operator_name())
+    async def main(admin: Admin) -> Removal:
+        return await admin.removed_members.let_in(group, member, operator=operator_name())
 
-    with client_errors():
-        removal = run_trio(main)
+    removal = run_with(Admin, namesrv, main)
     if not removal.was_member:
         raise CommandFailed(f"{member} is not kept out of {group}", EXIT_FAILED)
     if as_json:
@@ -394,15 +383,13 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     members: list[Member] = []
     kept_out: list[KeptOutMember] = []
 
-    async def main() -> None:
-        async with CatalogueAdmin(namesrv) as admin:
-            configs.update((await admin.consumer_groups()).get(group, {}))
-            found.update(await admin.group_progress(group))
-            members.extend(await members_of(admin, group))
-            kept_out.extend(await admin.removed_members.kept_out(group))
+    async def main(admin: CatalogueAdmin) -> None:
+        configs.update((await admin.consumer_groups()).get(group, {}))
+        found.update(await admin.group_progress(group))
+        members.extend(await members_of(admin, group))
+        kept_out.extend(await admin.removed_members.kept_out(group))
 
-    with client_errors():
-        run_trio(main)
+    run_with(CatalogueAdmin, namesrv, main)
     if not configs and not found:
         raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
     if as_json:

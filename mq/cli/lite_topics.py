@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from mq.cli.client_errors import client_errors
-from mq.cli.errors import run_trio
 from mq.cli.output import Json, print_json
+from mq.cli.run_with import run_with
 from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.inspection.formatting import time_of
-from mq.protocol.requests.lite import LiteClientInfo, LiteGroupInfo, LiteTopicInfo, ParentTopicInfo
+from mq.protocol.requests.lite import LiteGroupInfo, ParentTopicInfo
 
 app = typer.Typer(
     help="List and describe lite topics, their subscribers and the lag of groups in them.", no_args_is_help=True
@@ -28,13 +27,11 @@ Group = Annotated[str, typer.Argument(metavar="CONSUMER_GROUP")]
 def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """List the topics that have lite topics: how many, when they end, and which groups read them."""
 
-    async def main() -> list[tuple[str, ParentTopicInfo]]:
-        async with Admin(namesrv) as admin:
-            parents = {topic for info in (await admin.lite.brokers()).values() for topic in info.expirations}
-            return [each for topic in sorted(parents) for each in (await admin.lite.parent(topic)).items()]
+    async def main(admin: Admin) -> list[tuple[str, ParentTopicInfo]]:
+        parents = {topic for info in (await admin.lite.brokers()).values() for topic in info.expirations}
+        return [each for topic in sorted(parents) for each in (await admin.lite.parent(topic)).items()]
 
-    with client_errors():
-        found = run_trio(main)
+    found = run_with(Admin, namesrv, main)
     if as_json:
         print_json(
             [
@@ -63,12 +60,7 @@ def describe(topic: Parent, lite_topic: Lite, as_json: Json = False, namesrv: Na
     The client * stands for those of a group that reads all lite topics.
     """
 
-    async def main() -> dict[str, LiteTopicInfo]:
-        async with Admin(namesrv) as admin:
-            return await admin.lite.topic(topic, lite_topic)
-
-    with client_errors():
-        found = run_trio(main)
+    found = run_with(Admin, namesrv, lambda admin: admin.lite.topic(topic, lite_topic))
     if as_json:
         print_json(
             [
@@ -110,12 +102,7 @@ def client(
 ) -> None:
     """Show what a client subscribes to, as the leader of each broker group has heard from it."""
 
-    async def main() -> dict[str, LiteClientInfo]:
-        async with Admin(namesrv) as admin:
-            return await admin.lite.client(topic, group, client_id, most=most)
-
-    with client_errors():
-        found = run_trio(main)
+    found = run_with(Admin, namesrv, lambda admin: admin.lite.client(topic, group, client_id, most=most))
     if as_json:
         print_json(
             [
@@ -154,12 +141,7 @@ def lag(
     those that a client subscribes to.
     """
 
-    async def main() -> dict[str, LiteGroupInfo]:
-        async with Admin(namesrv) as admin:
-            return await admin.lite.lag(group, lite_topic, top=top)
-
-    with client_errors():
-        found = run_trio(main)
+    found = run_with(Admin, namesrv, lambda admin: admin.lite.lag(group, lite_topic, top=top))
     if as_json:
         print_json([_lag_row(broker, info) for broker, info in sorted(found.items())])
         return
@@ -198,12 +180,7 @@ def dispatch(
     They do so by themselves every 15 s, so this is only for a client that gets nothing although there is something.
     """
 
-    async def main() -> list[str]:
-        async with Admin(namesrv) as admin:
-            return await admin.lite.dispatch(group, client_id, broker=broker)
-
-    with client_errors():
-        done = run_trio(main)
+    done = run_with(Admin, namesrv, lambda admin: admin.lite.dispatch(group, client_id, broker=broker))
     if as_json:
         print_json([{"group": group, "client": client_id, "broker": each} for each in done])
         return

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from mq.cli.client_errors import client_errors
-from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, parse_time, print_json
+from mq.cli.run_with import run_with
 from mq.cli.tables import visible
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
@@ -41,13 +41,11 @@ def by_id(
     With a message id, which stays the same from copy to copy: `raftmq message by-key --unique TOPIC ID`.
     """
 
-    async def main() -> list[ReceivedMessage]:
-        async with Admin(namesrv) as admin:
-            found = await admin.message_by_id(offset_message_id)
-            return [] if found is None else [found]
+    async def main(admin: Admin) -> list[ReceivedMessage]:
+        found = await admin.message_by_id(offset_message_id)
+        return [] if found is None else [found]
 
-    with client_errors():
-        _show(run_trio(main), as_json)
+    _show(run_with(Admin, namesrv, main), as_json)
 
 
 @app.command("by-key")
@@ -65,25 +63,21 @@ def by_key(
 ) -> None:
     """Show messages with a key, the oldest first. Exit code 1 if there are none."""
 
-    async def main() -> list[ReceivedMessage]:
-        async with Admin(namesrv) as admin:
-            return await admin.messages_by_key(topic, key, count_max=count, begin=since, end=until, unique=unique)
+    async def main(admin: Admin) -> list[ReceivedMessage]:
+        return await admin.messages_by_key(topic, key, count_max=count, begin=since, end=until, unique=unique)
 
-    with client_errors():
-        _show(run_trio(main), as_json)
+    _show(run_with(Admin, namesrv, main), as_json)
 
 
 @app.command("by-time")
 def by_time(topic: Topic, time: Time, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Show for each queue the offset of its first message stored at or after a time."""
 
-    async def main() -> list[tuple[str, int, int]]:
-        async with Admin(namesrv) as admin:
-            queues = sorted((await admin.route(topic)).read_queues)
-            return [(each.broker_name, each.queue_id, await admin.offset(each, time)) for each in queues]
+    async def main(admin: Admin) -> list[tuple[str, int, int]]:
+        queues = sorted((await admin.route(topic)).read_queues)
+        return [(each.broker_name, each.queue_id, await admin.offset(each, time)) for each in queues]
 
-    with client_errors():
-        found = run_trio(main)
+    found = run_with(Admin, namesrv, main)
     if as_json:
         print_json([{"broker": broker, "queue": queue_id, "offset": offset} for broker, queue_id, offset in found])
         return

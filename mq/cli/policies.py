@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from mq.cli.client_errors import client_errors
-from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, print_json
+from mq.cli.run_with import run_with
 from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.cli.users import Name
 from mq.client.users import UserAdmin
-from mq.protocol.requests.users import SUBJECT_PREFIX, AclInfo, PolicyEntryInfo
+from mq.protocol.requests.users import SUBJECT_PREFIX, PolicyEntryInfo
 
 app = typer.Typer(help="Manage the permissions of users.", no_args_is_help=True)
 
@@ -32,12 +32,7 @@ def list_policies(
 ) -> None:
     """Show the policies of users, in all broker groups."""
 
-    async def main() -> dict[str, list[AclInfo]]:
-        async with UserAdmin(namesrv) as admin:
-            return await admin.policies(part, resource)
-
-    with client_errors():
-        found = run_trio(main)
+    found = run_with(UserAdmin, namesrv, lambda admin: admin.policies(part, resource))
     rows = [
         {
             "user": acl.subject.removeprefix(SUBJECT_PREFIX),
@@ -97,12 +92,7 @@ def put(
         for resource in resources
     ]
 
-    async def main() -> None:
-        async with UserAdmin(namesrv) as admin:
-            await admin.put_policies(name, entries, default=default)
-
-    with client_errors():
-        run_trio(main)
+    run_with(UserAdmin, namesrv, lambda admin: admin.put_policies(name, entries, default=default))
     if as_json:
         print_json({"user": name, "resources": resources, "decision": decision})
     else:
@@ -118,23 +108,21 @@ def delete(
 ) -> None:
     """Delete the policies of a user for a resource, or all of them, in every broker group."""
 
-    async def main() -> None:
-        async with UserAdmin(namesrv) as admin:
-            known = await admin.policies(name, resource)
-            entries = (
-                each
-                for acls in known.values()
-                for acl in acls
-                if acl.subject == f"{SUBJECT_PREFIX}{name}"
-                for policy in acl.policies
-                for each in policy.entries
-            )
-            if not any(resource in ("", entry.resource) for entry in entries):
-                raise CommandFailed(f"{name} has no policy for {resource or 'any resource'}", EXIT_FAILED)
-            await admin.delete_policies(name, resource)
+    async def main(admin: UserAdmin) -> None:
+        known = await admin.policies(name, resource)
+        entries = (
+            each
+            for acls in known.values()
+            for acl in acls
+            if acl.subject == f"{SUBJECT_PREFIX}{name}"
+            for policy in acl.policies
+            for each in policy.entries
+        )
+        if not any(resource in ("", entry.resource) for entry in entries):
+            raise CommandFailed(f"{name} has no policy for {resource or 'any resource'}", EXIT_FAILED)
+        await admin.delete_policies(name, resource)
 
-    with client_errors():
-        run_trio(main)
+    run_with(UserAdmin, namesrv, main)
     if as_json:
         print_json({"user": name, "resource": resource or None})
     else:

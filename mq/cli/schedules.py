@@ -5,19 +5,20 @@ from __future__ import annotations
 import datetime as dt
 import re
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
 from mq.cli.attributes import Properties, properties_of
-from mq.cli.client_errors import client_errors
-from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, parse_time, print_json
+from mq.cli.run_with import run_with
 from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
-from mq.client.schedules import Cron, Every, Once, Rule, Schedule, ScheduleConflict, ScheduleStatus
+from mq.client.schedules import Cron, Every, Once, Rule, Schedule, ScheduleConflict, Schedules, ScheduleStatus
 from mq.inspection.schedules import rule_text, state_text, tick_text
 from mq.protocol.requests.schedules import BODY_BYTES_MAX
 
@@ -90,19 +91,17 @@ def create(
         catch_up_within=_interval(catch_up_within),
     )
 
-    async def main() -> tuple[str, ScheduleStatus]:
-        async with Admin(namesrv) as admin:
-            try:
-                return "created", await admin.schedules.create(schedule, broker=group)
-            except ScheduleConflict:
-                if not replace:
-                    raise CommandFailed(
-                        f"there is a schedule {name}; --replace replaces it, nothing was changed", EXIT_FAILED
-                    ) from None
-            return "replaced", await admin.schedules.update(schedule, broker=group)
+    async def main(admin: Admin) -> tuple[str, ScheduleStatus]:
+        try:
+            return "created", await admin.schedules.create(schedule, broker=group)
+        except ScheduleConflict:
+            if not replace:
+                raise CommandFailed(
+                    f"there is a schedule {name}; --replace replaces it, nothing was changed", EXIT_FAILED
+                ) from None
+        return "replaced", await admin.schedules.update(schedule, broker=group)
 
-    with client_errors():
-        done, status = run_trio(main)
+    done, status = run_with(Admin, namesrv, main)
     if as_json:
         print_json(_row(status))
         return
@@ -118,12 +117,10 @@ def list_schedules(
 ) -> None:
     """List the schedules of all broker groups with their next ticks."""
 
-    async def main() -> list[ScheduleStatus]:
-        async with Admin(namesrv) as admin:
-            return list(await admin.schedules.list(owner=owner))
+    async def main(admin: Admin) -> list[ScheduleStatus]:
+        return list(await admin.schedules.list(owner=owner))
 
-    with client_errors():
-        found = run_trio(main)
+    found = run_with(Admin, namesrv, main)
     if as_json:
         print_json([_row(status, with_body=False) for status in found])
         return
@@ -148,12 +145,7 @@ def list_schedules(
 def show(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Show a schedule with its message and its next three ticks."""
 
-    async def main() -> ScheduleStatus:
-        async with Admin(namesrv) as admin:
-            return await admin.schedules.get(name, broker=group)
-
-    with client_errors():
-        status = run_trio(main)
+    status = run_with(Admin, namesrv, lambda admin: admin.schedules.get(name, broker=group))
     if as_json:
         print_json(_row(status))
         return
@@ -172,62 +164,40 @@ def show(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesr
 @app.command("pause")
 def pause(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Send no ticks of a schedule until it is resumed."""
-
-    async def main() -> ScheduleStatus:
-        async with Admin(namesrv) as admin:
-            await admin.schedules.pause(name, broker=group)
-            return await admin.schedules.get(name, broker=group)
-
-    with client_errors():
-        status = run_trio(main)
-    _report("paused", name, status, as_json=as_json)
+    _change("paused", Schedules.pause, name, group, namesrv, as_json=as_json)
 
 
 @app.command("resume")
 def resume(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Send the ticks of a schedule from now on. Those of the time of the pause are not sent."""
-
-    async def main() -> ScheduleStatus:
-        async with Admin(namesrv) as admin:
-            await admin.schedules.resume(name, broker=group)
-            return await admin.schedules.get(name, broker=group)
-
-    with client_errors():
-        status = run_trio(main)
-    _report("resumed", name, status, as_json=as_json)
+    _change("resumed", Schedules.resume, name, group, namesrv, as_json=as_json)
 
 
 @app.command("trigger")
 def trigger(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Send the message of a schedule now, also of a paused one. Its ticks stay as they are."""
-
-    async def main() -> ScheduleStatus:
-        async with Admin(namesrv) as admin:
-            await admin.schedules.trigger(name, broker=group)
-            return await admin.schedules.get(name, broker=group)
-
-    with client_errors():
-        status = run_trio(main)
-    _report("triggered", name, status, as_json=as_json)
+    _change("triggered", Schedules.trigger, name, group, namesrv, as_json=as_json)
 
 
 @app.command("delete")
 def delete(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Delete a schedule. The messages that it has sent stay."""
 
-    async def main() -> None:
-        async with Admin(namesrv) as admin:
-            await admin.schedules.delete(name, broker=group)
-
-    with client_errors():
-        run_trio(main)
+    run_with(Admin, namesrv, lambda admin: admin.schedules.delete(name, broker=group))
     if as_json:
         print_json({"schedule": name})
     else:
         print(f"deleted schedule {name}")
 
 
-def _report(done: str, name: str, status: ScheduleStatus, *, as_json: bool) -> None:
+def _change(
+    done: str, change: Callable[..., Awaitable[None]], name: str, group: str | None, namesrv: str, *, as_json: bool
+) -> None:
+    async def main(admin: Admin) -> ScheduleStatus:
+        await change(admin.schedules, name, broker=group)
+        return await admin.schedules.get(name, broker=group)
+
+    status = run_with(Admin, namesrv, main)
     if as_json:
         print_json(_row(status))
         return

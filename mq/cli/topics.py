@@ -13,6 +13,7 @@ from mq.cli.confirm import Yes, confirm
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.operators import operator_name
 from mq.cli.output import Json, print_json
+from mq.cli.run_with import run_with
 from mq.cli.tables import borderless_table, print_table
 from mq.cli.topic_settings import TopicSettings, kind_of, perm_bits, perm_words, settings_to_create, shape
 from mq.client.admin import Admin
@@ -23,7 +24,6 @@ from mq.inspection.losses import losses_of_topic
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.requests.broker import BrokerStatsData
 from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION, is_compacted
-from mq.protocol.requests.deleted_topics import DeletedTopicInfo
 from mq.protocol.requests.namesrv import ClusterInfo
 from mq.protocol.requests.retention_attributes import RESERVE_BYTES, RESERVE_TIME, reserve_bytes, reserve_hours
 from mq.protocol.requests.topics import TopicConfig
@@ -99,38 +99,36 @@ def create(
     bits, kind = None if perm is None else perm_bits(perm), kind_of(message_type)
     wanted = TopicSettings(queues, queues, bits, order, kind, attributes=further)
 
-    async def main() -> tuple[TopicSettings, list[str], dict[str, TopicConfig]]:
-        async with Admin(namesrv) as admin:
-            brokers = (await admin.cluster_info()).brokers
-            if group is not None and group not in brokers:
-                raise CommandFailed(
-                    f"there is no broker group {group}; known: {', '.join(sorted(brokers)) or 'none'}", EXIT_FAILED
-                )
-            known = await _configs(admin, topic)
-            # Without any group, `create_topic` says what to do.
-            settings, missing = settings_to_create(topic, wanted, known, [group] if group else brokers or [""])
-            for broker in missing:
-                if broker and LEADER_ID not in brokers[broker].broker_addrs:
-                    raise CommandFailed(f"broker group {broker} has no leader; nothing was changed", EXIT_FAILED)
-            for broker in missing:
-                await admin.create_topic(
-                    topic,
-                    read_queues=settings.read_queues,
-                    write_queues=settings.write_queues,
-                    perm=settings.perm or 0,
-                    order=bool(settings.order),
-                    message_type=settings.message_type,
-                    filter_type=settings.filter_type,
-                    sys_flag=settings.sys_flag,
-                    attributes=dict(settings.attributes),
-                    broker=broker or None,
-                )
-            configs = await admin.topic_config(topic)
-            # A group that was not known before has registered meanwhile.
-            return settings, [broker for broker in missing if broker] or sorted(configs), configs
+    async def main(admin: Admin) -> tuple[TopicSettings, list[str], dict[str, TopicConfig]]:
+        brokers = (await admin.cluster_info()).brokers
+        if group is not None and group not in brokers:
+            raise CommandFailed(
+                f"there is no broker group {group}; known: {', '.join(sorted(brokers)) or 'none'}", EXIT_FAILED
+            )
+        known = await _configs(admin, topic)
+        # Without any group, `create_topic` says what to do.
+        settings, missing = settings_to_create(topic, wanted, known, [group] if group else brokers or [""])
+        for broker in missing:
+            if broker and LEADER_ID not in brokers[broker].broker_addrs:
+                raise CommandFailed(f"broker group {broker} has no leader; nothing was changed", EXIT_FAILED)
+        for broker in missing:
+            await admin.create_topic(
+                topic,
+                read_queues=settings.read_queues,
+                write_queues=settings.write_queues,
+                perm=settings.perm or 0,
+                order=bool(settings.order),
+                message_type=settings.message_type,
+                filter_type=settings.filter_type,
+                sys_flag=settings.sys_flag,
+                attributes=dict(settings.attributes),
+                broker=broker or None,
+            )
+        configs = await admin.topic_config(topic)
+        # A group that was not known before has registered meanwhile.
+        return settings, [broker for broker in missing if broker] or sorted(configs), configs
 
-    with client_errors():
-        settings, created, configs = run_trio(main)
+    settings, created, configs = run_with(Admin, namesrv, main)
     if as_json:
         print_json(
             [
@@ -174,34 +172,32 @@ def update(
         )
     bits, kind = None if perm is None else perm_bits(perm), kind_of(message_type)
 
-    async def main() -> tuple[dict[str, TopicConfig], dict[str, TopicConfig]]:
-        async with Admin(namesrv) as admin:
-            configs = await _configs(admin, topic)
-            if not configs:
-                raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED)
-            most = max(max(each.read_queue_nums, each.write_queue_nums) for each in configs.values())
-            if queues is not None and queues < most and not shrink:
-                raise CommandFailed(
-                    f"topic {topic} has {most} queues; with {queues}, messages in the last ones are not consumed any "
-                    "more. To confirm, pass --shrink"
-                )
-            for broker, config in sorted(configs.items()):
-                await admin.create_topic(
-                    topic,
-                    read_queues=queues or config.read_queue_nums,
-                    write_queues=queues or config.write_queue_nums,
-                    perm=config.perm if bits is None else bits,
-                    order=config.order if order is None else order,
-                    message_type=kind,
-                    filter_type=config.topic_filter_type,
-                    sys_flag=config.topic_sys_flag,
-                    attributes=further,
-                    broker=broker,
-                )
-            return configs, await admin.topic_config(topic)
+    async def main(admin: Admin) -> tuple[dict[str, TopicConfig], dict[str, TopicConfig]]:
+        configs = await _configs(admin, topic)
+        if not configs:
+            raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED)
+        most = max(max(each.read_queue_nums, each.write_queue_nums) for each in configs.values())
+        if queues is not None and queues < most and not shrink:
+            raise CommandFailed(
+                f"topic {topic} has {most} queues; with {queues}, messages in the last ones are not consumed any "
+                "more. To confirm, pass --shrink"
+            )
+        for broker, config in sorted(configs.items()):
+            await admin.create_topic(
+                topic,
+                read_queues=queues or config.read_queue_nums,
+                write_queues=queues or config.write_queue_nums,
+                perm=config.perm if bits is None else bits,
+                order=config.order if order is None else order,
+                message_type=kind,
+                filter_type=config.topic_filter_type,
+                sys_flag=config.topic_sys_flag,
+                attributes=further,
+                broker=broker,
+            )
+        return configs, await admin.topic_config(topic)
 
-    with client_errors():
-        old, new = run_trio(main)
+    old, new = run_with(Admin, namesrv, main)
     brokers = sorted(old.keys() & new.keys())  # one may have lost its leader in the meantime
     if as_json:
         print_json([{"broker": each, "before": _fields(old[each]), "after": _fields(new[each])} for each in brokers])
@@ -244,12 +240,10 @@ def _fields(config: TopicConfig) -> dict[str, object]:
 def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Print the name of every topic, one per line; system topics are marked."""
 
-    async def main() -> tuple[list[str], ClusterInfo]:
-        async with Admin(namesrv) as admin:
-            return await admin.topics(), await admin.cluster_info()
+    async def main(admin: Admin) -> tuple[list[str], ClusterInfo]:
+        return await admin.topics(), await admin.cluster_info()
 
-    with client_errors():
-        names, info = run_trio(main)
+    names, info = run_with(Admin, namesrv, main)
     # Each cluster and each broker group has a topic of its name, with which tools test sending.
     own = {*info.clusters, *info.brokers, *map(reply_topic, info.clusters)}
     rows = [(name, name in own or is_system_topic(name)) for name in names]
@@ -319,22 +313,20 @@ def delete(
     back, unless it has lite topics, and a message does not create it. Exit code 1 if there is no such topic.
     """
 
-    async def main() -> bool:
-        async with Admin(namesrv) as admin:
-            is_known = topic in await admin.topics()
-            if is_known:
-                await confirm(partial(_loss, admin, topic), yes=yes)
-            elif no_restore and topic in await admin.deleted_topics():
-                is_known = True
-                await confirm(partial(_restorable_loss, topic), yes=yes)
-            # Also if it is unknown: an unreachable broker group may have it.
-            await admin.delete_topic(topic, operator=operator_name(), restorable=not no_restore)
-            if not is_known:
-                raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED)
-            return topic in await admin.deleted_topics()
+    async def main(admin: Admin) -> bool:
+        is_known = topic in await admin.topics()
+        if is_known:
+            await confirm(partial(_loss, admin, topic), yes=yes)
+        elif no_restore and topic in await admin.deleted_topics():
+            is_known = True
+            await confirm(partial(_restorable_loss, topic), yes=yes)
+        # Also if it is unknown: an unreachable broker group may have it.
+        await admin.delete_topic(topic, operator=operator_name(), restorable=not no_restore)
+        if not is_known:
+            raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED)
+        return topic in await admin.deleted_topics()
 
-    with client_errors():
-        can_be_restored = run_trio(main)
+    can_be_restored = run_with(Admin, namesrv, main)
     if as_json:
         print_json({"topic": topic, "deleted": True, "restorable": can_be_restored})
     else:
@@ -351,12 +343,7 @@ def deleted(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     earlier if the disk gets full.
     """
 
-    async def main() -> dict[str, dict[str, DeletedTopicInfo]]:
-        async with Admin(namesrv) as admin:
-            return await admin.deleted_topics()
-
-    with client_errors():
-        found = run_trio(main)
+    found = run_with(Admin, namesrv, lambda admin: admin.deleted_topics())
     rows = [(broker, each) for brokers in found.values() for broker, each in brokers.items() if not each.along_with]
     if as_json:
         print_json(
@@ -401,19 +388,17 @@ def restore(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> 
     cannot, and neither can one whose messages retention has deleted.
     """
 
-    async def main() -> tuple[list[str], int]:
-        async with Admin(namesrv) as admin:
-            try:
-                restored = await admin.restore_topic(topic)
-            except TopicNotFound:
-                raise CommandFailed(
-                    f"no deleted topic {topic} can be restored; `raftmq topic deleted` lists those that can",
-                    EXIT_FAILED,
-                ) from None
-            return restored, await _message_count(admin, topic)
+    async def main(admin: Admin) -> tuple[list[str], int]:
+        try:
+            restored = await admin.restore_topic(topic)
+        except TopicNotFound:
+            raise CommandFailed(
+                f"no deleted topic {topic} can be restored; `raftmq topic deleted` lists those that can",
+                EXIT_FAILED,
+            ) from None
+        return restored, await _message_count(admin, topic)
 
-    with client_errors():
-        brokers, messages = run_trio(main)
+    brokers, messages = run_with(Admin, namesrv, main)
     if as_json:
         print_json({"topic": topic, "restored_in": brokers, "messages": messages})
     else:
@@ -506,13 +491,11 @@ def stats(
     """Show how many messages a topic received, or a group consumed, in the last minute, hour and day."""
     kind, key = ("TOPIC_PUT", topic) if group is None else ("GROUP_GET", f"{topic}@{group}")
 
-    async def main() -> tuple[dict[str, BrokerStatsData], dict[str, BrokerStatsData]]:
-        async with Admin(namesrv) as admin:
-            await admin.route(topic)
-            return await admin.figure(f"{kind}_NUMS", key), await admin.figure(f"{kind}_SIZE", key)
+    async def main(admin: Admin) -> tuple[dict[str, BrokerStatsData], dict[str, BrokerStatsData]]:
+        await admin.route(topic)
+        return await admin.figure(f"{kind}_NUMS", key), await admin.figure(f"{kind}_SIZE", key)
 
-    with client_errors():
-        nums, sizes = run_trio(main)
+    nums, sizes = run_with(Admin, namesrv, main)
     spans = ("minute", "hour", "day")
     rows: list[dict[str, object]] = []
     for broker in sorted(nums.keys() & sizes.keys()):

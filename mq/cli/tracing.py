@@ -7,14 +7,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mq.cli.client_errors import client_errors
-from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, print_json
+from mq.cli.run_with import run_with
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.inspection.formatting import time_of
 from mq.inspection.tracing import trace_events, trace_summary
-from mq.protocol.messages.trace import MessageTrace
 from mq.protocol.names import TRACE_TOPIC
 
 
@@ -29,12 +28,7 @@ def trace(
     Exit code 1 if there is no trace.
     """
 
-    async def main() -> MessageTrace:
-        async with Admin(namesrv) as admin:
-            return await admin.trace(message_id, topic=topic)
-
-    with client_errors():
-        story = run_trio(main)
+    story = run_with(Admin, namesrv, lambda admin: admin.trace(message_id, topic=topic))
     if not story.found:
         raise CommandFailed(
             f"there is no trace of message {message_id}; clients write traces only with trace=True",

@@ -11,14 +11,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
-from mq.cli.client_errors import client_errors
-from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, print_json
+from mq.cli.run_with import run_with
 from mq.cli.tables import borderless_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.users import UserAdmin
 from mq.protocol.requests.quota_attributes import EVERYBODY, NO_QUOTA, QUOTA_MAX, Quota
-from mq.protocol.requests.quotas import QuotaList
 from mq.protocol.requests.users import DISABLED, ENABLED, NORMAL, SUPER, UserInfo
 
 app = typer.Typer(help="Create, update, list, limit and delete users.", no_args_is_help=True)
@@ -47,12 +46,7 @@ def list_users(
     Accounts of a broker's acl_file are not among them.
     """
 
-    async def main() -> dict[str, list[UserInfo]]:
-        async with UserAdmin(namesrv) as admin:
-            return await admin.users(part)
-
-    with client_errors():
-        found = run_trio(main)
+    found = run_with(UserAdmin, namesrv, lambda admin: admin.users(part))
     rows = [
         {
             "user": user.name,
@@ -88,14 +82,12 @@ def create(
     """
     user = UserInfo(name=name, password=_password(name, password_file), user_type=_TYPES[kind])
 
-    async def main() -> None:
-        async with UserAdmin(namesrv) as admin:
-            if name in {each.name for users in (await admin.users(name)).values() for each in users}:
-                raise CommandFailed(f"the user {name} exists already; change it with raftmq user update", EXIT_FAILED)
-            await admin.create_user(user)
+    async def main(admin: UserAdmin) -> None:
+        if name in {each.name for users in (await admin.users(name)).values() for each in users}:
+            raise CommandFailed(f"the user {name} exists already; change it with raftmq user update", EXIT_FAILED)
+        await admin.create_user(user)
 
-    with client_errors():
-        run_trio(main)
+    run_with(UserAdmin, namesrv, main)
     if as_json:
         print_json({"user": name, "super": kind == "super"})
     else:
@@ -125,12 +117,7 @@ def update(
         user_status=None if enabled is None else ENABLED if enabled else DISABLED,
     )
 
-    async def main() -> None:
-        async with UserAdmin(namesrv) as admin:
-            await admin.update_user(user)
-
-    with client_errors():
-        run_trio(main)
+    run_with(UserAdmin, namesrv, lambda admin: admin.update_user(user))
     if as_json:
         print_json({"user": name})
     else:
@@ -176,15 +163,13 @@ def set_quota(
         options = ", ".join(f"--{field.replace('_', '-')}" for field in given)
         raise CommandFailed(f"nothing to change: pass {options}")
 
-    async def main() -> Quota:
-        async with UserAdmin(namesrv) as admin:
-            known = {each.user: each.quota for found in (await admin.quotas()).values() for each in found.users}
-            quota = msgspec.structs.replace(known.get(name, NO_QUOTA), **changes)
-            await admin.put_quota(name, quota)
-            return quota
+    async def main(admin: UserAdmin) -> Quota:
+        known = {each.user: each.quota for found in (await admin.quotas()).values() for each in found.users}
+        quota = msgspec.structs.replace(known.get(name, NO_QUOTA), **changes)
+        await admin.put_quota(name, quota)
+        return quota
 
-    with client_errors():
-        quota = run_trio(main)
+    quota = run_with(UserAdmin, namesrv, main)
     if as_json:
         print_json({"user": name, "quota": _fields(quota)})
     else:
@@ -195,12 +180,7 @@ def set_quota(
 def quotas(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Show the quotas of users, and which users and topics were throttled within the last minute."""
 
-    async def main() -> dict[str, QuotaList]:
-        async with UserAdmin(namesrv) as admin:
-            return await admin.quotas()
-
-    with client_errors():
-        found = sorted(run_trio(main).items())
+    found = sorted(run_with(UserAdmin, namesrv, lambda admin: admin.quotas()).items())
     if as_json:
         print_json(
             {
@@ -235,14 +215,12 @@ def quotas(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
 def delete(name: Name, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Delete a user and its policies in every broker group. Its next request is refused."""
 
-    async def main() -> None:
-        async with UserAdmin(namesrv) as admin:
-            if name not in {each.name for users in (await admin.users(name)).values() for each in users}:
-                raise CommandFailed(f"there is no user {name}", EXIT_FAILED)
-            await admin.delete_user(name)
+    async def main(admin: UserAdmin) -> None:
+        if name not in {each.name for users in (await admin.users(name)).values() for each in users}:
+            raise CommandFailed(f"there is no user {name}", EXIT_FAILED)
+        await admin.delete_user(name)
 
-    with client_errors():
-        run_trio(main)
+    run_with(UserAdmin, namesrv, main)
     if as_json:
         print_json({"user": name})
     else:

@@ -1,0 +1,24 @@
+"""Runs what a command asks the brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from mq.cli.client_errors import client_errors
+from mq.cli.errors import run_trio
+from mq.client.admin import Admin
+
+AdminT = TypeVar("AdminT", bound=Admin)
+T = TypeVar("T")
+
+
+def run_with(kind: type[AdminT], namesrv: str, ask: Callable[[AdminT], Awaitable[T]]) -> T:
+    """What `ask` returns with an open administration of that kind. Raises CommandFailed if the client has failed."""
+
+    async def main() -> T:
+        async with kind(namesrv) as admin:
+            return await ask(admin)
+
+    with client_errors():
+        return run_trio(main)
