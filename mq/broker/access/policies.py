@@ -53,6 +53,7 @@ class UserAccount(Account):
     """Cache of decisions that do not depend on the address."""
 
     def may(self, topic: str, wanted: Permission, address: str) -> bool:
+        """See `Account.may`."""
         if self.admin:
             return True
         known = self.decided.get((topic, wanted))
