@@ -48,7 +48,7 @@ class StateTable:
 
         Raises CommandUnknown for a command that no correct leader writes; then nothing changed.
         """
-        raise AssertionError(f"{type(command).__name__} is no command of {type(self).__name__}")
+        raise AssertionError(f"{type(command).__name__} is not a command of {type(self).__name__}")
 
     def capture(self) -> Callable[[], object]:
         """A function that encodes the current table for a snapshot: None or lists, dicts, numbers, strings and bytes.
