@@ -58,7 +58,7 @@ _ANSWERS = (0, 20)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadOutcome:
     """All queues were read once."""
 
     messages: int
@@ -83,12 +83,12 @@ def read_queue(address: tuple[str, int], queue_id: int, end: int, program: str |
     return offset, received_bytes
 
 
-def read_all(address: tuple[str, int], end: int, program: str | None) -> Reading:
+def read_all(address: tuple[str, int], end: int, program: str | None) -> ReadOutcome:
     """Read all queues at the same time, each up to the offset ``end``. Blocks."""
     begin = time.perf_counter()
     with ThreadPoolExecutor(QUEUES) as threads:
         done = list(threads.map(lambda queue_id: read_queue(address, queue_id, end, program), range(QUEUES)))
-    return Reading(sum(each for each, _ in done), sum(each for _, each in done), time.perf_counter() - begin)
+    return ReadOutcome(sum(each for each, _ in done), sum(each for _, each in done), time.perf_counter() - begin)
 
 
 def upload(address: tuple[str, int], name: ProgramName, content: bytes) -> None:
@@ -181,7 +181,7 @@ async def measure_filters(plan: Plan, directory: Path, note: Note) -> None:
 class Row:
     """One reading of everything."""
 
-    done: Reading
+    done: ReadOutcome
     leader_us: float
     server_us: float
 

@@ -32,7 +32,7 @@ from spark.columns import OFFSET_COLUMNS, offset_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
 from spark.leases import RENEWAL_SECONDS, lease_fields
 from spark.plan import QueueRange
-from spark.reader import Behind, Chunk, TaskReader
+from spark.reader import Chunk, ReplicaBehind, TaskReader
 
 WAIT_MS_MAX: Final = 1000
 """The time that a replica may wait for messages it does not have yet, before another one is tried."""
@@ -79,7 +79,7 @@ class BulkTaskReader(TaskReader):
                 except Busy:
                     sent = None
                     continue
-                except (Unreachable, Refused, Behind, AnswerDamaged) as error:
+                except (Unreachable, Refused, ReplicaBehind, AnswerDamaged) as error:
                     sent = None
                     self._next_replica(error)
                     continue
@@ -160,8 +160,9 @@ class BulkTaskReader(TaskReader):
                 return True
 
     def _answered(self, answer: Answer, connection: Connection) -> BulkAnswer:
-        """A response that has records or advances the position. Raises Busy, Behind, Refused, AnswerDamaged, DataLoss,
-        ReadFailed.
+        """A response that has records or advances the position.
+
+        Raises Busy, ReplicaBehind, Refused, AnswerDamaged, DataLoss, ReadFailed.
         """
         address = connection.address
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -178,10 +179,10 @@ class BulkTaskReader(TaskReader):
             case BulkStatus.RECORDS | BulkStatus.GONE:
                 return found
             case BulkStatus.NOT_FOLLOWER:
-                raise Behind(f"{address} leads now")
+                raise ReplicaBehind(f"{address} leads now")
             case BulkStatus.BEHIND:
                 ends = ", ".join(f"queue {queue} up to {end}" for queue, end in list(found.offsets.items())[:10])
-                raise Behind(f"{address} has only {ends}")
+                raise ReplicaBehind(f"{address} has only {ends}")
             case BulkStatus.DAMAGED:
                 raise AnswerDamaged(f"{address} repairs its log: {found.text}")
             case BulkStatus.BUSY:
@@ -194,15 +195,15 @@ class BulkTaskReader(TaskReader):
                 )
 
     def _wait(self, seconds: float, address: str) -> None:
-        """Wait as long as a busy replica says. Raises Behind if it has been busy for too long already."""
+        """Wait as long as a busy replica says. Raises ReplicaBehind if it has been busy for too long already."""
         if self._clock() - self._progress_at >= self._options.fetch_seconds:
-            raise Behind(f"{address} has been busy for {self._options.fetch_seconds:g} s")
+            raise ReplicaBehind(f"{address} has been busy for {self._options.fetch_seconds:g} s")
         self._sleep(min(max(seconds, 0.001), self._options.fetch_seconds))
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
     def _advance(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
-        """What is left to read after a response, and the records in it. Raises AnswerDamaged, Behind, DataLoss."""
+        """What is left after a response, and the records in it. Raises AnswerDamaged, ReplicaBehind, DataLoss."""
         if not answer.offsets or not answer.offsets.keys() <= left.keys():
             raise AnswerDamaged(f"the answer is about queues {list(answer.offsets)[:10]}, which were not asked for")
         skipped = 0
@@ -232,7 +233,7 @@ class BulkTaskReader(TaskReader):
     def _gone_everywhere(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> dict[int, int]:
         """First offsets of the queues whose next wanted message no replica has.
 
-        Raises Behind while a replica was not tried for it, AnswerDamaged.
+        Raises ReplicaBehind while a replica was not tried for it, AnswerDamaged.
         """
         address = self._replicas[self._turn]
         firsts = ", ".join(f"queue {queue_id} at {first}" for queue_id, first in list(answer.offsets.items())[:10])
@@ -243,7 +244,7 @@ class BulkTaskReader(TaskReader):
             queue_id: min(known[queue_id], answer.offsets[queue_id]) for queue_id in known.keys() & answer.offsets
         }
         if not set(self._replicas) <= self._asked | {address}:
-            raise Behind(f"{address} has deleted messages: it begins {firsts}")
+            raise ReplicaBehind(f"{address} has deleted messages: it begins {firsts}")
         # The replica with the most messages may be an earlier one, and the last one may lead.
         self._disconnect()
         self._turn = 0

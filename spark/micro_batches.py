@@ -28,7 +28,7 @@ LossKind = Literal["deleted", "cut", "gone", "recreated"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ClusterSnapshot:
     """What there was to read at one moment. Ids are empty where brokers do not have them.
 
     ``cluster`` are the names of clusters, separated by commas.
@@ -69,7 +69,7 @@ class ClusterChanged(Exception):
     """The name servers belong to another cluster than the checkpoint."""
 
 
-def check_cluster(position: Position, seen: Seen) -> None:
+def check_cluster(position: Position, seen: ClusterSnapshot) -> None:
     """Raises ClusterChanged unless both are of the same cluster."""
     if position.cluster and seen.cluster and not set(position.cluster.split(",")) & set(seen.cluster.split(",")):
         raise ClusterChanged(
@@ -78,7 +78,7 @@ def check_cluster(position: Position, seen: Seen) -> None:
         )
 
 
-def recreated(position: Position, seen: Seen) -> set[TopicInGroup]:
+def recreated(position: Position, seen: ClusterSnapshot) -> set[TopicInGroup]:
     """The topics, with their broker groups, that were recreated since the position was saved."""
     return {
         each
@@ -87,7 +87,7 @@ def recreated(position: Position, seen: Seen) -> set[TopicInGroup]:
     }
 
 
-def losses(position: Position, seen: Seen, known: Mapping[QueueName, int]) -> list[Loss]:
+def losses(position: Position, seen: ClusterSnapshot, known: Mapping[QueueName, int]) -> list[Loss]:
     """What can never be read from this position on.
 
     Args:
@@ -118,7 +118,7 @@ def losses(position: Position, seen: Seen, known: Mapping[QueueName, int]) -> li
 
 
 def next_position(
-    start: Position, seen: Seen, limits: Limits, cap: Mapping[QueueName, int] | None = None
+    start: Position, seen: ClusterSnapshot, limits: Limits, cap: Mapping[QueueName, int] | None = None
 ) -> Position | None:
     """Where the micro-batch after ``start`` ends; None if there is nothing to read.
 
@@ -175,7 +175,7 @@ def limited(
     return {queue: each.start + max(1, int(each.message_count * share)) for queue, each in backlog.items()}
 
 
-def message_count(start: Position, seen: Seen) -> int:
+def message_count(start: Position, seen: ClusterSnapshot) -> int:
     """How many messages there are behind a position."""
     again = recreated(start, seen)
     return sum(
@@ -184,7 +184,9 @@ def message_count(start: Position, seen: Seen) -> int:
     )
 
 
-def batch_ranges(start: Position, end: Position, seen: Seen) -> tuple[dict[QueueName, QueueRange], list[Loss]]:
+def batch_ranges(
+    start: Position, end: Position, seen: ClusterSnapshot
+) -> tuple[dict[QueueName, QueueRange], list[Loss]]:
     """The messages between two positions: the readable ranges, and the losses.
 
     The beginning in ``end`` takes precedence over ``start``, which may have been queried again.

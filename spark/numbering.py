@@ -65,7 +65,7 @@ def first_number(job: Job, row: int) -> int:
     return job.batch << 32 | row
 
 
-def home(producer: str, groups: Iterable[str]) -> str:
+def group_of_producer(producer: str, groups: Iterable[str]) -> str:
     """The broker group that stores a producer's rows when they name none.
 
     The highest of the hashes decides: a new group takes over its share of producers and moves no others.

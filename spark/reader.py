@@ -82,7 +82,7 @@ def tags_of(expression: str) -> tuple[str, ...] | None:
     return tuple(sorted({tag.strip() for tag in expression.split("||") if tag.strip()}))
 
 
-class Behind(Exception):
+class ReplicaBehind(Exception):
     """This replica does not have the messages yet; another one may."""
 
 
@@ -164,7 +164,7 @@ class TaskReader:
                     sent = self._ask(connection, wanted, offset)
                 chunk = self._take(connection.receive(sent), wanted, offset)
                 sent = None
-            except (Unreachable, Refused, Behind, AnswerDamaged) as error:
+            except (Unreachable, Refused, ReplicaBehind, AnswerDamaged) as error:
                 sent = None
                 self._next_replica(error)
                 continue
@@ -224,7 +224,7 @@ class TaskReader:
         )
 
     def _take(self, answer: Answer, wanted: QueueRange, offset: int) -> Chunk:
-        """The records in a response. Raises Behind, Refused, AnswerDamaged, DataLoss."""
+        """The records in a response. Raises ReplicaBehind, Refused, AnswerDamaged, DataLoss."""
         address = self._replicas[self._turn]
         if answer.code not in (
             ResponseCode.SUCCESS,
@@ -241,12 +241,12 @@ class TaskReader:
         if answer.code == ResponseCode.SUCCESS:
             return self._records(answer.body, wanted, offset, next_offset)
         if end < wanted.end:
-            raise Behind(f"{address} has queue {wanted.queue_id} up to {end}")
+            raise ReplicaBehind(f"{address} has queue {wanted.queue_id} up to {end}")
         if first > offset:
             return self._lost(wanted, offset, first)
         if next_offset > offset and answer.code != ResponseCode.PULL_OFFSET_MOVED:
             return Chunk(memoryview(b""), [], min(next_offset, wanted.end))  # no message up to there has a wanted tag
-        raise Behind(f"{address} sends nothing at offset {offset} of queue {wanted.queue_id} ({first} to {end})")
+        raise ReplicaBehind(f"{address} sends nothing at offset {offset} of queue {wanted.queue_id} ({first} to {end})")
 
     def _records(self, data: memoryview, wanted: QueueRange, offset: int, next_offset: int) -> Chunk:
         sizes: list[int] = []

@@ -25,10 +25,10 @@ from spark.group_offsets import GroupOffsets
 from spark.kept_connections import KeptConnections
 from spark.leases import LEASE_ANSWER_SECONDS_MAX, StreamLeases, new_lease_id
 from spark.micro_batches import (
+    ClusterSnapshot,
     Limits,
     Loss,
     LossKind,
-    Seen,
     batch_ranges,
     check_cluster,
     loss_text,
@@ -259,7 +259,7 @@ class StreamProgress:
     def _note(self, found: Survey) -> None:
         self._known.update((queue, ends.end) for queue, ends in found.ends.items())
 
-    def _end(self, position: Position, seen: Seen, is_limited: bool) -> Position | None:
+    def _end(self, position: Position, seen: ClusterSnapshot, is_limited: bool) -> Position | None:
         options = self._options
         limits = Limits(options.max_offsets_per_trigger, options.max_bytes_per_trigger) if is_limited else Limits()
         fewest = options.min_offsets_per_trigger
@@ -313,7 +313,7 @@ class StreamProgress:
             self._group.commit(position.offsets, found.routes, at_once=self._cap is not None)
 
 
-def _seen(found: Survey) -> Seen:
+def _seen(found: Survey) -> ClusterSnapshot:
     """A survey in the form that micro-batches are planned from."""
     clusters = sorted({name for route in found.routes.values() for name in route.cluster.split(",") if name})
     identities = {
@@ -321,4 +321,4 @@ def _seen(found: Survey) -> Seen:
         for topic, route in found.routes.items()
         for broker_name in route.read_queues
     }
-    return Seen(",".join(clusters), identities, found.ends)
+    return ClusterSnapshot(",".join(clusters), identities, found.ends)

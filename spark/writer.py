@@ -21,7 +21,7 @@ from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.send_fields import send_header
 from spark.client import Answer, Connection, NameServers, Refused, TopicRoute, Unreachable
 from spark.errors import RowRefused, WriteFailed
-from spark.numbering import ROWS_MAX, Destination, Job, first_number, home, producer_id
+from spark.numbering import ROWS_MAX, Destination, Job, first_number, group_of_producer, producer_id
 from spark.outgoing import OVERHEAD_BYTES, Codec, Message, SinkColumns, encode_messages, messages_of
 
 _LATER: Final = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
@@ -261,7 +261,7 @@ class TaskWriter:
                 "the sink also needs a column broker_name"
             )
         else:
-            group = home(producer.id, queues)
+            group = group_of_producer(producer.id, queues)
         count = queues[group]
         if wanted is None:
             return group, (self._partition + producer.batches) % count

@@ -133,8 +133,8 @@ class Archive(Workload):
         )
         return replace(drawn, archive=limits)
 
-    def surroundings(self) -> AbstractContextManager[None]:
-        """See `Workload.surroundings`: blocks and requests are small, and disks never full."""
+    def changed_limits(self) -> AbstractContextManager[None]:
+        """See `Workload.changed_limits`: blocks and requests are small, and disks never full."""
         return self._small()
 
     @contextmanager

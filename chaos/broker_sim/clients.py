@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from chaos.broker_sim.sockets import Line, Surroundings, stops_midway
+from chaos.broker_sim.sockets import Line, SocketWorld, stops_midway
 from chaos.log_sim.node import Node
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.incoming.headers import Response
@@ -43,7 +43,7 @@ OnRequest = Callable[["Connection", Any, bytes], None]
 class Connection:
     """A client's connection to one broker."""
 
-    def __init__(self, cluster: Surroundings, client: Client, node: Node, line: Line) -> None:
+    def __init__(self, cluster: SocketWorld, client: Client, node: Node, line: Line) -> None:
         self.node = node
         self._cluster = cluster
         self.open = True
@@ -110,7 +110,7 @@ class Client:
         on_request: receives the requests of brokers.
     """
 
-    def __init__(self, cluster: Surroundings, number: int, on_request: OnRequest = lambda *_: None) -> None:
+    def __init__(self, cluster: SocketWorld, number: int, on_request: OnRequest = lambda *_: None) -> None:
         self._cluster = cluster
         self.address = (f"10.1.{number // 250}.{number % 250 + 1}", 50_000)
         self.on_request = on_request

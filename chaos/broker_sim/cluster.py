@@ -77,7 +77,7 @@ class BrokerCluster(Cluster):
     def run(self) -> None:
         """See `Cluster.run`."""
         try:
-            with replaced(machine, "Dialing", SimDialing), self.workload.surroundings():
+            with replaced(machine, "Dialing", SimDialing), self.workload.changed_limits():
                 super().run()
         finally:
             for node in self.nodes.values():

@@ -67,8 +67,8 @@ class Compacted(Workload):
         """See `Workload.counted_in`: what is kept is written to the log again."""
         return None
 
-    def surroundings(self) -> AbstractContextManager[None]:
-        """See `Workload.surroundings`: an hour is short, and what is old goes soon."""
+    def changed_limits(self) -> AbstractContextManager[None]:
+        """See `Workload.changed_limits`: an hour is short, and what is old goes soon."""
         return _quick()
 
     # -- what clients do -----------------------------------------------------------------------------------------------

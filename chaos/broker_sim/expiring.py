@@ -41,8 +41,8 @@ class Expiring(Workload):
         self._begins: dict[tuple[str, int], int] = {}
         self._expired: list[tuple[str, int, int]] = []
 
-    def surroundings(self) -> AbstractContextManager[None]:
-        """See `Workload.surroundings`: an hour is short."""
+    def changed_limits(self) -> AbstractContextManager[None]:
+        """See `Workload.changed_limits`: an hour is short."""
         return replaced(topic_expiry, "_HOUR_MS", _KEPT_MS)
 
     def act(self) -> None:

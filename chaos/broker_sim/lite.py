@@ -78,8 +78,8 @@ class Lite(OrderedPop):
         """The first unread message of a queue, and since when it should come."""
         self._leader: BrokerProcess | None = None
 
-    def surroundings(self) -> AbstractContextManager[None]:
-        """See `Workload.surroundings`."""
+    def changed_limits(self) -> AbstractContextManager[None]:
+        """See `Workload.changed_limits`."""
         return replaced(expiry, "expiration_ms", _shorter) if self._expires else nullcontext()
 
     # -- what clients do -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from chaos.broker_sim.schedule import BrokerScenario
-from chaos.broker_sim.sockets import Line, SimReactor, Surroundings
+from chaos.broker_sim.sockets import Line, SimReactor, SocketWorld
 from chaos.log_sim.history import Entry
 from chaos.log_sim.node import DIRECTORY, Node, World
 from chaos.log_sim.process import LogProcess
@@ -61,7 +61,7 @@ _QUEUES_AT_ONCE = 3
 """Small, so that entries are applied between two parts of a checkpoint."""
 
 
-class BrokerWorld(World, Surroundings, Protocol):
+class BrokerWorld(World, SocketWorld, Protocol):
     """What a broker's process needs of the simulation around it; see `BrokerCluster`."""
 
     plan: BrokerScenario

@@ -56,8 +56,8 @@ class Scan(Workload):
         """For each record of the passing topic, by physical offset: how often the topic had been deleted before."""
         self._incarnations: dict[str, int] = {}
         """By identity of the passing topic."""
-        self.scans: list[Reading] = []
-        self._last: Reading | None = None
+        self.scans: list[ScanRead] = []
+        self._last: ScanRead | None = None
 
     def settings(self) -> dict[str, Any]:
         """See `Workload.settings`."""
@@ -67,7 +67,7 @@ class Scan(Workload):
         """See `Workload.act`."""
         chance = self.rng.random()
         if chance < 0.1 and len(self.scans) < _SCANS_MAX:
-            self.scans.append(Reading(self, self.rng.choice((self.topic, self.topic, _PASSING)), is_last=False))
+            self.scans.append(ScanRead(self, self.rng.choice((self.topic, self.topic, _PASSING)), is_last=False))
             self.scans[-1].plan()
         elif chance < 0.12:
             self.counts["deletions asked for"] += 1
@@ -82,7 +82,7 @@ class Scan(Workload):
     def stop(self) -> None:
         """See `Workload.stop`: one last reader gets everything."""
         if not self.stopped:
-            self._last = Reading(self, self.topic, is_last=True)
+            self._last = ScanRead(self, self.topic, is_last=True)
             self.cluster.at(self.cluster.now, self._last.plan)
         super().stop()
 
@@ -132,7 +132,7 @@ class Scan(Workload):
         self.counts["rows"] += 1
 
 
-class Reading:
+class ScanRead:
     """One reader: it plans, may hold the log of a replica, and reads to the end of its plan."""
 
     def __init__(self, workload: Scan, topic: str, *, is_last: bool) -> None:

@@ -47,7 +47,7 @@ class End(Protocol):
         """The other end is closed; nothing arrives any more."""
 
 
-class Surroundings(Protocol):
+class SocketWorld(Protocol):
     """What lines and their users need of the simulation; see `BrokerCluster`."""
 
     now: float
@@ -84,7 +84,7 @@ class Surroundings(Protocol):
 class Line:
     """A connection; ``ends`` are its two sides, ``nodes`` their machines, None for a client's."""
 
-    def __init__(self, cluster: Surroundings, nodes: tuple[Node | None, Node | None]) -> None:
+    def __init__(self, cluster: SocketWorld, nodes: tuple[Node | None, Node | None]) -> None:
         self._cluster = cluster
         self._nodes = nodes
         self.ends: list[End | None] = [None, None]
@@ -255,7 +255,7 @@ class SimReactor:
 
     receive_buffer = _received
 
-    def __init__(self, cluster: Surroundings, process: Process) -> None:
+    def __init__(self, cluster: SocketWorld, process: Process) -> None:
         self._cluster = cluster
         self._process = process
         self._handlers: dict[int, Callable[[int], None]] = {}
@@ -487,7 +487,7 @@ class SimDialing:
             self._on_failed(reason)
 
 
-def stops_midway(cluster: Surroundings, frame: bytes) -> int | None:
+def stops_midway(cluster: SocketWorld, frame: bytes) -> int | None:
     """How many bytes of a frame a client sends before it ends; None for one that goes on."""
     rng = cluster.client_faults
     if cluster.healing or rng.random() >= _STOP_CHANCE:

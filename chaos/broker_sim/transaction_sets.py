@@ -49,7 +49,7 @@ class Time(Protocol):
         """The true time."""
 
 
-class Surroundings(Protocol):
+class TransactionWorld(Protocol):
     """What this needs of the workload."""
 
     rng: random.Random
@@ -75,7 +75,11 @@ class SetTransactions:
     """
 
     def __init__(
-        self, cluster: Time, workload: Surroundings, decide: Callable[[int, int, Callable[[], None]], None], group: str
+        self,
+        cluster: Time,
+        workload: TransactionWorld,
+        decide: Callable[[int, int, Callable[[], None]], None],
+        group: str,
     ) -> None:
         self._cluster = cluster
         self._workload = workload

@@ -245,7 +245,7 @@ class Transactions(Workload):
             if (command.topic, command.queue_id) != (HALF_TOPIC, DISCARDED_QUEUE_ID):
                 raise Violation(f"lost: {command}, and the log has all that is open")
             first_open = min(self._open, default=len(self._outcomes))
-            if command.offset > 2 * max(0, first_open - self.cluster.limits.waiting.discarded_known):
+            if command.offset > 2 * max(0, first_open - self.cluster.limits.waiting.discarded_remembered_max):
                 raise Violation(f"transaction: {command} forgets what was discarded before {first_open} too early")
             self.counts["discarded forgotten"] += 1
 

@@ -14,7 +14,7 @@ from chaos.broker_sim.clients import Answer, Client, Connection, Lost, OnDone, p
 from chaos.broker_sim.log_oracle import OWN, Ledger, Sent, Stored
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.schedule import BrokerScenario
-from chaos.broker_sim.sockets import Surroundings
+from chaos.broker_sim.sockets import SocketWorld
 from chaos.log_sim.node import Node
 from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
@@ -59,7 +59,7 @@ def queue_name(topic: str, queue_id: int | str) -> str:
     return f"{topic}/{queue_id}"
 
 
-class Brokers(Surroundings, Protocol):
+class Brokers(SocketWorld, Protocol):
     """What clients need of the simulation; see `BrokerCluster`."""
 
     scenario: Scenario
@@ -127,7 +127,7 @@ class Workload:
         """The limits of the brokers, from those that were drawn."""
         return drawn
 
-    def surroundings(self) -> AbstractContextManager[None]:
+    def changed_limits(self) -> AbstractContextManager[None]:
         """What of the production code is other in this workload, for as long as it runs."""
         return nullcontext()
 

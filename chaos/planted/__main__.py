@@ -71,7 +71,7 @@ class Finding:
     seconds: float | None = None
 
 
-class Noted(NamedTuple):
+class FindingRun(NamedTuple):
     """A run that finds a bug; ``seconds`` as in `Finding`."""
 
     seed: int
@@ -168,16 +168,16 @@ def _environment(name: str, directory: Path) -> dict[str, str]:
     return environment if compiled_packages(name) else {**environment, PURE_PYTHON: "1"}
 
 
-def finding_seeds(noted: Path = FINDING_SEEDS) -> dict[str, Noted]:
+def finding_seeds(noted: Path = FINDING_SEEDS) -> dict[str, FindingRun]:
     """The noted runs by name of the bug."""
     lines = (line.split() for line in noted.read_text().splitlines())
-    return {name: Noted(int(seed), *map(float, seconds)) for name, seed, *seconds in lines}
+    return {name: FindingRun(int(seed), *map(float, seconds)) for name, seed, *seconds in lines}
 
 
 def note_finding_seeds(findings: Sequence[Finding], noted: Path = FINDING_SEEDS) -> None:
     """Note the runs that found these bugs; the others keep theirs, and what is no bug any more goes."""
     found = {
-        each.name: Noted(each.seeds - 1, each.seconds)
+        each.name: FindingRun(each.seeds - 1, each.seconds)
         for each in findings
         if each.seeds and workload(each.name) != UNIT_TEST
     }
@@ -195,7 +195,7 @@ def hunt(
     seeds_max: int = SEEDS_MAX,
     *,
     python: WarmPython,
-    first: Noted | None = None,
+    first: FindingRun | None = None,
     short_runs: Sequence[tuple[float, int]] = (),
 ) -> Finding:
     """Try the run ``first``, if there is one, then whole runs of seeds from 0 on until the bug is found.
@@ -226,7 +226,7 @@ def hunt(
     return finding
 
 
-class Hunters:
+class BugSearches:
     """Hunt several bugs at once, each hunter with an interpreter of its own; a context manager that ends them."""
 
     def __init__(self, count: int) -> None:
@@ -248,7 +248,7 @@ class Hunters:
         self,
         name: str,
         seeds_max: int,
-        first: Noted | None = None,
+        first: FindingRun | None = None,
         short_runs: Sequence[tuple[float, int]] = (),
     ) -> Future[Finding]:
         """See `hunt`."""
@@ -344,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such mistake: {', '.join(unknown)}")
     short_runs = _SHORT_RUNS if options.note else ()
     findings = []
-    with Hunters(options.jobs) as hunters:
+    with BugSearches(options.jobs) as hunters:
         hunts = [hunters.hunt(name, options.seeds, short_runs=short_runs) for name in options.names or names()]
         for under_way in hunts:
             finding = under_way.result()

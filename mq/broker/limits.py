@@ -119,7 +119,7 @@ class WaitingLimits:
 
     deliver_seconds: float = 0.02
     """A message is late by at most this, plus the time to commit it."""
-    passed_over_max: int = 1000
+    unreadable_skipped_max: int = 1000
     """Unreadable messages of one delay level that others overtake. With more of them the disk is unusable, and another
     replica should lead.
     """
@@ -128,9 +128,9 @@ class WaitingLimits:
     """What the search for a recalled message reads in one step: records, and queue entries."""
     check_seconds: float = 0.1
     """Interval at which open transactions are looked at."""
-    put_off_max: int = 1000
+    postponed_checks_max: int = 1000
     """Half messages whose check-back is postponed; at most 1000, more than that the replicated state does not take."""
-    discarded_known: int = 500_000
+    discarded_remembered_max: int = 500_000
     """Number of half messages before the first open one for which is known whether they were discarded, at least; takes
     at most 250 KB.
     """
@@ -162,16 +162,16 @@ class StateLimits:
     """Topics, groups, and pairs of both with consumer offsets: all of them are in memory and in every checkpoint, and
     all topics go to the name servers in one frame.
     """
-    window: int = 1024
+    ranges_per_producer_max: int = 1024
     """Ranges of sequence numbers that are remembered of one producer."""
     producers_max: int = 10_000
     """Producers of numbered messages that are remembered."""
-    narrow: int = 100
+    ranges_when_crowded: int = 100
     """Ranges that are left to a producer with more when there are this many for each of `producers_max`: 20 bytes each,
     in memory and in a snapshot.
     """
     generated_producers_max: int = 10_000
-    generated_narrow: int = 50
+    generated_ranges_when_crowded: int = 50
     """The same for producers with generated ids, which nobody uses again after a restart."""
     deleted_topics_max: int = 50_000
     """Deleted topics that are remembered. Above it the one that was deleted first is forgotten: a later topic of its
@@ -318,22 +318,22 @@ TEST_MIN: Final = BrokerLimits(
     ),
     pop=PopLimits(checkpoints_max=8, checkpoints_per_queue_max=2, read_bytes_max=512),
     waiting=WaitingLimits(
-        passed_over_max=1,
+        unreadable_skipped_max=1,
         recall_bytes_max=1,
         recall_entries_max=1,
-        put_off_max=1,
-        discarded_known=8,
+        postponed_checks_max=1,
+        discarded_remembered_max=8,
     ),
     bulk=BulkLimits(waiting_factor=1, unread_bytes_max=512, plan_offsets_max=4, plan_queues_max=2, ends_queues_max=2),
     state=StateLimits(
         topics_max=24,
         groups_max=10,
         offset_tables_max=24,
-        window=5,
+        ranges_per_producer_max=5,
         producers_max=16,
-        narrow=3,
+        ranges_when_crowded=3,
         generated_producers_max=3,
-        generated_narrow=2,
+        generated_ranges_when_crowded=2,
         deleted_topics_max=4,
         deleted_rows_max=64,
         restorable_topics_max=3,

@@ -40,7 +40,7 @@ LAST_POPS_SECONDS: Final = 1.0
 """For pops of a channel that is closed: what they get is given back."""
 
 
-class _Consumed:
+class _ConsumedQueue:
     """A queue that the channel consumes, in one broker group."""
 
     __slots__ = ("empty_seconds", "is_hot", "is_waiting", "levels", "queue", "source")
@@ -86,7 +86,7 @@ class Intake:
             on_settled=self._note_room,
         )
         self._line = PopLine(calls, self._start)
-        self._consumed: list[_Consumed] = []
+        self._consumed: list[_ConsumedQueue] = []
         self._transient: list[TransientQueue] = []
         self._prefetch = 0
         self._changed = anyio.Event()
@@ -131,7 +131,7 @@ class Intake:
     async def consume(self, queue: str) -> None:
         """Pop messages of a queue. Raises ClientError."""
         levels = await self._calls.sources(self._topics.of_queue(queue))
-        self._consumed += [_Consumed(queue, source, count) for source, count in levels.items()]
+        self._consumed += [_ConsumedQueue(queue, source, count) for source, count in levels.items()]
         self._note_change()
 
     def consume_transient(self, queue: TransientQueue) -> None:
@@ -150,7 +150,7 @@ class Intake:
     async def get(self, queue: str, wait_seconds: float) -> Delivery | None:
         """One message, whatever the limit. Raises ClientError."""
         sources = [
-            _Consumed(queue, *each) for each in (await self._calls.sources(self._topics.of_queue(queue))).items()
+            _ConsumedQueue(queue, *each) for each in (await self._calls.sources(self._topics.of_queue(queue))).items()
         ]
         deadline = anyio.current_time() + wait_seconds
         while True:
@@ -240,20 +240,20 @@ class Intake:
                     self._start(partial(self._wait, each))
             await self._changed.wait()
 
-    def _is_alone(self, consumed: _Consumed) -> bool:
+    def _is_alone(self, consumed: _ConsumedQueue) -> bool:
         """Whether all that there is room for may come from it.
 
         A second queue may be consumed while a pop of the first one is held; so once, both may fill the same room.
         """
         return self._consumed == [consumed] and consumed.levels == 1 and not self._transient
 
-    def _in_turn(self) -> Iterator[_Consumed]:
+    def _in_turn(self) -> Iterator[_ConsumedQueue]:
         """The queues, beginning with the next one."""
         self._turn += 1
         count = len(self._consumed)
         return iter([self._consumed[(self._turn + at) % count] for at in range(count)])
 
-    async def _pop_hot(self, consumed: _Consumed, count: int) -> None:
+    async def _pop_hot(self, consumed: _ConsumedQueue, count: int) -> None:
         failure: ClientError | None = None
         taken: list[Delivery] = []
         self._pops += 1
@@ -279,7 +279,7 @@ class Intake:
             consumed.empty_seconds = min(max(2 * consumed.empty_seconds, 0.002), EMPTY_SECONDS_MAX)
         await self._give_all(consumed, taken)
 
-    async def _give_all(self, consumed: _Consumed, taken: list[Delivery]) -> None:
+    async def _give_all(self, consumed: _ConsumedQueue, taken: list[Delivery]) -> None:
         for delivery in taken:
             self.deliveries.opened(delivery)
         if self._is_over:
@@ -291,7 +291,7 @@ class Intake:
         for delivery in taken:  # the application has cancelled it meanwhile
             await self.deliveries.give_back(delivery.tag)
 
-    async def _pop_some(self, consumed: _Consumed, count: int) -> list[Delivery]:
+    async def _pop_some(self, consumed: _ConsumedQueue, count: int) -> list[Delivery]:
         """Messages that are wanted, of the highest priority that there is."""
         taken: list[Delivery] = []
         for level in range(consumed.levels - 1, -1, -1):
@@ -306,11 +306,11 @@ class Intake:
                 break
         return sorted(taken, key=lambda each: -priority_of(each.message))
 
-    async def _wanted(self, consumed: _Consumed, messages: list[PoppedMessage]) -> list[Delivery]:
+    async def _wanted(self, consumed: _ConsumedQueue, messages: list[PoppedMessage]) -> list[Delivery]:
         wanted = self.deliveries.wanted
         return [each for message in messages if (each := await wanted(consumed.queue, message)) is not None]
 
-    async def _wait(self, consumed: _Consumed) -> None:
+    async def _wait(self, consumed: _ConsumedQueue) -> None:
         """Wait until a queue may have messages."""
         if consumed.empty_seconds > 0.002:
             await anyio.sleep(consumed.empty_seconds)
@@ -340,7 +340,7 @@ class Intake:
         consumed.is_hot = is_hot
         self._note_change()
 
-    async def _pop_held(self, consumed: _Consumed, count: int) -> bool:
+    async def _pop_held(self, consumed: _ConsumedQueue, count: int) -> bool:
         """Wait for messages and take them; returns whether there may be more."""
         given: set[int] = set()
 
@@ -379,12 +379,12 @@ class Intake:
                 known = {each.source: each for each in self._consumed if each.queue == queue}
                 for source, count in levels.items() if known else ():
                     if source not in known:
-                        self._consumed.append(_Consumed(queue, source, count))
+                        self._consumed.append(_ConsumedQueue(queue, source, count))
                     elif count > known[source].levels:
                         known[source].levels, known[source].is_hot = count, True
             self._note_change()
 
-    async def _look_for_leader(self, consumed: _Consumed) -> None:
+    async def _look_for_leader(self, consumed: _ConsumedQueue) -> None:
         try:
             await self._calls.refresh(consumed.source.topic)
         except ClientError as error:

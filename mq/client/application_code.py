@@ -117,7 +117,7 @@ def failure_in(function: Callable[[T], object], argument: T) -> BaseException | 
     return None
 
 
-class Harmless:
+class NeverRaises:
     """Decorates functions that only watch: if one fails, it returns None, since it must not stop what it watches.
 
     `note` logs the current exception; it is called once a minute.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from mq.client.application_code import Harmless
+from mq.client.application_code import NeverRaises
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
@@ -34,7 +34,7 @@ OUTCOME: Final = "raftmq.stored"
 
 Attributes = dict[str, Any]
 
-_harmless = Harmless(lambda: log.exception("span_failed"))
+_never_raises = NeverRaises(lambda: log.exception("span_failed"))
 
 
 class TracerProvider(Protocol):
@@ -77,7 +77,7 @@ class Spans:
 
     # Producers.
 
-    @_harmless
+    @_never_raises
     def sending(self, messages: Sequence[Message], *, is_batch: bool = False, transaction: bool = False) -> SendSpan:
         """Start the span of one request that sends these messages, all of one topic."""
         topic = messages[0].topic if messages else ""
@@ -100,7 +100,7 @@ class Spans:
 
     # Consumers.
 
-    @_harmless
+    @_never_raises
     def processing(self, messages: Sequence[ReceivedMessage[Any]], *, is_batch: bool = False) -> Work:
         """Start the span of handling these messages, all of one topic."""
         attributes = self._operation("process", "process", messages[0].topic) | _received(messages, is_batch)
@@ -117,7 +117,7 @@ class Spans:
 
         return traced
 
-    @_harmless
+    @_never_raises
     def received(
         self, operation: str, messages: Sequence[ReceivedMessage[Any]], began_ns: int, *, is_batch: bool
     ) -> None:
@@ -142,7 +142,7 @@ class Spans:
         if span is not None:
             _end(span)
 
-    @_harmless
+    @_never_raises
     def _settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage[Any]]) -> Span:
         attributes = self._operation(operation, "settle", topic)
         if len(messages) == 1:
@@ -211,14 +211,14 @@ class SendSpan:
             return message
         return msgspec.structs.replace(message, properties={**message.properties, **self.carrier})
 
-    @_harmless
+    @_never_raises
     def not_sent(self, error: BaseException) -> None:
         """The message was not sent."""
         _fail(self._span, error)
         self._span.set_attribute(OUTCOME, "no")
         self._span.end()
 
-    @_harmless
+    @_never_raises
     def abandoned(self) -> None:
         """The send was abandoned."""
         self._span.set_attribute(OUTCOME, "unknown")
@@ -246,7 +246,7 @@ class SendSpan:
             _set_attribute(self._span, "messaging.message.id", unique_key)
         return done
 
-    @_harmless
+    @_never_raises
     def _stored(self, result: SendResult, address: str | None) -> None:
         span = self._span
         span.set_attribute(OUTCOME, "yes")
@@ -260,13 +260,13 @@ class SendSpan:
             span.set_attribute("server.port", int(port))
         span.end()
 
-    @_harmless
+    @_never_raises
     def sent(self) -> None:
         """It was sent one-way, so the outcome stays unknown."""
         self._span.set_attribute(OUTCOME, "unknown")
         self._span.end()
 
-    @_harmless
+    @_never_raises
     def _failed(self, error: ClientError, stored: str) -> None:
         self._span.set_attribute(OUTCOME, stored)
         _fail(self._span, error)
@@ -292,19 +292,19 @@ class Work:
         self._block = block
         self._in_block = False
 
-    @_harmless
+    @_never_raises
     def __enter__(self) -> None:
         self._in_block = True
         self._block.__enter__()
 
-    @_harmless
+    @_never_raises
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         self._block.__exit__(None, None, None)
         if error is not None:
             _fail(self._span, error)
         self._span.end()
 
-    @_harmless
+    @_never_raises
     def settled(self, outcome: str) -> None:
         """They were acknowledged, or returned."""
         self._span.set_attribute("raftmq.delivery.outcome", outcome)
@@ -329,18 +329,18 @@ def _fail(span: Span, error: BaseException) -> None:
     span.set_status(StatusCode.ERROR, str(error) or kind.__qualname__)
 
 
-@_harmless
+@_never_raises
 def _fail_and_end(span: Span, error: BaseException) -> None:
     _fail(span, error)
     span.end()
 
 
-@_harmless
+@_never_raises
 def _end(span: Span) -> None:
     span.end()
 
 
-@_harmless
+@_never_raises
 def _set_attribute(span: Span, name: str, value: str) -> None:
     span.set_attribute(name, value)
 

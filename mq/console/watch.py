@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen(Generic[T]):
+class CachedAnswer(Generic[T]):
     """The last answer, and when it was given; ``fault`` says why there is no newer one.
 
     ``at`` is on the clock of the event loop.
@@ -88,10 +88,10 @@ class Shared(Generic[T]):
         self._seconds_min = self._seconds = seconds
         self._least = least
         self._lock = trio.Lock()
-        self._seen: Seen[T] | None = None
+        self._seen: CachedAnswer[T] | None = None
         self._asked = float("-inf")
 
-    async def get(self) -> Seen[T]:
+    async def get(self) -> CachedAnswer[T]:
         """The answer, at most ``seconds`` old unless the servers do not give a newer one."""
         async with self._lock:
             now = trio.current_time()
@@ -101,17 +101,17 @@ class Shared(Generic[T]):
                 value = await self._ask()
             except ClientError as error:
                 before = self._seen
-                self._seen = Seen(
+                self._seen = CachedAnswer(
                     None if before is None else before.value, 0 if before is None else before.at, words_of(error)
                 )
             else:
-                self._seen = Seen(value, trio.current_time())
+                self._seen = CachedAnswer(value, trio.current_time())
                 if self._least is not None:
                     self._seconds = max(self._seconds_min, self._least(value))
             self._asked = trio.current_time()
             return self._seen
 
-    def latest(self, nursery: trio.Nursery) -> Seen[T] | None:
+    def latest(self, nursery: trio.Nursery) -> CachedAnswer[T] | None:
         """The last answer, None if there is none yet; asks for a newer one in the background if it is old."""
         is_old = trio.current_time() >= self._asked + self._seconds
         if is_old and not self._lock.locked():
@@ -124,7 +124,7 @@ class Shared(Generic[T]):
         except Exception as error:  # of one look at the servers; the console goes on, and says so
             structlog.get_logger("console").exception("console_look_failed", error=repr(error))
             async with self._lock:
-                self._seen = Seen(None, 0, f"{type(error).__name__}: see the log of this console")
+                self._seen = CachedAnswer(None, 0, f"{type(error).__name__}: see the log of this console")
                 self._asked = trio.current_time()
 
     def forget(self) -> None:

@@ -19,6 +19,7 @@ from mq.filter.body_fields import PREFIX, FieldsOfBody
 from mq.filter.sql_syntax import (
     DEPTH_MAX,
     Between,
+    BooleanLiteral,
     Both,
     Either,
     Equal,
@@ -28,13 +29,12 @@ from mq.filter.sql_syntax import (
     IsNull,
     Like,
     Not,
-    Nothing,
+    NullValue,
     Number,
     Order,
     Property,
     SqlError,
     Text,
-    Truth,
     parse,
 )
 from mq.protocol import properties as props
@@ -107,7 +107,7 @@ def _logic(node: Expression, depth: int) -> Logic:
     if depth > DEPTH_MAX:
         raise SqlError(node.at, f"nested more than {DEPTH_MAX} levels deep")
     match node:
-        case Truth(value=value):
+        case BooleanLiteral(value=value):
             return lambda properties: value
         case Property(name=name):
             # All properties are texts, and no text is TRUE, not even "true".
@@ -201,9 +201,13 @@ def _like(node: Like, depth: int) -> Logic:
 def _equal(node: Equal, depth: int) -> Logic:
     left, right = node.left, node.right
     for operand in (left, right):
-        if isinstance(operand, Truth) and operand.value is None:
+        if isinstance(operand, BooleanLiteral) and operand.value is None:
             raise SqlError(operand.at, "= and <> do not compare with NULL; write IS NULL or IS NOT NULL")
-    if _is_literal(left) and _is_literal(right) and isinstance(left, Truth) != isinstance(right, Truth):
+    if (
+        _is_literal(left)
+        and _is_literal(right)
+        and isinstance(left, BooleanLiteral) != isinstance(right, BooleanLiteral)
+    ):
         raise SqlError(node.at, f"{_shown(left)} cannot be compared with {_shown(right)}")
     same = _sameness(left, right)
     left_value, right_value = _value(left, depth), _value(right, depth)
@@ -280,7 +284,7 @@ def _ordering(compare: Callable[[Any, Any], bool], left: Expression, right: Expr
 def _between(node: Between, depth: int) -> Logic:
     low, high = node.low, node.high
     for end in (low, high):
-        if isinstance(end, Truth) and end.value is None:
+        if isinstance(end, BooleanLiteral) and end.value is None:
             raise SqlError(end.at, "the ends of BETWEEN cannot be NULL")
         _check_ordered(end)
     match low, high:
@@ -294,7 +298,7 @@ def _between(node: Between, depth: int) -> Logic:
 
 
 def _check_ordered(operand: Expression) -> None:
-    if not isinstance(operand, Number | Property | Nothing):
+    if not isinstance(operand, Number | Property | NullValue):
         raise SqlError(operand.at, f"{_shown(operand)} cannot be compared: {_ORDERS}")
 
 
@@ -310,7 +314,7 @@ def _value(node: Expression, depth: int) -> Evaluate:
             return lambda properties: number
         case Text(value=text):
             return lambda properties: text
-        case Nothing():
+        case NullValue():
             return lambda properties: None
         case _:
             return _logic(node, depth)
@@ -321,7 +325,7 @@ def _is_text(node: Expression) -> bool:
 
 
 def _is_literal(node: Expression) -> bool:
-    return isinstance(node, Text | Truth) or (isinstance(node, Number) and node.literal)
+    return isinstance(node, Text | BooleanLiteral) or (isinstance(node, Number) and node.literal)
 
 
 def _shown(node: Expression) -> str:
@@ -330,13 +334,13 @@ def _shown(node: Expression) -> str:
             return f"the text {text[:40]!r}"
         case Number(value=number):
             return f"the number {number}"
-        case Truth(value=value):
+        case BooleanLiteral(value=value):
             return "NULL" if value is None else str(value).upper()
         case Field(name=name):
             return f"BODY('{name[len(PREFIX) :][:40]}')"
         case Property(name=name):
             return f"the property {name[:40]}"
-        case Nothing():
+        case NullValue():
             return "minus something that is not a number"
         case _:
             return "a condition"

@@ -63,7 +63,7 @@ class Text(Node, frozen=True):
     value: str
 
 
-class Truth(Node, frozen=True):
+class BooleanLiteral(Node, frozen=True):
     """TRUE, FALSE, or NULL as None."""
 
     value: bool | None
@@ -79,7 +79,7 @@ class Field(Property, frozen=True):
     """A value in a body that is JSON: its text, or null. ``name`` is the name under which `read_body` finds it."""
 
 
-class Nothing(Node, frozen=True):
+class NullValue(Node, frozen=True):
     """The negation of something that is not a number: null."""
 
 
@@ -149,7 +149,20 @@ class Like(Node, frozen=True):
 
 
 Expression: TypeAlias = (
-    Number | Text | Truth | Property | Nothing | Not | Either | Both | Equal | IsNull | Order | Between | In | Like
+    Number
+    | Text
+    | BooleanLiteral
+    | Property
+    | NullValue
+    | Not
+    | Either
+    | Both
+    | Equal
+    | IsNull
+    | Order
+    | Between
+    | In
+    | Like
 )
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
@@ -354,7 +367,7 @@ class _Parser:
             case "double":
                 node = _double(token)
             case "TRUE" | "FALSE" | "NULL":
-                node = Truth(at, {"TRUE": True, "FALSE": False, "NULL": None}[token.kind])
+                node = BooleanLiteral(at, {"TRUE": True, "FALSE": False, "NULL": None}[token.kind])
             case "name" if token.text.upper() == "BODY" and self._tokens[self._next + 1].kind == "(":
                 return self._field(token)
             case "name":
@@ -401,4 +414,4 @@ def _double(token: _Token) -> Number:
 def _negated(at: int, operand: Expression) -> Expression:
     if isinstance(operand, Number):
         return Number(at, -operand.value, operand.kind, literal=False)
-    return Nothing(at)
+    return NullValue(at)

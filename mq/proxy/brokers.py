@@ -89,7 +89,7 @@ class Brokers:
         def heartbeat() -> bytes:
             groups = sorted(producer_groups()) or [_GROUP]
             producers = [ProducerData(group) for group in groups]
-            return HeartbeatOfProxy(client_id=client_id, producers=producers, behind=members()).encode()
+            return HeartbeatOfProxy(client_id=client_id, producers=producers, proxied_clients=members()).encode()
 
         async with (
             ClientCore.open(

@@ -192,7 +192,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         if self._role is not Role.LEADER:
             return
         progress = self._peers[message.src]
-        progress.heard(message.seq)
+        progress.received(message.seq)
         if message.ok:
             assert message.accepted <= self._log.last_index, (
                 f"{message.src} holds entry {message.accepted} of a log that ends at {self._log.last_index}"
@@ -228,7 +228,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         if self._role is not Role.LEADER or not message.seq:
             return
         progress = self._peers[message.src]
-        progress.heard(message.seq)
+        progress.received(message.seq)
         progress.disk_ok = message.disk_ok
         progress.applied = message.applied
         if self._reads.rounds.under_way:

@@ -137,7 +137,7 @@ class Progress:
             self._stamp_at = self._stamp_silent_since = now
         return self.seq
 
-    def heard(self, seq: int) -> None:
+    def received(self, seq: int) -> None:
         """The peer has received message ``seq``."""
         if self._stamp_seq and seq >= self._stamp_seq:
             self.contact_at = self._stamp_at

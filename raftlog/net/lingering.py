@@ -23,7 +23,7 @@ class Lingering:
         self._in_flight = False
         self._since = float("-inf")
 
-    def pays(self, came_at: float, now: float, *, in_flight: bool) -> bool:
+    def is_worthwhile(self, came_at: float, now: float, *, in_flight: bool) -> bool:
         """Whether to linger from ``now``, after the events that came at ``came_at`` were handled.
 
         ``in_flight``: whether something is in flight that ends in an event.

@@ -241,7 +241,7 @@ class Reactor:
                 while self._due is not None:
                     self._turn(self._ready_by(self._due))
                 now = trio.current_time()
-                pays = lingering.pays(came_at, now, in_flight=self._in_flight())
+                pays = lingering.is_worthwhile(came_at, now, in_flight=self._in_flight())
                 if not pays or self._giving_way or now >= give_way_at:
                     break
                 wait = min(give_way_at - now, LINGER_SECONDS)

@@ -15,9 +15,9 @@ from chaos.__main__ import LOG, LOGS
 from chaos.planted.__main__ import (
     PROJECT,
     UNIT_TEST,
+    BugSearches,
     Finding,
-    Hunters,
-    Noted,
+    FindingRun,
     PatchRefused,
     changed_files,
     check,
@@ -151,16 +151,16 @@ def hunted_seeds(monkeypatch: pytest.MonkeyPatch, finding: int, shortly: float =
 
 def test_a_hunt_begins_with_the_run_that_found_the_mistake_before(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = hunted_seeds(monkeypatch, 5, 2.0)
-    assert hunt("double-vote", 20, python=COLD, first=Noted(5, 2.0)).seeds == 6
-    assert hunt("double-vote", 20, python=COLD, first=Noted(5)).seeds == 6
+    assert hunt("double-vote", 20, python=COLD, first=FindingRun(5, 2.0)).seeds == 6
+    assert hunt("double-vote", 20, python=COLD, first=FindingRun(5)).seeds == 6
     assert ran == [(5, 5, 2.0), (5, 5, None)]
 
 
 def test_a_mistake_its_seed_no_longer_finds_is_hunted_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = hunted_seeds(monkeypatch, 9)
     with pytest.warns(UserWarning, match="double-vote is found by seed 9 and no longer by 5"):
-        assert hunt("double-vote", 20, python=COLD, first=Noted(5)).seeds == 10
-    assert hunt("double-vote", 8, python=COLD, first=Noted(5, 4.0)).seeds is None
+        assert hunt("double-vote", 20, python=COLD, first=FindingRun(5)).seeds == 10
+    assert hunt("double-vote", 8, python=COLD, first=FindingRun(5, 4.0)).seeds is None
     assert ran == [(5, 5, None), (0, 19, None), (5, 5, 4.0), (0, 7, None)]
 
 
@@ -176,7 +176,7 @@ def test_finding_seeds_are_noted_per_mistake(tmp_path: Path) -> None:
     noted.write_text("double-vote 3\nis-no-mistake-any-more 1\nstale-read 2\nlearner-counts 4\nlease-too-long 9 4\n")
     found_anew = [("double-vote", 8, 2.5), ("stale-read", None, None), ("learner-counts", 1, None)]
     note_finding_seeds([Finding(name, "", seeds, "", seconds) for name, seeds, seconds in found_anew], noted)
-    expected = {"double-vote": Noted(7, 2.5), "lease-too-long": Noted(9, 4.0), "stale-read": Noted(2)}
+    expected = {"double-vote": FindingRun(7, 2.5), "lease-too-long": FindingRun(9, 4.0), "stale-read": FindingRun(2)}
     assert finding_seeds(noted) == expected
 
 
@@ -221,7 +221,7 @@ def hunted(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Finding]]
     """
     noted = finding_seeds()
     wanted = [item.callspec.params["name"] for item in request.session.items if "hunted" in _fixtures(item)]  # type: ignore[attr-defined]
-    with Hunters(os.cpu_count() or 1) as hunters:
+    with BugSearches(os.cpu_count() or 1) as hunters:
         findings = {name: hunters.hunt(name, SEEDS_MAX, noted.get(name)) for name in wanted}
         yield lambda name: findings[name].result()
 

@@ -98,10 +98,10 @@ def _heartbeat(request: Any, body: bytes) -> Needs:
         heartbeat = HeartbeatOfProxy.decode(body)
     except BodyError:
         return ()  # the handler refuses this body
-    groups = [*(each.group for each in heartbeat.consumers), *(each.group for each in heartbeat.behind)]
+    groups = [*(each.group for each in heartbeat.consumers), *(each.group for each in heartbeat.proxied_clients)]
     needs = [(retry_topic(group), SUB) for group in groups]
     needs += [(each.topic, SUB) for consumer in heartbeat.consumers for each in consumer.subscriptions]
-    return needs + [(topic, SUB) for client in heartbeat.behind for topic, _, _ in client.subscriptions]
+    return needs + [(topic, SUB) for client in heartbeat.proxied_clients for topic, _, _ in client.subscriptions]
 
 
 def _has_consumers(body: bytes) -> bool:

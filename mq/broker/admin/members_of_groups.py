@@ -17,7 +17,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.consumer_group import Member, told_text
+from mq.broker.net.consumer_group import Member, summary_text
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer, check_length
@@ -99,13 +99,13 @@ class MembersOfManyGroups(Service):
             *(
                 GroupMember(
                     client=connection_data(member, at),
-                    subscribes="" if member.told is None else member.told.text,
+                    subscribes="" if member.summary is None else member.summary.text,
                     running_info=told.get(at),
                 )
                 for at, member in own
             ),
             *(
-                GroupMember(client=proxied_data(client, at), subscribes=told_text(client.subscriptions))
+                GroupMember(client=proxied_data(client, at), subscribes=summary_text(client.subscriptions))
                 for at, client in self._clients.proxied.members(group)
             ),
         ]

@@ -22,7 +22,7 @@ def hash_of(record: bytes) -> bytes | None:
     return None if key is None else blake2b(key.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
 
 
-class Kept(NamedTuple):
+class CompactionFacts(NamedTuple):
     """What decides whether the newest message of a key goes."""
 
     is_tombstone: bool
@@ -30,11 +30,11 @@ class Kept(NamedTuple):
     """Of the original, if this is a copy of one."""
 
 
-def kept(record: RawRecord) -> Kept:
+def compaction_facts(record: RawRecord) -> CompactionFacts:
     """What a record says of that."""
     original_ms = carried_from_ms(record.properties.decode("utf-8", "replace"))
     own_ms = record.store_timestamp_ms
-    return Kept(not record.body, own_ms if original_ms is None else min(own_ms, original_ms))
+    return CompactionFacts(not record.body, own_ms if original_ms is None else min(own_ms, original_ms))
 
 
 class NewestKeys:

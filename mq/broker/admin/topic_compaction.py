@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from mq.broker.admin.newest_keys import NewestKeys, hash_of, kept
+from mq.broker.admin.newest_keys import NewestKeys, compaction_facts, hash_of
 from mq.broker.admin.topic_expiry import without_hidden
 from mq.broker.base.message_times import old_until
 from mq.broker.base.periodic_task import Periodic, now_if
@@ -312,7 +312,7 @@ class TopicCompaction(Service):
             key = hash_of(data)
             if key is not None and known.keys.is_newest(key, offset):
                 record = split_record(data)
-                is_tombstone, stored_ms = kept(record)
+                is_tombstone, stored_ms = compaction_facts(record)
                 if is_tombstone and stored_ms < tombstones_until_ms:
                     known.keys.forget(key, offset)
                 else:
@@ -444,7 +444,7 @@ def _copy(record: RawRecord, offset: QueueOffset, tail: QueueTail) -> InternalRe
     if not (original.isascii() and original.isdigit() and len(original) <= 18):
         original = str(offset)
     each = [part for part in record.properties.split(b"\x02") if part and not part.startswith(_NOT_COPIED)]
-    each.append(_CARRIED + f"{original} {kept(record).stored_ms}".encode())
+    each.append(_CARRIED + f"{original} {compaction_facts(record).stored_ms}".encode())
     properties = b"".join(part + b"\x02" for part in each)
     if len(properties) > PROPERTIES_BYTES_MAX:
         properties = record.properties

@@ -322,7 +322,7 @@ class Pulls(Service):
             target = low if stored is None else stored
         elif stored is not None and (ext.sys_flag & LITE_PULL or isinstance(pull.call.request, LitePullMessage)):
             target = stored
-        if target <= low and self._beginning.hides(low, FIRST_OFFSET if stored is None else stored):
+        if target <= low and self._beginning.may_be_elsewhere(low, FIRST_OFFSET if stored is None else stored):
             other = self._follower_reads.older_replica()
             suggested = LEADER_ID if other is None else other
             offset = pull.offset

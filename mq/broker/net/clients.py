@@ -26,7 +26,7 @@ from mq.broker.net.consumer_group import (
     Member,
     lengths_of,
     parse_group_subscription,
-    told_by,
+    summary_of,
 )
 from mq.broker.net.kept_out import KeptOutMembers
 from mq.broker.net.proxied_clients import ProxiedClients
@@ -143,11 +143,11 @@ class ClientRegistry(Generic[ConnectionT]):
                 group.list_body = None
             topics = group.subscriptions.keys()
             before = group.members.get(connection)
-            told = told_by(wanted.values(), group.told, None if before is None else before.told)
-            group.told = told
-            if before is None or before.told is not told:
+            told = summary_of(wanted.values(), group.summary, None if before is None else before.summary)
+            group.summary = told
+            if before is None or before.summary is not told:
                 group.is_divided = None
-            group.members[connection] = Member(heartbeat.client_id, language, version, now, told=told)
+            group.members[connection] = Member(heartbeat.client_id, language, version, now, summary=told)
             listed.consumer_groups.add(consumer.group)
             group.consume_type = consumer.consume_type
             group.message_model = consumer.message_model
@@ -156,10 +156,10 @@ class ClientRegistry(Generic[ConnectionT]):
             if is_new or topics != group.subscriptions.keys():
                 notify += _notices([group])
         if isinstance(heartbeat, HeartbeatOfProxy):
-            behind = heartbeat.behind
+            proxied = heartbeat.proxied_clients
             if self.kept_out.table:
-                behind = [each for each in behind if not self.kept_out.heard(each.group, each.client_id, now)]
-            self.proxied.heartbeat(now, connection, behind)
+                proxied = [each for each in proxied if not self.kept_out.heard(each.group, each.client_id, now)]
+            self.proxied.heartbeat(now, connection, proxied)
         self._forget_if_unlisted(connection, listed)
         count, count_max = max(len(listed.producer_groups), len(listed.consumer_groups)), self._limits.groups_max
         assert count <= count_max, f"{heartbeat.client_id} is in {count} groups of a kind; maximum: {count_max}"

@@ -21,10 +21,10 @@ ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 Lengths = tuple[int, int]
 """Total characters of all expressions, and of those in SQL92."""
 
-_TOLD_LENGTH_MAX: Final = 300
+_SUMMARY_LENGTH_MAX: Final = 300
 
 
-class Told(NamedTuple):
+class SubscriptionSummary(NamedTuple):
     """What one member subscribes to, as its last heartbeat says; the group has the subscriptions of the last of all.
 
     ``text`` is for people, and bounded; those of two members are equal if they subscribe to the same. ``mark`` is that
@@ -46,7 +46,7 @@ class Member:
     """Monotonic seconds."""
     asked_at: float | None = None
     """When its subscriptions were last queried since that heartbeat, in monotonic seconds."""
-    told: Told | None = None
+    summary: SubscriptionSummary | None = None
     """Of a consumer."""
 
 
@@ -86,7 +86,7 @@ class ConsumerGroup(Generic[ConnectionT]):
     """Of the expressions in ``subscriptions``."""
     list_body: bytes | None = None
     """`ClientRegistry.consumer_list`; None after a change of ``members``."""
-    told: Told | None = None
+    summary: SubscriptionSummary | None = None
     """That of the last heartbeat: members that agree share it."""
     is_divided: bool | None = None
     """See `differ`; None after a change of members or of what one of them subscribes to."""
@@ -98,8 +98,9 @@ class ConsumerGroup(Generic[ConnectionT]):
     def differ(self) -> bool:
         """Whether its members do not all subscribe to the same; looked at once for each change, since all ask."""
         if self.is_divided is None:
-            told = {id(member.told): member.told.text for member in self.members.values() if member.told is not None}
-            self.is_divided = len({*told.values()}) > 1
+            summaries = [member.summary for member in self.members.values() if member.summary is not None]
+            texts = {id(summary): summary.text for summary in summaries}
+            self.is_divided = len({*texts.values()}) > 1
         return self.is_divided
 
     def has(self, client_id: str, connection: ConnectionT) -> bool:
@@ -110,7 +111,7 @@ class ConsumerGroup(Generic[ConnectionT]):
         return any(each.client_id == client_id for each in self.members.values())
 
 
-def told_text(rows: Iterable[tuple[str, str, str]]) -> str:
+def summary_text(rows: Iterable[tuple[str, str, str]]) -> str:
     """Topics with their expressions and types, sorted: ``Orders paid || sent, Prices *``. A long one is cut, and ends
     with a checksum of all. The order of tags means nothing.
     """
@@ -118,10 +119,10 @@ def told_text(rows: Iterable[tuple[str, str, str]]) -> str:
         f"{topic} {_normal(expression, kind)}" for topic, expression, kind in rows if not topic.startswith(RETRY_PREFIX)
     )
     text = ", ".join(parts)
-    if len(text) <= _TOLD_LENGTH_MAX:
+    if len(text) <= _SUMMARY_LENGTH_MAX:
         return text
     mark = crc32(text.encode(errors="backslashreplace"))
-    return f"{text[:_TOLD_LENGTH_MAX]}... ({len(parts)} in all, checksum {mark:08x})"
+    return f"{text[:_SUMMARY_LENGTH_MAX]}... ({len(parts)} in all, checksum {mark:08x})"
 
 
 def _normal(expression: str, kind: str) -> str:
@@ -130,14 +131,14 @@ def _normal(expression: str, kind: str) -> str:
     return " || ".join(sorted({tag.strip() for tag in expression.split("||")} - {""})) or "*"
 
 
-def told_by(subscriptions: Iterable[GroupSubscription], *known: Told | None) -> Told:
+def summary_of(subscriptions: Iterable[GroupSubscription], *known: SubscriptionSummary | None) -> SubscriptionSummary:
     """What these subscriptions of one heartbeat say; one of ``known`` if that says the same."""
     rows = {(each.topic, each.expression, each.expression_type) for each in subscriptions}
     mark = hash(frozenset(rows))
-    for told in known:
-        if told is not None and told.mark == mark:
-            return told
-    return Told(mark, told_text(rows))
+    for summary in known:
+        if summary is not None and summary.mark == mark:
+            return summary
+    return SubscriptionSummary(mark, summary_text(rows))
 
 
 def lengths_of(subscriptions: Iterable[SubscriptionData | GroupSubscription]) -> Lengths:

@@ -13,7 +13,7 @@ MUCH_BYTES: Final = 256 * 1024
 """A client with this many bytes of unread replies is checked with each further one."""
 
 
-class Reading(Hashable, Protocol):
+class ReplyReader(Hashable, Protocol):
     """The interface of a connection that is needed here."""
 
     @property
@@ -33,7 +33,7 @@ class Reading(Hashable, Protocol):
         ...
 
 
-ConnectionT = TypeVar("ConnectionT", bound=Reading)
+ConnectionT = TypeVar("ConnectionT", bound=ReplyReader)
 
 
 class UnreadReplies(Generic[ConnectionT]):
@@ -112,5 +112,5 @@ class UnreadReplies(Generic[ConnectionT]):
         self._kept_waiting.pop(connection, None)
 
 
-def _waiting_bytes(connection: Reading) -> int:
+def _waiting_bytes(connection: ReplyReader) -> int:
     return connection.waiting_bytes

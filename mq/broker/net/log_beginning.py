@@ -52,7 +52,7 @@ class LogBeginning:
             return None
         return self._replica.beginning()[1]
 
-    def hides(self, min_offset: QueueOffset, offset: QueueOffset = FIRST_OFFSET) -> bool:
+    def may_be_elsewhere(self, min_offset: QueueOffset, offset: QueueOffset = FIRST_OFFSET) -> bool:
         """Whether a queue offset may be before the own log and in another one: nothing of a queue that begins at 0 is
         missing.
         """
@@ -63,7 +63,7 @@ class LogBeginning:
 
         Raises RequestRefused; the client may retry, here or at another replica.
         """
-        if self.hides(min_offset, offset):
+        if self.may_be_elsewhere(min_offset, offset):
             raise self.refusal()
 
     def refusal(self) -> RequestRefused:

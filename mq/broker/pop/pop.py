@@ -95,7 +95,7 @@ class Pops(Service):
             freed=self._freed,
             is_taken_over=lambda key: self._queues.is_taken_over(key),
             ordered_clock=self._ordered_clock,
-            is_hidden=context.beginning.hides,
+            is_hidden=context.beginning.may_be_elsewhere,
             wall_clock_ms=context.wall_clock_ms,
             limits=context.limits.pop,
         )
@@ -113,7 +113,7 @@ class Pops(Service):
             read_each=read_each,
             is_in_memory=cold_reads.is_in_memory,
             is_young=is_young,
-            is_hidden=context.beginning.hides,
+            is_hidden=context.beginning.may_be_elsewhere,
             is_settling=lambda key: self.acks.leaving.is_settling(key),
             ordered_clock=self._ordered_clock,
             broker_name=context.settings.group,

@@ -23,10 +23,10 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Service
 from mq.broker.produce.sends_in_flight import (
     WAITING_MAX,
-    BlockInFlight,
-    InFlight,
-    InFlightSend,
     InFlightSends,
+    NumberedBlock,
+    NumberedSend,
+    Overlap,
     SendsOf,
 )
 from mq.broker.state.producer_sequences import Stored
@@ -59,7 +59,7 @@ class Dedup(Service):
     def __init__(self, context: BrokerContext) -> None:
         self._broker_name = context.settings.group
         self._sequences = context.metadata.sequences
-        self._window = context.metadata.limits.window
+        self._window = context.metadata.limits.ranges_per_producer_max
         self._appender = context.appender
         self._reply_template = SendReplyTemplate(context.store_host)
         self._log = context.replica.log
@@ -84,14 +84,14 @@ class Dedup(Service):
         stored, in_flight = self._sequences.highest(producer), self._flights.highest(producer)
         return in_flight if in_flight > stored else stored  # noqa: FURB136 - twice as fast as max
 
-    def begin_block(self, highest: Mapping[str, int], sends_of: SendsOf) -> BlockInFlight:
-        """A block with such sends is full: they are in flight from now on. See `BlockInFlight`."""
-        return BlockInFlight(self._flights, self._reserve, highest, sends_of)
+    def begin_block(self, highest: Mapping[str, int], sends_of: SendsOf) -> NumberedBlock:
+        """A block with such sends is full: they are in flight from now on. See `NumberedBlock`."""
+        return NumberedBlock(self._flights, self._reserve, highest, sends_of)
 
-    def admit(self, call: Call[SendRequest], properties: dict[str, str]) -> InFlightSend | None:
+    def admit(self, call: Call[SendRequest], properties: dict[str, str]) -> NumberedSend | None:
         """Admit a message with a sequence number. Returns None for a repeat, which is answered or waits.
 
-        Otherwise the caller stores the message with the returned sender, or calls `InFlightSend.end` if it cannot.
+        Otherwise the caller stores the message with the returned sender, or calls `NumberedSend.end` if it cannot.
         Raises RequestRefused.
         """
         numbers = numbers_of(properties)
@@ -99,7 +99,7 @@ class Dedup(Service):
         if stored is None:
             return None
         if not stored:
-            return InFlightSend(self._flights, self._reserve, numbers, (), call)
+            return NumberedSend(self._flights, self._reserve, numbers, (), call)
         [one] = stored
         if one.position is None:
             raise self._forgotten(numbers)
@@ -109,17 +109,17 @@ class Dedup(Service):
 
     def admit_batch(
         self, call: Call[SendRequest], numbers: SequenceRange, unique_keys: Sequence[bytes]
-    ) -> InFlightSend | None:
+    ) -> NumberedSend | None:
         """Admit a batch with these numbers. Returns None for a repeat, which is answered or waits.
 
-        Otherwise the caller stores the messages not in `InFlightSend.stored` together with the returned sender, or
-        calls `InFlightSend.end` if it cannot. Raises RequestRefused.
+        Otherwise the caller stores the messages not in `NumberedSend.stored` together with the returned sender, or
+        calls `NumberedSend.end` if it cannot. Raises RequestRefused.
         """
         stored = self._look_up(numbers, call)
         if stored is None:
             return None
         if sum(one.last - one.first + 1 for one in stored) < numbers.message_count:
-            return InFlightSend(self._flights, self._reserve, numbers, stored, call)
+            return NumberedSend(self._flights, self._reserve, numbers, stored, call)
         answer = self._batch_answer(call, numbers, stored, unique_keys)
         self._repeated(call, answer)
         return None
@@ -146,7 +146,7 @@ class Dedup(Service):
             f"remembers the last {self._window} sends of a producer",
         )
 
-    def _wait(self, found: InFlight, call: Call[SendRequest]) -> None:
+    def _wait(self, found: Overlap, call: Call[SendRequest]) -> None:
         flight, place, numbers = found
         if not flight.wait(place, call):
             raise RequestRefused(

@@ -1,7 +1,7 @@
 """Numbered sends in flight: their numbers, and the repeats that wait for the outcome.
 
-Theory of operation. A *flight* is one or more sends whose outcome will be known together. `InFlightSend` is a single
-send, and stands for the connection of its sender. `BlockInFlight` is all numbered ones in a block of plain sends. Each
+Theory of operation. A *flight* is one or more sends whose outcome will be known together. `NumberedSend` is a single
+send, and stands for the connection of its sender. `NumberedBlock` is all numbered ones in a block of plain sends. Each
 of these has a number above all of its producer that are stored or in flight, so it is certainly new.
 
 Nearly all that is ever asked is the highest number of a producer in flight. So a block tells no more than that for each
@@ -40,7 +40,7 @@ requests of the block.
 """
 
 
-class Flight:
+class NumberedSends:
     """Sends in flight.
 
     Attributes:
@@ -72,10 +72,10 @@ class Flight:
         return waiting
 
 
-class InFlight(NamedTuple):
+class Overlap(NamedTuple):
     """A send in flight: its flight, its place there, and its numbers."""
 
-    flight: Flight
+    flight: NumberedSends
     place: int
     numbers: SequenceRange
 
@@ -84,7 +84,7 @@ class _SingleSends(NamedTuple):
     """The single sends of one producer in flight, in the order of their numbers, which do not overlap."""
 
     firsts: list[int]
-    flights: list[InFlightSend]
+    flights: list[NumberedSend]
 
 
 class InFlightSends:
@@ -92,9 +92,9 @@ class InFlightSends:
 
     def __init__(self) -> None:
         self._single: dict[str, _SingleSends] = {}
-        self._blocks: dict[BlockInFlight, None] = {}
+        self._blocks: dict[NumberedBlock, None] = {}
         """In the order in which they began."""
-        self._latest: dict[str, BlockInFlight] = {}
+        self._latest: dict[str, NumberedBlock] = {}
         """By producer, the block that began last with sends of it: these have its highest numbers of all blocks."""
 
     @property
@@ -102,21 +102,21 @@ class InFlightSends:
         """Whether nothing is in flight."""
         return not (self._single or self._blocks)
 
-    def overlapping(self, numbers: SequenceRange) -> InFlight | None:
+    def overlapping(self, numbers: SequenceRange) -> Overlap | None:
         """The highest send that contains some of these numbers; None if there is none."""
         producer, low, high = numbers
-        found: InFlight | None = None
+        found: Overlap | None = None
         single = self._single.get(producer)
         if single is not None:
             at = bisect_right(single.firsts, high) - 1
             if at >= 0 and single.flights[at].numbers.last >= low:
-                found = InFlight(single.flights[at], 0, single.flights[at].numbers)
+                found = Overlap(single.flights[at], 0, single.flights[at].numbers)
         for block in self._blocks:
             if block.highest.get(producer, _NONE) < low:
                 continue
             for first, last, place in block.sends_of(producer):
                 if first <= high and last >= low and (found is None or first > found.numbers.first):
-                    found = InFlight(block, place, SequenceRange(producer, first, last))
+                    found = Overlap(block, place, SequenceRange(producer, first, last))
         return found
 
     def highest(self, producer: str) -> int:
@@ -125,7 +125,7 @@ class InFlightSends:
         highest = _NONE if block is None else block.highest[producer]
         return highest if single is None else max(highest, single.flights[-1].numbers.last)
 
-    def add(self, flight: InFlightSend) -> None:
+    def add(self, flight: NumberedSend) -> None:
         """Add a send that overlaps no other one."""
         producer, first, _ = flight.numbers
         single = self._single.get(producer)
@@ -137,7 +137,7 @@ class InFlightSends:
         single.firsts.insert(at, first)
         single.flights.insert(at, flight)
 
-    def remove(self, flight: InFlightSend) -> None:
+    def remove(self, flight: NumberedSend) -> None:
         """Remove a send if it is there."""
         producer, first, _ = flight.numbers
         single = self._single.get(producer)
@@ -150,12 +150,12 @@ class InFlightSends:
         if not single.firsts:
             del self._single[producer]
 
-    def add_block(self, block: BlockInFlight) -> None:
+    def add_block(self, block: NumberedBlock) -> None:
         """Add a block with sends above all others of their producers."""
         self._blocks[block] = None
         self._latest.update(dict.fromkeys(block.highest, block))
 
-    def remove_block(self, block: BlockInFlight) -> None:
+    def remove_block(self, block: NumberedBlock) -> None:
         """Remove a block if it is there."""
         blocks, latest = self._blocks, self._latest
         if block not in blocks:
@@ -181,7 +181,7 @@ class InFlightSends:
             assert single.firsts == [each.numbers.first for each in single.flights], f"{producer}: {single.firsts}"
             assert {each.numbers.producer for each in single.flights} == {producer}, f"{producer} has others' sends"
             ranges[producer] = [each.numbers[1:] for each in single.flights]
-        latest: dict[str, BlockInFlight] = {}
+        latest: dict[str, NumberedBlock] = {}
         for block in self._blocks:
             assert block.highest, "a block is listed without sends in flight"
             for producer, highest in block.highest.items():
@@ -194,12 +194,12 @@ class InFlightSends:
         for producer, each in ranges.items():
             for (_, last), (first, _) in pairwise(sorted(each)):
                 assert last < first, f"{producer}: {first} is in flight twice, sends up to {last} are"
-        flights: list[Flight] = [*self._blocks, *(each for one in self._single.values() for each in one.flights)]
+        flights: list[NumberedSends] = [*self._blocks, *(each for one in self._single.values() for each in one.flights)]
         most = max((len(calls) for flight in flights for calls in flight.waiting.values()), default=0)
         assert most <= WAITING_MAX, f"{most} requests wait for one send; maximum: {WAITING_MAX}"
 
 
-class InFlightSend(Flight):
+class NumberedSend(NumberedSends):
     """The sender of messages in flight: forwards the outcome to the original sender and to those of repeats.
 
     Attributes:
@@ -254,7 +254,7 @@ class InFlightSend(Flight):
         return super().end()
 
 
-class BlockInFlight(Flight):
+class NumberedBlock(NumberedSends):
     """The numbered sends of a block, from when it is full.
 
     Attributes:

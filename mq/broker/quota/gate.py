@@ -166,7 +166,7 @@ class QuotaGate(Service):
             self.begin()
         self._stored.limit(topic, quota.stored_bytes)
         if quota != before:
-            self._hasten()
+            self._release_early()
 
     def begin(self) -> None:
         """Look at requests from now on: a topic has a quota, or a user that has one makes a request."""
@@ -180,7 +180,7 @@ class QuotaGate(Service):
         if self._seen_version != self._metadata.user_quotas.version:
             self._seen_version = self._metadata.user_quotas.version
             self._forget_unlimited()
-            self._hasten()
+            self._release_early()
 
     def _rests_until(self) -> float:
         is_busy = len(self._stored) or self._seen_version != self._metadata.user_quotas.version
@@ -196,7 +196,7 @@ class QuotaGate(Service):
             self._requests.put_gate(None)
             self._buckets.on_consumed = None
 
-    def _hasten(self) -> None:
+    def _release_early(self) -> None:
         """A quota was changed: requests that need not wait any more have their time now, in the order they came in."""
         if not self._held:
             return
@@ -378,7 +378,7 @@ class QuotaGate(Service):
             pause_ms = math.ceil(1000 * min(seconds, _WAIT_SECONDS))
             return call.response(body=encode_no_records(BulkStatus.BUSY, pause_ms=pause_ms))
         if until is None:
-            patience = min(_patience(call.request), _HOLD_SECONDS_MAX, call.connection.hold_seconds_max)
+            patience = min(_poll_seconds(call.request), _HOLD_SECONDS_MAX, call.connection.hold_seconds_max)
             until = now + patience
         nbytes = _bytes_of_header(call.request)
         if until <= now or not self._has_room(nbytes):
@@ -452,7 +452,7 @@ class QuotaGate(Service):
             )
 
 
-def _patience(request: Any) -> float:
+def _poll_seconds(request: Any) -> float:
     """For how many seconds the client of a pull or pop waits for messages."""
     ext = request.ext
     if isinstance(request, _PULLS):

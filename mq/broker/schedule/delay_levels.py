@@ -133,7 +133,7 @@ class _Level:
         self._beginning = context.beginning
         self._tails = context.queue_tails
         self._delays = delays
-        self._passed_over_max = context.limits.waiting.passed_over_max
+        self._passed_over_max = context.limits.waiting.unreadable_skipped_max
         self._number: Final = number
         self._delay_ms: Final = DELAY_LEVELS_MS[number - 1]
         self.restart()
@@ -159,7 +159,7 @@ class _Level:
             if until_ms is not None:
                 heapq.heappush(passed_over, (until_ms, offset))
         if self._next_offset < queue.min_offset:
-            if self._beginning.hides(queue.min_offset, self._next_offset):
+            if self._beginning.may_be_elsewhere(queue.min_offset, self._next_offset):
                 return
             self._delays.note_expired(number, queue.min_offset - self._next_offset)
             self._next_offset, self._due_ms = queue.min_offset, None

@@ -268,8 +268,10 @@ class ProducerSequences(StateTable):
     """The table; see the module. Only `note`, `note_run` and `reach` change it."""
 
     def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
-        self._chosen = _Part(limits.window, limits.producers_max, limits.narrow)
-        self._generated = _Part(limits.window, limits.generated_producers_max, limits.generated_narrow)
+        self._chosen = _Part(limits.ranges_per_producer_max, limits.producers_max, limits.ranges_when_crowded)
+        self._generated = _Part(
+            limits.ranges_per_producer_max, limits.generated_producers_max, limits.generated_ranges_when_crowded
+        )
         self._is_separate = False
         self._epoch = 0
         """Windows of an older epoch may be read by a capture: they are copied before a change."""

@@ -226,7 +226,7 @@ class CheckBacks(Service):
             # No transaction is given up without a check.
             for at, offset in enumerate(opened):
                 if offset not in waiting and self._is_to_wait(offset):
-                    if len(waiting) + len(put_off) >= self._limits.put_off_max:
+                    if len(waiting) + len(put_off) >= self._limits.postponed_checks_max:
                         opened, reached = opened[:at], offset
                         break
                     put_off.append(offset)

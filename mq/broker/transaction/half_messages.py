@@ -37,7 +37,7 @@ class HalfMessages:
     """
 
     def __init__(self, context: BrokerContext, *, cold_reads: ColdReads) -> None:
-        self._discarded_known = context.limits.waiting.discarded_known
+        self._discarded_known = context.limits.waiting.discarded_remembered_max
         self._metadata = context.metadata
         self._store = context.store
         self._read = context.replica.log.pread

@@ -122,7 +122,7 @@ class ResumeCheck(Service):
         queue = self._store.get(UNENDED_TOPIC, _QUEUE_ID)
         first = FIRST_OFFSET if queue is None else queue.min_offset
         low = self._metadata.marks.of(UNENDED_TOPIC, _QUEUE_ID).low
-        if first <= low or self._beginning.hides(first, low):
+        if first <= low or self._beginning.may_be_elsewhere(first, low):
             return []
         return [PendingCommand(encode_command(SkipEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offset=first)))]
 

@@ -113,9 +113,9 @@ class ClusterAdmin(CatalogueAdmin):
         messages = (await self.pull(queue, offset, count_max=1)).messages
         return next((message for message in messages if message.queue_offset == offset), None)
 
-    def read(self, queue: MessageQueue, begin: int, end: int) -> Reading:
+    def read(self, queue: MessageQueue, begin: int, end: int) -> QueueReading:
         """The messages between two offsets that the queue has."""
-        return Reading(self, queue, begin, end)
+        return QueueReading(self, queue, begin, end)
 
     async def store(self, fields: dict[str, str], body: bytes) -> int | None:
         """Store a batch with sequence numbers, once; returns the queue offset of its first message.
@@ -140,7 +140,7 @@ class ClusterAdmin(CatalogueAdmin):
         await self._opened().route(topic, refresh=True)
 
 
-class Reading:
+class QueueReading:
     """The messages of a queue between two offsets, as many at a time as the broker returns.
 
     ``async for`` gives lists; `next` gives one after the other. Both raise ClientError.

@@ -12,7 +12,7 @@ def popping_heartbeat(client_id: str, group: str, subscription: Subscription) ->
     """The heartbeat of a member that pops: it takes no share of the queues, so it is named as one behind a proxy is."""
     told = subscription.topic, subscription.expression or "*", subscription.expression_type or "TAG"
     own = ClientBehindProxy(client_id=client_id, group=group, address="", language="PYTHON", subscriptions=[told])
-    return HeartbeatOfProxy(client_id, behind=[own]).encode()
+    return HeartbeatOfProxy(client_id, proxied_clients=[own]).encode()
 
 
 def check_pop_options(

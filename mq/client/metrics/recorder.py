@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import anyio
 
-from mq.client.application_code import Harmless
+from mq.client.application_code import NeverRaises
 from mq.client.errors import (
     BrokerError,
     ClientError,
@@ -53,7 +53,7 @@ _REASONS: Final[tuple[tuple[type[ClientError], str], ...]] = (
     (BrokerError, "refused"),
 )
 
-_harmless = Harmless(lambda: log.exception("metrics_failed"))
+_never_raises = NeverRaises(lambda: log.exception("metrics_failed"))
 
 
 class LabelBook:
@@ -144,11 +144,11 @@ class Recorder:
         shown = [topic for topic, label in self._topics.items() if label == topic]
         self._metrics.book.leave(self._kind, self._group, self._number, shown)
 
-    @_harmless
+    @_never_raises
     def _remove(self, family: Family, values: tuple[str, ...]) -> None:
         self._metrics.remove(family, self._common + values)
 
-    @_harmless
+    @_never_raises
     def show(self, family: Family, read: Callable[[], float], *values: str) -> None:
         """Show a gauge."""
         self._gauges.append((family, values))
@@ -163,7 +163,7 @@ class Recorder:
         self.show(families.HANDLERS_RUNNING, lambda: len(self._work))
         self.show(families.OLDEST_HANDLER_SECONDS, self._oldest_seconds)
 
-    @_harmless
+    @_never_raises
     def _add(self, family: Family, amount: float, *values: str) -> None:
         """`values` are those of the labels; a topic first."""
         if family.labels and family.labels[0] == "topic":
@@ -205,7 +205,7 @@ class Recorder:
                 self._sample()
                 await anyio.sleep(sample_seconds)
 
-    @_harmless
+    @_never_raises
     def _sample(self) -> None:
         self._metrics.sample()
 
@@ -253,7 +253,7 @@ class Recorder:
 
     # Deliveries.
 
-    @_harmless
+    @_never_raises
     def received(self, messages: Sequence[ReceivedMessage[Any]]) -> None:
         """The application gets these messages."""
         now_ms = time.time_ns() // 1_000_000

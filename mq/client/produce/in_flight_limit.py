@@ -12,7 +12,7 @@ import anyio
 
 
 class InFlightLimit:
-    """At most `limit` messages are in flight, of which `in_flight` gives the number. Call `let_in` when it falls."""
+    """At most `limit` messages are in flight; `in_flight` gives their number. Call `wake_waiters` when it falls."""
 
     def __init__(self, limit: int, in_flight: Callable[[], int]) -> None:
         self._limit = limit
@@ -31,7 +31,7 @@ class InFlightLimit:
         return not self._waiting and self._in_flight() + self._let_in < self._limit
 
     async def wait(self) -> None:
-        """Wait for room. The caller starts a message before it awaits anything, or calls `let_in`."""
+        """Wait for room. The caller starts a message before it awaits anything, or calls `wake_waiters`."""
         turn = anyio.Event()
         self._waiting.append(turn)
         try:
@@ -39,13 +39,13 @@ class InFlightLimit:
         except BaseException:
             if turn.is_set():
                 self._let_in -= 1
-                self.let_in()
+                self.wake_waiters()
             else:
                 self._waiting.remove(turn)
             raise
         self._let_in -= 1
 
-    def let_in(self) -> None:
+    def wake_waiters(self) -> None:
         """Let in as many as there is room for."""
         while self._waiting and self._in_flight() + self._let_in < self._limit:
             self._let_in += 1

@@ -194,7 +194,7 @@ class Producer(Client, Generic[BodyT]):
                         self.group,
                         policy=self._policy,
                         auto_create_topics=self._auto_create_topics,
-                        on_finished=self._limit.let_in,
+                        on_finished=self._limit.wake_waiters,
                         on_retry=None if recorder is None else recorder.retried,
                     )
                     tasks.start_soon(pipeline.run)
@@ -206,7 +206,7 @@ class Producer(Client, Generic[BodyT]):
                             pipeline,
                             linger=self._linger,
                             batch_bytes=self._batch_bytes,
-                            on_finished=self._limit.let_in,
+                            on_finished=self._limit.wake_waiters,
                             numbering=self._numbering,
                         )
                         tasks.start_soon(self._accumulator.run)
@@ -512,7 +512,7 @@ class Producer(Client, Generic[BodyT]):
         try:
             outgoing, span = self._preparation.batch(ready, queue, properties)
         except BaseException:
-            self._limit.let_in()  # this one takes no room
+            self._limit.wake_waiters()  # this one takes no room
             raise
         pending = Pending(outgoing.unique_key)
         done = self._done(ready, outgoing, pending.settle, span)
@@ -542,7 +542,7 @@ class Producer(Client, Generic[BodyT]):
         pipeline = self._open_pipeline()
         if not self._limit.has_room:  # sends that wait for room are served in their order
             await self._limit.wait()
-            self._limit.let_in()  # this call takes no room
+            self._limit.wake_waiters()  # this call takes no room
         await anyio.lowlevel.checkpoint()  # those that were let in before start their messages
         if self._accumulator is not None:
             self._accumulator.flush()
@@ -592,7 +592,7 @@ class Producer(Client, Generic[BodyT]):
         try:
             return self._preparation.message(message, queue, own)
         except BaseException:
-            self._limit.let_in()  # this one takes no room
+            self._limit.wake_waiters()  # this one takes no room
             if self._recorder is not None:
                 self._recorder.not_awaited(message.topic, "not_stored")
             raise

@@ -12,7 +12,7 @@ from mq.client.lite_topics import LiteTopics
 from mq.client.net.client_core import RemotingSettings
 from mq.client.removed_members import RemovedMembers
 from mq.client.schedules import Schedules
-from mq.client.sync.facade import Facade, apart, waits
+from mq.client.sync.facade import Facade, run_without_event_loop, waits
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,7 +109,7 @@ class SyncAdmin(Facade[Admin], of=Admin):
         on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
     ) -> None:
-        super().__init__(apart(Admin, namesrv, ping=ping, on_event=on_event, remoting=remoting))
+        super().__init__(run_without_event_loop(Admin, namesrv, ping=ping, on_event=on_event, remoting=remoting))
 
     @property
     def schedules(self) -> SyncSchedules:

@@ -29,7 +29,7 @@ from mq.client.errors import ClientError
 from mq.client.filters import Filter, Sql
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.produce.reply import REPLY_SECONDS
-from mq.client.sync.facade import Facade, apart, at_once, waits
+from mq.client.sync.facade import Facade, at_once, run_without_event_loop, waits
 
 ValueT = TypeVar("ValueT")
 ClientT = TypeVar("ClientT", bound=Consumer[Any])
@@ -100,8 +100,8 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         codec: BodyCodec[BodyT] | None = None,
         **options: Unpack[PushConsumerOptions],
     ) -> None:
-        super().__init__(apart(lambda: PushConsumer(namesrv, group, codec=codec, **options)))
-        self._limiter = apart(anyio.CapacityLimiter, options.get("concurrency", 16))
+        super().__init__(run_without_event_loop(lambda: PushConsumer(namesrv, group, codec=codec, **options)))
+        self._limiter = run_without_event_loop(anyio.CapacityLimiter, options.get("concurrency", 16))
         self._middleware: list[Callable[..., None]] = []
         self._stream: MessageStream[BodyT] | None = None
         self._kept: deque[ReceivedMessage[BodyT]] = deque()
@@ -372,7 +372,7 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
         codec: BodyCodec[BodyT] | None = None,
         **options: Unpack[PullConsumerOptions],
     ) -> None:
-        super().__init__(apart(lambda: PullConsumer(namesrv, group, codec=codec, **options)))
+        super().__init__(run_without_event_loop(lambda: PullConsumer(namesrv, group, codec=codec, **options)))
 
     lag = waits(PullConsumer.lag)
     queues = waits(PullConsumer.queues)
@@ -498,7 +498,9 @@ class SyncPopConsumer(_SyncPops[PopConsumer[BodyT], BodyT], of=PopConsumer):
         codec: BodyCodec[BodyT] | None = None,
         **options: Unpack[PopConsumerOptions],
     ) -> None:
-        super().__init__(apart(lambda: PopConsumer(namesrv, group, topic, tags, codec=codec, **options)))
+        super().__init__(
+            run_without_event_loop(lambda: PopConsumer(namesrv, group, topic, tags, codec=codec, **options))
+        )
 
     extend = waits(PopConsumer.extend)
 
@@ -522,7 +524,7 @@ class SyncLiteConsumer(_SyncPops[LiteConsumer[BodyT], BodyT], of=LiteConsumer):
         codec: BodyCodec[BodyT] | None = None,
         **options: Unpack[LiteConsumerOptions],
     ) -> None:
-        super().__init__(apart(lambda: LiteConsumer(namesrv, group, topic, codec=codec, **options)))
+        super().__init__(run_without_event_loop(lambda: LiteConsumer(namesrv, group, topic, codec=codec, **options)))
 
     subscribe = waits(LiteConsumer.subscribe)
     unsubscribe = waits(LiteConsumer.unsubscribe)

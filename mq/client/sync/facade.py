@@ -37,7 +37,7 @@ _running = threading.local()
 """`facade`: the one whose handler or check runs in this thread."""
 
 
-def apart(make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def run_without_event_loop(make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run `make` in a thread without an event loop, so that the result belongs to none.
 
     The caller may be in an event loop: in a notebook, or in `python -m asyncio`. Events and limiters would bind to it.

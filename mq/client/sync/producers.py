@@ -21,7 +21,7 @@ from mq.client.produce.producer import Producer
 from mq.client.produce.producer_options import ProducerOptions
 from mq.client.produce.transaction_sets import SetTransaction
 from mq.client.produce.transactions import Transaction, TransactionProducer
-from mq.client.sync.facade import Facade, apart, waits
+from mq.client.sync.facade import Facade, run_without_event_loop, waits
 
 ReplyT = TypeVar("ReplyT")
 ArgumentT = TypeVar("ArgumentT")
@@ -55,7 +55,7 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
         codec: BodyCodec[BodyT] | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        super().__init__(apart(lambda: Producer(namesrv, group, codec=codec, **options)))
+        super().__init__(run_without_event_loop(lambda: Producer(namesrv, group, codec=codec, **options)))
 
     recall = waits(Producer.recall)
     flush = waits(Producer.flush)
@@ -159,7 +159,7 @@ class SyncTransactionProducer(SyncProducer[BodyT], of=TransactionProducer):
         **options: Unpack[ProducerOptions],
     ) -> None:
         given = self._asked_in_thread(check), self._asked_in_thread(check_set)
-        self._transactions = apart(
+        self._transactions = run_without_event_loop(
             lambda: TransactionProducer(namesrv, group, check=given[0], check_set=given[1], codec=codec, **options)
         )
         Facade.__init__(self, self._transactions)

@@ -13,7 +13,7 @@ from mq.console.records import Records
 from mq.console.sessions import Session
 from mq.console.settings import ConsoleSettings
 from mq.console.views.text import duration
-from mq.console.watch import Seen, Watch
+from mq.console.watch import CachedAnswer, Watch
 
 
 class NotFound(Exception):
@@ -94,7 +94,7 @@ Build = Callable[[Visit], Awaitable[Page]]
 Act = Callable[[Visit, Form], Awaitable[Done]]
 
 
-def fault_of(seen: Seen[Any]) -> str:
+def fault_of(seen: CachedAnswer[Any]) -> str:
     """Why there is no newer answer, and how old the one is that is shown; empty if it is new."""
     if not seen.fault or seen.value is None:
         return seen.fault

@@ -82,10 +82,10 @@ class ClientBehindProxy(Body, rename=wire()):
     subscriptions: Sequence[tuple[str, str, str]] = ()
 
 
-class HeartbeatOfProxy(HeartbeatData, rename=wire(behind="raftmqClientsBehind", **HEARTBEAT_NAMES)):
+class HeartbeatOfProxy(HeartbeatData, rename=wire(proxied_clients="raftmqClientsBehind", **HEARTBEAT_NAMES)):
     """Request code 34 of a proxy: a heartbeat that also names all clients behind it. Others send none of them."""
 
-    behind: Sequence[ClientBehindProxy] = ()
+    proxied_clients: Sequence[ClientBehindProxy] = ()
 
 
 class UnregisterClientExt(Ext, rename=wire(client_id="clientID")):

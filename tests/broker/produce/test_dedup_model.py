@@ -101,7 +101,7 @@ class Client:
             self.outcomes.append("forgotten" if "SEQUENCE_FORGOTTEN" in refused.remark else "refused")
 
 
-SMALL = StateLimits(window=4)
+SMALL = StateLimits(ranges_per_producer_max=4)
 
 
 class Leader:

@@ -96,14 +96,15 @@ async def test_of_a_batch_that_is_partly_known_the_rest_is_stored(
 
 
 @pytest.mark.parametrize(
-    ("window", "rows"), [(50, 300), pytest.param(DEFAULT.state.window, 6000, marks=pytest.mark.nightly)]
+    ("window", "rows"),
+    [(50, 300), pytest.param(DEFAULT.state.ranges_per_producer_max, 6000, marks=pytest.mark.nightly)],
 )
 async def test_a_replay_far_beyond_the_window_adds_nothing_however_it_is_split(
     tmp_path: Path, window: int, rows: int
 ) -> None:
     client_port, peer_port = free_ports(2)
     given = {"listen": f"127.0.0.1:{client_port}", "peers": f"n0@127.0.0.1:{peer_port}", "checkpoint_seconds": 0.02}
-    given |= {"limits": replace(FAST, state=replace(FAST.state, window=window))}
+    given |= {"limits": replace(FAST, state=replace(FAST.state, ranges_per_producer_max=window))}
     base = 3 << 32
     async with one(tmp_path, **given) as (_, client):
         for first in range(base, base + rows, 3):

@@ -138,7 +138,7 @@ class Leader:
         self.tails = QueueTails(metadata, lambda topic, queue_id: QueueOffset(machine.ends.get((topic, queue_id), 0)))
         context = context_of(
             settings=SETTINGS,
-            limits=replace(DEFAULT, waiting=WaitingLimits(put_off_max=PUT_OFF_MAX)),
+            limits=replace(DEFAULT, waiting=WaitingLimits(postponed_checks_max=PUT_OFF_MAX)),
             metadata=metadata,
             store=machine.queue,
             replica__log__pread=machine.log.pread,
@@ -548,7 +548,7 @@ def test_a_half_message_that_retention_removed_was_not_committed(machine: Transa
 
 
 def test_which_half_messages_were_rolled_back_is_known_of_the_latest_ones() -> None:
-    limits = replace(DEFAULT, waiting=WaitingLimits(discarded_known=10))
+    limits = replace(DEFAULT, waiting=WaitingLimits(discarded_remembered_max=10))
     metadata, nothing = Metadata(), cast("Any", None)
     halves = HalfMessages(
         context_of(limits=limits, metadata=metadata, store=nothing, replica__log__pread=nothing),

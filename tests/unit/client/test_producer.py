@@ -351,7 +351,7 @@ async def test_waiting_senders_are_admitted_one_by_one_in_order() -> None:
         assert not limit.has_room
         for number in range(50):
             in_flight -= 1
-            limit.let_in()
+            limit.wake_waiters()
             assert not limit.has_room, "nobody gets ahead of those who wait"
             await anyio.wait_all_tasks_blocked()
             assert woken == list(range(number + 1))
@@ -366,7 +366,7 @@ async def test_a_cancelled_or_refused_sender_passes_its_slot_to_the_next() -> No
     async def send(name: str) -> None:
         await limit.wait()
         woken.append(name)
-        limit.let_in()  # it starts no message
+        limit.wake_waiters()  # it starts no message
 
     async with anyio.create_task_group() as tasks, anyio.create_task_group() as cancelled:
         cancelled.start_soon(send, "cancelled")
@@ -375,7 +375,7 @@ async def test_a_cancelled_or_refused_sender_passes_its_slot_to_the_next() -> No
             tasks.start_soon(send, name)
             await anyio.wait_all_tasks_blocked()
         in_flight = 0
-        limit.let_in()
+        limit.wake_waiters()
         cancelled.cancel_scope.cancel()
     assert woken[-2:] == ["one", "two"]
 

@@ -139,15 +139,15 @@ def test_progress_contact_is_when_the_answered_message_left() -> None:
     progress = Progress(NodeId("b"))
     first = progress.stamp(10.0)
     second = progress.stamp(11.0)
-    progress.heard(first - 1)
+    progress.received(first - 1)
     assert progress.contact_at == 0.0
-    progress.heard(second)
+    progress.received(second)
     assert progress.contact_at == 10.0
-    progress.heard(second)
+    progress.received(second)
     third = progress.stamp(12.0)
-    progress.heard(second)
+    progress.received(second)
     assert progress.contact_at == 10.0
-    progress.heard(third)
+    progress.received(third)
     assert progress.contact_at == 12.0
 
 

@@ -13,9 +13,9 @@ def pays_after(*gaps: tuple[bool, float]) -> tuple[bool, bool]:
     for asked in (False, True):
         lingering, came_at, now = Lingering(), 50.0, 50.0
         for in_flight, seconds in gaps:
-            lingering.pays(came_at, now, in_flight=in_flight)
+            lingering.is_worthwhile(came_at, now, in_flight=in_flight)
             came_at = now = now + seconds
-        paid.append(lingering.pays(came_at, now, in_flight=asked))
+        paid.append(lingering.is_worthwhile(came_at, now, in_flight=asked))
     return paid[0], paid[1]
 
 

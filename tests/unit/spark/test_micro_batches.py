@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from spark.micro_batches import (
     ASSUMED_MESSAGE_BYTES,
     ClusterChanged,
+    ClusterSnapshot,
     Limits,
     Loss,
-    Seen,
     batch_ranges,
     check_cluster,
     limited,
@@ -36,10 +36,10 @@ steady = settings(derandomize=True, deadline=None)
 A0, A1, B0 = ("T", "a", 0), ("T", "a", 1), ("T", "b", 0)
 
 
-def seen(cluster: str = "C", topic_id: str = "t1", **queues: tuple[int, int]) -> Seen:
+def seen(cluster: str = "C", topic_id: str = "t1", **queues: tuple[int, int]) -> ClusterSnapshot:
     names = {"a0": A0, "a1": A1, "b0": B0}
     found = {names[name]: QueueEnds(*ends) for name, ends in queues.items()}
-    return Seen(cluster, {queue[:2]: topic_id for queue in found}, found)
+    return ClusterSnapshot(cluster, {queue[:2]: topic_id for queue in found}, found)
 
 
 def position(topic_id: str = "t1", began: bool = False, **offsets: int) -> Position:
@@ -188,7 +188,9 @@ def test_a_micro_batch_takes_of_each_queue_in_proportion(
 
 
 def test_bytes_are_reckoned_from_what_a_queue_holds() -> None:
-    there = Seen("C", {("T", "a"): "", ("T", "b"): ""}, {A0: QueueEnds(0, 100, 100 * 10_000), A1: QueueEnds(0, 100)})
+    there = ClusterSnapshot(
+        "C", {("T", "a"): "", ("T", "b"): ""}, {A0: QueueEnds(0, 100, 100 * 10_000), A1: QueueEnds(0, 100)}
+    )
     limits = Limits(nbytes=50 * (10_000 + ASSUMED_MESSAGE_BYTES))
 
     end = next_position(Position("C", {("T", "a"): "", ("T", "b"): ""}, {A0: 0, A1: 0}), there, limits)
@@ -206,7 +208,9 @@ def test_micro_batches_have_each_message_once(steps: list[list[int]], most: int)
     read: list[tuple[QueueName, int]] = []
     for step in [*steps, *[[0, 0, 0]] * 2000]:
         ends = {queue: end + more for (queue, end), more in zip(ends.items(), step, strict=True)}
-        there = Seen("C", {("T", "a"): "", ("T", "b"): ""}, {queue: QueueEnds(0, end) for queue, end in ends.items()})
+        there = ClusterSnapshot(
+            "C", {("T", "a"): "", ("T", "b"): ""}, {queue: QueueEnds(0, end) for queue, end in ends.items()}
+        )
         following = next_position(at, there, Limits(records=most))
         if following is None:
             continue

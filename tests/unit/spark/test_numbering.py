@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq.protocol.messages.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX
-from spark.numbering import BATCH_MAX, ROWS_MAX, Destination, Job, first_number, home, producer_id
+from spark.numbering import BATCH_MAX, ROWS_MAX, Destination, Job, first_number, group_of_producer, producer_id
 
 
 def test_a_producer_is_one_query_one_partition_and_one_destination() -> None:
@@ -45,8 +45,8 @@ def test_what_does_not_fit_is_never_a_number(batch: int, row: int) -> None:
 
 def test_a_new_group_takes_its_share_of_producers_and_moves_no_others() -> None:
     producers = [producer_id(Job("q", 0), part, Destination("T")) for part in range(300)]
-    before = {each: home(each, ["a", "b", "c"]) for each in producers}
-    after = {each: home(each, ["d", "c", "b", "a"]) for each in producers}
+    before = {each: group_of_producer(each, ["a", "b", "c"]) for each in producers}
+    after = {each: group_of_producer(each, ["d", "c", "b", "a"]) for each in producers}
     assert {before[each] for each in producers} == {"a", "b", "c"}
     moved = [each for each in producers if after[each] != before[each]]
     assert {after[each] for each in moved} == {"d"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from mq.broker.admin.newest_keys import NewestKeys, hash_of, kept
+from mq.broker.admin.newest_keys import NewestKeys, compaction_facts, hash_of
 from mq.protocol import properties as props
 from mq.protocol.messages.records import encode_record, split_record
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
@@ -50,8 +50,8 @@ def test_the_key_is_the_whole_text_of_the_keys() -> None:
 
 def test_a_copy_is_as_old_as_its_original() -> None:
     for value, stored_ms in (("7 1234", 1234), ("7 9999", 5000), ("7", 5000), ("7 x", 5000), ("7 -1", 5000)):
-        assert kept(split_record(record(b"", KEYS="a", RAFTMQ_CARRIED=value))) == (True, stored_ms)
-    assert kept(split_record(record(KEYS="a"))) == (False, 5000)
+        assert compaction_facts(split_record(record(b"", KEYS="a", RAFTMQ_CARRIED=value))) == (True, stored_ms)
+    assert compaction_facts(split_record(record(KEYS="a"))) == (False, 5000)
 
 
 def test_a_key_takes_less_than_two_hundred_bytes() -> None:

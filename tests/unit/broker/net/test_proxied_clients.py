@@ -18,7 +18,7 @@ def client(client_id: str, group: str = "g", *topics: str, expression: str = "*"
 
 
 def beat(registry: ClientRegistry[str], proxy: str, *behind: ClientBehindProxy, now: float = 0.0) -> None:
-    told = HeartbeatOfProxy(client_id=proxy, producers=[ProducerData("p")], behind=list(behind))
+    told = HeartbeatOfProxy(client_id=proxy, producers=[ProducerData("p")], proxied_clients=list(behind))
     registry.heartbeat(now, proxy, HeartbeatOfProxy.decode(told.encode()), "PYTHON", 409)
     registry.check_invariants()
 
@@ -84,7 +84,7 @@ def test_proxied_clients_are_not_members_that_share_queues() -> None:
 
 def test_a_user_needs_permissions_for_named_clients_and_a_proxy_does_not() -> None:
     request = HeartBeat()
-    body = HeartbeatOfProxy("p1", behind=[client("a", "g", "T")]).encode()
+    body = HeartbeatOfProxy("p1", proxied_clients=[client("a", "g", "T")]).encode()
     row = ROWS[HeartBeat]
     assert callable(row)
     assert list(row(request, body)) == [("%RETRY%g", Permission.SUB), ("T", Permission.SUB)]
@@ -92,5 +92,5 @@ def test_a_user_needs_permissions_for_named_clients_and_a_proxy_does_not() -> No
 
 
 def test_older_brokers_read_the_heartbeat_of_a_proxy() -> None:
-    body = HeartbeatOfProxy("p1", producers=[ProducerData("p")], behind=[client("a")]).encode()
+    body = HeartbeatOfProxy("p1", producers=[ProducerData("p")], proxied_clients=[client("a")]).encode()
     assert HeartbeatData.decode(body) == HeartbeatData("p1", consumers=[], producers=[ProducerData("p")])

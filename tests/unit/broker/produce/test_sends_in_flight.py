@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.broker.net.call import Call
-from mq.broker.produce.sends_in_flight import BlockInFlight, Flight, InFlightSend, InFlightSends
+from mq.broker.produce.sends_in_flight import InFlightSends, NumberedBlock, NumberedSend, NumberedSends
 from mq.protocol.incoming.chunks import decode_chunk
 from mq.protocol.messages.sequencing import SequenceRange
 from tests.support.model_log import HOST
@@ -26,7 +26,7 @@ class InFlightModel:
 
     def __init__(self) -> None:
         self.flights = InFlightSends()
-        self.open: list[tuple[Flight, list[SequenceRange]]] = []
+        self.open: list[tuple[NumberedSends, list[SequenceRange]]] = []
         self.reserved = 0
 
     def reserve(self, nbytes: int) -> None:
@@ -35,7 +35,7 @@ class InFlightModel:
     def highest(self, producer: str) -> int:
         return max((each.last for _, sends in self.open for each in sends if each.producer == producer), default=-1)
 
-    def overlapping(self, numbers: SequenceRange) -> tuple[Flight, SequenceRange] | None:
+    def overlapping(self, numbers: SequenceRange) -> tuple[NumberedSends, SequenceRange] | None:
         found = [
             (each.first, flight, each)
             for flight, sends in self.open
@@ -47,7 +47,7 @@ class InFlightModel:
     def send(self, numbers: SequenceRange) -> None:
         """One that is handled by itself, whatever its number."""
         if self.overlapping(numbers) is None:
-            flight = InFlightSend(self.flights, self.reserve, numbers, (), call_of(Connection(HOST)))
+            flight = NumberedSend(self.flights, self.reserve, numbers, (), call_of(Connection(HOST)))
             self.open.append((flight, [numbers]))
 
     def send_block(self, given: list[tuple[str, int, int]]) -> None:
@@ -62,7 +62,7 @@ class InFlightModel:
         def sends_of(producer: str) -> list[tuple[int, int, int]]:
             return [(each.first, each.last, at) for at, each in enumerate(sends) if each.producer == producer]
 
-        self.open.append((BlockInFlight(self.flights, self.reserve, highest, sends_of), sends))
+        self.open.append((NumberedBlock(self.flights, self.reserve, highest, sends_of), sends))
 
     def end(self, at: int) -> None:
         if self.open:

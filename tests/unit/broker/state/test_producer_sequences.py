@@ -30,7 +30,13 @@ NOTES = st.lists(st.tuples(st.sampled_from(PRODUCERS), RANGES, st.integers(-3, 9
 ALL = 34
 
 
-SMALL = StateLimits(window=6, producers_max=4, narrow=3, generated_producers_max=2, generated_narrow=4)
+SMALL = StateLimits(
+    ranges_per_producer_max=6,
+    producers_max=4,
+    ranges_when_crowded=3,
+    generated_producers_max=2,
+    generated_ranges_when_crowded=4,
+)
 RAISED = RaiseLevel(level=LEVEL_OF_GENERATED_PRODUCERS, timestamp_ms=1)
 
 
@@ -89,14 +95,14 @@ class Model:
     """The same rules, slowly."""
 
     def __init__(self) -> None:
-        self._chosen = self._generated = Part(SMALL.producers_max, SMALL.narrow)
+        self._chosen = self._generated = Part(SMALL.producers_max, SMALL.ranges_when_crowded)
 
     @property
     def parts(self) -> list[Part]:
         return [self._chosen] if self._chosen is self._generated else [self._chosen, self._generated]
 
     def separate(self) -> None:
-        self._generated = Part(SMALL.generated_producers_max, SMALL.generated_narrow)
+        self._generated = Part(SMALL.generated_producers_max, SMALL.generated_ranges_when_crowded)
         for producer in [name for name in self._chosen.known if name.startswith("~")]:
             self._generated.known[producer] = self._chosen.known.pop(producer)
         self._generated.trim()
@@ -111,7 +117,7 @@ class Model:
             return
         part.known.pop(producer, None)
         known.ranges = sorted([*known.ranges, (first, last, position)])
-        known.narrow(SMALL.window)
+        known.narrow(SMALL.ranges_per_producer_max)
         part.known[producer] = known
         part.trim()
 
