@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +17,34 @@ STILTED = re.compile(
 )
 """Turns of phrase for which there are plain ones: redelivered, refused, reported, notified, disconnected, unchanged."""
 
+ROUNDABOUT = re.compile(
+    r"nobody|whatever|_what(_|$)|_says?_so(_|$)|_(is|are|was|were)_found(_|$)|_beside(_|$)|_each_is_|side_by_side"
+    r"|_is_said(_|$)|_of_which_|_whose_|_(go|goes)_on(_|$)|_(say|says|hears?|learns?)_|_anything|_(any|some)body"
+    r"|_apart(_|$)|_harms?(_|$)|_that_(is|are)_gone|_looked_at|_not_taken|_is_as_|_so_that_|_by_itself"
+)
+"""Names that leave it to the reader what the subject is or does: "what is refused", "nobody waits", "the page says so".
+The plain name has both: refused sends, an idle client, the page shows.
+"""
+
+ROUNDABOUT_MAX = 104
+"""How many tests may have such names; never raised."""
+
+
+def names_of_tests(source: str) -> list[str]:
+    """The names of the tests in a module."""
+    return re.findall(r"^ *(?:async )?def (test_\w+)", source, re.MULTILINE)
+
 
 def stilted_tests(source: str) -> Iterator[str]:
     """Names of tests that are long, or no plain English."""
-    for name in re.findall(r"^ *(?:async )?def (test_\w+)", source, re.MULTILINE):
+    for name in names_of_tests(source):
         if name.count("_") > WORDS_MAX or STILTED.search(name):
             yield name
+
+
+def roundabout_tests(source: str) -> Iterator[str]:
+    """Names of tests that need the test to be understood."""
+    return filter(ROUNDABOUT.search, names_of_tests(source))
 
 
 def test_tests_are_named_in_plain_english() -> None:
@@ -31,7 +54,23 @@ def test_tests_are_named_in_plain_english() -> None:
     assert not breaches, f"subject, verb, object, with the trade's words, at most {WORDS_MAX}:\n" + "\n".join(breaches)
 
 
+def test_few_tests_have_roundabout_names() -> None:
+    found = Counter(
+        f"{path.relative_to(TESTS)}: {name}"
+        for path in TESTS.rglob("*.py")
+        for name in roundabout_tests(path.read_text())
+    )
+    listed = "\n".join(sorted(found))
+    assert found.total() <= ROUNDABOUT_MAX, f"{found.total()} names; say what the product does:\n{listed}"
+
+
 def test_checker_finds_stilted_test_names() -> None:
     assert list(stilted_tests("def test_who_is_silent_is_hung_up_on(): ...")) == ["test_who_is_silent_is_hung_up_on"]
     assert list(stilted_tests("async def test_a_b_c_d_e_f_g_h_i_j_k_l_m(): ..."))
     assert not list(stilted_tests("    async def test_a_silent_client_is_disconnected(): ..."))
+
+
+def test_checker_finds_roundabout_test_names() -> None:
+    for name in ("test_what_is_refused_is_said", "test_nobody_waits", "test_a_damaged_page_says_so"):
+        assert list(roundabout_tests(f"def {name}(): ..."))
+    assert not list(roundabout_tests("def test_refused_sends_leave_no_state(): ..."))

@@ -94,7 +94,7 @@ async def send_and_read(port: int, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("port", PORTS)
-async def test_no_bytes_do_anything(target: Target, port: str, attack: str) -> None:
+async def test_random_bytes_change_no_state(target: Target, port: str, attack: str) -> None:
     for data in ATTACKS[attack](random.Random(attack)):
         with trio.fail_after(60):
             answer = await send_and_read(getattr(target, port), data)

@@ -42,7 +42,7 @@ PATHS = (
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_without_a_signature_no_request_does_anything(target: Target, serialization: int) -> None:
+async def test_unsigned_requests_change_no_state(target: Target, serialization: int) -> None:
     """Every request that there is, with every field as it should be and as it should not."""
     rng = random.Random(serialization)
     for request in all_requests(serialization):

@@ -144,7 +144,7 @@ async def test_a_broker_with_a_configured_file_size_does_not_wait(tmp_path: Path
     assert "group_awaited" not in {line["event"] for line in log}
 
 
-async def test_a_founder_goes_on_with_the_files_that_it_has(tmp_path: Path) -> None:
+async def test_founder_continues_with_its_files(tmp_path: Path) -> None:
     async with running(tmp_path, segment_bytes=256 * KIB, message_bytes_max=KIB) as broker:
         assert (await (await broker.connect()).send()).code == 0
     client_port, peer_port = free_ports(2)

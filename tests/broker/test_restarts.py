@@ -50,7 +50,7 @@ async def check(broker: RunningBroker, rounds: int = 1) -> None:
     assert answer.ext["queueOffset"] == "0"
 
 
-async def test_a_stopped_broker_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_stopped_broker_continues_at_its_position(tmp_path: Path) -> None:
     for round_number in range(3):
         async with running(tmp_path) as broker:
             info = await (await broker.connect()).info()

@@ -185,7 +185,7 @@ def test_flush_drops_waiting_and_delayed_messages(kit: Any, broker: RaftmqBroker
             refused()
 
 
-def test_a_message_whose_retry_cannot_be_sent_is_delivered_again(kit: Any, broker: RaftmqBroker) -> None:
+def test_message_is_redelivered_if_its_retry_cannot_be_sent(kit: Any, broker: RaftmqBroker) -> None:
     """Dramatiq logs the failure, and would acknowledge the message."""
     attempts: list[int] = []
 
@@ -230,7 +230,7 @@ def test_stopping_worker_returns_messages_not_begun(kit: Any, namespace: str) ->
         assert sorted(done) == ["a", "b", "c"]
 
 
-def test_workers_go_on_after_connections_broke_and_the_topic_was_deleted(
+def test_workers_continue_after_lost_connections_and_topic_deletion(
     kit: Any, broker: RaftmqBroker, namespace: str
 ) -> None:
     done: list[str] = []

@@ -39,7 +39,7 @@ def client_of(app: Any) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://shop")
 
 
-async def test_fastapi_sends_and_says_whether_it_can(namesrv: str) -> None:
+async def test_fastapi_sends_messages_and_reports_health(namesrv: str) -> None:
     app = run_example(namesrv, 0, "of-fastapi")["app"]
     async with app.router.lifespan_context(app), client_of(app) as client:
         response = await client.post("/orders", content=b"two apples")

@@ -210,7 +210,7 @@ def test_a_group_is_reset_after_a_preview(kit: SyncKit) -> None:
     run(main, kit, allow_changes=True)
 
 
-def test_a_group_is_paused_and_goes_on(kit: SyncKit) -> None:
+def test_group_is_paused_and_resumed(kit: SyncKit) -> None:
     async def main(browser: Browser) -> None:
         await browser.get("/group?name=mail")
         page = await browser.follow(await browser.post("/enable", {"name": "mail", "enabled": "no"}))
@@ -289,7 +289,7 @@ def test_requeue_after_a_failure_sends_no_letter_twice(kit: SyncKit, monkeypatch
     run_after_page(main, kit, allow_changes=True)
 
 
-def test_the_record_says_that_sending_again_stopped(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_record_notes_a_stopped_requeue(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     async def silent(*arguments: Any) -> Any:
         raise RequestTimeout("127.0.0.1:1", RequestCode.PULL_MESSAGE, 3.0)
 

@@ -158,9 +158,7 @@ def test_pending_page_takes_one_request_per_broker_group(kit: SyncKit, monkeypat
 
 
 @pytest.mark.parametrize("address", ["/pending", "/pending?kind=half", "/schedules", "/accounts", "/topics", "/groups"])
-def test_a_list_says_that_a_broker_group_without_a_leader_is_missing(
-    kit: SyncKit, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_names_broker_groups_without_a_leader(kit: SyncKit, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def without(admin: object) -> list[GroupStatus]:
         del admin
         return [GroupStatus("c", "broker-b", None, None, ())]
@@ -231,7 +229,7 @@ def test_answers_about_pending_messages_contain_no_bodies(kit: SyncKit) -> None:
     trio.run(main)
 
 
-def test_finished_messages_behind_an_open_one_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_messages_after_an_open_one_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """One transaction that stays open for days must not make each look cost as much as all that were finished."""
     begun: list[int] = []
     read = ConsumeQueue.read

@@ -100,7 +100,7 @@ def test_a_closed_kit_is_not_reached() -> None:
         del in_process_networks[host]
 
 
-def test_a_client_outliving_its_kit_learns_that_it_is_closed() -> None:
+def test_client_outliving_its_kit_gets_an_error() -> None:
     with running_kit() as kit:
         producer = SyncProducer(kit.namesrv, timeout=1.0).open()
         producer.send(Message("Orders", b"one"))
@@ -267,7 +267,7 @@ print("done")
 
 
 @pytest.mark.slow
-def test_a_forked_process_learns_where_the_brokers_are() -> None:
+def test_forked_process_gets_the_broker_location() -> None:
     result = python(FORKED)
     assert result.returncode == 0, result.stderr
     first, looked, second = result.stdout.splitlines()

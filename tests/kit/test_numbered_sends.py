@@ -236,7 +236,7 @@ def test_numbers_below_all_that_are_remembered_are_refused() -> None:
     run(test, numbered="billing", first_number=10_000)
 
 
-def test_numbers_go_on_after_a_restart_with_the_same_id() -> None:
+def test_sequence_numbers_continue_after_a_restart() -> None:
     async def main() -> None:
         async with open_kit() as kit:
             for turn in range(3):

@@ -196,7 +196,7 @@ def test_a_popping_member_gets_nothing_while_it_is_kept_out() -> None:
     run(main)
 
 
-def test_stock_clients_learn_of_others_and_get_no_locks_or_messages() -> None:
+def test_removed_stock_clients_get_no_locks_or_messages() -> None:
     """A Java client gives up its queues only if the list of members has somebody, and it is not in it."""
 
     async def main(kit: Kit, producer: Producer, admin: Admin) -> None:

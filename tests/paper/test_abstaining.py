@@ -51,7 +51,7 @@ def test_relaxed_mode_power_loss(abstaining: bool) -> None:
     assert all(group[node].commit > index for node in group.nodes)
 
 
-def test_idle_follower_wiped() -> None:
+def test_idle_follower_wiped_is_refilled_and_votes_again() -> None:
     """A follower without its log is filled up again although nobody writes, and has a vote again when it is."""
     group = Group(3)
     group.elect(A)

@@ -49,7 +49,7 @@ def test_silence_of_a_leader_is_reported_with_its_length(causes: dict[NodeId, li
     assert str(Cause(CauseKind.LEADER_SILENT, "n2", 1.02)) == "no message from leader n2 for 1,020 ms"
 
 
-def test_leader_that_hears_no_majority_says_for_how_long(causes: dict[NodeId, list[Cause]]) -> None:
+def test_leader_reports_silence_of_the_majority(causes: dict[NodeId, list[Cause]]) -> None:
     group = led_by_a()
     group.cut = {(B, A), (C, A)}
     group.pass_time(2.0, alive=(A,))

@@ -61,7 +61,7 @@ def test_disk_full_everywhere() -> None:
     assert group[A].commit == group[A].last_index
 
 
-def test_disk_full_on_leader_is_handed_over_when_somebody_gets_room() -> None:
+def test_disk_full_leader_hands_over_when_a_peer_has_room() -> None:
     group = Group(3)
     group.elect(A)
     group.pass_time(1.0)

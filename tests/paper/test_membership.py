@@ -428,7 +428,7 @@ def test_removed_server_campaigns() -> None:
     assert D not in [message.src for message in group.delivered if isinstance(message, VoteReq)]
 
 
-def test_a_removed_server_that_is_reachable_learns_that_it_is() -> None:
+def test_reachable_removed_server_is_notified() -> None:
     """It gets the entry that removes it, and that this is committed."""
     group = Group(3)
     group.elect(A)

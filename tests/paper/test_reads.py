@@ -187,7 +187,7 @@ def test_a_deposed_leader_answers_the_pending_read_of_a_follower() -> None:
     assert group.answers[ctx] is None
 
 
-def test_answer_of_an_earlier_run_is_not_taken() -> None:
+def test_answer_of_an_earlier_run_is_ignored() -> None:
     """A replica that restarts counts its reads anew; what it asked before may have been answered with less."""
     group = Group(3)
     group.elect(A)

@@ -162,7 +162,7 @@ def test_retention_races_replication() -> None:
     assert group.terms(C) == group.terms(A)
 
 
-def test_peer_on_this_side_of_a_new_base_goes_on() -> None:
+def test_peer_above_a_new_base_continues() -> None:
     """Entries that a silent peer had not confirmed are deleted; it had them all the same and needs no reset."""
     group = Group(3)
     group.elect(A)

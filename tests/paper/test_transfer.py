@@ -171,7 +171,7 @@ def test_transfer_survives_a_lost_message() -> None:
     assert leads(group, B)
 
 
-def test_transfer_that_is_too_late_does_no_harm() -> None:
+def test_late_leadership_transfer_is_ignored() -> None:
     """The target stands after the old leader went on: the newer term wins, and what was committed stays."""
     group = settled_group()
     group[A].transfer(B, group.now)
@@ -285,7 +285,7 @@ def test_priorities_hardly_delay_the_replacement_of_a_lost_leader() -> None:
         assert group[B].role is Role.PRE_CANDIDATE
 
 
-def test_a_preferred_node_that_is_gone_is_not_waited_for() -> None:
+def test_leader_does_not_wait_for_a_missing_preferred_node() -> None:
     """The leader tells who is fit to follow it; the rest wait no longer than without priorities."""
     group = settled_group(a=9, b=0, c=5)
     group.isolate(C)

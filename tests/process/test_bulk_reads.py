@@ -56,7 +56,7 @@ async def served_by_leaders(cluster: DevCluster, nodes: list[str]) -> int:
     return total
 
 
-async def test_a_scan_goes_on_while_a_follower_dies_and_leadership_moves(tmp_path: Path) -> None:
+async def test_scan_continues_after_follower_death_and_leadership_change(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         await fill(cluster)
         leader = await cluster.leader()

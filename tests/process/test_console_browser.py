@@ -392,7 +392,7 @@ def test_leadership_is_handed_over_by_clicks(browser: webdriver.Chrome, running:
     assert running.leader() != before
 
 
-def test_an_open_page_goes_on_when_the_leader_is_killed(browser: webdriver.Chrome, running: Running) -> None:
+def test_open_page_continues_after_the_leader_is_killed(browser: webdriver.Chrome, running: Running) -> None:
     leader = running.leader()
     browser.get(running.address)
     wait_until(lambda: f"led by {leader}" in text_of(browser))

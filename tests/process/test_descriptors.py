@@ -55,7 +55,7 @@ async def _run(port: int) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_the_log_goes_on_when_clients_have_taken_all_descriptors(tmp_path: Path) -> None:
+def test_log_continues_when_clients_exhaust_descriptors(tmp_path: Path) -> None:
     ports = Ports.free(1)
     settings = ["--set", f"segment_bytes={1024 * 1024}", "--set", f"message_bytes_max={256 * 1024}"]
     peers = ["--peers", f"n0@{HOST}:{ports.replication[0]}", "--listen", f"{HOST}:{ports.clients[0]}"]

@@ -95,7 +95,7 @@ def test_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert re.search(r"stored in queue \d+ at 0\nhello \('1',\)\n", done.stdout)
 
 
-def test_status_without_a_name_server_says_which_one_is_missing() -> None:
+def test_status_names_the_unreachable_name_server() -> None:
     port = Ports.free(1).namesrv
     done = raftmq("status", "--namesrv", f"127.0.0.1:{port}")
     assert done.returncode == 1
@@ -104,7 +104,7 @@ def test_status_without_a_name_server_says_which_one_is_missing() -> None:
 
 
 @pytest.mark.slow
-def test_a_group_with_accounts_says_that_it_needs_keys(tmp_path: Path) -> None:
+def test_status_reports_missing_keys(tmp_path: Path) -> None:
     """It used to wait for a leader, for a minute."""
     accounts = tmp_path / "plain_acl.yml"
     accounts.write_text("accounts: [{accessKey: administrator, secretKey: secret-of-ours, admin: true}]\n")

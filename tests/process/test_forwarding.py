@@ -359,7 +359,7 @@ async def until_listening(cluster: DevCluster, node_id: str) -> None:
             await trio.sleep(0.01)
 
 
-async def test_name_servers_learn_at_once_who_leads(tmp_path: Path) -> None:
+async def test_new_leader_registers_at_name_servers_at_once(tmp_path: Path) -> None:
     async with three_brokers(tmp_path) as cluster, Admin(cluster.namesrv) as admin:
         taken: list[float] = []
         for _ in range(5):

@@ -156,7 +156,7 @@ async def test_a_dead_voter_is_replaced_by_a_new_node(tmp_path: Path) -> None:
         await group.grown(50)
 
 
-async def test_commands_that_make_no_sense_say_why(tmp_path: Path) -> None:
+async def test_invalid_commands_name_the_reason(tmp_path: Path) -> None:
     async with group_of_three(tmp_path) as group:
         assert "INVALID_CHANGE: n9 is not a learner" in await group.command("promote", "n9", code=1)
         assert "INVALID_CHANGE: n0 is a member already" in await group.command("add", "n0@h:1", code=1)

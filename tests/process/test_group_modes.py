@@ -60,7 +60,7 @@ async def seen_all(seen: list[ReceivedMessage], bodies: list[bytes]) -> None:
     await until(lambda: {message.body for message in seen} >= set(bodies))
 
 
-async def test_every_broadcast_consumer_gets_every_message_and_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_broadcast_consumers_get_every_message_and_resume(tmp_path: Path) -> None:
     async with cluster_with(tmp_path / "cluster", 40) as (cluster, bodies):
         files = [tmp_path / "here" / f"{number}.json" for number in range(2)]
 
@@ -106,7 +106,7 @@ async def test_members_share_the_queues_by_the_given_allocation(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-async def test_a_consumer_at_work_is_reset_by_time(tmp_path: Path, exclusive: bool) -> None:
+async def test_running_consumer_is_reset_by_time(tmp_path: Path, exclusive: bool) -> None:
     async with cluster_with(tmp_path, 40) as (cluster, bodies):
         seen: list[ReceivedMessage] = []
         consumer = PushConsumer(cluster.namesrv, "G", consume_from="first", exclusive=exclusive, commit_seconds=0.05)

@@ -254,9 +254,7 @@ def test_a_forked_process_publishes_and_leaves_deliveries_to_its_parent(url: str
             assert not inbox.messages[1].delivery_info["redelivered"]
 
 
-def test_a_message_of_somebody_else_becomes_a_dead_letter(
-    url: str, cluster: Cluster, request: pytest.FixtureRequest
-) -> None:
+def test_foreign_message_becomes_a_dead_letter(url: str, cluster: Cluster, request: pytest.FixtureRequest) -> None:
     queue = kombu.Queue("mixed", routing_key="mixed")
     topic = queue_topic(request.node.name, "mixed")
     with (
@@ -307,9 +305,7 @@ def test_kombu_raises_for_an_unreachable_name_server() -> None:
         assert time.monotonic() - began < 3
 
 
-def test_a_queue_that_somebody_deletes_is_declared_again(
-    url: str, cluster: Cluster, request: pytest.FixtureRequest
-) -> None:
+def test_deleted_queue_is_declared_again(url: str, cluster: Cluster, request: pytest.FixtureRequest) -> None:
     queue = kombu.Queue("deleted", routing_key="deleted")
     with (
         kombu.Connection(url) as connection,

@@ -25,7 +25,7 @@ READY_SECONDS_MAX = 60.0
 
 
 @pytest.mark.slow
-def test_clients_work_with_either_name_server_and_go_on_without_both(tmp_path: Path) -> None:
+def test_clients_survive_the_loss_of_name_servers(tmp_path: Path) -> None:
     with held(tmp_path):
         run_trio(partial(_clients_work, tmp_path))
 
@@ -63,7 +63,7 @@ async def _clients_work(directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_group_that_somebody_unregisters_is_whole_again_at_once(tmp_path: Path) -> None:
+def test_unregistered_group_is_registered_again_at_once(tmp_path: Path) -> None:
     with held(tmp_path):
         run_trio(partial(_unregistered_by_others, tmp_path))
 

@@ -65,7 +65,7 @@ def test_a_proxy_ends_with_its_parent() -> None:
         assert '"stopped"' in ended(process)  # closes its standard input
 
 
-def test_a_proxy_that_cannot_listen_says_where() -> None:
+def test_proxy_names_its_unusable_address() -> None:
     port = Ports.free(1).namesrv
     with listening("--listen", f"{HOST}:{port}", "--set", "metrics_listen=off"):
         done = subprocess.run(command("--listen", f"{HOST}:{port}"), capture_output=True, text=True, timeout=60)

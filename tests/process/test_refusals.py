@@ -90,7 +90,7 @@ def test_name_server_names_the_port_in_use() -> None:
         assert f"127.0.0.1:{port}" in refused("namesrv", "--listen", f"127.0.0.1:{port}", code=IN_THE_WAY)
 
 
-def test_name_server_whose_accounts_are_missing_is_not_started_again(tmp_path: Path) -> None:
+def test_name_server_without_accounts_is_not_restarted(tmp_path: Path) -> None:
     """As for a broker: a file that a setting names is part of the settings."""
     refused("namesrv", "--listen", "127.0.0.1:0", "--set", f"acl_file={tmp_path / 'none.yml'}")
 

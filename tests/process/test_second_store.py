@@ -65,7 +65,7 @@ def archived(place: tuple[str, str], sent: int = 120) -> MessageLog:
     return log
 
 
-def test_conditional_writes_let_one_of_two_writers_win(place: tuple[str, str]) -> None:
+def test_conditional_writes_accept_one_writer_only(place: tuple[str, str]) -> None:
     one, other = open_s3(*place), open_s3(*place)
     one.check_conditions()
     assert one.load_manifest() is other.load_manifest() is None
@@ -111,7 +111,7 @@ def test_archive_is_complete_and_verified(place: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("ended_after", range(4))
-def test_archiver_that_ends_early_goes_on(place: tuple[str, str], ended_after: int) -> None:
+def test_interrupted_archiver_continues(place: tuple[str, str], ended_after: int) -> None:
     log = MessageLog()
     log.send(120)
     running = steps(log, open_s3(*place))
@@ -124,7 +124,7 @@ def test_archiver_that_ends_early_goes_on(place: tuple[str, str], ended_after: i
     reader.verify()
 
 
-def test_two_archivers_at_once_do_no_harm(place: tuple[str, str]) -> None:
+def test_two_archivers_at_once_keep_the_archive_intact(place: tuple[str, str]) -> None:
     log = MessageLog()
     log.send(120)
     one, other = steps(log, open_s3(*place)), steps(log, open_s3(*place))

@@ -109,7 +109,7 @@ def test_patch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         check("no", patches)
 
 
-def test_patch_whose_surroundings_have_changed_is_refused(tmp_path: Path) -> None:
+def test_patch_with_changed_context_is_refused(tmp_path: Path) -> None:
     """It might land where it breaks nothing, such as in a docstring."""
     lines = (PROJECT / "raftlog/net/frames.py").read_text().splitlines()[:7]
     lines[0] = "not the first line"

@@ -88,7 +88,7 @@ def test_a_batch_reads_the_archive_and_the_rest_from_brokers(
     assert SECRET_KEY not in plan
 
 
-def test_a_stream_reads_the_archive_and_goes_on_at_brokers(
+def test_stream_continues_at_brokers_after_the_archive(
     session: Any, archived: tuple[Stage, str], tmp_path: Path
 ) -> None:
     stage, topic = archived

@@ -454,7 +454,7 @@ def test_a_change_is_in_the_partition_of_its_day(case: Case) -> None:
         assert {(row.id, row.day) for row in case.rows(pipeline)} == {(0, "2026-01-30"), (1, "2026-01-31")}
 
 
-def test_a_column_that_somebody_dropped_is_not_made_again(case: Case) -> None:
+def test_dropped_column_is_not_recreated(case: Case) -> None:
     pipeline = case.pipeline(EXPLICIT)
     case.stage.send(case.topic, [body(1)])
     case.run(pipeline)

@@ -76,7 +76,7 @@ def test_ranges_tags_and_several_partitions(pull: Read, rocketmq: Stage) -> None
     assert pull(subscribe=topic, startingTimestamp="0").count() == 400
 
 
-def test_a_stream_goes_on_where_it_ended(session: Any, rocketmq: Stage, query: Query) -> None:
+def test_stream_resumes_at_its_end(session: Any, rocketmq: Stage, query: Query) -> None:
     topic = rocketmq.topic(queues=2)
     options = {"namesrv": rocketmq.namesrv, "readMode": "pull", "readFrom": "any", "subscribe": topic}
     frame = session.readStream.format("raftmq").options(**options, startingOffsets="earliest").load()

@@ -70,7 +70,7 @@ def test_a_job_that_is_run_again_under_its_name_adds_nothing(session: Any, read:
         ("'x' as body", "append", {"compresion": "lz4"}, "did you mean 'compression'"),
     ],
 )
-def test_unwritable_input_is_reported_before_anything_is_written(
+def test_unwritable_input_is_reported_before_writing(
     session: Any, stage: Stage, columns: str, mode: str, options: dict[str, str], told: str
 ) -> None:
     frame = session.range(1).selectExpr(*columns.split(", "))

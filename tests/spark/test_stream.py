@@ -32,7 +32,7 @@ def wait_until(query: Any, is_so: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
-def test_a_query_goes_on_where_it_ended(stream: Stream, query: Query, stage: Stage) -> None:
+def test_query_resumes_at_its_end(stream: Stream, query: Query, stage: Stage) -> None:
     topic = stage.topic()
     stage.send(topic, numbered(0, 100))
     frame = stream(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="30")

@@ -91,7 +91,7 @@ def test_a_signal_ends_a_start_that_a_cluster_does_not_answer(place: Place) -> N
     wait_until(lambda: not is_alive(driver) and not place.is_running(), 60, "the driver goes on")
 
 
-def test_a_driver_whose_command_is_killed_ends_and_releases_the_table(place: Place) -> None:
+def test_driver_of_a_killed_command_releases_the_table(place: Place) -> None:
     place.send(6 * BATCH)
     file = place.file("once", "trigger: once")
     first = place.start("run", file, "--json", *LOCAL)

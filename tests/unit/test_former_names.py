@@ -52,7 +52,7 @@ def test_a_flag_wins_over_the_former_name_in_the_environment(monkeypatch: pytest
         BrokerSettings()
 
 
-def test_a_former_name_beside_the_present_one_is_refused() -> None:
+def test_former_and_present_setting_together_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"join is the former name of joins_group, and both are set: remove join"):
         BrokerSettings(join=True, joins_group=True)  # type: ignore[call-arg]
 

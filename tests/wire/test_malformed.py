@@ -189,7 +189,7 @@ def test_too_many_fields() -> None:
     ],
     ids=["leading zeros", "numbers", "nulls", "booleans", "unknown field"],
 )
-def test_what_java_takes_is_taken(fields: str) -> None:
+def test_headers_accepted_by_java_are_decoded(fields: str) -> None:
     request = decode_header(
         JSON, json_header(f'{{"code":310,"extFields":{{{fields}}},"flag":0,"opaque":3,"version":409,"new":[1,{{}}]}}')
     )

@@ -165,7 +165,7 @@ async def test_commits_of_a_former_queue_owner_are_ignored(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("oneway", [True, False])
-async def test_a_consumer_that_seeks_back_and_commits_goes_on_there(tmp_path: Path, oneway: bool) -> None:
+async def test_consumer_continues_after_seeking_back_and_committing(tmp_path: Path, oneway: bool) -> None:
     """As a lite pull consumer of Java's, whose commits are one-way."""
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         client, other = await broker.connect(), await broker.connect()

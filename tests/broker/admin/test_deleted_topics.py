@@ -179,7 +179,7 @@ async def test_topic_without_messages_is_forgotten_when_its_time_is_over(tmp_pat
         assert (await restore(client))[0] == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_member_goes_on_after_a_restore_by_the_sdk(tmp_path: Path) -> None:
+async def test_member_continues_after_a_restore_by_the_sdk(tmp_path: Path) -> None:
     handled: list[bytes] = []
     with trio.fail_after(60):
         async with cluster_and_broker(tmp_path) as (namesrv, _), Producer(namesrv) as producer, Admin(namesrv) as admin:

@@ -92,7 +92,7 @@ async def test_full_disks_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert found.code == EXIT_FAILED
 
 
-async def test_a_clock_apart_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_doctor_names_a_deviating_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with name_server() as namesrv, running(tmp_path / "a", group="b-a", namesrv=namesrv):
         right = raftlog.Machine.wall_clock_ms
         monkeypatch.setattr("raftlog.Machine.wall_clock_ms", lambda self: right(self) + 3_600_000)

@@ -58,7 +58,7 @@ def test_a_level_is_proposed_that_all_members_understand(current: int, own: int,
         assert min([own, *(level or 1 for level in others)]) <= current
 
 
-def test_a_member_that_has_not_said_anything_holds_the_level_back() -> None:
+def test_silent_member_holds_the_format_level_back() -> None:
     assert next_level(1, 2, [2, None]) == 1
     assert next_level(1, 2, [2, 2]) == 2
     assert next_level(1, 2, []) == 2

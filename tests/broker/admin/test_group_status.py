@@ -363,7 +363,7 @@ async def test_members_are_notified_of_a_reset(tmp_path: Path, language: str) ->
                 assert body.decode() == '{"offsetTable":{' + KEY % 0 + ":0}}"
 
 
-async def test_a_consumer_at_work_cannot_undo_a_reset(tmp_path: Path) -> None:
+async def test_running_consumer_cannot_undo_a_reset(tmp_path: Path) -> None:
     """It goes on committing what it did before, until it hears of it; then its next pull sends it to the new offset."""
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         asking = await broker.connect()

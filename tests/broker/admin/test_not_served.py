@@ -22,7 +22,7 @@ def test_an_unknown_code_is_named() -> None:
 
 
 @pytest.mark.trio
-async def test_a_broker_says_why(tmp_path: Path) -> None:
+async def test_broker_names_the_reason_of_unsupported_requests(tmp_path: Path) -> None:
     async with running(tmp_path / "n0") as broker:
         client = await broker.connect()
         answer = await client.request(907)

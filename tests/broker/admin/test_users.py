@@ -138,7 +138,7 @@ async def test_user_listings_and_logs_contain_no_secrets(tmp_path: Path) -> None
         assert path.is_dir() or b"SECRET" not in path.read_bytes(), f"a secret is in {path}"
 
 
-async def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
+async def test_refused_changes_leave_no_state(tmp_path: Path) -> None:
     async with guarded(tmp_path) as (_, admin):
         await create(admin)
         last_index = (await admin.info())["raftmq.lastIndex"]

@@ -19,9 +19,7 @@ from tests.support.running_broker import limited, running, send_ext
 pytestmark = pytest.mark.trio
 
 
-async def test_disk_full_sends_are_refused_reads_go_on_and_room_heals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_disk_full_refuses_sends_but_serves_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     propose = RaftCore.propose
     async with running(tmp_path) as broker:
         client = await broker.connect()

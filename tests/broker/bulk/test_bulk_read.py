@@ -215,7 +215,7 @@ async def test_nothing_altered_is_given_to_bulk_readers(tmp_path: Path) -> None:
         assert int((await client.info())["raftmq.bulkReadsDamaged"]) == 2 * len(FIELDS)
 
 
-async def test_a_client_that_reads_too_much_learns_when_to_retry(tmp_path: Path) -> None:
+async def test_throttled_reader_gets_the_time_to_retry(tmp_path: Path) -> None:
     async with running(tmp_path, bulk_bytes_per_second=1024 * 1024) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
@@ -295,7 +295,7 @@ async def test_bulk_read_refuses_bad_requests(tmp_path: Path) -> None:
         assert len(records(decode_answer(whole.body))) == 2
 
 
-async def test_a_client_that_is_gone_is_not_served(tmp_path: Path) -> None:
+async def test_disconnected_client_is_not_served(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
         await client.create_topic("T", 1)

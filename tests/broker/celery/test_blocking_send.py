@@ -116,7 +116,7 @@ def test_a_connection_that_has_ended_since_the_last_send_is_not_used(publishing:
     assert publishing.stored() == ["a", "b"]
 
 
-def test_a_queue_that_somebody_deletes_is_declared_again_by_the_long_way(publishing: Publishing) -> None:
+def test_deleted_queue_is_declared_again_by_full_declaration(publishing: Publishing) -> None:
     """The broker refuses the short way: the topic is gone."""
     session = publishing.connection.default_channel._session
     topic = session.topics.of_queue("work")

@@ -86,7 +86,7 @@ async def test_requests_that_no_browser_sends_leave_it_running() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_page_with_a_fault_says_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_page_names_the_log_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(visit: Visit) -> Page:
         raise ZeroDivisionError(visit.session.key)
 

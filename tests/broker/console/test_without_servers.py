@@ -95,7 +95,7 @@ async def test_no_answer_names_the_host_of_a_request() -> None:
             assert "evil" not in answer.to.replace("%2F", "/").partition("next=")[0]
 
 
-async def test_pages_say_that_no_name_server_answers() -> None:
+async def test_pages_report_unreachable_name_servers() -> None:
     async with console("127.0.0.1:1") as browser:
         for address in ("/", "/topics", "/groups", "/dead-letter-groups"):
             answer = await browser.get(address)

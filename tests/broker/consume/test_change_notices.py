@@ -86,7 +86,7 @@ def test_large_groups_take_turns() -> None:
 
 
 @pytest.mark.trio
-async def test_members_of_a_large_group_hear_of_a_newcomer(tmp_path: Path) -> None:
+async def test_members_of_a_large_group_are_notified_of_a_newcomer(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(consume={"notices_at_once_max": 1})) as broker:
         one, two = await broker.connect(), await broker.connect()
         await one.heartbeat("one", "G")

@@ -71,7 +71,7 @@ async def test_a_lagging_consumer_gets_smaller_answers(tmp_path: Path, serializa
         assert len(near.records) == 4
 
 
-async def test_records_that_lie_apart_come_together(tmp_path: Path) -> None:
+async def test_pull_returns_distant_records_together(tmp_path: Path) -> None:
     """Between the messages of one queue lie those of others: few bytes, many bytes, the end of a file."""
     async with running(tmp_path, segment_bytes=128 * 1024, message_bytes_max=32 * 1024, entry_bytes_max=1024) as broker:
         client = await broker.connect()

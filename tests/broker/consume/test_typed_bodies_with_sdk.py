@@ -128,7 +128,7 @@ async def test_pop_consumer_follows_the_policies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_dead_letter_says_why_and_can_be_sent_again(tmp_path: Path, ordered: bool) -> None:
+async def test_dead_letter_names_its_reason_and_can_be_requeued(tmp_path: Path, ordered: bool) -> None:
     async with cluster(tmp_path) as namesrv:
         with trio.fail_after(60):
             await fill(namesrv, b'{"number":"x"}', b'{"number":1}')

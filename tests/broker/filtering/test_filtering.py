@@ -116,7 +116,7 @@ async def test_the_error_policy_passes_or_skips_messages_that_fail_the_filter() 
     assert told["skips"]["reason"] == "it gave up (unreachable)"
 
 
-async def test_an_endless_filter_harms_only_its_group() -> None:
+async def test_endless_filter_affects_only_its_group() -> None:
     limits: dict[str, Any] = {"fuel_per_message": 100_000_000, "seconds_per_message": 0.05, "threads": 2}
     async with (
         kit_with(*[b"f%d" % number for number in range(20)]) as kit,

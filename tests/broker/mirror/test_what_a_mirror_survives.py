@@ -54,7 +54,7 @@ async def test_a_copy_with_too_long_properties_blocks_its_queue_or_is_listed(
         with mock.patch.object(source, "pull", longer):
             blocked = await copy_all(source, target, path)
             [why] = blocked.blocked.values()
-            assert "refuses message 0: properties of 32" in why
+            assert "refuses message 0: the properties have 32" in why
             left_out: list[str] = []
             await copy_all(source, target, path, on_refused=lambda _, __, why: left_out.append(why))
         assert len(left_out) == 1

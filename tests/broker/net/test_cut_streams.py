@@ -117,13 +117,13 @@ def check_cuts(cuts: Iterable[int], form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_stream_cut_around_its_borders_is_as_uncut(form: str) -> None:
+def test_receiver_reads_a_stream_cut_around_frame_borders(form: str) -> None:
     check_cuts(cuts_of(STREAM), form)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("form", FORMS)
-def test_a_stream_cut_at_any_byte_is_as_uncut(form: str) -> None:
+def test_receiver_reads_a_stream_cut_at_any_byte(form: str) -> None:
     check_cuts(range(len(STREAM) + 1), form)
 
 
@@ -137,7 +137,7 @@ def test_plain_sends_cut_at_any_byte_are_as_uncut(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_stream_in_many_pieces_is_as_uncut(form: str) -> None:
+def test_receiver_reads_a_stream_in_many_pieces(form: str) -> None:
     rng = random.Random(7)
     whole = seen_of([STREAM], form=form)
     assert seen_of([STREAM[at : at + 7] for at in range(0, len(STREAM), 7)], form=form) == whole

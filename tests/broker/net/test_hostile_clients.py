@@ -77,7 +77,7 @@ async def test_a_pull_of_an_invalid_group_is_refused_when_groups_are_full(
 # -- questions about all queues ----------------------------------------------------------------------------------------
 
 
-async def test_a_topic_that_is_named_often_is_looked_at_once(tmp_path: Path) -> None:
+async def test_topic_named_repeatedly_is_examined_once(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1000)

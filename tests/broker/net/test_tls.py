@@ -76,9 +76,7 @@ async def test_a_client_that_reads_slowly_gets_everything(tmp_path: Path, author
             assert record.body == b"x" * 1_000_000
 
 
-async def test_the_log_says_in_words_that_a_client_left_during_the_handshake(
-    tmp_path: Path, authority: Authority
-) -> None:
+async def test_log_reports_clients_that_leave_during_the_handshake(tmp_path: Path, authority: Authority) -> None:
     """For example because it does not accept the certificate; a place in the source of OpenSSL helps nobody."""
     with capture_logs() as logs:
         async with running(tmp_path / "n0", tls=authority.client(), **authority.settings("enforcing")) as broker:
@@ -118,7 +116,7 @@ async def test_a_plaintext_client_is_disconnected_where_tls_is_required(tmp_path
     assert failed[0]["reason"] in ("wrong version number", "http request", "unknown protocol")
 
 
-async def test_the_sdk_without_tls_says_that_a_server_may_require_it(tmp_path: Path, authority: Authority) -> None:
+async def test_error_without_tls_suggests_tls(tmp_path: Path, authority: Authority) -> None:
     async with running(tmp_path / "n0", tls=authority.client(), **authority.settings("enforcing")) as broker:
         connection = await open_connection(broker.settings.listen)
         async with trio.open_nursery() as nursery:
@@ -127,7 +125,7 @@ async def test_the_sdk_without_tls_says_that_a_server_may_require_it(tmp_path: P
                 await connection.request(RequestCode.GET_BROKER_RUNTIME_INFO)
 
 
-async def test_the_sdk_with_tls_says_that_a_server_may_have_none(tmp_path: Path, authority: Authority) -> None:
+async def test_error_with_tls_suggests_a_server_without_tls(tmp_path: Path, authority: Authority) -> None:
     async with running(tmp_path / "n0") as broker:
         with pytest.raises(ConnectFailed, match="during the TLS handshake; does it use TLS"):
             await open_connection(broker.settings.listen, tls=authority.client())

@@ -158,7 +158,7 @@ def test_a_message_larger_than_a_group_is_redelivered_alone() -> None:
     assert machine.metadata.pops.count == 0
 
 
-def test_a_message_is_not_kept_for_a_client_that_is_gone() -> None:
+def test_message_is_not_held_for_a_disconnected_client() -> None:
     machine = CrashMachine()
     machine.begin()
     for queue_id in (0, -1):

@@ -107,7 +107,7 @@ async def test_each_repetition_waits_longer_and_the_last_failure_is_the_end(tmp_
         assert (len(await stored(client, RETRY)), len(await stored(client, DEAD))) == (16, 1)
 
 
-async def test_dead_letter_says_why_the_last_delivery_failed(tmp_path: Path, clock: WallClock) -> None:
+async def test_dead_letter_names_the_last_failure(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         message = await one_message(client)

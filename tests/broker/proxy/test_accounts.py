@@ -139,7 +139,7 @@ async def test_a_clock_minutes_off_is_accepted_and_a_refusal_names_the_skew(kit:
         assert (refused.code, told in refused.message) == (pb.UNAUTHORIZED, True), refused.message
 
 
-async def test_a_client_that_signs_the_time_of_its_zone_hears_the_remedy(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_client_signing_local_time_gets_the_remedy(kit: Kit, proxy: InMemoryProxy) -> None:
     for minutes, zone in ((8 * 60, "+08:00"), (5 * 60 + 30, "+05:30"), (-9 * 60, "-09:00")):
         local = kit.now() + dt.timedelta(minutes=minutes, seconds=20)
         proxy.metadata = signed("orders-service", "orders-secret", local)

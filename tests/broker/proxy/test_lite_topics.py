@@ -268,7 +268,7 @@ async def test_refusals_have_the_codes_that_clients_know(proxy: InMemoryProxy) -
 
 
 @pytest.mark.parametrize("group", [{"model": "Exclusive"}])
-async def test_a_client_hears_that_another_one_has_taken_over_a_lite_topic(proxy: InMemoryProxy) -> None:
+async def test_client_is_notified_when_another_takes_its_lite_topic(proxy: InMemoryProxy) -> None:
     async with proxy.telemetry("c1", settings(pb.LITE_PUSH_CONSUMER)) as (stream, _):
         await sync(proxy, "s1", "s2")
         await sync(proxy, "s1", client="c2")

@@ -95,7 +95,7 @@ class Program:
             self.refused.append(f"{status.code}: {status.message}")
 
 
-async def test_clients_go_on_within_two_seconds_after_a_proxy_restarts(kit: Kit) -> None:
+async def test_clients_continue_within_two_seconds_of_a_proxy_restart(kit: Kit) -> None:
     program = Program()
     async with open_proxy(kit) as first, open_proxy(kit) as second, trio.open_nursery() as nursery:
         program.proxy = first

@@ -96,7 +96,7 @@ class NotReading(Call):
         self.unsent = False
 
 
-async def test_a_producer_that_does_not_read_its_questions_harms_no_one_else(proxy: InMemoryProxy) -> None:
+async def test_producer_with_unread_checks_affects_no_other(proxy: InMemoryProxy) -> None:
     call = NotReading("p1")
     await call.to_server.send(pb.TelemetryCommand(settings=PRODUCER).SerializeToString())
 
@@ -154,7 +154,7 @@ async def test_telemetry_settings_contain_the_limits_of_servers(proxy: InMemoryP
         assert answer.settings.subscription.max_lite_topic_size == 64
 
 
-async def test_a_proxy_that_stops_ends_telemetry_so_that_clients_go_elsewhere(proxy: InMemoryProxy) -> None:
+async def test_stopping_proxy_ends_telemetry_streams(proxy: InMemoryProxy) -> None:
     call = Call("p1")
     await call.to_server.send(pb.TelemetryCommand(settings=PRODUCER).SerializeToString())
 

@@ -257,7 +257,7 @@ async def test_a_connection_of_an_old_secret_is_not_trusted_any_more(tmp_path: P
         assert inner_answer(await forward(broker, client, frame)).code == ResponseCode.SUCCESS
 
 
-async def test_group_status_says_why_a_member_is_silent(tmp_path: Path) -> None:
+async def test_group_status_names_the_reason_of_a_silent_member(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await add_learner(client)

@@ -320,7 +320,7 @@ async def test_without_a_leader_requests_wait_and_are_then_refused(tmp_path: Pat
         assert world.figures["forwarded_waiting"] == 0
 
 
-async def test_requests_that_wait_are_served_when_somebody_leads(tmp_path: Path) -> None:
+async def test_waiting_requests_are_served_by_a_new_leader(tmp_path: Path) -> None:
     async with a_world(tmp_path) as world:
         client, gone = FakeConnection(), FakeConnection()
         world.ask(client, send(1))

@@ -176,7 +176,7 @@ async def test_a_topic_may_become_smaller_meanwhile(tmp_path: Path, clock: WallC
         assert [message.body for message in await wait_stored(client, 1, "Big", 1)] == [b"body"]
 
 
-async def test_a_message_whose_topic_is_gone_is_dropped(
+async def test_message_of_a_deleted_topic_is_dropped(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brokers = note_brokers(monkeypatch)

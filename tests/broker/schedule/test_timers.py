@@ -327,7 +327,7 @@ async def test_messages_that_the_log_lost_before_they_were_due_are_counted(
         await client.wait_for(lambda table: table["raftmq.timersPending"] == "0")
 
 
-async def test_a_message_whose_topic_is_gone_is_dropped(tmp_path: Path, clock: WallClock) -> None:
+async def test_message_of_a_deleted_topic_is_dropped(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("Gone", 1)
@@ -415,7 +415,7 @@ async def test_recall_finds_a_rolled_message(tmp_path: Path, clock: WallClock) -
         assert await bodies(client) == []
 
 
-async def test_forged_handles_do_no_harm(tmp_path: Path, clock: WallClock) -> None:
+async def test_forged_recall_handles_are_refused(tmp_path: Path, clock: WallClock) -> None:
     due_ms = clock.now_ms + 5000
     async with running(tmp_path) as broker:
         client = await broker.connect()

@@ -224,7 +224,7 @@ async def test_lost_half_messages_are_counted_and_cannot_be_ended(
 
 
 @pytest.mark.trio
-async def test_a_producer_that_does_not_exist_does_no_harm(tmp_path: Path) -> None:
+async def test_unknown_producer_is_ignored(tmp_path: Path) -> None:
     """Properties of a half message are a client's: what cannot be is asked about as it is, and put aside."""
     odd = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "soon", "REAL_QID": "x", "REAL_TOPIC": "no topic"}
     async with running(tmp_path, transaction_checks_max=1, **FAST) as broker:

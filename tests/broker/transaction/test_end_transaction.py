@@ -246,7 +246,7 @@ async def test_a_plain_message_or_a_wrong_position_is_not_a_half_message(tmp_pat
         assert len(await stored(client)) == 1
 
 
-async def test_a_commit_to_a_topic_that_is_gone_leaves_the_message_open(tmp_path: Path) -> None:
+async def test_commit_to_a_deleted_topic_leaves_the_message_open(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T")
@@ -256,7 +256,7 @@ async def test_a_commit_to_a_topic_that_is_gone_leaves_the_message_open(tmp_path
         assert (await end(client, half, ROLLBACK)).code == 0
 
 
-async def test_a_queue_that_is_gone_is_replaced_by_another(tmp_path: Path) -> None:
+async def test_missing_queue_is_replaced_by_another(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 4)

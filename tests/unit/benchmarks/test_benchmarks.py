@@ -207,7 +207,7 @@ def test_a_percentile_is_the_value_that_this_share_does_not_exceed() -> None:
     assert share_of([7.0], 0.99) == 7.0
 
 
-def test_steady_is_the_second_half_and_children_count_apart() -> None:
+def test_steady_half_counts_children_separately() -> None:
     def window(rate: float, own: float, children: float) -> Window:
         return Window(rate, 1.0, 2.0, own, (own / 2, own / 2, children, children, children), 0.0, 0.0)
 

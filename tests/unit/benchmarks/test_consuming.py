@@ -44,7 +44,7 @@ def answer(opaque: int, code: int = 0, body: bytes = b"", flag: int = 1, **ext: 
     return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
 
 
-def test_a_message_says_when_it_was_due_in_every_protocol() -> None:
+def test_every_protocol_sends_the_due_time() -> None:
     wire = RocketMQWire(DueSlots(1, 2, 100))
     _, request = wire.again(wire.idle()[:1])
     assert DUE.findall(request) == [b"0" * 19]
@@ -165,7 +165,7 @@ def test_a_page_has_a_table_for_each_case_and_lists_missing_ones() -> None:
     assert "busy" not in text
 
 
-def test_a_page_says_that_the_machine_was_busy() -> None:
+def test_page_notes_a_busy_machine() -> None:
     busy = outcome()
     busy.measured["raftmq"].samples["drain-1"] = [sample(1.0, 1.0, load=9.0)] * 9
     text = section(list(PEERS.values()), busy, parse_arguments([]), command="c", machine="m", date="d")

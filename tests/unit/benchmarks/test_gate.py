@@ -45,7 +45,7 @@ def baseline(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("risen", gate.FORMS)
 @pytest.mark.parametrize(("now", "code"), [(100.0, 0), (109.0, 0), (120.0, 1)])
-def test_the_exit_code_says_whether_a_figure_has_risen(
+def test_exit_code_reports_a_risen_figure(
     baseline: Path, monkeypatch: pytest.MonkeyPatch, risen: str, now: float, code: int
 ) -> None:
     monkeypatch.setattr(gate, "count", lambda form: {"decode": now if form == risen else 100.0})
@@ -64,7 +64,7 @@ def test_gate_without_valgrind_names_the_package(
     assert "apt-get install valgrind" in capsys.readouterr().err
 
 
-def test_a_baseline_of_another_interpreter_says_nothing(
+def test_baseline_of_another_interpreter_is_ignored(
     baseline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gate, "count", lambda form: {"decode": 1.0})

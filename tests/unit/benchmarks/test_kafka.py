@@ -98,7 +98,7 @@ def at_offset(batch: bytes, base: int) -> bytes:
     return struct.pack(">q", base) + batch[8:]
 
 
-def test_a_consumer_goes_on_after_the_last_complete_batch() -> None:
+def test_consumer_continues_after_the_last_complete_batch() -> None:
     bodies = [b"@DUE%019d" % number + b"." * 40 for number in range(3)]
     complete, more = at_offset(record_batch(bodies[:2], crc_of), 40), at_offset(record_batch(bodies[2:], crc_of), 42)
     consumer = KafkaConsumer(Share("group", number=3, consumers=8))

@@ -93,7 +93,7 @@ def test_a_run_continues_an_earlier_one(tmp_path: Path) -> None:
             earlier_run(results, Outcome)
 
 
-def test_a_page_says_that_the_machine_was_busy() -> None:
+def test_page_notes_a_busy_machine() -> None:
     busy = outcome()
     busy.measured["raftmq"].samples = {"1x1": [sample(10.0, others) for others in (0.5, 1.2, 1.4)]}
     text = section(list(PEERS.values()), busy, parse_arguments([]), command="c", machine="m", date="d")

@@ -91,7 +91,7 @@ def test_brokers_have_the_processors_first() -> None:
     assert int(done.stdout) >= command.NICE
 
 
-def test_second_run_says_how_little_it_copied(tmp_path: Path) -> None:
+def test_second_backup_run_reports_copied_bytes(tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     taken(tmp_path / "backup", tmp_path / "n1")
     grow(tmp_path / "n1", 110)
@@ -138,9 +138,7 @@ def test_directory_without_a_log_is_refused(tmp_path: Path) -> None:
     assert "there is no log in it" in str(refusal(taken(tmp_path / "backup", tmp_path / "nothing")))
 
 
-def test_too_little_space_is_reported_before_anything_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lack_of_space_is_reported_before_copying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grow(tmp_path / "n1", 100)
     taken(tmp_path / "backup", tmp_path / "n1")
     grow(tmp_path / "n1", 200)

@@ -204,7 +204,7 @@ def test_verify_finds_altered_and_missing_objects(storage: ObjectStorage, tmp_pa
     assert verified(storage)["last_index"] == 60
 
 
-def test_object_that_is_gone_is_noticed_by_the_next_run(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_next_run_detects_a_missing_object(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     taken(storage, tmp_path / "n1")
     storage.remove(log_objects(storage)[0])
@@ -213,7 +213,7 @@ def test_object_that_is_gone_is_noticed_by_the_next_run(storage: ObjectStorage, 
 
 
 @pytest.mark.slow
-def test_later_one_of_two_runs_at_once_is_refused(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_later_of_two_concurrent_runs_is_refused(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     for known in (0, 100):
         grow(tmp_path / "n1", known + 50)

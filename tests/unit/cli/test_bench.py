@@ -125,7 +125,7 @@ def test_result_for_people() -> None:
     assert "not stored    2 messages" in text
 
 
-def test_file_that_cannot_be_written_is_noticed_before_anything_is_measured(tmp_path: Path) -> None:
+def test_unwritable_result_file_is_refused_before_measuring(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="No such file"):
         app(["produce", "--percentiles", str(tmp_path / "none" / "file")], standalone_mode=False)
 

@@ -142,7 +142,7 @@ def test_dev_refuses_options_that_make_no_sense(options: dict[str, Any], words: 
         dev(**options)
 
 
-def test_dev_finds_its_ports_in_use_before_it_touches_anything(tmp_path: Path) -> None:
+def test_dev_checks_its_ports_before_changing_files(tmp_path: Path) -> None:
     ports = Ports.free(3)
     with (
         socket.create_server(("127.0.0.1", ports.replication[2])),
@@ -219,7 +219,7 @@ def test_unreadable_memory_of_ports_is_refused_with_its_path(tmp_path: Path) -> 
     ("setting", "words"),
     [("nosuch=1", "there is no setting nosuch"), ("disk_full_ratio=0.1", "disk ratios must ascend")],
 )
-def test_dev_finds_mistakes_in_settings_before_it_touches_anything(tmp_path: Path, setting: str, words: str) -> None:
+def test_dev_checks_settings_before_changing_files(tmp_path: Path, setting: str, words: str) -> None:
     with pytest.raises(CommandFailed, match=f"^{words}"):
         dev(tmp_path / "new", base_port=Ports.free(3).namesrv, setting=[setting])
     assert not (tmp_path / "new").exists()

@@ -37,7 +37,7 @@ async def test_confirmation_shows_the_loss_and_accepts_no(
         assert "topic T has 10 messages." in capsys.readouterr().err
 
 
-async def test_a_person_may_say_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_confirmation_accepts_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     await confirm(loss, yes=False)
 

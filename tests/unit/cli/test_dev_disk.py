@@ -35,7 +35,7 @@ def test_a_file_system_without_a_size_has_room() -> None:
     assert check_disk(DATA, PLAIN, is_new=True, usage=lambda _: (0, 0)) is None
 
 
-def test_a_warning_says_that_old_messages_are_deleted_early() -> None:
+def test_warning_reports_early_deletion() -> None:
     assert note(85, is_new=True) == (
         "the disk of /data is 85 % full, with 37.5 GB free: above 80 % (disk_expire_ratio), brokers delete old "
         "messages before their retention time, and above 90 % (disk_full_ratio), they refuse messages"
@@ -85,7 +85,7 @@ def test_a_missing_directory_is_checked_by_the_disk_of_its_parent(tmp_path: Path
 
 
 @pytest.mark.trio
-async def test_changes_are_said_once_while_brokers_run(
+async def test_changes_are_reported_once_while_brokers_run(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     percents = [85, 85, 91, 92, 96, 89, 40, 40]

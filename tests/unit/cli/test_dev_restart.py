@@ -65,7 +65,7 @@ async def test_a_replica_is_stopped_started_and_waited_for(held: Path, autojump_
 
 
 @pytest.mark.trio
-async def test_the_asker_learns_the_reason_of_a_failed_restart(held: Path, autojump_clock: Any) -> None:
+async def test_failed_restart_reports_its_reason(held: Path, autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_restarts, [cast("DevCluster", Group(held, fails="n1 stopped with exit code 2"))])
         with pytest.raises(ServersFailed, match=r"n1 was not restarted: n1 stopped with exit code 2"):
@@ -98,7 +98,7 @@ async def test_restart_fails_without_an_answer(
     assert not (held / "restarts" / "n1").exists(), "the next raftmq dev must not restart it"
 
 
-def test_which_replica_is_meant(held: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_restart_resolves_the_named_replica(held: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     groups = [("broker-a", held), ("broker-b", held)]
     (held / "restarts").mkdir()  # of an earlier restart
     assert find_group(held, groups, "n1") == (held, "n1")

@@ -60,7 +60,7 @@ exit 0
         ),
     ],
 )
-def test_the_set_up_says_how_many_packages_are_there(tmp_path: Path, then: str, code: int, out: str, err: str) -> None:
+def test_setup_script_reports_present_packages(tmp_path: Path, then: str, code: int, out: str, err: str) -> None:
     (tmp_path / "deploy").mkdir()
     for name in ("setup-venv.sh", "find-python.sh"):
         shutil.copy(ROOT / "deploy" / name, tmp_path / "deploy")

@@ -343,7 +343,7 @@ async def test_messages_that_wait_count_against_the_limit() -> None:
         assert cluster.group.bodies("T") == [b"%d" % number for number in range(40)]
 
 
-async def test_a_callback_that_raises_does_not_harm_the_others_of_its_batch() -> None:
+async def test_failing_callback_does_not_affect_its_batch() -> None:
     def fail(outcome: SendResult | ClientError) -> None:
         raise ValueError("a bug of the application")
 

@@ -330,7 +330,7 @@ async def test_unordered_consumption_handles_messages_of_one_queue_at_once() -> 
                 await together.wait()
 
 
-async def test_concurrency_bounds_the_handlers_at_work() -> None:
+async def test_concurrency_bounds_running_handlers() -> None:
     async with FakeCluster.start(topics={"T": 8}) as cluster:
         fill(cluster, 40, queues=8)
         consumer = consumer_of(cluster, concurrency=3)
@@ -543,7 +543,7 @@ async def test_a_pull_asks_for_at_most_count_max_messages() -> None:
         assert len(await take(consumer, 80)) == 80
 
 
-async def test_pulling_pauses_when_the_cache_is_full_and_goes_on_with_progress() -> None:
+async def test_pulling_pauses_while_the_cache_is_full() -> None:
     pull = PullSettings(batch_max=10, limits=FlowLimits(count_max=20))
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, pull=pull) as consumer:
         fill(cluster, 100)

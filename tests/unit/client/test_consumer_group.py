@@ -91,7 +91,7 @@ async def test_offsets_are_stored_from_time_to_time() -> None:
         assert stored_offsets == sorted(set(stored_offsets)), "an offset that did not change was stored again"
 
 
-async def test_pulls_say_that_the_group_goes_forward_only() -> None:
+async def test_pulls_declare_forward_only_offsets() -> None:
     """Else a broker takes a new owner that begins before the former one's last commit for one that has gone back."""
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         fill(cluster, 3)
@@ -137,7 +137,7 @@ async def test_offsets_find_a_leader_that_came_while_pulls_went_on() -> None:
             await until(lambda: offset_of(cluster) == 2)
 
 
-async def test_a_consumer_that_leaves_says_goodbye() -> None:
+async def test_leaving_consumer_unregisters() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         async with consumer_of(cluster) as consumer:
             consumer.subscribe("T")
@@ -146,7 +146,7 @@ async def test_a_consumer_that_leaves_says_goodbye() -> None:
         assert not cluster.leader.members["cg"]
 
 
-async def test_a_cancelled_consumer_stores_its_offsets_and_says_goodbye() -> None:
+async def test_cancelled_consumer_stores_offsets_and_unregisters() -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster:
         fill(cluster, 6, queues=2)
         seen: list[bytes] = []
@@ -247,7 +247,7 @@ async def test_a_pull_held_by_a_former_leader_moves_to_the_new_one() -> None:
         await until(lambda: new.count(PULL) == 1)
 
 
-async def test_brokers_hear_from_their_members_again_and_again() -> None:
+async def test_consumers_repeat_their_heartbeats() -> None:
     async with (
         FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
         consumer_of(cluster, remoting=RemotingSettings(heartbeat_seconds=0.02)) as consumer,

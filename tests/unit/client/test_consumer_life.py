@@ -82,7 +82,7 @@ async def test_a_block_that_fails_ends_as_any_other() -> None:
         assert consumer.steps == ["connected", "start", *STOPPED]
 
 
-async def test_a_consumer_that_is_cancelled_says_goodbye() -> None:
+async def test_cancelled_pop_consumer_unregisters() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = Recorded(cluster.namesrv)
         with anyio.CancelScope() as scope:
@@ -110,7 +110,7 @@ async def test_a_consumer_that_cannot_start_is_not_open(fails: str, steps: list[
 
 
 @pytest.mark.parametrize("kind", ["push", "pull", "pop"])
-async def test_every_kind_says_whether_it_is_new_open_or_closed(kind: str) -> None:
+async def test_repr_shows_the_state_of_every_client_kind(kind: str) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer: Consumer
         match kind:

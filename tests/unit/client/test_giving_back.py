@@ -197,7 +197,7 @@ async def test_the_handler_given_to_run_gets_it_again() -> None:
         assert seen == [0, 1]
 
 
-async def test_a_message_whose_handler_is_gone_goes_back() -> None:
+async def test_message_of_a_removed_handler_is_returned() -> None:
     async with FakeCluster.start(topics={"T": 1, "U": 1, RETRY: 1}) as cluster:
         message = stored(b"orphan")
         message.properties += "RETRY_TOPIC\x01U\x02"

@@ -137,9 +137,7 @@ def test_ctrl_c_ends_a_waiting_receive(threads: FakeCluster) -> None:
         assert getattr(consumer.receive(timeout=10), "body", None) == b"x"
 
 
-def test_a_closing_consumer_says_that_a_handler_still_runs(
-    threads: FakeCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_closing_consumer_warns_of_a_running_handler(threads: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
     fill(threads, 1)
     consumer = SyncPushConsumer(threads.namesrv, "cg", consume_from="first", remoting=IMPATIENT)
     begun, go_on = threading.Event(), threading.Event()
@@ -157,7 +155,7 @@ def test_a_closing_consumer_says_that_a_handler_still_runs(
     runner.join(60)
 
 
-def test_a_closing_producer_says_that_a_check_still_runs(caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_producer_warns_of_a_running_check(caplog: pytest.LogCaptureFixture) -> None:
     begun, go_on = threading.Event(), threading.Event()
     refused: list[ClientError] = []
 

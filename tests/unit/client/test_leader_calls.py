@@ -143,7 +143,7 @@ async def test_request_without_effect_is_repeated_at_the_new_leader(
 
 @pytest.mark.trio
 @pytest.mark.parametrize("failure", [LOST, None, busy(ResponseCode.SYSTEM_BUSY)])
-async def test_an_unknown_outcome_is_repeated_only_where_that_does_no_harm(
+async def test_unknown_outcomes_are_repeated_only_if_safe(
     autojump_clock: trio.testing.MockClock, failure: Answer | None
 ) -> None:
     assert (await ask(Brokers(failure, served), Repeat.ALWAYS)).code == ResponseCode.SUCCESS

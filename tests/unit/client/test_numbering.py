@@ -264,7 +264,7 @@ async def test_sends_wait_while_an_old_one_has_no_outcome() -> None:
             leaving.cancel()
 
 
-async def test_sends_go_on_when_the_old_one_is_settled() -> None:
+async def test_sends_continue_after_the_oldest_one_ends() -> None:
     outcomes: list[object] = []
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,

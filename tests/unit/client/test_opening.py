@@ -343,7 +343,7 @@ def handled_by(consumer: PushConsumer[Any]) -> list[bytes]:
     return bodies
 
 
-async def test_second_run_is_refused_and_the_first_one_goes_on() -> None:
+async def test_second_run_is_refused_while_the_first_continues() -> None:
     """`stop` ended only the second one, and `concurrency` held for each."""
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = consumer_of(cluster)

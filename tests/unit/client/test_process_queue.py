@@ -43,7 +43,7 @@ def test_offsets_that_were_filtered_out_are_passed_with_their_neighbours() -> No
     assert queue.commit_offset == 20
 
 
-def test_a_message_given_back_returns_when_due_and_others_go_on() -> None:
+def test_returned_message_delays_no_others() -> None:
     queue = ProcessQueue(QUEUE, 0)
     queue.put(messages(0, 1), 2)
     failed = queue.take(1, 0.0)

@@ -50,7 +50,7 @@ def test_a_fork_has_clients_of_its_own(threads: FakeCluster, name: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_child_says_no_goodbye_for_its_parent(threads: FakeCluster) -> None:
+def test_forked_child_does_not_unregister_its_parent(threads: FakeCluster) -> None:
     ended = run("child_leaves_block", threads)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "left\n"

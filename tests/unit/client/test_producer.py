@@ -473,7 +473,7 @@ async def test_a_producer_must_be_entered_and_not_left() -> None:
         await producer.send(Message("T", b"x"))
 
 
-async def test_a_cancelled_send_is_forgotten_and_the_producer_goes_on() -> None:
+async def test_producer_continues_after_a_cancelled_send() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         await producer.send(Message("T", b"warm up"))
         cluster.leader.misdeeds = [Misdeed("silence")]
@@ -486,7 +486,7 @@ async def test_a_cancelled_send_is_forgotten_and_the_producer_goes_on() -> None:
         assert (await producer.send(Message("T", b"y"))).queue_offset == 1
 
 
-async def test_the_producer_says_goodbye() -> None:
+async def test_closing_producer_unregisters() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         async with producer_of(cluster, group="pg") as producer:
             await producer.send(Message("T", b"x"))
@@ -494,7 +494,7 @@ async def test_the_producer_says_goodbye() -> None:
         assert goodbye.ext == {"clientID": producer.client_id, "producerGroup": "pg"}
 
 
-async def test_a_first_send_finished_before_its_deadline_watch_does_no_harm() -> None:
+async def test_first_send_may_finish_before_its_deadline_watch() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         await anyio.wait_all_tasks_blocked()
         pipeline = producer._open_pipeline()
@@ -506,7 +506,7 @@ async def test_a_first_send_finished_before_its_deadline_watch_does_no_harm() ->
         assert (await producer.send(Message("T", b"y"))).queue_offset >= 0
 
 
-async def test_a_cancelled_producer_says_goodbye_too() -> None:
+async def test_cancelled_producer_unregisters() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         pending: list[Pending] = []
 

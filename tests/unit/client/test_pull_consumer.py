@@ -134,7 +134,7 @@ async def test_pull_consumer_filters_by_tags_and_expressions() -> None:
         assert (consumer.assignment, await consumer.poll(timeout=0.01)) == (frozenset(), [])
 
 
-async def test_it_waits_for_a_leader_and_says_when_there_is_none() -> None:
+async def test_ping_waits_for_a_leader_then_raises() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}, replicas=2) as cluster,
         puller_of(cluster, timeout=30) as consumer,

@@ -114,7 +114,7 @@ async def test_a_release_waits_for_the_receipt_of_a_renewal_in_flight(autojump_c
         assert trio.current_time() - start == 6
 
 
-async def test_a_message_is_not_renewed_while_somebody_else_changes_its_receipt(
+async def test_message_is_not_renewed_while_its_receipt_changes(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with renewing() as broker:

@@ -38,7 +38,7 @@ async def test_a_refusal_for_good_is_raised_at_once_as_not_stored() -> None:
 
 
 @pytest.mark.parametrize("sharding_key", [None, "c"])
-async def test_sends_go_on_when_a_topic_has_fewer_queues(sharding_key: str | None) -> None:
+async def test_sends_continue_after_a_topic_shrinks(sharding_key: str | None) -> None:
     """It was deleted and created again with one queue; the route in the producer is older."""
     async with FakeCluster.start(topics={"T": 4}) as cluster, producer_of(cluster) as producer:
         message = Message("T", b"x", sharding_key=sharding_key)
@@ -52,7 +52,7 @@ async def test_sends_go_on_when_a_topic_has_fewer_queues(sharding_key: str | Non
             await producer.send(message)
 
 
-async def test_send_to_chosen_queue_that_is_gone_is_refused() -> None:
+async def test_send_to_a_removed_queue_is_refused() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         with pytest.raises(SendRejected, match="queue id 3 is illegal") as rejected:
             await producer.send(Message("T", b"x"), queue=MessageQueue("T", "b-0", 3))

@@ -34,7 +34,7 @@ class Sends:
 
 
 @pytest.mark.anyio
-async def test_an_error_says_whether_the_message_may_be_stored() -> None:
+async def test_errors_report_whether_the_message_is_stored() -> None:
     sends = Sends()
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,

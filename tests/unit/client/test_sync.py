@@ -190,7 +190,7 @@ def test_a_pull_consumer_and_an_admin(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("way", ["receive", "deliveries", "poll"])
-def test_a_thread_that_waits_when_the_client_is_left_hears_of_it(cluster: FakeCluster, way: str) -> None:
+def test_waiting_thread_gets_an_error_when_the_client_closes(cluster: FakeCluster, way: str) -> None:
     pushed = SyncPushConsumer(cluster.namesrv, "G")
     polled = SyncPullConsumer(cluster.namesrv, "G")
     raised: list[Exception] = []

@@ -58,7 +58,7 @@ async def test_every_task_that_polls_gets_something() -> None:
         assert sorted(seen) == bodies
 
 
-async def test_every_task_hears_that_queues_were_assigned() -> None:
+async def test_every_waiting_task_is_notified_of_assigned_queues() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         with anyio.fail_after(SECONDS):
             async with anyio.create_task_group() as tasks:

@@ -29,7 +29,7 @@ def test_a_group_without_a_leader_has_no_rates() -> None:
 
 
 @pytest.mark.parametrize(("leases", "note"), [("0", ""), ("x", ""), ("1", "for 1 reader,"), ("3", "for 3 readers,")])
-def test_a_replica_says_for_how_many_readers_it_keeps_its_log(leases: str, note: str) -> None:
+def test_replica_reports_readers_with_log_leases(leases: str, note: str) -> None:
     [row] = card(group(**{"raftmq.logLeases": leases}), History(), 0.0).replicas
     assert note in row.note
     assert bool(row.note) is bool(note)
@@ -114,7 +114,7 @@ def test_rates_of_nothing_are_a_line_at_the_bottom() -> None:
     assert all(pair.endswith(f",{HEIGHT:.1f}") for pair in found.sent[0].split())
 
 
-def test_a_replica_that_is_behind_says_for_how_long() -> None:
+def test_replica_reports_how_long_it_lags() -> None:
     history = History()
     leader = ReplicaStatus("n0", "10.0.0.1:10911", "leader")
     follower = replace(leader, node_id="n2", role="follower", commit_position=500, lag_entries=7, lag_bytes=1500)

@@ -82,7 +82,7 @@ def test_thousands_of_groups_whose_lag_stays_take_a_point_each() -> None:
     assert len(history.of("group-0", 4 * EVERY_SECONDS)) == 5
 
 
-def test_a_lag_is_a_line_that_says_its_highest_point() -> None:
+def test_lag_chart_shows_its_highest_point() -> None:
     chart = lag_chart([Lag(0.0, 5), Lag(60.0, 2500), Lag(120.0, 10)], 120.0)
     assert chart is not None
     assert chart.highest == "2,500"
@@ -158,7 +158,7 @@ def test_lags_are_kept_while_a_broker_group_has_no_leader() -> None:
         ([Member(ClientConnectionData("c@1", "10.0.0.1:5", "GO", 1), None)], "slower than they come"),
     ],
 )
-def test_a_group_that_does_not_go_on_says_why(members: list[Member], expected: str) -> None:
+def test_stuck_group_reports_the_reason(members: list[Member], expected: str) -> None:
     said = reasons(waits(10), members, {}, NOW_MS)
     assert expected in " ".join(said)
 
@@ -184,6 +184,6 @@ def test_a_disabled_group_is_reported_first_and_unknown_members_are_not_missing(
     assert reasons(waits(10), None, {}, NOW_MS) == []
 
 
-def test_a_member_says_when_it_finished_something() -> None:
+def test_member_reports_its_last_finished_message() -> None:
     [row] = member_rows([member(125, 3, Q0, fetched_ago=5)], NOW_MS)
     assert (row.finished, row.fetched) == ("2 min ago", "5 s ago")

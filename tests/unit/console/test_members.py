@@ -72,7 +72,7 @@ def test_a_form_that_means_nothing_is_refused(form: dict[str, str]) -> None:
         change_of({name: [value] for name, value in form.items()})
 
 
-def test_a_member_that_is_not_connected_says_why() -> None:
+def test_unconnected_member_reports_the_reason() -> None:
     silent = MemberView("n1", "learner", "h:1", False, "probe", 3, 7, 0, False, "connection refused")
     rows = member_rows(view(voter("n0"), silent))
     assert rows[0].role == "leader"

@@ -74,7 +74,7 @@ def test_commits_of_an_entry_exist_in_their_order(entry: Entry) -> None:
 
 @pytest.mark.skipif(not has_history(), reason="no history of this project here")
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: commit(entry.fixed))
-def test_test_that_an_entry_names_came_with_the_fix(entry: Entry) -> None:
+def test_named_tests_were_added_with_their_fix(entry: Entry) -> None:
     if not entry.command.startswith("`pytest "):
         return
     path, _, name = entry.command.strip("`").removeprefix("pytest ").partition("::")

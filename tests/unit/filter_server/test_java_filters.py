@@ -121,7 +121,7 @@ def one_line_class(match: str, more: str = "") -> bytes:
 
 
 @needs_jdk
-def test_a_class_that_keeps_memory_goes_on_with_fresh_memory(sandbox: JavaSandbox) -> None:
+def test_leaking_filter_class_restarts_with_fresh_memory(sandbox: JavaSandbox) -> None:
     program = one_line_class("kept.add(new byte[8 << 20]); return m.getBody().length == 1;")
     leaks = sandbox.load(program, "billing", "Orders")
     for _ in range(5):
@@ -175,7 +175,7 @@ def test_a_pull_still_filters_with_a_class_closed_for_others(sandbox: JavaSandbo
 
 
 @needs_jdk
-def test_a_class_whose_files_cannot_be_written_is_refused(sandbox: JavaSandbox) -> None:
+def test_filter_class_is_refused_if_its_files_cannot_be_written(sandbox: JavaSandbox) -> None:
     with pytest.raises(ProgramRefused, match=r"cannot be written to .*: File name too long"):
         sandbox.load(b"// " + b"A" * 253 + b"\nclass A {}", "billing", "Orders")
 

@@ -435,7 +435,7 @@ def sought(script: Script, offset: int) -> None:
     script.add(40, "ok", "seek", k=QUEUE, o=offset)
 
 
-def test_polls_that_go_on_where_the_last_one_ended_are_valid() -> None:
+def test_contiguous_polls_are_valid() -> None:
     script = Script()
     sought(script, 5)
     polled(script, 5, 6)

@@ -44,7 +44,7 @@ async def _echo(stream: trio.SocketStream) -> None:
 
 
 @pytest.mark.trio
-async def test_proxies_hold_back_one_direction_and_let_it_go_on() -> None:
+async def test_fault_proxy_pauses_and_resumes_one_direction() -> None:
     async with open_loopback(2) as network, trio.open_nursery() as nursery:
         port = network.replicates("n1")[1]
         await nursery.start(partial(trio.serve_tcp, _echo, port, host=HOST))

@@ -281,7 +281,7 @@ def without_nft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jepsen.deployments.netns.os.geteuid", lambda: 0)
 
 
-def test_matrix_says_first_which_package_is_missing(
+def test_matrix_first_names_a_missing_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without_nft(monkeypatch)

@@ -100,7 +100,7 @@ def test_later_read_round_does_not_hide_an_earlier_one() -> None:
     assert result.anomalies == {"flicker": 3}
 
 
-def test_anomaly_says_how_its_send_ended() -> None:
+def test_anomaly_shows_the_outcome_of_its_send() -> None:
     script = Script()
     script.sent(A, 0)
     script.failed(LATE, 2, "info")

@@ -84,7 +84,7 @@ def test_objects_that_are_read_as_wholes_come_in_ranges(store: S3Store) -> None:
     assert len(store.read("log/10000", 10_010, 0)) == 10_000, "it is shorter"
 
 
-def test_listing_goes_on_after_a_thousand_names(store: S3Store, tmp_path: Path) -> None:
+def test_listing_continues_after_a_thousand_names(store: S3Store, tmp_path: Path) -> None:
     folder = tmp_path / "objects" / BUCKET / "broker-a" / "log"
     folder.mkdir(parents=True)
     for number in range(2001):

@@ -93,7 +93,7 @@ def porcupine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_both_say_the_same_of_random_histories(porcupine: Path) -> None:
+def test_both_checkers_agree_on_random_histories(porcupine: Path) -> None:
     rng = random.Random(8)
     histories = [random_history(rng) for _ in range(HISTORIES)]
     never = 10**9  # an access that never ends may take effect behind all others, where nobody reads

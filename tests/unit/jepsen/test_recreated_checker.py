@@ -34,7 +34,7 @@ def test_groups_that_get_both_topics_are_right() -> None:
     assert result.counts["acknowledged in topic 2"] == 1
 
 
-def test_group_that_goes_on_at_the_old_offset_misses_messages() -> None:
+def test_checker_finds_a_group_continuing_at_the_old_offset() -> None:
     script = started()
     script.received(NEW, 0, process=PULL)
     script.final_everywhere([NEW])

@@ -54,7 +54,7 @@ def test_a_killed_process_has_not_ended_unexpectedly(processes: Processes) -> No
         processes.start("server", ["sleep", "100"])
 
 
-def test_any_thread_and_event_loop_may_end_what_another_started(processes: Processes) -> None:
+def test_process_can_be_stopped_from_another_thread(processes: Processes) -> None:
     starting = threading.Thread(target=processes.start, args=("server", ["sleep", "100"]), kwargs={"input_pipe": True})
     starting.start()
     starting.join()
@@ -76,7 +76,7 @@ def test_a_stopped_process_ends_at_the_end_of_all(processes: Processes) -> None:
     assert processes.exit_code("server") == -signal.SIGTERM
 
 
-def test_only_the_present_run_counts_for_what_a_server_says(processes: Processes) -> None:
+def test_wait_reads_only_the_log_of_the_present_run(processes: Processes) -> None:
     processes.start("server", shell("echo port 1"))
     wait_until(lambda: not processes.is_running("server"))
     begin = processes.log_bytes("server")
@@ -98,7 +98,7 @@ def test_a_server_that_does_not_listen_in_time_is_named(processes: Processes) ->
         trio.run(processes.wait_listening, "server", port, 0.1)
 
 
-def test_what_a_server_started_is_killed_with_its_session(processes: Processes) -> None:
+def test_children_of_a_server_are_killed_with_it(processes: Processes) -> None:
     processes.start("server", shell("sleep 100 & echo child $!; wait"))
     child = int(trio.run(processes.wait_said, "server", re.compile(r"child (\d+)\n"))[1])
     processes.kill_all()

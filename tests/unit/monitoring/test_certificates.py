@@ -106,7 +106,7 @@ UNUSABLE = "certificate_unusable error"
 
 
 @pytest.mark.parametrize(("begins", "ends"), [(-10 * DAY, -DAY), (DAY, 10 * DAY)])
-def test_files_of_another_time_are_not_taken(tmp_path: Path, begins: dt.timedelta, ends: dt.timedelta) -> None:
+def test_certificates_of_another_time_are_refused(tmp_path: Path, begins: dt.timedelta, ends: dt.timedelta) -> None:
     server = Server(tmp_path)
     server.write(begins, ends)
     assert server.refresh() == (False, [UNUSABLE])
@@ -123,7 +123,7 @@ def test_a_certificate_is_taken_when_its_time_begins(tmp_path: Path) -> None:
     assert server.refresh() == (True, ["certificate_read info"])
 
 
-def test_a_key_of_another_certificate_is_not_taken(tmp_path: Path) -> None:
+def test_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
     server = Server(tmp_path)
     key = server.key.read_bytes()
     server.write(-DAY, 200 * DAY)
@@ -131,7 +131,7 @@ def test_a_key_of_another_certificate_is_not_taken(tmp_path: Path) -> None:
     assert server.refresh() == (False, [UNUSABLE])
 
 
-def test_an_expired_intermediate_is_not_taken(tmp_path: Path) -> None:
+def test_expired_intermediate_is_refused(tmp_path: Path) -> None:
     server = Server(tmp_path)
     expired = server.ca.issue_cert("intermediate", not_before=NOW - 9 * DAY, not_after=NOW - DAY)
     server.write(-DAY, 200 * DAY)
@@ -147,7 +147,7 @@ def test_connections_to_others_do_not_read_the_files_again(tmp_path: Path) -> No
     assert server.certificate.peer_context() is not None
 
 
-def test_expired_authorities_of_clients_are_not_taken(tmp_path: Path) -> None:
+def test_expired_client_authorities_are_refused(tmp_path: Path) -> None:
     server = Server(tmp_path)
     made = server.ca.issue_cert("any", not_before=NOW - 9 * DAY, not_after=NOW - DAY)
     server.clients_ca.write_bytes(made.cert_chain_pems[0].bytes())

@@ -93,7 +93,7 @@ async def serving(slices: int = 1) -> AsyncIterator[Server]:
         nursery.cancel_scope.cancel()
 
 
-async def test_metrics_are_what_prometheus_reads() -> None:
+async def test_prometheus_parses_the_metrics() -> None:
     async with serving() as server:
         status, content_type, body = await server.get("/metrics?name=x")
     assert status == 200
@@ -117,7 +117,7 @@ async def test_metrics_are_sent_as_open_metrics_on_request() -> None:
     assert [family.name for family in families] == ["asked", "took_seconds"]
 
 
-async def test_frequent_scrapes_share_what_was_collected(mock_clock: MockClock) -> None:
+async def test_frequent_scrapes_share_one_collection(mock_clock: MockClock) -> None:
     async with serving() as server:
         for _ in range(50):
             await server.get("/metrics")

@@ -14,7 +14,7 @@ from mq.monitoring.http import Monitoring, open_listeners
 
 
 @pytest.mark.trio
-async def test_a_probe_ends_with_what_the_server_says() -> None:
+async def test_probe_exits_with_the_status_of_the_server() -> None:
     reason: str | None = None
 
     def collect() -> Generator[None, None, Families]:

@@ -44,7 +44,7 @@ async def test_the_step_in_which_the_block_ends_counts() -> None:
     assert work.steps.longest() == pytest.approx((0.004, 0.001))
 
 
-async def test_what_others_do_meanwhile_does_not_count() -> None:
+async def test_step_times_exclude_other_tasks() -> None:
     work = Work()
 
     async def other() -> None:
@@ -60,7 +60,7 @@ async def test_what_others_do_meanwhile_does_not_count() -> None:
     assert work.steps.longest() == pytest.approx((0.001, 0.001))
 
 
-async def test_two_tasks_at_once_are_measured_apart() -> None:
+async def test_concurrent_tasks_are_measured_separately() -> None:
     work = Work()
 
     async def one(seconds: float) -> None:

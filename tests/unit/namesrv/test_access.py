@@ -150,7 +150,7 @@ def test_an_account_of_brokers_has_no_other_permissions(more: str) -> None:
 
 
 @pytest.mark.trio
-async def test_nobody_puts_a_broker_into_routes_without_keys(tmp_path: Path) -> None:
+async def test_name_server_refuses_brokers_without_keys(tmp_path: Path) -> None:
     path = tmp_path / "acl.yml"
     path.write_text(FILE)
     with capture_logs() as logs:

@@ -28,7 +28,7 @@ def test_values_come_and_go() -> None:
     assert config.of_namespace("ns") is None
 
 
-def test_limits_count_what_is_there() -> None:
+def test_limits_count_present_entries_only() -> None:
     config = KvConfig(entries_max=2, bytes_max=20)
     config.put("ns", "k", "12345")
     config.put("ns", "l", "12345")
@@ -53,7 +53,7 @@ def test_limits_count_what_is_there() -> None:
         ("ns", "k", "v" * (VALUE_BYTES_MAX + 1)),
     ],
 )
-def test_what_is_refused_changes_nothing(namespace: str, key: str, value: str) -> None:
+def test_refused_changes_leave_no_state(namespace: str, key: str, value: str) -> None:
     config = KvConfig()
     with pytest.raises(KvRefused, match=r"bytes; (allowed|maximum)"):
         config.put(namespace, key, value)

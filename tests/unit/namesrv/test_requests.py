@@ -164,7 +164,7 @@ async def test_values_outlive_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_what_cannot_be_stored_is_not_answered(tmp_path: Path) -> None:
+async def test_unstorable_change_closes_the_connection(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     async with name_server(data_dir=tmp_path / "absent") as server:
         (tmp_path / "absent").write_bytes(b"in the way of the directory")

@@ -89,7 +89,7 @@ def test_topics_count_when_their_version_differs() -> None:
     assert queues(table, "T1") == {"b-a": 8}
 
 
-def test_what_a_follower_reported_does_not_hide_what_it_brings_as_leader() -> None:
+def test_topics_of_a_new_leader_replace_its_follower_report() -> None:
     table = RouteTable()
     table.register_broker(0, broker(0, A), topics("T1"), "conn-a")
     table.register_broker(0, broker(1, B), topics("T1", "T2", counter=2), "conn-b")
@@ -206,7 +206,7 @@ def test_an_unregistered_group_is_whole_after_its_next_registrations(order: tupl
             assert table.topic_list() == ["T1", "T2"]
 
 
-def test_a_whole_registration_brings_back_what_is_missing() -> None:
+def test_whole_registration_restores_missing_topics() -> None:
     table = RouteTable()
     table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn", whole=True)
     table.wipe_write_perm("b-a")
@@ -279,7 +279,7 @@ def test_filter_servers() -> None:
     assert route.filter_servers == {A: ["10.0.0.1:30000"]}
 
 
-def test_what_a_whole_registration_does_not_list_is_gone() -> None:
+def test_whole_registration_removes_unlisted_topics() -> None:
     table = RouteTable()
     table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn")
     table.register_broker(0, broker(0, B, group="b-b"), topics("T1"), "conn")

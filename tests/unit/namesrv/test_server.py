@@ -234,7 +234,7 @@ async def test_large_requests_wait_for_memory_and_stopped_ones_give_it_up() -> N
 
 
 @pytest.mark.trio
-async def test_a_stopped_request_is_dropped_though_nobody_waits() -> None:
+async def test_stalled_request_is_closed_without_other_clients() -> None:
     async with name_server(partial_request_seconds_max=0.02) as server:
         stopped = await server.connect()
         await stopped.stream.send_all(struct.pack(">ii", 100_000, 100) + bytes(1000))
@@ -319,7 +319,7 @@ async def test_connections_that_never_ask_leave_room_for_another_address() -> No
 
 
 @pytest.mark.trio
-async def test_a_broker_that_somebody_else_unregisters_is_disconnected() -> None:
+async def test_broker_unregistered_by_another_is_disconnected() -> None:
     """Then it connects and registers again."""
     async with name_server() as server:
         leader, follower, third = [await server.connect() for _ in range(3)]
@@ -338,7 +338,7 @@ async def test_a_broker_that_somebody_else_unregisters_is_disconnected() -> None
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
 @pytest.mark.trio
-async def test_a_response_that_nobody_asked_for_is_ignored(serialization: int) -> None:
+async def test_name_server_ignores_unexpected_responses(serialization: int) -> None:
     async with name_server() as server:
         peer = await server.connect()
         await peer.stream.send_all(encode_response(77, 0, remark="late", serialization=serialization))
@@ -347,7 +347,7 @@ async def test_a_response_that_nobody_asked_for_is_ignored(serialization: int) -
 
 
 @pytest.mark.trio
-async def test_the_log_says_that_a_client_speaks_tls() -> None:
+async def test_log_names_unexpected_tls_of_a_client() -> None:
     with capture_logs() as logs:
         async with name_server() as server:
             peer = await server.connect()

@@ -266,7 +266,7 @@ def _laughs(levels: int) -> bytes:
         pytest.param(b'{"a":"' + b"\\\\" * 4_000_000, "end of a string", id="a string without an end"),
     ],
 )
-def test_what_would_take_long_to_read_is_refused_soon(text: bytes, reason: str) -> None:
+def test_expensive_json_is_refused_quickly(text: bytes, reason: str) -> None:
     tracemalloc.start()
     began = time.process_time()
     try:

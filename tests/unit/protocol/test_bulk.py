@@ -71,7 +71,7 @@ def test_answers_round_trip(offsets: dict[int, QueueOffset], records: list[tuple
 
 
 @pytest.mark.parametrize("status", [each for each in BulkStatus if each is not BulkStatus.RECORDS])
-def test_answers_without_records_say_why(status: BulkStatus) -> None:
+def test_answers_without_records_name_the_reason(status: BulkStatus) -> None:
     answer = decode_answer(encode_no_records(status, offsets={3: QueueOffset(2**40)}, pause_ms=250, text="ä:1,b:2"))
     assert (answer.status, answer.offsets, answer.pause_ms, answer.text) == (status, {3: 2**40}, 250, "ä:1,b:2")
     assert not answer.queue_ids

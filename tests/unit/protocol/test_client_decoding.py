@@ -85,7 +85,7 @@ def test_clients_and_servers_read_a_response_alike(code: int, serialization: int
     assert decode_from_broker(*header_of(frame)) == decode_header(*header_of(frame))
 
 
-def test_what_other_brokers_write_is_read_without_types() -> None:
+def test_lenient_headers_of_other_brokers_are_decoded() -> None:
     lenient = b'{"code":"0017","flag":1,"opaque":"7","extFields":{"a":1,"b":true},"remark":null}'
     response = decode_from_broker(JSON, memoryview(lenient))
     assert response == decode_header(JSON, memoryview(lenient))

@@ -84,7 +84,7 @@ def test_answers_are_wrapped() -> None:
 
 
 @pytest.mark.parametrize(("properties", "body"), [(300_000, 0), (0, 16 * 1024 * 1024 - 200)])
-def test_what_fits_no_frame_is_refused(properties: int, body: int) -> None:
+def test_requests_too_large_to_forward_are_refused(properties: int, body: int) -> None:
     ext = SendExt(
         producer_group="P",
         topic="T",

@@ -145,7 +145,7 @@ def test_a_bare_success_is_the_response_without_fields(opaque: int, serializatio
     assert encode_success(opaque, serialization) == wanted
 
 
-def test_response_has_what_strict_clients_require() -> None:
+def test_response_has_all_fields_of_strict_clients() -> None:
     frame = encode_response(7, ResponseCode.SYSTEM_ERROR)
     header = msgspec.json.decode(frame[8:])
     assert header == {
@@ -183,7 +183,7 @@ def test_send_reply(key: str, serialization: int) -> None:
     assert body == b""
 
 
-def test_send_reply_is_what_the_general_encoder_makes() -> None:
+def test_send_reply_template_equals_the_general_encoder() -> None:
     fields = {
         "MSG_REGION": "DefaultRegion",
         "TRACE_ON": "true",

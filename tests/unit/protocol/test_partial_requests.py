@@ -35,7 +35,7 @@ class Receiver:
         return connection
 
 
-def test_requests_within_the_room_go_on() -> None:
+def test_requests_within_the_room_continue() -> None:
     receiver = Receiver()
     first, second = receiver.begin(3 * MIB), receiver.begin(MIB)
     assert first.reads
@@ -134,7 +134,7 @@ def test_a_request_admitted_between_two_checks_has_one_more() -> None:
     assert slow.closed
 
 
-def test_nobody_waits_for_ever() -> None:
+def test_stalled_partial_requests_are_closed() -> None:
     receiver = Receiver(seconds_max=30)
     going = receiver.begin(4 * MIB)
     waiting = receiver.begin(MIB)

@@ -83,7 +83,7 @@ VALUES = st.sampled_from(["v", "v" * 100, "é" * 250, "v" * 20_000, "\ufffd" * 1
 @example({str(number): "" for number in range(10_000)} | ADDED_LATER, b"")
 @example({"KEYS": "k" * 32_750} | ADDED_LATER, b"")
 @example({f"\U0001f600{number}" * 20: "v" * 3000 for number in range(12)} | ADDED_LATER, b"x\x01y\x02")
-def test_fitted_properties_fit_and_name_what_they_lack(properties: dict[str, str], suffix: bytes) -> None:
+def test_fitted_properties_fit_and_count_omitted_ones(properties: dict[str, str], suffix: bytes) -> None:
     encoded = props.fitted(properties, suffix)
     assert len(encoded) <= props.PROPERTIES_BYTES_MAX
     assert encoded.endswith(suffix)

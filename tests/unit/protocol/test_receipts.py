@@ -104,7 +104,7 @@ def test_counts_are_read_back() -> None:
 
 
 @pytest.mark.parametrize("text", ["0 3", "0 3 x", "0 qo3 1", "0 qo3% 1", "0 -3 1", "0 3 1 2", "0 3 12345678901"])
-def test_what_counts_nothing_is_refused(text: str) -> None:
+def test_invalid_pop_counts_are_refused(text: str) -> None:
     with pytest.raises(ReceiptError, match="the count of pops"):
         read_count_info(text)
 

@@ -230,7 +230,7 @@ def test_damaged_body() -> None:
 
 @steady
 @given(st.data())
-def test_any_damage_is_found_or_harmless(data: st.DataObject) -> None:
+def test_damaged_records_are_refused_or_decoded_equally(data: st.DataObject) -> None:
     damaged = bytearray(RECORD * 2)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -288,9 +288,7 @@ def test_limits_of_a_record_are_a_bug_of_the_caller() -> None:
 
 @steady
 @given(st.lists(RECORDS, max_size=4), st.data())
-def test_what_passes_the_check_can_be_scanned_and_the_other_way_round(
-    rows: list[dict[str, Any]], data: st.DataObject
-) -> None:
+def test_record_check_and_scan_accept_the_same_bodies(rows: list[dict[str, Any]], data: st.DataObject) -> None:
     position = data.draw(st.integers(0, 2**40))
     body = bytearray()
     for fields in rows:

@@ -42,7 +42,7 @@ def made(request: type[Request], *, whole: bool) -> Ext:
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("request_class", REQUESTS, ids=lambda each: each.__name__)
-def test_what_a_client_writes_is_what_a_server_reads(request_class: type[Request], whole: bool) -> None:
+def test_server_decodes_every_request_as_encoded(request_class: type[Request], whole: bool) -> None:
     ext = made(request_class, whole=whole)
     code = int(request_class.__struct_config__.tag)  # type: ignore[arg-type]
     frame = encode_request(code, 5, ext=ext.fields())

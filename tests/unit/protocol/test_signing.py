@@ -28,9 +28,7 @@ def test_the_signature_is_that_of_the_java_client() -> None:
 
 
 @given(FIELDS, st.binary(max_size=20), st.sampled_from([JSON, BINARY]))
-def test_what_was_signed_is_recognized_in_both_encodings(
-    fields: dict[str, str], body: bytes, serialization: int
-) -> None:
+def test_signatures_are_verified_in_both_encodings(fields: dict[str, str], body: bytes, serialization: int) -> None:
     ext = signed("RocketMQ", "12345678", fields, body)
     frame = encode_request(34, 7, ext=ext, body=body, serialization=serialization)
     (incoming,), _ = decode_chunk(frame)

@@ -60,7 +60,7 @@ def test_system_topics(topic: str) -> None:
     assert not names.is_system_topic(f"my_{topic}")
 
 
-def test_what_clients_may_not_send_to() -> None:
+def test_internal_topics_are_forbidden_to_senders() -> None:
     assert names.METADATA_TOPIC in names.SEND_FORBIDDEN_TOPICS
     assert names.HALF_TOPIC in names.SEND_FORBIDDEN_TOPICS
     assert names.SEND_FORBIDDEN_TOPICS.isdisjoint({"TBW102", "BenchmarkTest", names.TRACE_TOPIC})

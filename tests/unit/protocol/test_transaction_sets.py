@@ -57,6 +57,6 @@ def test_it_comes_out_as_it_went_in() -> None:
         (body(b"[]", encode_batch([BatchedMessage(b"", PLACE)] * (SET_MESSAGES_MAX + 1))), "more than 1000 messages"),
     ],
 )
-def test_what_is_none_is_refused(hostile: bytes, why: str) -> None:
+def test_malformed_transaction_sets_are_refused(hostile: bytes, why: str) -> None:
     with pytest.raises(BodyError, match=why):
         TransactionSet.decode(hostile)

@@ -43,7 +43,7 @@ LINE_6 = b"PROXY TCP6 2001:db8::1 2001:db8::2 5000 8081\r\n"
         (SIGNATURE + b"\x21\x00\x00\x00", None),
     ],
 )
-def test_headers_with_what_follows(data: bytes, addresses: Addresses | None) -> None:
+def test_proxy_header_is_parsed_before_the_preface(data: bytes, addresses: Addresses | None) -> None:
     assert parse_proxy_header(data + PREFACE) == ProxyHeader(len(data), addresses)
     for nbytes in range(1, len(data)):
         assert may_be_proxy_header(data[:nbytes])

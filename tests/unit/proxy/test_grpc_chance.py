@@ -189,13 +189,13 @@ def run_by_chance(seed: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_messages_arrive_in_order_and_calls_end(seed: int) -> None:
+def test_random_grpc_calls_end_with_messages_in_order(seed: int) -> None:
     run_by_chance(seed, 300)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(1_000, 1_400))
-def test_whatever_happens_for_many_seeds(seed: int) -> None:
+def test_random_grpc_calls_pass_for_many_seeds(seed: int) -> None:
     run_by_chance(seed, 1_000)
 
 

@@ -299,7 +299,7 @@ def test_a_window_that_opens_costs_the_same_however_many_answers_wait() -> None:
     assert cost(200) < 1.2 * cost(2)
 
 
-def test_an_answer_goes_on_when_settings_open_its_window() -> None:
+def test_answer_continues_when_settings_open_its_window() -> None:
     loop = Loop()
     loop.client.reads = False
     stream_id = loop.client.call(messages=[b"x"])
@@ -371,7 +371,7 @@ def test_compressed_both_ways() -> None:
     assert len(answer.body) < 1_000
 
 
-def test_what_cannot_be_served_is_refused_with_a_status() -> None:
+def test_unservable_calls_are_refused_with_a_status() -> None:
     loop = Loop()
     encoding = loop.client.call(messages=[b"x"], grpc_encoding="snappy")
     timeout = loop.client.call(messages=[b"x"], grpc_timeout="soon")
@@ -384,7 +384,7 @@ def test_what_cannot_be_served_is_refused_with_a_status() -> None:
     assert not loop.server.streams
 
 
-def test_a_browser_learns_what_the_port_is_for() -> None:
+def test_browsers_get_405_with_an_explanation() -> None:
     loop = Loop()
     get = loop.client.call("/", method="GET")
     loop.turn()
@@ -465,7 +465,7 @@ def test_a_silent_client_is_pinged_and_stays() -> None:
     assert 3 <= loop.client.server_pings <= 6
 
 
-def test_a_client_that_is_gone_without_a_word_is_noticed() -> None:
+def test_silently_lost_client_is_detected() -> None:
     loop = Loop(GrpcLimits(ping_after_seconds=60, ping_seconds_max=20))
     loop.client.call(end=False)
     loop.turn()

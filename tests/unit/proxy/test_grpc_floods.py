@@ -198,7 +198,7 @@ def test_a_frame_that_is_too_long_is_refused_by_its_header() -> None:
         list(FrameSplitter().split(PREFACE + b"\xff\xff\xff" + bytes(6)))
 
 
-def test_what_works_may_ping_and_cancel_for_ever() -> None:
+def test_working_clients_may_ping_and_cancel_without_limit() -> None:
     # Clients measure the line with a ping for each answer, open windows, and cancel long polls when they stop.
     loop = Loop(LIMITS)
     for _ in range(150):
@@ -237,7 +237,7 @@ def test_all_long_polls_of_a_client_may_end_at_once() -> None:
     assert not loop.server.streams
 
 
-def test_frames_are_found_wherever_chunks_end() -> None:
+def test_splitter_returns_frames_of_any_chunks() -> None:
     frames = [PingFrame(0, b"12345678"), DataFrame(1, bytes(300)), DataFrame(3, b"", flags=["END_STREAM"])]
     data = PREFACE + b"".join(each.serialize() for each in frames)
     for step in (1, 2, 8, 9, 10, 24, 25, 400):

@@ -57,7 +57,7 @@ def test_a_message_that_is_too_large_is_refused_by_its_length() -> None:
     assert MessageReader("identity", LIMIT).feed(framed(bytes(LIMIT), compress=False)) == [bytes(LIMIT)]
 
 
-def test_flags_that_nobody_announced_are_refused() -> None:
+def test_unannounced_message_flags_are_refused() -> None:
     assert refusal(MessageReader("identity", LIMIT), b"\1\0\0\0\0") is Status.INTERNAL
     assert refusal(MessageReader("gzip", LIMIT), b"\2\0\0\0\0") is Status.INTERNAL
 

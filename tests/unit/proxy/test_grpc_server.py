@@ -114,7 +114,7 @@ async def test_a_call_that_its_client_cancels_is_cancelled(autojump_clock: MockC
 
 
 @pytest.mark.trio
-async def test_calls_of_a_client_that_is_gone_are_cancelled(autojump_clock: MockClock) -> None:
+async def test_calls_of_a_lost_client_are_cancelled(autojump_clock: MockClock) -> None:
     async with serving() as server:
         client = await server.connect()
         for _ in range(3):
@@ -159,7 +159,7 @@ async def test_a_large_answer_passes_small_windows(autojump_clock: MockClock) ->
 
 
 @pytest.mark.trio
-async def test_a_call_whose_client_opens_no_window_is_reset(autojump_clock: MockClock) -> None:
+async def test_call_without_window_is_reset(autojump_clock: MockClock) -> None:
     async with serving(GrpcLimits(send_seconds_max=30)) as server:
         client = await server.connect()
         client.grpc.reads = False
@@ -191,7 +191,7 @@ async def test_a_client_that_reads_nothing_is_closed(autojump_clock: MockClock) 
 
 
 @pytest.mark.trio
-async def test_floods_end_their_connection_with_one_event_and_harm_no_other(autojump_clock: MockClock) -> None:
+async def test_flood_ends_only_its_own_connection(autojump_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with serving(GrpcLimits(control_frames_burst=50, control_frames_per_second=1)) as server:
             other = await server.connect()
@@ -251,7 +251,7 @@ async def test_haproxy_names_the_client_if_it_is_trusted(autojump_clock: MockClo
 
 
 @pytest.mark.trio
-async def test_nobody_else_may_name_another_client(autojump_clock: MockClock) -> None:
+async def test_untrusted_haproxy_headers_are_refused(autojump_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with serving() as server:
             client = await server.connect(first=HAPROXY)
@@ -301,7 +301,7 @@ def test_a_certificate_that_cannot_be_made_is_refused_with_the_reason(monkeypatc
         SelfSigned(["localhost"], lambda: 0)
 
 
-def test_a_process_that_makes_its_certificate_does_not_load_what_makes_it() -> None:
+def test_self_signed_certificate_does_not_import_cryptography() -> None:
     program = "from mq.proxy.grpc import SelfSigned; import sys; SelfSigned(['localhost'], lambda: 0)"
     done = subprocess.run(
         [sys.executable, "-c", f"{program}; print('cryptography' in sys.modules)"],

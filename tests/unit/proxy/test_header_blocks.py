@@ -20,7 +20,9 @@ FIELDS = st.lists(
 
 
 @given(blocks=st.lists(FIELDS, max_size=8), huffman=st.booleans(), sizes=st.lists(st.integers(0, 4096), max_size=3))
-def test_what_hpack_encodes_is_decoded(blocks: list[list[tuple[str, str]]], huffman: bool, sizes: list[int]) -> None:
+def test_decoder_reads_headers_encoded_by_hpack(
+    blocks: list[list[tuple[str, str]]], huffman: bool, sizes: list[int]
+) -> None:
     encoder, decoder = Encoder(), HeaderDecoder(1 << 20)
     for number, fields in enumerate(blocks):
         if number < len(sizes):
@@ -30,7 +32,7 @@ def test_what_hpack_encodes_is_decoded(blocks: list[list[tuple[str, str]]], huff
 
 
 @given(FIELDS)
-def test_what_is_encoded_hpack_decodes(fields: list[tuple[str, str]]) -> None:
+def test_hpack_decodes_encoded_headers(fields: list[tuple[str, str]]) -> None:
     raw = [(name.encode(), value.encode()) for name, value in fields]
     decoder = Decoder()
     decoder.max_allowed_table_size = 0

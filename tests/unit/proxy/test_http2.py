@@ -154,7 +154,7 @@ def test_windows_have_a_maximum() -> None:
         ([SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: 2**31})], ErrorCode.FLOW_CONTROL_ERROR),
     ],
 )
-def test_what_ends_the_connection(frames: list[Frame], code: ErrorCode) -> None:
+def test_protocol_errors_end_the_connection(frames: list[Frame], code: ErrorCode) -> None:
     assert ends_with(Loop(), *frames) == code
 
 

@@ -112,7 +112,7 @@ def test_the_rest_of_a_part_goes_before_other_frames(pair: Pair) -> None:
     assert pair.came(5) == [b"ack 1", b"other"]
 
 
-def test_it_does_not_overtake_what_waits_to_be_sent(pair: Pair) -> None:
+def test_acknowledgement_does_not_overtake_unsent_bytes(pair: Pair) -> None:
     after = AfterSync(HeldWriter())
     pair.stream.send(b"other" + pair.seal.tag(b"other"))
     assert not after.put(pair.stream, pair.seal, b"ack 1", 1)

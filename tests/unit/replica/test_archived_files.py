@@ -243,7 +243,7 @@ async def test_files_of_another_log_are_not_installed(tmp_path: Path, monkeypatc
         assert len(named(log, "install_without_archive")) == 1
 
 
-async def test_replica_killed_while_it_reads_the_archive_goes_on_there(
+async def test_replica_resumes_reading_the_archive_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with group(tmp_path, ["n0"], limits=replace(LIMITS, archive_read_bytes=4096)) as nodes:

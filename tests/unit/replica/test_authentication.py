@@ -146,7 +146,7 @@ def assert_nothing_told(data: bytes) -> None:
 
 
 @pytest.mark.trio
-async def test_without_the_secret_nobody_learns_anything(tmp_path: Path) -> None:
+async def test_callers_without_the_secret_get_equal_answers(tmp_path: Path) -> None:
     """Whatever a caller claims to be, it gets the same bytes."""
     async with lonely(tmp_path, refusal_log_seconds=60.0) as (node, port):
         claims = [
@@ -290,7 +290,7 @@ async def test_frames_of_somebody_in_between_end_the_connection(tmp_path: Path, 
         ({"addresses": ADDRESSES | {"n1": "x" * 301}}, "at most 300 characters"),
     ],
 )
-async def test_with_the_secret_what_no_replica_says_is_refused(
+async def test_impossible_hellos_with_the_secret_are_refused(
     tmp_path: Path, changes: dict[str, object], words: str
 ) -> None:
     async with lonely(tmp_path) as (node, port):
@@ -375,7 +375,7 @@ async def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.trio
-async def test_a_group_goes_on_while_its_secret_is_exchanged(tmp_path: Path) -> None:
+async def test_group_continues_while_its_secret_is_exchanged(tmp_path: Path) -> None:
     async with started(tmp_path) as (leader, followers):
         (old,), new = leader.secrets.current, new_secret()
         for secrets in ((new, old), (new,)):

@@ -73,9 +73,7 @@ async def test_slow_disk_of_a_leader_stops_neither_heartbeats_nor_commits(
         assert not on_the_loop, f"{len(on_the_loop)} reads stopped the event loop"
 
 
-async def test_what_was_read_for_a_leadership_that_is_over_counts_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reads_for_a_past_leadership_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Job] = []
     async with group(tmp_path) as nodes:
         leader, late = await behind(nodes)

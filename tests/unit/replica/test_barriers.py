@@ -37,7 +37,7 @@ def test_reads_of_one_turn_share_a_question_and_later_ones_do_not() -> None:
     assert late == [False]
 
 
-def test_a_read_that_nobody_answers_is_given_up_in_time() -> None:
+def test_unanswered_read_fails_at_its_deadline() -> None:
     barriers, answers = ReadBarriers(), list[bool]()
     barriers.add(answers.append)
     ctx = barriers.ask(10.0)

@@ -35,7 +35,7 @@ def settings(full: float, pause: float, segment_bytes: int = GIB) -> NodeSetting
     ],
     ids=["defaults", "equal ratios", "narrow ratios", "a disk of ten files", "no ratios"],
 )
-def test_what_is_in_flight_fits_between_both_and_another_file_behind(
+def test_disk_ratios_leave_room_for_messages_in_flight(
     full: float, pause: float, disk_gib: int, expected: tuple[float, float]
 ) -> None:
     found = settings(full, pause).disk_ratios(disk_gib * GIB)

@@ -31,7 +31,7 @@ def test_the_example_of_the_documentation_runs() -> None:
     "configure",
     ["import logging; logging.basicConfig(level='INFO')", "import structlog; structlog.configure()"],
 )
-def test_a_program_that_configures_a_log_gets_what_nodes_write(configure: str) -> None:
+def test_configured_logger_gets_the_lines_of_nodes(configure: str) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", f"{configure}\n{code}"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -53,7 +53,7 @@ def many(count: int, *, small_buffers: bool = False) -> Iterator[tuple[Reactor, 
 
 
 @pytest.mark.usefixtures("flushing")
-async def test_a_turn_sends_what_each_of_many_streams_has() -> None:
+async def test_turn_sends_the_bytes_of_every_stream() -> None:
     with many(300) as (reactor, servers, clients):
         for number, server in enumerate(servers):
             for part in range(number % 3):
@@ -119,7 +119,7 @@ async def test_a_stalled_reader_gets_the_rest_later_and_delays_no_other() -> Non
 
 
 @pytest.mark.usefixtures("flushing")
-async def test_a_connection_that_is_gone_closes_alone() -> None:
+async def test_lost_connection_closes_no_other() -> None:
     with many(4) as (reactor, servers, clients):
         _reset(clients[0])
         clients[1].shutdown(socket.SHUT_WR)  # it still reads

@@ -236,7 +236,7 @@ def other_entries(member: Member) -> int:
     )
 
 
-async def test_a_lone_node_goes_on_and_refuses_what_it_cannot_read(tmp_path: Path) -> None:
+async def test_lone_node_serves_with_a_damaged_entry(tmp_path: Path) -> None:
     async with group(tmp_path, ["n0"]) as nodes:
         leader = await nodes.leader()
         await leader.append_all(BODIES)
@@ -388,7 +388,7 @@ async def test_a_node_that_could_not_make_a_file_waits_for_room(
         assert leader.runs == 2
 
 
-async def test_what_was_applied_counts_as_committed_after_a_restart(tmp_path: Path) -> None:
+async def test_applied_entries_are_committed_after_a_restart(tmp_path: Path) -> None:
     async with group(tmp_path) as nodes:
         leader = await nodes.leader()
         await leader.append_all(BODIES)
@@ -411,7 +411,7 @@ async def test_what_was_applied_counts_as_committed_after_a_restart(tmp_path: Pa
         assert alone.replica.log.base[0] > 1
 
 
-async def test_vote_files_record_what_is_committed_and_the_group_members(tmp_path: Path) -> None:
+async def test_vote_files_record_commit_hint_and_members(tmp_path: Path) -> None:
     """For a backup, which reads the files of a replica that runs, and for a group that lost its majority."""
     async with group(tmp_path) as nodes:
         leader = await nodes.leader()

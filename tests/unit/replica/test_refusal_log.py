@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from raftlog.net.refusal_log import REASONS_MAX, RefusalLog
 
 
-def test_a_reason_is_logged_once_a_minute_whatever_its_numbers() -> None:
+def test_refusals_differing_in_numbers_are_logged_once_a_minute() -> None:
     now, error = 0.0, ""
     with capture_logs() as lines:
         log = RefusalLog(structlog.get_logger(), lambda: now)
@@ -24,7 +24,7 @@ def test_a_reason_is_logged_once_a_minute_whatever_its_numbers() -> None:
     assert (lines[-1]["peer"], lines[-1]["times"]) == ("n1", 100)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_refusals_are_bounded() -> None:
     with capture_logs() as lines:
         log = RefusalLog(structlog.get_logger(), lambda: 0.0)
         for number in range(3 * REASONS_MAX):

@@ -90,7 +90,7 @@ async def test_two_replicas_damaged_at_the_same_place_are_repaired_from_the_thir
             assert file_of(member).read_bytes()[: len(whole.rstrip(b"\0"))] == whole.rstrip(b"\0")
 
 
-async def test_what_two_have_lost_and_the_third_never_had_is_cut(tmp_path: Path) -> None:
+async def test_entries_lost_by_two_and_absent_at_the_third_are_cut(tmp_path: Path) -> None:
     async with group(tmp_path, limits=IMPATIENT) as nodes:
         leader = await nodes.leader()
         short = nodes.others(leader)[0]

@@ -116,7 +116,7 @@ async def two_with_a_wire(
 
 @pytest.mark.trio
 @pytest.mark.parametrize("has_tls", [True, False])
-async def test_what_is_sent_can_be_read_on_the_wire_only_without_it(tmp_path: Path, has_tls: bool) -> None:
+async def test_tls_hides_entries_on_the_wire(tmp_path: Path, has_tls: bool) -> None:
     tls = [enforcing(tmp_path, name) if has_tls else None for name in NAMES[:2]]
     async with two_with_a_wire(tmp_path, (tls[0], tls[1])) as (first, second, wire):
         leader = await wait_leader([first, second])

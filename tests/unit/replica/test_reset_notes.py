@@ -95,7 +95,7 @@ def test_the_copy_of_a_leader_that_falls_silent_is_noted() -> None:
     assert replica.noted
 
 
-def test_nobody_waits_for_heartbeats_that_change_nothing() -> None:
+def test_reset_notes_do_not_wait_for_irrelevant_heartbeats() -> None:
     assert waited(Replica(99, may_lack=False, notes={}), "n0") == 0
     assert waited(Replica(BASE, may_lack=False, notes={}), "n1") == 0
     assert waited(Replica(None, may_lack=False, notes={}), "n1") == 0

@@ -128,7 +128,7 @@ async def test_a_waiting_node_believes_only_members_of_its_group(tmp_path: Path,
     assert not member.directory.exists()
 
 
-async def test_a_node_that_nobody_calls_says_again_that_it_waits(member: Member) -> None:
+async def test_uncalled_node_repeats_its_waiting_event(member: Member) -> None:
     member.settings = dataclasses.replace(member.settings, limits=NodeLimits(remind_seconds=0.01))
     with capture_logs() as log:
         async with waiting(member):
@@ -145,7 +145,7 @@ async def test_a_node_cannot_wait_without_secret_or_port(tmp_path: Path, member:
         await group_segment_bytes(member.settings, log=structlog.get_logger("test"))
 
 
-async def test_what_a_directory_was_made_with(tmp_path: Path) -> None:
+async def test_directory_stores_its_segment_size(tmp_path: Path) -> None:
     async with group(tmp_path, ["n0"]) as nodes:
         path = (await nodes.leader()).directory
         directory = str(path)

@@ -48,7 +48,7 @@ def test_receive_ends_at_the_buffer_and_not_where_a_send_ended(pair: Pair) -> No
     assert refused.value.errno == errno.EAGAIN
 
 
-def test_send_takes_what_fits_and_then_nothing_until_the_peer_reads(pair: Pair) -> None:
+def test_send_blocks_until_the_peer_reads(pair: Pair) -> None:
     server, client = pair
     data = bytes(8 << 20)
     sent = server.send(data)
@@ -66,7 +66,7 @@ def test_send_takes_what_fits_and_then_nothing_until_the_peer_reads(pair: Pair) 
     assert server.send(b"more") == 4
 
 
-def test_reset_comes_behind_what_arrived_and_fails_one_call(pair: Pair) -> None:
+def test_reset_is_raised_after_the_received_bytes(pair: Pair) -> None:
     server, client = pair
     client.sendall(b"before")
     wait_for(server)

@@ -104,7 +104,7 @@ def test_turns_are_asked_for_often_enough_to_notice_a_stall() -> None:
     assert stage.replica.next_deadline() <= stage.now + 1.25 * CONFIG.heartbeat_seconds
 
 
-def test_turn_that_lasts_long_judges_nobody_at_its_end() -> None:
+def test_long_turn_starts_no_election_at_its_end() -> None:
     """Peers may have spoken since its input was read."""
     stage = Stage()
     stage.replica.begin_turn()
@@ -139,7 +139,7 @@ def test_disk_does_not_hang_because_the_process_did_not_run() -> None:
     assert stage.core._disk_slow
 
 
-def test_stall_before_a_write_says_nothing_about_the_disk() -> None:
+def test_stall_before_a_write_is_not_blamed_on_the_disk() -> None:
     stage = Stage()
     stage.turn()
     stage.now += 5.0

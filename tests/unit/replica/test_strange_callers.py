@@ -82,7 +82,7 @@ PEERS_WITH_BUGS = {
 TLS_CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(194)
 
 
-async def test_the_log_says_that_a_stranger_speaks_tls(tmp_path: Path) -> None:
+async def test_log_names_unexpected_tls_of_a_replica(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (_, port):
         with capture_logs() as log:
             assert await received(await call(port, TLS_CLIENT_HELLO)) == b""
@@ -102,7 +102,7 @@ async def test_strangers_are_cut_off(tmp_path: Path) -> None:
             await check_unharmed(node, port, last_index)
 
 
-async def test_of_many_strangers_the_oldest_are_cut_off(tmp_path: Path) -> None:
+async def test_oldest_unidentified_connections_are_closed_first(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         peer = (await let_in(node, port)).stream
         strangers = [await call(port) for _ in range(UNIDENTIFIED_MAX + 20)]
@@ -200,7 +200,7 @@ async def test_callers_of_another_group_are_refused_with_a_reason(
         await check_unharmed(node, port, node.log.last_index)
 
 
-async def test_what_follows_a_refused_hello_is_not_heard(tmp_path: Path) -> None:
+async def test_frames_after_a_refused_hello_are_ignored(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         term = node.replica.core.term
         wrong = frames.encode_cold(Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDRESSES))

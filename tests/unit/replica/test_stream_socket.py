@@ -322,7 +322,7 @@ async def test_each_turn_ends_the_request() -> None:
         assert reactor.turns == turns
 
 
-async def test_what_arrives_before_a_requested_turn_is_served_first() -> None:
+async def test_input_before_a_requested_turn_is_served_first() -> None:
     async with reacting() as reactor, connected(reactor) as (server, client):
         asked = False
 
@@ -410,7 +410,7 @@ async def test_an_unread_client_waits_and_may_disconnect() -> None:
         await server.until(lambda: bool(server.closed))
 
 
-async def test_what_nobody_reads_is_counted() -> None:
+async def test_unsent_bytes_are_counted() -> None:
     async with reacting() as reactor, connected(reactor, send_buffer=8192) as (server, client):
         assert reactor.unsent.nbytes == 0
         server.stream.send(bytes(400_000))

@@ -105,7 +105,7 @@ def test_a_term_that_is_far_but_possible_is_taken() -> None:
 
 
 @pytest.mark.parametrize("term", [TERM_MAX - 1, TERM_MAX])
-def test_nobody_stands_for_election_behind_the_highest_term(term: int) -> None:
+def test_replica_does_not_campaign_beyond_the_highest_term(term: int) -> None:
     group = Group(3, term=term, config=CoreConfig())
     for _ in range(20):
         group.time_out(A)

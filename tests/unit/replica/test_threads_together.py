@@ -57,7 +57,7 @@ async def test_the_error_of_one_job_goes_to_its_caller_alone() -> None:
 
 
 @pytest.mark.parametrize("cancelled", [0, 1])
-async def test_a_cancelled_caller_does_not_take_the_others_along(cancelled: int) -> None:
+async def test_cancelling_one_caller_spares_the_others(cancelled: int) -> None:
     machine, found = Machine(), list[int]()
     scopes = [trio.CancelScope(), trio.CancelScope()]
 
@@ -78,7 +78,7 @@ async def test_a_cancelled_caller_does_not_take_the_others_along(cancelled: int)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
-async def test_callers_learn_that_no_thread_could_be_started(
+async def test_callers_get_the_error_of_a_failed_thread_start(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_room(*_: object) -> None:

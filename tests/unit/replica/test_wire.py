@@ -269,7 +269,7 @@ def test_frames_are_cut_at_every_place() -> None:
         (struct.pack(">IBBHI", 8, 5, HANDSHAKE_VERSION, 9, 0), "the reserved field of the frame is 9, not 0"),
     ],
 )
-def test_frames_that_nobody_sends(prefix: bytes, words: str) -> None:
+def test_impossible_frames_are_refused(prefix: bytes, words: str) -> None:
     with pytest.raises(WireError, match=words):
         wire.split_frames(memoryview(prefix))
 

@@ -80,7 +80,7 @@ def home(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Home]:
     os.close(home.done_fd)
 
 
-def test_what_is_queued_shares_one_write_and_one_report(home: Home) -> None:
+def test_queued_writes_share_one_write_and_report(home: Home) -> None:
     home.writes.submit(home.op(b"one", b"two", commit_hint=LogIndex(4)))
     home.writes.submit(home.op(b"three", commit_hint=LogIndex(3)))
     assert not home.run(), "nothing is next"
@@ -230,7 +230,7 @@ def test_waiting_thread_is_woken_and_returns_when_the_time_is_up(home: Home) -> 
     assert (found, writes.done_ticket, home.content()) == ([False], 1, HEADER + b"body")
 
 
-def test_a_frame_is_sent_behind_its_write_and_wakes_nobody(home: Home) -> None:
+def test_writer_sends_a_frame_after_its_write(home: Home) -> None:
     near, far = socket.socketpair()
     far.setblocking(False)
     with near, far:

@@ -54,7 +54,7 @@ class Operator:
         self.copied += nbytes
 
 
-def test_backup_of_a_log_in_use_has_what_is_committed() -> None:
+def test_backup_of_a_running_log_has_committed_entries_only() -> None:
     home = LogHome()
     log = filled(home, 200)
     home.put(log, b"not committed")
@@ -79,7 +79,7 @@ def test_files_of_a_backup_are_those_of_the_log() -> None:
         assert home.disk.content(f"{DIRECTORY}/{name}")[: len(copy)] == copy
 
 
-def test_second_run_copies_only_what_is_new() -> None:
+def test_second_backup_run_copies_only_new_entries() -> None:
     home = LogHome()
     log = filled(home, 200)
     operator = Operator(home)
@@ -105,7 +105,7 @@ def test_run_without_new_entries_says_that_nothing_was_missing_at_its_time() -> 
     assert len(operator.bodies()) == 20
 
 
-def test_any_replica_can_go_on_with_a_backup() -> None:
+def test_any_replica_can_continue_a_backup() -> None:
     home, other = LogHome(), LogHome()
     filled(home, 100)
     log = filled(other, 100)
@@ -290,7 +290,7 @@ def test_damage_to_the_log_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["log/00000000000000000000", "log/00000000000000004096"])
-def test_every_flipped_bit_of_a_backup_is_found(name: str) -> None:
+def test_backup_detects_every_flipped_bit(name: str) -> None:
     home = LogHome()
     filled(home, 60)
     operator = Operator(home)

@@ -122,7 +122,7 @@ def grow(home: LogHome, first: int, last: int) -> None:
     home.submit(log, commit_hint=last)
 
 
-def test_every_run_continues_the_one_before_and_removes_what_that_superseded() -> None:
+def test_backup_runs_remove_superseded_objects() -> None:
     home, bucket = LogHome(), Bucket()
     filled(home, 3)
     for number, last in enumerate((3, 4, 30, 31, 31, 100, 200), 1):
@@ -184,7 +184,7 @@ def test_leftovers_of_a_run_that_died_are_removed_a_day_later() -> None:
 @pytest.mark.parametrize("conditional", [True, False])
 @pytest.mark.parametrize("known", [0, 60])
 @pytest.mark.parametrize("news", [0, 1, 100])
-def test_runs_at_once_do_not_harm_the_backup(conditional: bool, known: int, news: int) -> None:
+def test_concurrent_runs_keep_the_backup_intact(conditional: bool, known: int, news: int) -> None:
     """Also where conditions are ignored: there the later run wins, and the next one copies again what it lacks."""
     home, bucket = LogHome(), Bucket()
     filled(home, known or 30)
@@ -206,7 +206,7 @@ def test_runs_at_once_do_not_harm_the_backup(conditional: bool, known: int, news
     assert entries(bucket) == bodies(last + news)
 
 
-def test_run_that_needs_what_others_have_removed_is_refused() -> None:
+def test_backup_run_missing_removed_objects_is_refused() -> None:
     home, bucket = LogHome(), Bucket()
     filled(home, 30)
     Run(home, bucket).end(NOW_MS)
@@ -219,7 +219,7 @@ def test_run_that_needs_what_others_have_removed_is_refused() -> None:
     assert entries(bucket) == bodies(32)
 
 
-def test_reader_goes_on_when_runs_replace_the_newest_object() -> None:
+def test_reader_continues_when_the_newest_object_is_replaced() -> None:
     home, bucket = LogHome(), Bucket()
     filled(home, 90)
     Run(home, bucket).end(NOW_MS)
@@ -276,7 +276,7 @@ def test_manifest_with_names_that_are_none_is_refused() -> None:
             decode_backup_manifest(encode_backup_manifest(replace(manifest, objects=each)))
 
 
-def test_every_altered_object_is_found() -> None:
+def test_backup_detects_every_altered_object() -> None:
     home, bucket = LogHome(), Bucket()
     filled(home, 60)
     Run(home, bucket).end(NOW_MS)

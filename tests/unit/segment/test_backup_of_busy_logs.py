@@ -64,7 +64,7 @@ class BusyLog:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_backup_is_always_a_part_of_what_was_committed(seed: int) -> None:
+def test_backup_is_always_a_prefix_of_committed_entries(seed: int) -> None:
     random = Random(seed)
     busy = BusyLog(random)
     disk, number, runs = MemoryDisk(), 0, 0

@@ -241,7 +241,7 @@ def test_entries_that_lead_elsewhere_are_never_written(home: LogHome, peer: LogH
     good.close_all()
 
 
-def test_what_nobody_has_is_cut_and_the_replica_abstains(home: LogHome, peer: LogHome) -> None:
+def test_entries_absent_everywhere_are_cut_and_the_replica_abstains(home: LogHome, peer: LogHome) -> None:
     closed(home)
     short = write(peer, entries=100)
     end = 3 * 4096 + 1000
@@ -306,7 +306,7 @@ def test_nothing_intact_is_cut_while_a_peer_has_the_same_damage(home: LogHome, p
     assert segments(home) == before
 
 
-def test_what_no_peer_ever_had_is_cut_with_intact_entries_behind(home: LogHome) -> None:
+def test_entries_no_peer_had_are_cut_with_their_successors(home: LogHome) -> None:
     """No majority has it, so it was never committed."""
     closed(home)
     flip(home, 5000)

@@ -37,7 +37,7 @@ def test_a_healthy_log_is_read_to_its_committed_end(size: int) -> None:
     home.close_all()
 
 
-def test_damage_is_found_and_reported_with_its_position(home: LogHome) -> None:
+def test_scrub_reports_the_position_of_damage(home: LogHome) -> None:
     log = home.open()
     home.put(log, *[b"x" * 52] * 100)
     home.disk.flip_bit(home.segment(4096), 560)
@@ -89,7 +89,7 @@ class CachingDisk(MemoryDisk):
         return (super().pread(fd, length, offset), True) if self.forgets else (self.pread(fd, length, offset), False)
 
 
-def test_damage_that_the_page_cache_hides_is_found() -> None:
+def test_scrub_finds_damage_hidden_by_the_page_cache() -> None:
     disk = CachingDisk()
     home = LogHome(disk=disk)
     log = home.open()
@@ -101,7 +101,7 @@ def test_damage_that_the_page_cache_hides_is_found() -> None:
     home.close_all()
 
 
-def test_what_came_from_the_page_cache_is_counted_apart() -> None:
+def test_scrub_counts_bytes_from_disk_separately() -> None:
     disk = CachingDisk()
     home = LogHome(disk=disk)
     log = home.open()

@@ -140,7 +140,7 @@ def test_locked_or_empty_directory(home: LogHome) -> None:
         StoppedLog(home.disk, "/missing")
 
 
-def test_entries_with_what_is_damaged_in_between(full: LogHome) -> None:
+def test_stopped_log_lists_entries_and_damaged_ranges(full: LogHome) -> None:
     full.disk.flip_bit(full.segment(), 360)
     full.disk.flip_bit(full.segment(8192), 60)
     stopped = StoppedLog(full.disk, DIRECTORY)

@@ -29,7 +29,7 @@ from tests.unit.segment.log_home import CLUSTER_ID, LogHome, all_bodies
         ("segment_bytes", 8192, "made for segment_bytes 4096, opened with 8192"),
     ],
 )
-def test_directory_of_somebody_else_is_refused(home: LogHome, field: str, value: Any, message: str) -> None:
+def test_foreign_directory_is_refused(home: LogHome, field: str, value: Any, message: str) -> None:
     home.put(home.open(), b"body")
     home.close_all()
     with pytest.raises(DirectoryMismatch, match=message):
@@ -68,7 +68,7 @@ def test_unusable_directory_is_named(home: LogHome, operation: str, number: int)
     home.open()
 
 
-def test_full_disk_is_refused_before_anything_is_promised(home: LogHome) -> None:
+def test_full_disk_is_refused_before_any_promise(home: LogHome) -> None:
     home.disk.capacity_bytes = 10_000
     with pytest.raises(DirectoryUnusable, match="No space left"):
         home.open()

@@ -24,7 +24,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, str]:
     return disk, root
 
 
-def test_reads_what_was_written(place: tuple[Disk, str]) -> None:
+def test_disk_reads_written_bytes(place: tuple[Disk, str]) -> None:
     disk, root = place
     fd = disk.open(f"{root}/file", create=True)
     assert disk.size(fd) == 0
@@ -144,7 +144,7 @@ def test_crash_keeps_any_subset_of_unsynced_sectors() -> None:
     assert len(kept) == 16
 
 
-def test_crash_keeps_what_was_synced_and_kills_descriptors() -> None:
+def test_crash_keeps_synced_bytes_and_closes_descriptors() -> None:
     for seed in range(20):
         disk, fd = synced_file(b"old" * 1000)
         before = disk.boot_id()
@@ -187,7 +187,7 @@ def test_power_cut_ends_everything_until_the_crash() -> None:
     disk.fdatasync(disk.open("/file"))
 
 
-def test_full_disk_takes_what_fits() -> None:
+def test_full_disk_writes_only_the_fitting_bytes() -> None:
     disk = MemoryDisk(capacity_bytes=10)
     fd = disk.open("/file", create=True)
     assert disk.pwritev(fd, [b"12345678"], 0) == 8
@@ -210,7 +210,7 @@ def test_faults_strike_once_and_in_time() -> None:
     disk.fdatasync(fd)
 
 
-def test_what_a_synced_write_took_can_be_read_back(place: tuple[Disk, str]) -> None:
+def test_synced_write_can_be_read_back(place: tuple[Disk, str]) -> None:
     disk, root = place
     fd = disk.open(f"{root}/file", create=True)
     assert disk.write_synced(fd, [b"ab", memoryview(b"cd")], 2) == 4
@@ -238,7 +238,7 @@ def test_usage_is_free_and_total(place: tuple[Disk, str]) -> None:
         disk.usage(root + "/missing")
 
 
-def test_usage_follows_what_the_files_take() -> None:
+def test_disk_usage_follows_file_sizes() -> None:
     disk = MemoryDisk(capacity_bytes=1000)
     fd = disk.open("/file", create=True)
     disk.pwritev(fd, [bytes(300)], 0)
@@ -354,7 +354,7 @@ def test_eviction_drops_bytes_a_failed_sync_lost_and_keeps_dirty_ones() -> None:
     assert outcomes <= {0, 512, 1024}
 
 
-def test_write_fully_goes_on_behind_the_part_that_was_written() -> None:
+def test_write_fully_continues_after_a_partial_write() -> None:
     content = bytearray(30)
 
     def write_some(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset: int) -> int:

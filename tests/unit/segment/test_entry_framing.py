@@ -52,7 +52,7 @@ def test_header_bytes_never_change() -> None:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=8), st.integers(0, 2**40), st.integers(0, 2**40))
-def test_what_was_framed_is_scanned(bodies: list[bytes], index: int, pos: int) -> None:
+def test_scan_returns_framed_entries(bodies: list[bytes], index: int, pos: int) -> None:
     data = framed(bodies, first=index + 1, pos=pos)
     refs = scan_entries(memoryview(data), SEED)
     at = 0
@@ -63,7 +63,7 @@ def test_what_was_framed_is_scanned(bodies: list[bytes], index: int, pos: int) -
     assert at == len(data)
 
 
-def test_every_flipped_bit_is_found() -> None:
+def test_scan_detects_every_flipped_bit() -> None:
     data = framed([b"first", b"second"])
     for bit in range(len(data) * 8):
         damaged = bytearray(data)
@@ -72,7 +72,7 @@ def test_every_flipped_bit_is_found() -> None:
             scan_entries(memoryview(damaged), SEED)
 
 
-def test_every_cut_is_found() -> None:
+def test_scan_detects_every_cut() -> None:
     data = framed([b"first", b"second"])
     whole = HEADER_BYTES + 5
     for length in range(1, len(data)):
@@ -127,12 +127,12 @@ def test_place_leaves_room_for_a_blank(end_pos: int, size: int, position: int) -
     assert place(end_pos, size, 256) == position
 
 
-def test_place_refuses_what_fits_into_no_file() -> None:
+def test_place_refuses_entries_larger_than_a_file() -> None:
     with pytest.raises(ValueError, match="entry of 249 bytes, a segment holds 248 at most"):
         place(0, 249, 256)
 
 
-def test_blank_says_how_far_it_reaches() -> None:
+def test_blank_starts_with_its_length() -> None:
     assert blank(8) == b"\xff\xff\xff\xff\x00\x00\x00\x08"
     assert is_blank(blank(300), 300)
     assert not is_blank(blank(300), 299)

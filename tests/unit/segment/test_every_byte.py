@@ -100,7 +100,7 @@ def check(content: bytes, like: Image, durable_pos: int, survivors: int, case: s
 
 
 @pytest.mark.parametrize("like", [ONE_FILE, TWO_FILES], ids=["one file", "two files"])
-def test_flip_of_every_bit_below_and_above_what_was_durable(like: Image) -> None:
+def test_recovery_handles_a_flip_of_every_bit(like: Image) -> None:
     cases = 0
     for pos in range(like.ends[-1]):
         holder = sum(end <= pos for end in like.ends[1:])
@@ -121,7 +121,7 @@ def test_flip_of_every_bit_below_and_above_what_was_durable(like: Image) -> None
 
 @pytest.mark.parametrize("garbage", [0x00, 0xA5, 0xFF])
 @pytest.mark.parametrize("like", [ONE_FILE, TWO_FILES], ids=["one file", "two files"])
-def test_torn_tail_every_byte_whatever_was_durable(like: Image, garbage: int) -> None:
+def test_torn_tail_every_byte_at_any_durable_position(like: Image, garbage: int) -> None:
     for cut in range(like.ends[-1] + 1):
         torn = like.content[:cut] + bytes([garbage]) * (like.ends[-1] - cut) + like.content[like.ends[-1] :]
         untouched = next((at for at in range(cut, len(torn)) if torn[at] != like.content[at]), len(torn))

@@ -68,7 +68,7 @@ def test_the_end_of_a_closed_file_is_written_again(home: LogHome, seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_zeros_of_a_cut_whose_sync_failed_are_written_again(home: LogHome, seed: int) -> None:
+def test_zeros_of_a_cut_are_rewritten_after_a_failed_sync(home: LogHome, seed: int) -> None:
     """Otherwise old entries come back behind new ones, further away than a torn write reaches."""
     home.limits = LogLimits(sync_bytes_max=512)
     log = home.open()

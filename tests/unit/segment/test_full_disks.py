@@ -58,7 +58,7 @@ def test_size_limit_of_a_file_takes_a_part_and_then_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_writer_fails_on_a_full_disk_and_reports_what_fitted(
+def test_writer_on_a_full_disk_reports_the_fitting_entries(
     small_disk: Path, form: type[CompiledAppendQueue | PythonAppendQueue]
 ) -> None:
     fd, done_fd = os.open(small_disk / "file", os.O_RDWR | os.O_CREAT), os.eventfd(0, os.EFD_NONBLOCK)

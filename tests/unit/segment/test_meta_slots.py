@@ -74,7 +74,7 @@ def test_one_damaged_slot_leaves_the_other(writes: int, slot: int) -> None:
 
 
 @pytest.mark.parametrize("slot", [0, 1])
-def test_writing_goes_on_in_the_damaged_slot(slot: int) -> None:
+def test_writing_continues_in_the_damaged_slot(slot: int) -> None:
     """Otherwise the next torn write would take the last good one."""
     disk = written(1, 2, 3)
     disk.flip_bit(PATH, slot * SLOT_BYTES + 50)

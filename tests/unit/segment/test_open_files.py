@@ -25,7 +25,7 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def test_a_replaced_file_is_closed_once_nobody_uses_it(path: str) -> None:
+def test_replaced_file_is_closed_after_its_last_use(path: str) -> None:
     files = OpenFiles(RealDisk())
     unused, in_use, last = (os.open(path, os.O_RDONLY) for _ in range(3))
     files.put(0, unused)

@@ -25,7 +25,7 @@ def fd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monke
     os.close(number)
 
 
-def test_what_was_written_is_in_memory_until_it_is_dropped(fd: int) -> None:
+def test_written_pages_are_cached_until_dropped(fd: int) -> None:
     if not is_cached(fd, LENGTH, 0):
         pytest.skip("this system does not tell")
     assert is_cached(fd, 1, LENGTH - 1)

@@ -43,7 +43,7 @@ def some_pieces(log: SegmentLog, rng: random.Random) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("tail_bytes_max", [0, 1500, 1_000_000])
 @pytest.mark.parametrize("gap_bytes_max", [0, 10, 1_000_000])
-def test_pieces_are_what_single_reads_give(tail_bytes_max: int, gap_bytes_max: int) -> None:
+def test_batched_reads_equal_single_reads(tail_bytes_max: int, gap_bytes_max: int) -> None:
     rng = random.Random(tail_bytes_max + gap_bytes_max)
     home = LogHome(segment_bytes=1024, limits=LogLimits(gap_bytes_max=gap_bytes_max, pieces_bytes_max=700))
     log = home.open(tail_bytes_max=tail_bytes_max)
@@ -71,7 +71,7 @@ def test_reads_are_bounded_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
     home.close_all()
 
 
-def test_what_lies_below_the_base_is_gone() -> None:
+def test_reads_below_the_base_raise_entry_gone() -> None:
     home = LogHome(segment_bytes=1024)
     log = home.open(tail_bytes_max=0)
     for number in range(30):
@@ -84,7 +84,7 @@ def test_what_lies_below_the_base_is_gone() -> None:
     home.close_all()
 
 
-def test_what_lies_between_pieces_is_read_once_and_forgotten_with_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_between_pieces_are_cached_until_a_truncation(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(1)
     home = LogHome(segment_bytes=64 * 1024, limits=LogLimits(pieces_kept_min=100))
     log = home.open(tail_bytes_max=0)

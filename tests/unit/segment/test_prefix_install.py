@@ -162,7 +162,7 @@ def test_files_that_end_elsewhere_by_now_are_removed(peer: SegmentLog) -> None:
     assert home.disk.listdir(staged) == []
 
 
-def test_a_peer_offers_only_what_it_has(peer: SegmentLog) -> None:
+def test_peer_offers_only_its_own_prefix(peer: SegmentLog) -> None:
     assert peer.prefix_before(peer.base_pos, ALL, lambda index: b"") is None
     assert peer.prefix_before(SHORT_BASE, SEGMENT_BYTES - 1, lambda index: b"") is None
     assert offered(peer).base.index == peer.base[0] == LogIndex(20)

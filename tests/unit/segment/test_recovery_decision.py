@@ -57,7 +57,7 @@ def test_decision(changes: dict[str, object], decision: Decision) -> None:
 
 
 @pytest.mark.parametrize("pos", [0, 1, 65_500, 65_536 - 47, 65_536 - 3, 200_000, 1_048_576 - 20, 1_100_000])
-def test_intact_entry_is_found_wherever_it_begins(pos: int) -> None:
+def test_recovery_finds_an_intact_entry_at_any_position(pos: int) -> None:
     content = bytearray(1_200_000)
     header, _ = frame(NORMAL, LogIndex(5), Term(2), pos, b"body", initial_chain("c"))
     content[pos : pos + HEADER_BYTES + 4] = header + b"body"

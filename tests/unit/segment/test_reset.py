@@ -50,7 +50,7 @@ def test_manifest_survives_the_wire(leader: LogHome) -> None:
 
 
 @pytest.mark.parametrize("old_entries", [0, 5, 25])
-def test_lagging_log_is_replaced_and_goes_on(home: LogHome, leader: LogHome, old_entries: int) -> None:
+def test_lagging_log_is_replaced_and_continues(home: LogHome, leader: LogHome, old_entries: int) -> None:
     source = leader.opened[0]
     old = fill(home, old_entries)
     old.set_note("stores", b"kept")
@@ -176,7 +176,7 @@ def test_pieces_that_do_not_belong_are_refused_and_asked_for_again(home: LogHome
     assert_replaced(home, source, manifest)
 
 
-def test_another_offer_keeps_what_fits(home: LogHome, leader: LogHome) -> None:
+def test_new_offer_keeps_matching_files(home: LogHome, leader: LogHome) -> None:
     """The next leader dropped more and has more; files are equal everywhere."""
     source = leader.opened[0]
     earlier = manifest_of(source, committed=source.segments()[5].first_index)

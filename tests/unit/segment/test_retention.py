@@ -77,7 +77,7 @@ def situation(**given: int) -> Situation:
         ({}, {"disk_used_bytes": 1000, "wanted_pos": 0, "floor_pos": 0}, None),
     ],
 )
-def test_what_goes(policy: dict[str, Any], now: dict[str, int], base: int | None) -> None:
+def test_retention_deletes_old_segments(policy: dict[str, Any], now: dict[str, int], base: int | None) -> None:
     chosen = RetentionPolicy(**{"age_ms_max": 2 * HOUR_MS} | policy)
     deletion = droppable(SEGMENTS, newest_ms, chosen, situation(**now))
     assert (None if deletion is None else deletion.base_pos) == base
@@ -106,7 +106,7 @@ def test_what_goes(policy: dict[str, Any], now: dict[str, int], base: int | None
         ({"bytes_max": 1}, {"archived_pos": 10_000, "floor_pos": 199}, None),
     ],
 )
-def test_what_goes_with_an_archive(tier: dict[str, Any], now: dict[str, int], base: int | None) -> None:
+def test_retention_deletes_archived_segments_first(tier: dict[str, Any], now: dict[str, int], base: int | None) -> None:
     policy = RetentionPolicy(age_ms_max=2 * HOUR_MS, hour=4, bytes_max=1, tier=LocalTier(**tier))
     deletion = droppable(SEGMENTS, newest_ms, policy, situation(**now))
     assert (None if deletion is None else deletion.base_pos) == base

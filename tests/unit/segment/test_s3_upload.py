@@ -112,7 +112,7 @@ def test_store_that_answers_with_another_checksum_has_compared_nothing(repeated:
     assert client.objects["k"] == CONTENT
 
 
-def test_object_that_is_shorter_than_what_was_sent_was_not_compared() -> None:
+def test_shorter_object_fails_the_comparison() -> None:
     client = Client()
     client.head_object = lambda **given: {"ContentLength": len(CONTENT) - 1}  # type: ignore[method-assign]
     assert not put(client)

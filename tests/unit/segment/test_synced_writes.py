@@ -76,11 +76,11 @@ assert home.content() == expected, home.content()
 """
 
 
-def test_the_compiled_writer_reports_only_what_it_has_synced(tmp_path: Path) -> None:
+def test_compiled_writer_reports_only_synced_writes(tmp_path: Path) -> None:
     check(tmp_path)
 
 
-def test_the_compiled_writer_goes_on_behind_the_part_that_was_written(tmp_path: Path) -> None:
+def test_compiled_writer_continues_after_a_partial_write(tmp_path: Path) -> None:
     """Not even a full disk does that reliably: it takes a part, and then fails."""
     check(tmp_path, IN_PARTS="1")
 

@@ -58,7 +58,7 @@ def test_torn_tail_every_byte(garbage: bytes) -> None:
             home.close_all()
 
 
-def test_log_with_a_torn_tail_goes_on() -> None:
+def test_log_with_a_torn_tail_continues() -> None:
     for survivors in (1, 2, 3):
         home, bodies, ends = filled(left=200)
         cut = ends[survivors - 1] + 20
@@ -105,7 +105,7 @@ def test_the_largest_entry_fills_a_file_except_for_the_smallest_blank(home: LogH
     reopen_and_go_on(home, [largest, largest, b"x"])
 
 
-def test_cutting_what_is_committed_is_a_bug(home: LogHome) -> None:
+def test_truncating_committed_entries_raises(home: LogHome) -> None:
     log = home.open()
     home.put(log, b"one", b"two", b"three")
     home.submit(log, commit_hint=2)

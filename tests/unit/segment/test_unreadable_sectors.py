@@ -117,7 +117,7 @@ def test_a_damaged_log_serves_readable_sectors_and_notes_unreadable_ones(home: L
     peer.close_all()
 
 
-def test_what_may_have_been_acknowledged_is_not_taken_for_a_torn_end(home: LogHome) -> None:
+def test_damage_of_acknowledged_bytes_is_not_a_torn_end(home: LogHome) -> None:
     """Behind the stored durable position only the bytes themselves tell what was there."""
     log, _ = filled(home)
     stored = log.durable_pos

@@ -45,7 +45,7 @@ def read_all(log: SegmentLog, ref: EntryRef) -> list[bytes]:
     return [log.pread(pos, length), log.pread(pos, length, trusts_page_cache=True), bytes(piece)]
 
 
-def test_every_read_gives_what_was_appended(home: LogHome) -> None:
+def test_every_read_returns_the_appended_bytes(home: LogHome) -> None:
     log, refs, bodies = filled(home)
     for ref, body in zip(refs, bodies, strict=True):
         assert read_all(log, ref) == [body] * 3
@@ -132,7 +132,7 @@ def test_entries_around_a_damaged_one_are_read_and_the_damage_is_reported() -> N
     home.close_all()
 
 
-def test_a_flipped_header_bit_is_found_by_the_chain_or_the_index(home: LogHome) -> None:
+def test_verified_reads_detect_flipped_header_bits(home: LogHome) -> None:
     log, refs, _ = filled(home)
     second = next(n for n in range(1, 60) if log.files.start_of(refs[n].pos) == log.files.start_of(refs[n - 1].pos) > 0)
     first = next(n for n in range(60) if refs[n].pos == log.files.start_of(refs[second].pos))
@@ -153,7 +153,7 @@ def test_a_flipped_header_bit_is_found_by_the_chain_or_the_index(home: LogHome) 
 
 
 @pytest.mark.parametrize("kind", [NORMAL, CONFIG])
-def test_a_flipped_type_of_the_first_entry_of_a_span_is_found(kind: int) -> None:
+def test_verified_reads_detect_a_flipped_entry_type(kind: int) -> None:
     """No chain is known there. As a configuration, its records would be left out by whoever goes through the log."""
     home = LogHome(segment_bytes=1 << 20)
     log = home.open(tail_bytes_max=TAIL_BYTES)
@@ -172,7 +172,7 @@ def test_a_flipped_type_of_the_first_entry_of_a_span_is_found(kind: int) -> None
     home.close_all()
 
 
-def test_what_is_kept_was_verified_and_is_not_read_again(home: LogHome) -> None:
+def test_verified_bytes_are_not_read_again(home: LogHome) -> None:
     log, refs, bodies = filled(home)
     ref, body = refs[3], bodies[3]
     assert not log.has(ref.pos, ref.size)
@@ -195,7 +195,7 @@ def test_memory_is_bounded(home: LogHome) -> None:
     home.close_all()
 
 
-def test_what_was_cut_is_not_read_any_more(home: LogHome) -> None:
+def test_reads_after_a_truncation_return_the_new_entries(home: LogHome) -> None:
     log, refs, _ = filled(home)
     log.load(0, refs[-2].pos)
     log.truncate(LogIndex(30))
@@ -245,7 +245,7 @@ def test_a_blank_that_is_not_yet_written_is_not_damage() -> None:
     home.close_all()
 
 
-def test_what_lies_below_the_base_is_gone(home: LogHome) -> None:
+def test_reads_below_the_base_raise_entry_gone(home: LogHome) -> None:
     log, refs, _ = filled(home)
     second = log.segments()[1]
     log.drop_prefix(second.start, b"", log.last_index)
@@ -296,7 +296,7 @@ def test_many_threads_read_while_the_log_grows_and_is_cut(tmp_path: Path) -> Non
     assert not wrong
 
 
-def test_only_what_this_process_wrote_is_taken_from_the_page_cache(tmp_path: Path) -> None:
+def test_page_cache_is_trusted_only_for_own_writes(tmp_path: Path) -> None:
     directory = tmp_path / "log"
 
     def opened() -> SegmentLog:
@@ -326,7 +326,7 @@ def test_only_what_this_process_wrote_is_taken_from_the_page_cache(tmp_path: Pat
     log.close()
 
 
-def test_what_the_page_cache_dropped_is_verified_from_then_on(tmp_path: Path) -> None:
+def test_bytes_dropped_by_the_page_cache_are_verified_again(tmp_path: Path) -> None:
     log = SegmentLog.open(
         str(tmp_path / "log"), cluster_id="c", node_id="n", segment_bytes=1 << 16, disk=RealDisk(), tail_bytes_max=1
     )
@@ -352,7 +352,7 @@ def test_what_the_page_cache_dropped_is_verified_from_then_on(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("progress", ["cut", "cut on disk", "others in memory", "others on disk"])
-def test_a_read_planned_before_a_truncation_gets_what_remains(home: LogHome, progress: str) -> None:
+def test_read_planned_before_a_truncation_returns_remaining_entries(home: LogHome, progress: str) -> None:
     """Another thread loads what was planned before a new leader's log took the place of some of it."""
     _, refs, _ = filled(home, 30)
     home.close_all()

@@ -100,7 +100,7 @@ def gated(home: LogHome) -> Iterator[GatedDisk]:
     disk.gate.set()  # a test that failed must not leave its writer waiting for ever
 
 
-def test_what_queues_up_during_a_sync_shares_the_next_one(home: LogHome, gated: GatedDisk) -> None:
+def test_writes_queued_during_a_sync_share_the_next_one(home: LogHome, gated: GatedDisk) -> None:
     reports = Reports()
     log = home.open(writer=reports.writer(home))
     before = gated.segment_syncs
@@ -143,7 +143,7 @@ def test_age_of_the_oldest_unsynced_write(home: LogHome, gated: GatedDisk) -> No
     assert log.oldest_unsynced_age(110.0) == 0.0
 
 
-def test_truncation_takes_back_what_a_running_sync_would_make_durable(home: LogHome, gated: GatedDisk) -> None:
+def test_truncation_voids_entries_of_a_running_sync(home: LogHome, gated: GatedDisk) -> None:
     """The ticket of the old write completes after the cut; the entry at its index is another one by then."""
     reports = Reports()
     log = home.open(writer=reports.writer(home))

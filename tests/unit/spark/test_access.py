@@ -116,7 +116,7 @@ def test_a_refusal_names_the_account_and_never_the_secret(server: Answering, key
 
 
 @pytest.mark.parametrize("case", ["missing", "open to others", "half", "no such mode", "no authority"])
-def test_what_cannot_be_used_is_refused_before_a_connection(case: str, keys: Path, tmp_path: Path) -> None:
+def test_unusable_credentials_are_refused_before_connecting(case: str, keys: Path, tmp_path: Path) -> None:
     match case:
         case "missing":
             os.environ[CREDENTIALS] = str(tmp_path / "none.toml")
@@ -142,7 +142,7 @@ def test_the_account_of_a_pipeline_wins_over_keys_of_the_environment(keys: Path)
     assert for_executors() == {CREDENTIALS: str(keys)}
 
 
-def test_tls_checks_the_certificate_and_reads_what_it_has_decrypted(tmp_path: Path) -> None:
+def test_tls_connection_checks_the_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*authority.sign("server", "127.0.0.1"))

@@ -131,7 +131,7 @@ def rows(reader: Reader) -> list[Row]:
 WHOLE = QueueRange(0, 0, 40), QueueRange(1, 0, 40)
 
 
-def test_the_task_goes_on_at_brokers_where_the_archive_ends(group: Group) -> None:
+def test_task_continues_at_brokers_after_the_archive(group: Group) -> None:
     part = group.planned(*WHOLE)
     assert part.archived is not None
     reader = group.reader(part)
@@ -249,7 +249,7 @@ def test_endpoint_of_the_query_replaces_that_of_brokers(group: Group) -> None:
     assert part.archived.archive.endpoint_url == "https://store.example:9000"
 
 
-def test_brokers_say_what_the_archive_has_deleted(group: Group) -> None:
+def test_reader_asks_brokers_about_deleted_archive_files(group: Group) -> None:
     part = group.planned(*WHOLE)
     reader = group.reader(part)
 

@@ -223,7 +223,7 @@ def test_with_tags_messages_have_to_be_looked_at() -> None:
     assert all("offsetsOnly" not in ext for ext in cluster.bulk_replicas["f1:1"].reads)
 
 
-def test_an_answer_without_records_that_nobody_asked_for_is_damaged() -> None:
+def test_unrequested_answer_without_records_is_refused() -> None:
     def without(answer: Answer) -> Answer:
         return answer._replace(body=memoryview(encode_offsets({0: QueueOffset(40)})))
 
@@ -289,7 +289,7 @@ FAULTS = [cut, shifted, too_far, nowhere, of_others, garbage, failed, damaged, l
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_another_replica_goes_on_where_one_failed(fault: Callable[[Answer], Answer | None]) -> None:
+def test_another_replica_continues_after_a_failure(fault: Callable[[Answer], Answer | None]) -> None:
     cluster = BulkCluster()
     cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer, fault]
     reader = cluster.reader(*RANGES)
@@ -332,7 +332,7 @@ def test_the_leader_sends_nothing_while_a_follower_lives() -> None:
     assert cluster.bulk_replicas["f2:1"].served == 0
 
 
-def test_the_leader_serves_what_no_follower_can() -> None:
+def test_leader_serves_if_all_followers_fail() -> None:
     cluster = BulkCluster()
     cluster.bulk_replicas["f1:1"].is_down = cluster.bulk_replicas["f2:1"].is_down = True
     reader = cluster.reader(*RANGES)
@@ -362,7 +362,7 @@ def test_deleted_messages_fail_the_query_or_are_counted() -> None:
     assert reader.statistics.skipped == 18
 
 
-def test_what_one_replica_has_deleted_is_read_from_another_one() -> None:
+def test_messages_deleted_by_one_replica_are_read_from_another() -> None:
     cluster = BulkCluster()
     cluster.bulk_replicas["f1:1"].first = 10
     reader = cluster.reader(*RANGES, on_data_loss="skip")
@@ -393,7 +393,7 @@ def test_only_messages_that_all_replicas_deleted_are_lost() -> None:
         rows(cluster.reader(*RANGES))
 
 
-def test_a_replica_that_is_down_does_not_hold_up_what_is_lost() -> None:
+def test_unreachable_replica_does_not_delay_the_loss_report() -> None:
     cluster = BulkCluster()
     cluster.bulk_replicas["f2:1"].is_down = True
     cluster.bulk_replicas["f1:1"].first = cluster.bulk_replicas["leader:1"].first = 10
@@ -420,7 +420,7 @@ def test_only_messages_with_a_wanted_tag(tag: str) -> None:
     assert rows(reader) == [row for row in cluster.expected(*RANGES) if (row[1] % 2 == 0) == (tag == "even")]
 
 
-def test_bodies_are_not_sent_when_nobody_wants_them() -> None:
+def test_replicas_omit_unselected_bodies() -> None:
     cluster = BulkCluster()
     reader = cluster.reader(*RANGES, columns=("tags", "queue_offset"))
 
@@ -474,7 +474,7 @@ def test_stock_brokers_are_recognized_and_pull_mode_is_suggested() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_replicas_do_each_message_is_read_once(seed: int) -> None:
+def test_each_message_is_read_once_under_replica_faults(seed: int) -> None:
     cluster = BulkCluster()
     rng = random.Random(seed)
     for replica in cluster.bulk_replicas.values():
@@ -499,7 +499,7 @@ def test_the_mode_decides_how_a_partition_is_read() -> None:
     assert type(task_reader(part, BulkCluster().options(read_mode="pull"))) is TaskReader
 
 
-def test_executors_import_of_ours_only_what_needs_nothing_else() -> None:
+def test_executors_import_only_modules_without_dependencies() -> None:
     program = (
         "import sys; import spark.bulk_reader; "
         "print(sorted(name for name in sys.modules if name.partition('.')[0] in {'mq', 'raftlog'})); "

@@ -177,7 +177,7 @@ def test_a_replica_that_knows_plans_only_is_asked_for_them() -> None:
     assert len(cluster.replicas["f2:1"].asked) == 3
 
 
-def test_name_servers_are_not_asked_again_about_what_is_known() -> None:
+def test_survey_reuses_known_routes() -> None:
     cluster = Cluster()
     known = cluster.survey("committed")
     cluster.replicas["f2:1"].end = 15
@@ -227,7 +227,7 @@ def test_a_topic_that_one_replica_reports_as_recreated_is_the_new_one() -> None:
     assert (found.identities["T", "a"], found.ends) == ("12-500", ends(2))
 
 
-def test_what_fails_everywhere_is_said_of_each_replica() -> None:
+def test_survey_error_names_every_replica() -> None:
     cluster = Cluster()
     for replica in cluster.replicas.values():
         replica.is_down = True

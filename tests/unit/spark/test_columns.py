@@ -126,7 +126,7 @@ def record(body: bytes = b"body", **fields: Any) -> bytes:
 @pytest.mark.slow
 @steady
 @given(st.lists(records(), max_size=6) | st.lists(records(uniform=True), max_size=6))
-def test_columns_show_what_a_consumer_sees(pieces: list[bytes]) -> None:
+def test_columns_equal_the_messages_of_a_consumer(pieces: list[bytes]) -> None:
     assert rows_of(decoded(pieces)) == [expected(piece) for piece in pieces]
 
 
@@ -209,7 +209,7 @@ def test_of_equal_names_the_last_one_counts() -> None:
 
 
 @pytest.mark.parametrize("at", range(len(record())))
-def test_a_flipped_bit_in_what_holds_a_record_together_is_noticed(at: int) -> None:
+def test_flipped_bit_in_a_record_frame_is_detected(at: int) -> None:
     """Sizes, magic, lengths and the bits that say how long the hosts are; other bytes are for the entry's checksum."""
     good = record()
     bad = bytearray(good)

@@ -119,14 +119,14 @@ def test_rows_that_are_read_and_filtered_by_spark_are_the_wanted_ones(conditions
         GreaterThan(("queue_id",), 1),
     ],
 )
-def test_what_is_not_exact_is_left_to_spark(condition: Condition) -> None:
+def test_inexact_filters_are_left_to_spark(condition: Condition) -> None:
     found, left = narrow_all([condition])
 
     assert left == [condition]
     assert narrowed(found, SCAN) == SCAN
 
 
-def test_what_is_exact_is_not_left_to_spark() -> None:
+def test_exact_filters_are_not_left_to_spark() -> None:
     conditions = [EqualTo(("topic",), "T"), GreaterThan(("queue_offset",), 3), IsNotNull(("queue_id",))]
 
     found, left = narrow_all(conditions)

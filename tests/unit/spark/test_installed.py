@@ -62,7 +62,7 @@ def test_nothing_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("module", ["pyspark_raftmq", "spark.source"])
-def test_without_pyspark_the_data_source_says_what_to_install(module: str) -> None:
+def test_missing_pyspark_error_names_the_package(module: str) -> None:
     program = f"import sys; sys.modules['pyspark'] = None; import {module}"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
 

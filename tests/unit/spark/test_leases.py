@@ -65,7 +65,7 @@ class Line(Connection):
         self.asked.append((self.address, {}))
 
 
-def test_each_replica_is_asked_once_whatever_it_answers() -> None:
+def test_each_replica_is_asked_for_a_lease_once() -> None:
     asked: list[tuple[str, dict[str, str]]] = []
     held = with_leases(parts((QueueRange(0, 0, 5),), (QueueRange(1, 0, 5),)), FOUND, lambda _: "id")
     take_leases(held, 1.0, lambda address, _: Line(address, asked))
@@ -73,7 +73,7 @@ def test_each_replica_is_asked_once_whatever_it_answers() -> None:
     assert asked == [("f1:1", fields), ("f1:1", {}), ("f2:1", fields), ("f2:1", {})]
 
 
-def test_a_replica_that_is_gone_is_left_out() -> None:
+def test_lost_replica_is_omitted() -> None:
     def connect(address: str, timeout: float) -> Connection:
         raise Unreachable(address, "cannot connect")
 
@@ -132,7 +132,7 @@ def test_a_topic_that_comes_later_is_held_at_once() -> None:
     assert stream.looks == 2
 
 
-def test_a_micro_batch_without_messages_asks_nobody() -> None:
+def test_empty_micro_batch_sends_no_requests() -> None:
     stream = Stream()
     assert stream.leases.held([], stream.detailed) == []
     assert (stream.taken(), stream.looks) == ([], 0)

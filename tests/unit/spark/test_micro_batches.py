@@ -55,7 +55,7 @@ def reverse(table: Mapping[K, V]) -> dict[K, V]:
 # -- positions -----------------------------------------------------------------------------------------------------
 
 
-def test_a_position_is_the_same_text_whatever_the_order_of_its_queues() -> None:
+def test_position_text_is_independent_of_queue_order() -> None:
     one = Position(
         "C", {("U", "a"): "u", ("T", "b"): "t2", ("T", "a"): "t1"}, {B0: 1, A1: 2, ("U", "a", 10): 3, ("U", "a", 9): 4}
     )
@@ -187,7 +187,7 @@ def test_a_micro_batch_takes_of_each_queue_in_proportion(
         assert taken == {queue: each.message_count for queue, each in backlog.items()}
 
 
-def test_bytes_are_reckoned_from_what_a_queue_holds() -> None:
+def test_batch_bytes_are_estimated_from_queue_sizes() -> None:
     there = ClusterSnapshot(
         "C", {("T", "a"): "", ("T", "b"): ""}, {A0: QueueEnds(0, 100, 100 * 10_000), A1: QueueEnds(0, 100)}
     )
@@ -224,7 +224,7 @@ def test_micro_batches_have_each_message_once(steps: list[list[int]], most: int)
 # -- what is lost --------------------------------------------------------------------------------------------------
 
 
-def test_each_way_to_lose_messages_is_found() -> None:
+def test_losses_are_classified_by_cause() -> None:
     start = position(a0=5, a1=50, b0=7)
     there = seen(a0=(9, 20), a1=(0, 40))
 
@@ -236,7 +236,7 @@ def test_each_way_to_lose_messages_is_found() -> None:
     assert losses(start, seen(topic_id="t2", a0=(0, 1)), {A0: 5, A1: 60, B0: 7}) == [Loss("recreated", A1, 50, 60)]
 
 
-def test_what_was_read_to_its_end_is_not_lost() -> None:
+def test_fully_read_queue_has_no_loss() -> None:
     assert losses(position(a0=5, b0=7), seen(a0=(5, 5)), {B0: 7}) == []
 
 
@@ -251,7 +251,7 @@ def test_stream_reports_no_loss_before_recreated_topic_began() -> None:
     assert losses(position(topic_id="9-1700000000000-5.3", a0=5), later, {}) == [Loss("deleted", A1, 3, 4, 4)]
 
 
-def test_a_micro_batch_that_is_repeated_knows_what_it_lost_meanwhile() -> None:
+def test_repeated_micro_batch_reports_later_losses() -> None:
     start, end = position(a0=0, a1=0, b0=0), position(a0=10, a1=10, b0=10)
 
     ranges, lost = batch_ranges(start, end, seen(a0=(4, 20), a1=(0, 6)))
@@ -266,7 +266,7 @@ def test_a_micro_batch_that_is_repeated_knows_what_it_lost_meanwhile() -> None:
     assert batch_ranges(start, end, seen(a0=(30, 40), a1=(0, 10), b0=(0, 10)))[0].keys() == {A1, B0}
 
 
-def test_the_messages_say_what_how_many_and_which_option_helps() -> None:
+def test_loss_texts_name_count_and_option() -> None:
     lost = [
         Loss("deleted", A0, 5, 9, 9),
         Loss("cut", A1, 40, 50, 40),

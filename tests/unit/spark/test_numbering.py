@@ -38,7 +38,7 @@ def test_micro_batches_of_a_query_are_one_producer_whose_numbers_go_up() -> None
 
 
 @pytest.mark.parametrize(("batch", "row"), [(BATCH_MAX + 1, 0), (-1, 0), (0, ROWS_MAX), (0, -1)])
-def test_what_does_not_fit_is_never_a_number(batch: int, row: int) -> None:
+def test_rows_beyond_the_range_get_no_number(batch: int, row: int) -> None:
     with pytest.raises(AssertionError):
         first_number(Job("q", batch), row)
 

@@ -65,7 +65,7 @@ def test_all_queues_left_out_and_all_unknown_ones_are_named() -> None:
         resolve(AtOffsets({A0: 1, A1: 1, **many}), ENDS, {}, "x")
 
 
-def test_a_scan_leaves_out_empty_queues_and_refuses_what_is_not_there() -> None:
+def test_scan_omits_empty_queues_and_refuses_impossible_ranges() -> None:
     assert scan({A0: 10, A1: 50}, {A0: 20, A1: 50}, ENDS) == {A0: QueueRange(0, 10, 20)}
     with pytest.raises(PlanRefused, match=r"the start is after the end in T a:0 \(30 to 20\)"):
         scan({A0: 30, A1: 0}, {A0: 20, A1: 0}, ENDS)

@@ -51,7 +51,7 @@ def lost(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("fault", [cut, shifted, garbage, headless, busy, lost])
-def test_another_replica_goes_on_where_one_failed(fault: Callable[[Answer], Answer | None]) -> None:
+def test_another_replica_continues_after_a_failure(fault: Callable[[Answer], Answer | None]) -> None:
     cluster = Cluster()
     cluster.replicas["f1:1"].faults = [lambda answer: answer, fault]
     reader = cluster.reader(*RANGES)
@@ -79,7 +79,7 @@ def test_the_leader_is_asked_last() -> None:
     assert list(reader.statistics.replicas) == ["leader:1"]
 
 
-def test_replicas_that_come_back_are_found() -> None:
+def test_reader_returns_to_recovered_replicas() -> None:
     cluster = Cluster()
     for replica in cluster.replicas.values():
         replica.is_down = True
@@ -93,7 +93,7 @@ def test_replicas_that_come_back_are_found() -> None:
     assert rows(cluster.reader(*RANGES)) == expected(*RANGES)
 
 
-def test_a_task_fails_after_the_deadline_and_says_what_each_replica_did() -> None:
+def test_read_deadline_error_names_every_replica() -> None:
     cluster = Cluster()
     for replica in cluster.replicas.values():
         replica.is_down = True
@@ -168,7 +168,7 @@ def test_a_reader_that_is_given_up_leaves_no_connection() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_replicas_do_each_message_is_read_once(seed: int) -> None:
+def test_each_message_is_read_once_under_replica_faults(seed: int) -> None:
     cluster = Cluster()
     rng = cluster.rng = random.Random(seed)
     kinds = [cut, shifted, garbage, headless, busy, lost]

@@ -144,7 +144,7 @@ def test_followers_take_turns_from_micro_batch_to_micro_batch() -> None:
     assert first[0].replicas[-1] == second[0].replicas[-1] == "leader:1"
 
 
-def test_a_repeated_micro_batch_has_the_same_tasks_whatever_brokers_report_then() -> None:
+def test_repeated_micro_batch_has_the_same_tasks() -> None:
     class Detailed(Cluster):
         def __init__(self) -> None:
             super().__init__()
@@ -231,7 +231,7 @@ def test_a_micro_batch_waits_for_enough_messages_but_not_for_ever() -> None:
     assert offsets_of(progress.latest(start, is_limited=True)) == {"a:0": 16, "a:1": 20}
 
 
-def test_available_now_reads_what_there_was_and_waits_for_nothing() -> None:
+def test_available_now_reads_only_messages_present_at_start() -> None:
     cluster = Cluster()
     progress = cluster.progress(minOffsetsPerTrigger="1000", maxOffsetsPerTrigger="20")
     at_, counts = progress.beginning(), []

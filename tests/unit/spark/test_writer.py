@@ -238,7 +238,7 @@ FAULTS = ["lost before", "lost after", "busy", "no leader", "", "", ""]
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_happens_each_row_is_stored_once(seed: int) -> None:
+def test_each_row_is_stored_once_under_faults(seed: int) -> None:
     rng = random.Random(seed)
     cluster, sent = Cluster("a", "b"), bodies(rng.randint(1, 300), rng.choice((10, 500, 3000)))
     cluster.answers_at_once = rng.random() < 0.5
@@ -262,7 +262,7 @@ def test_whatever_happens_each_row_is_stored_once(seed: int) -> None:
     assert written.already_stored >= already
 
 
-def test_what_is_under_way_is_bounded() -> None:
+def test_rows_in_flight_are_bounded() -> None:
     cluster, sent = Cluster(), bodies(300)
     cluster.write([rows(body=sent)], in_flight_bytes_max=4000)
     assert cluster.groups["a"].bytes_waiting_max <= 4000
@@ -272,7 +272,7 @@ def test_what_is_under_way_is_bounded() -> None:
     assert large.groups["a"].requests == 5
 
 
-def test_a_leader_that_is_gone_is_looked_for_among_the_others() -> None:
+def test_lost_leader_is_searched_among_the_others() -> None:
     cluster, sent = Cluster(), bodies(100)
     group = cluster.groups["a"]
     group.faults = ["", "", "lost after"]
@@ -292,7 +292,7 @@ def test_a_leader_that_is_gone_is_looked_for_among_the_others() -> None:
 
 
 @pytest.mark.parametrize("fault", ["busy", "no leader", "lost before"])
-def test_a_task_fails_when_nobody_takes_rows_for_too_long(fault: str) -> None:
+def test_write_deadline_fails_the_task(fault: str) -> None:
     cluster = Cluster()
     cluster.groups["a"].faults = [fault] * 10_000
     with pytest.raises(WriteFailed) as failed:
@@ -398,7 +398,7 @@ def test_name_servers_that_come_back_in_time_are_waited_for() -> None:
         cluster.write([rows(body=[b"x"])])
 
 
-def test_an_empty_task_asks_nobody() -> None:
+def test_empty_task_sends_no_requests() -> None:
     cluster = Cluster()
     assert cluster.write([rows(body=[])]) == Written()
     assert cluster.groups["a"].requests == 0

@@ -48,7 +48,7 @@ def test_search_for_another_time_opens_no_file_that_is_known(home: Home) -> None
     assert home.index._times == {}
 
 
-def test_file_of_an_archived_part_about_another_part_is_found_out(home: Home) -> None:
+def test_search_detects_key_files_of_another_part(home: Home) -> None:
     fill(home)
     data = kept_behind_the_log(home)
     path, other = home.index.path_of(0), home.index.path_of(SEGMENT_BYTES)
@@ -105,7 +105,7 @@ def test_archived_part_that_failed_is_not_copied_again_at_once(home: Home) -> No
     assert [part for part, _ in home.index.unindexed_archived(end)] == [SEGMENT_BYTES, 0]
 
 
-def test_archived_parts_with_files_are_not_looked_at_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archived_parts_with_files_are_not_examined_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(home)
     kept_behind_the_log(home)
     home.index.expire()
@@ -124,7 +124,7 @@ def test_archived_parts_with_files_are_not_looked_at_again(home: Home, monkeypat
 
 
 @pytest.mark.parametrize("nbytes", [None, 0, 2, 100], ids=["whole", "nothing", "no-size", "no-record"])
-def test_file_of_an_archived_part_about_another_log_is_found_out(tmp_path: Path, nbytes: int | None) -> None:
+def test_search_detects_archived_key_files_of_another_log(tmp_path: Path, nbytes: int | None) -> None:
     one, other = Home(str(tmp_path / "1")), Home(str(tmp_path / "2"))
     fill(one)
     other.put(Sent(unique="other"))

@@ -89,7 +89,7 @@ def test_a_checkpoint_with_a_queue_of_another_name_is_damaged(tmp_path: Path, na
         load_checkpoint(str(tmp_path))
 
 
-def test_what_came_after_the_checkpoint_is_replayed(tmp_path: Path) -> None:
+def test_entries_after_the_checkpoint_are_replayed(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     written = take(tmp_path, store, log)
     for _ in range(3):

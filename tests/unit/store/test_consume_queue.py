@@ -138,7 +138,7 @@ def test_topic_names_of_the_field_become_paths() -> None:
     assert topic_directory("%RETRY%group_1-x") == "%RETRY%group_1-x"
 
 
-def test_opening_cuts_what_lies_behind_the_checkpoint(tmp_path: Path) -> None:
+def test_opening_cuts_entries_after_the_checkpoint(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.append(QueueOffset(0), entries(0, 10))
     queue.flush()

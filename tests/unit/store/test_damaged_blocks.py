@@ -171,7 +171,7 @@ def test_a_block_that_has_grown_meanwhile_is_not_restored_from_too_little(tmp_pa
     assert queue.read(QueueOffset(0), 9) == entries(0, 3)
 
 
-def test_what_has_expired_in_a_damaged_block_is_not_needed(tmp_path: Path) -> None:
+def test_damaged_block_is_repaired_without_expired_entries(tmp_path: Path) -> None:
     queue = written(tmp_path, 0, 6)
     assert queue.expire(PhysicalOffset(1000 + 2 * 100)) == 2
     path = tmp_path / "T" / "3" / "00000000000000000000"

@@ -118,7 +118,7 @@ def test_all_but_the_open_part_gets_a_file(home: Home) -> None:
         assert home.search(query).records == home.expected(query) != []
 
 
-def test_what_is_not_committed_is_not_found(home: Home) -> None:
+def test_search_omits_uncommitted_messages(home: Home) -> None:
     fill(home)
     home.make()
     home.put(Sent(unique="late"))
@@ -145,7 +145,7 @@ def test_times_are_exact_and_included(home: Home) -> None:
         assert home.search(query).records == home.expected(query)
 
 
-def test_a_key_of_another_topic_with_the_same_hash_is_not_taken(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_ignores_equal_key_hashes_of_another_topic(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.store.key_index.key_table.mixed", lambda topics, keys: np.zeros_like(keys))
     monkeypatch.setattr("mq.store.key_index.search.key_hash", lambda topic, key: 0)
     fill(home)
@@ -168,7 +168,7 @@ def test_thousands_of_messages_with_one_key_fill_several_blocks(tmp_path: Path) 
     assert home.search(query).records == home.expected(query)
 
 
-def test_a_search_gives_up_and_says_so(home: Home) -> None:
+def test_search_reports_that_it_stopped_early(home: Home) -> None:
     fill(home)
     assert not home.search(wanted("nobody"), lambda: True).is_complete
     home.limit(KeyIndexLimits(direct_parts_max=2))
@@ -191,7 +191,7 @@ def test_an_answer_has_bounded_bytes_and_at_least_one_message(home: Home) -> Non
             home.make()
 
 
-def test_a_damaged_file_is_found_out_and_made_again(home: Home) -> None:
+def test_damaged_key_file_is_detected_and_rebuilt(home: Home) -> None:
     fill(home)
     home.make()
     path = home.index.path_of(SEGMENT_BYTES)
@@ -215,7 +215,7 @@ def test_a_damaged_file_is_found_out_and_made_again(home: Home) -> None:
     assert Path(path).read_bytes() == good
 
 
-def test_a_file_about_another_log_is_found_out(tmp_path: Path) -> None:
+def test_search_detects_key_files_of_another_log(tmp_path: Path) -> None:
     one, other = Home(str(tmp_path / "1")), Home(str(tmp_path / "2"))
     fill(one)
     other.put(Sent(unique="other"))
@@ -257,7 +257,7 @@ def test_record_without_room_for_its_hosts_is_refused() -> None:
         list(records_in(bytes(record), 0, FIXED))
 
 
-def test_what_failed_waits_until_it_is_tried_again(home: Home) -> None:
+def test_failed_key_file_jobs_wait_for_a_retry(home: Home) -> None:
     fill(home)
     jobs = home.index.jobs()
     for job in jobs:
@@ -353,7 +353,7 @@ def test_a_file_that_is_too_short_is_not_indexed(home: Home) -> None:
             )
 
 
-def test_the_log_learns_of_a_damaged_entry(home: Home) -> None:
+def test_log_is_notified_of_a_damaged_entry(home: Home) -> None:
     fill(home)
     told: list[int] = []
     home.log.tell_damage(lambda damage: told.append(damage.physical_offset))

@@ -76,7 +76,7 @@ def test_a_queue_begins_later_and_never_earlier(tmp_path: Path) -> None:
     assert store.append_run(run_of("A", 0, 20, 21)) == 1
 
 
-def test_an_invalid_topic_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_invalid_topic_name_is_refused_before_writing(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     with pytest.raises(NameRefused):
         store.append_run(run_of("../../etc", 0, 0, 1))
@@ -138,7 +138,7 @@ def test_one_flush_stands_for_the_calls_of_a_timer_that_rested(tmp_path: Path) -
     assert store.is_flush_due
 
 
-def test_flush_stops_at_its_limit_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_flush_stops_at_its_limit_and_resumes(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     for queue_id in range(10):
         store.append_run(run_of("A", queue_id, 0, 1))
@@ -225,7 +225,7 @@ def test_expiry_goes_through_all_queues_in_pieces(tmp_path: Path) -> None:
     assert [queue.min_offset for queue in store.queues()] == [4] * 5
 
 
-def test_opening_removes_what_the_checkpoint_does_not_know(tmp_path: Path) -> None:
+def test_opening_removes_queues_absent_from_the_checkpoint(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     store.append_run(run_of("A", 0, 0, 5))
     store.append_run(run_of("A", 1, 0, 5))
@@ -405,7 +405,7 @@ def test_only_watched_queues_are_reported(tmp_path: Path) -> None:
         assert store.take_grown() == [("B", 0, bytearray(run_of("B", 0, first, first + 2).entries))]
 
 
-def test_older_entries_go_in_front_down_to_what_has_expired(tmp_path: Path) -> None:
+def test_older_entries_are_prepended_down_to_expired_ones(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     store.floors = {}
     for queue_id in range(3):

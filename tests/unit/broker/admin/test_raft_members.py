@@ -41,7 +41,7 @@ def resigned(kind: CauseKind) -> RoleChange:
     return RoleChange(Role.FOLLOWER, Term(1), None, Cause(kind))
 
 
-def test_leader_that_removed_itself_says_that_it_is_done() -> None:
+def test_self_removed_leader_answers_the_change() -> None:
     """It stops leading because the change is committed, and applies it after that."""
     answers: list[tuple[bool, str, str]] = []
     admin = admin_with(answers)

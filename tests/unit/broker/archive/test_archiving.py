@@ -491,7 +491,7 @@ def test_archive_alone_keeps_delayed_messages_and_compacted_topics() -> None:
     assert job.begin_pos == 2 * SEGMENT_BYTES
 
 
-def test_readers_go_on_when_no_replica_has_entries_of_old_messages() -> None:
+def test_readers_continue_without_entries_of_old_messages() -> None:
     leader = with_retention(tiered(leader="n1"))
     begins = {"n0": 2 * SEGMENT_BYTES, "n2": 3 * SEGMENT_BYTES}
     leader.service._tier = SimpleNamespace(  # type: ignore[assignment]

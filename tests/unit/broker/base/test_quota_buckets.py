@@ -125,7 +125,7 @@ def test_users_have_buckets_of_their_own_and_share_those_of_the_topic() -> None:
     assert (round(seconds, 6), by) == (0.2, WHO)
 
 
-def test_producing_and_consuming_are_counted_apart() -> None:
+def test_producing_and_consuming_are_counted_separately() -> None:
     buckets, quota = QuotaBuckets(), Quota(produce_messages=1, consume_messages=1)
     buckets.take([(WHO, quota)], 10, 0, 0.0)
     assert buckets.wait([(WHO._replace(direction=CONSUME), quota)], 0.0) == (0.0, None)

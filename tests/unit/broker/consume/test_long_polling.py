@@ -215,7 +215,7 @@ def test_held_pulls_are_bounded_in_bytes() -> None:
     assert polling.nbytes == 0
 
 
-def test_too_many_on_one_connection_do_not_harm_another() -> None:
+def test_overload_of_one_connection_affects_no_other() -> None:
     polling: LongPolling[Pull] = LongPolling(held_per_connection_max=1)
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
     assert not polling.hold(KEY, QueueOffset(0), 10.0, Pull("b"), "c1")

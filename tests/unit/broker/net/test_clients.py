@@ -191,7 +191,7 @@ def test_connections_are_checked_in_turn_and_joint_departures_announced_once() -
     assert registry.consumer_group("g") is None
 
 
-def test_a_connection_that_is_gone_when_its_turn_comes_is_passed_over() -> None:
+def test_closed_connection_is_skipped_at_its_turn() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     for connection in ("c1", "c2"):
         beat(registry, connection, connection, consumer("g", "T"), producers=["p"], now=0.0)

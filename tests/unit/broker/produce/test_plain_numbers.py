@@ -174,7 +174,7 @@ def test_the_first_record_of_a_batch_has_its_numbers() -> None:
         assert [each.get("A") for each in found] == ["b", "b", "b", None], form
 
 
-def test_followers_learn_the_number_of_each_send() -> None:
+def test_followers_apply_the_number_of_each_send() -> None:
     for form in FORMS:
         broker = Broker(form=form)
         broker.receive(Connection(HOST), numbered(1) + numbered(4) + batch(6, 2) + numbered(0, "q"))

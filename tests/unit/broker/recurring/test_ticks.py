@@ -170,7 +170,7 @@ def test_a_schedule_does_not_tick_while_it_is_changed() -> None:
     assert record.body == b"new"
 
 
-def test_the_end_of_a_change_of_an_earlier_leadership_says_nothing() -> None:
+def test_change_of_an_earlier_leadership_ends_silently() -> None:
     rig = Rig()
     old = rig.ticks.change("a")
     rig.ticks.resign()

@@ -81,7 +81,7 @@ LEFT_OUT: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_the_table_may_leave_out_what_no_column_can_be(name: str) -> None:
+def test_table_schema_may_omit_unsupported_fields(name: str) -> None:
     kind, value = LEFT_OUT[name]
     producers = record(("id", "int"), ("v", kind))
     body = io.BytesIO()
@@ -97,7 +97,7 @@ def test_a_body_nested_without_end_is_refused() -> None:
         decode(b"\x02\x02" * 100_000 + b"\x02\x00")
 
 
-def test_a_list_of_what_has_no_bytes_is_refused() -> None:
+def test_lists_of_empty_items_are_refused() -> None:
     empty = {"type": "record", "name": "Nothing", "fields": [{"name": "n", "type": "null"}]}
     for kind in ("null", empty, {"type": "fixed", "name": "F", "size": 0}):
         with pytest.raises(SchemaUnusable, match=r"field v\[\] has no bytes"):

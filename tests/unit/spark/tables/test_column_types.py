@@ -53,7 +53,7 @@ def test_other_spellings_are_known() -> None:
         ("array<" * 40 + "int" + ">" * 40, "nested more than 32 deep"),
     ],
 )
-def test_a_wrong_type_is_refused_with_what_is_wrong(written: str, said: str) -> None:
+def test_wrong_column_types_are_refused_with_the_reason(written: str, said: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_type(written)
     assert said in str(caught.value)

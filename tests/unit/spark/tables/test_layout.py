@@ -59,7 +59,7 @@ def test_a_date_has_no_hours_to_partition_by() -> None:
         ({"id": "bigint"}, "column is 'at'; there are "),
     ],
 )
-def test_a_column_without_times_is_refused_with_what_to_do(schema: dict[str, str], said: str) -> None:
+def test_partition_column_without_times_is_refused_with_a_remedy(schema: dict[str, str], said: str) -> None:
     with pytest.raises(SchemaRefused) as caught:
         table_columns(pipeline("{column: at}"), parse_schema(schema))
     assert said in str(caught.value)
@@ -76,7 +76,7 @@ def test_the_folder_of_a_file_says_how_a_table_is_partitioned() -> None:
 
 
 @pytest.mark.parametrize("lost", ["id", "_queue_offset"])
-def test_a_column_that_somebody_dropped_is_refused_by_name(lost: str) -> None:
+def test_dropped_column_is_refused_by_name(lost: str) -> None:
     position = {"v": 1, "cluster": "c", "topics": {}}
     last = Commit("p/T", 7, position, position, 0, 0, 0, "run", written_schema(BODY), position)
     wanted = table_columns(pipeline(), BODY)

@@ -197,7 +197,7 @@ def test_the_next_commit_completes_that_of_a_killed_process(storage: ObjectStora
     assert contents(storage) == expected((0, "fast"), (1, "slow"))
 
 
-def test_what_a_slow_process_has_staged_is_left_until_it_cannot_count(storage: ObjectStorage) -> None:
+def test_staged_files_of_slow_processes_stay_until_obsolete(storage: ObjectStorage) -> None:
     slow, other = directory(storage), directory(storage)
     slow.open()
     add(storage, slow, 0)
@@ -211,7 +211,7 @@ def test_what_a_slow_process_has_staged_is_left_until_it_cannot_count(storage: O
     assert left(storage) == []
 
 
-def test_a_process_that_wakes_late_harms_nothing(storage: ObjectStorage) -> None:
+def test_late_process_changes_no_committed_table(storage: ObjectStorage) -> None:
     """It stops after its commit, another one completes that, and it goes on with objects that are gone."""
 
     def interrupted(step: str) -> None:
@@ -242,7 +242,7 @@ def test_without_permission_it_stops_and_loses_nothing(storage: ObjectStorage, m
     assert contents(storage) == expected((0, "r"), (1, "r"))
 
 
-def test_a_commit_before_the_store_fails_is_found_again(storage: ObjectStorage) -> None:
+def test_commit_before_a_store_failure_is_recognized(storage: ObjectStorage) -> None:
     where = directory(storage)
     where.open()
     made = commit(0)
@@ -256,7 +256,7 @@ def test_a_commit_before_the_store_fails_is_found_again(storage: ObjectStorage) 
 
 
 @pytest.mark.parametrize("name", ["part-0.parquet", "day=1/part-0000000001-0-r.parquet", "x/y.parquet"])
-def test_objects_of_somebody_else_are_refused(storage: ObjectStorage, name: str) -> None:
+def test_foreign_objects_are_refused(storage: ObjectStorage, name: str) -> None:
     where = directory(storage)
     where.open()
     add(storage, where, 0)

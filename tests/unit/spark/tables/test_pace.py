@@ -56,7 +56,7 @@ def test_a_commit_that_takes_longer_than_its_interval_is_followed_at_once() -> N
     assert [at for at, _ in Day(100, arrivals, seconds_per_commit=30).run(20)] == [0, 30, 60, 90]
 
 
-def test_a_continuous_pipeline_commits_what_comes_as_soon_as_it_looks() -> None:
+def test_continuous_pipeline_commits_new_messages_at_each_look() -> None:
     commits = Day(20, {0.0: 1, 1.0: 1, 10.2: 1}).run(0)
     assert [at for at, _ in commits][:2] == [0, 2]
     assert 10.2 <= commits[2][0] <= 10.2 + IDLE_SECONDS

@@ -81,7 +81,7 @@ def test_all_values_of_a_message_are_in_its_row() -> None:
     ]
 
 
-def test_what_was_not_sent_is_its_default_or_null() -> None:
+def test_unset_protobuf_fields_are_default_or_null() -> None:
     (found,) = rows(ORDER, message(id=1).SerializeToString())
     assert (found["name"], found["serial"], found["state"], found["lines"]) == ("", Decimal(0), "NEW", [])
     nothing = ("at", "points", "card", "cash", "more", "weight")
@@ -158,7 +158,7 @@ def test_a_message_that_no_table_can_have_is_refused_by_field(name: str, reason:
     assert reason in str(caught.value)
 
 
-def test_a_set_without_what_it_imports_is_refused() -> None:
+def test_descriptor_set_without_its_imports_is_refused() -> None:
     files = file_set('name: "a.proto" dependency: "b.proto" message_type { name: "A" }')
     with pytest.raises(SchemaUnusable, match=r"a\.proto imports b\.proto, which is not in it: make it with protoc"):
         ProtobufBodies(files, "A").columns()
@@ -197,7 +197,7 @@ def test_a_header_with_a_negative_path_is_refused() -> None:
     assert "its header says that the path of its message has -1 parts" in rows(found, b"\0\0\0\0\x07\x01\x08\x02")[0]
 
 
-def test_what_protobuf_keeps_aside_is_a_dead_letter_if_wanted() -> None:
+def test_unknown_protobuf_fields_become_dead_letters_on_request() -> None:
     closed = """name: "p2.proto" package: "p2" syntax: "proto2"
     enum_type { name: "State" value { name: "NEW" number: 0 } }
     message_type { name: "Order" field { name: "state" number: 1 type: TYPE_ENUM type_name: ".p2.State"

@@ -46,7 +46,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_a_schema_file_is_beside_the_pipeline(place: Place) -> None:
+def test_schema_file_path_is_relative_to_the_pipeline(place: Place) -> None:
     found = place.parsed("decode: {format: avro, schema_file: orders.avsc}")
     assert written_schema(found.decode.columns) == {"id": "bigint"}
     desc = place.parsed("decode: {format: protobuf, schema_file: orders.desc, message: shop.Old}")
@@ -102,7 +102,7 @@ def test_a_schema_file_is_beside_the_pipeline(place: Place) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_and_named(place: Place, decode: str, reason: str) -> None:
+def test_unsuitable_schema_files_are_refused_by_name(place: Place, decode: str, reason: str) -> None:
     (place.directory / "damaged.avsc").write_text('{"type":\n oops}')
     place.avro("union.avsc", [{"name": "id", "type": ["string", "int"]}])
     place.avro("own.avsc", [{"name": "_queue_id", "type": "int"}])
@@ -146,7 +146,7 @@ def test_changes_in_avro_need_the_shape_of_a_change(place: Place) -> None:
     assert "key names number" in place.refusal(f"{wrong}decode: {{format: avro, schema_file: change.avsc}}", table)
 
 
-def test_a_table_in_a_bucket_has_its_state_beside_the_file(place: Place) -> None:
+def test_bucket_table_keeps_its_state_near_the_pipeline_file(place: Place) -> None:
     found = place.parsed(
         "", "table: {format: parquet, location: 's3://lake/orders/', endpoint_url: 'http://s3:9000'}\n"
     )

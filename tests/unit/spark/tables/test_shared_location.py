@@ -46,7 +46,7 @@ def test_a_machine_that_does_not_see_the_directory_is_named(tmp_path: Path) -> N
         ask_executors(tmp_path, ask)
 
 
-def test_a_directory_that_nobody_may_make_is_named(tmp_path: Path) -> None:
+def test_uncreatable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DirectoryUnusable, match=r"file/t: Not a directory"):
         ask_executors(tmp_path / "file" / "t", lambda _: [])
@@ -59,7 +59,7 @@ def test_executors_of_this_process_are_not_asked() -> None:
     check_shared(SimpleNamespace(master="local[2]"), location)
 
 
-def test_a_location_that_nobody_knows_is_not_asked_for() -> None:
+def test_unknown_location_is_not_checked() -> None:
     java = SimpleNamespace(hadoopConfiguration=lambda: {"fs.defaultFS": "file:///"})
     check_shared(SimpleNamespace(master="spark://h:7077", _jsc=java), lambda: "")
 

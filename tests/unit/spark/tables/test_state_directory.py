@@ -26,7 +26,7 @@ def test_one_process_runs_a_pipeline_and_status_knows_it(tmp_path: Path) -> None
     two.close()
 
 
-def test_a_run_that_starts_while_somebody_asks_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_starts_while_another_process_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = StateDirectory(tmp_path)
     state.open()
     state.close()

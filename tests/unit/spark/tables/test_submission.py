@@ -44,7 +44,7 @@ def test_on_one_machine_only_the_loopback_address_is_used(tmp_path: Path) -> Non
     assert "spark.executorEnv.RAFTMQ_TLS" not in settings
 
 
-def test_files_beside_the_pipeline_are_shipped_to_executors(tmp_path: Path) -> None:
+def test_relative_files_are_shipped_to_executors(tmp_path: Path) -> None:
     for name in ("raftmq.zip", "env.tar.gz"):
         (tmp_path / name).touch()
     spark = (
@@ -78,7 +78,7 @@ def test_files_of_a_relative_pipeline_are_named_absolutely(tmp_path: Path, monke
     assert f"{tmp_path}/env.tar.gz#env" in arguments(Path(), "spark.archives: env.tar.gz#env", CLUSTER)
 
 
-def test_the_interpreter_of_tasks_is_found_in_the_file_first(tmp_path: Path) -> None:
+def test_task_interpreter_comes_first_from_the_file(tmp_path: Path) -> None:
     text = "namesrv: h:1\ntopic: T\ntable: {format: parquet, location: t}\n"
     plain = parse_pipeline(text, tmp_path / "p.yaml")
     named = parse_pipeline(f"{text}spark: {{spark.pyspark.python: ./env/bin/python}}\n", tmp_path / "p.yaml")
@@ -120,6 +120,6 @@ def test_an_unknown_master_is_refused(master: str, tmp_path: Path) -> None:
         ("spark.archives: x.tar.gz#env", r"spark\.archives names x\.tar\.gz"),
     ],
 )
-def test_what_cannot_be_started_is_refused(spark: str, said: str, tmp_path: Path) -> None:
+def test_impossible_masters_are_refused(spark: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(MasterRefused, match=said):
         arguments(tmp_path, spark)

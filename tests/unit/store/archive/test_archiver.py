@@ -120,7 +120,7 @@ def test_run_that_is_killed_at_any_operation_leaves_a_valid_archive(files: int) 
 
 
 @pytest.mark.parametrize("compares", [False, True])
-def test_object_that_is_not_what_was_written_never_gets_into_the_manifest(compares: bool) -> None:
+def test_torn_objects_never_enter_the_manifest(compares: bool) -> None:
     log = MessageLog()
     log.send(100)
     for seed in range(20):
@@ -184,7 +184,7 @@ def test_archive_and_backup_in_one_place_leave_no_unnamed_objects() -> None:
     assert set(bucket.objects) - {MANIFEST_NAME, *objects.names} <= {*objects.superseded}
 
 
-def test_second_archiver_ends_without_harm() -> None:
+def test_second_archiver_ends_without_changes() -> None:
     log, bucket = MessageLog(), new_bucket()
     log.send(100)
     first, second = steps(log, bucket), steps(log, bucket, now_ms=BEGIN_MS + 500)

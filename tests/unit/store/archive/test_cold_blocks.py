@@ -18,7 +18,7 @@ from raftlog.segment.meta import Base
 from tests.support.archived_logs import SEGMENT_BYTES, MessageLog, ReadArchive, new_bucket, steps
 
 
-def test_any_range_is_what_the_log_has(tmp_path: Path) -> None:
+def test_any_archived_range_equals_the_log(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path / "cache")
     for begin in range(0, archive.end.pos - 1000, 997):
         archive.check(begin, begin + 1)
@@ -98,7 +98,7 @@ def test_manifest_replaced_by_an_older_one_is_reported(tmp_path: Path) -> None:
     archive.check(archive.end.pos - SEGMENT_BYTES, archive.end.pos)
 
 
-def test_file_that_was_archived_a_moment_ago_is_found(tmp_path: Path) -> None:
+def test_reader_finds_newly_archived_files(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path / "cache")
     archive.check(0, 1)  # reads the manifest
     before = archive.end

@@ -38,7 +38,7 @@ def test_files_from_the_archive_are_those_of_the_log(tmp_path: Path, nbytes: int
         assert found == archive.source.read(pos, SEGMENT_BYTES), f"the file at {pos}"
 
 
-def test_any_piece_is_what_the_log_has(tmp_path: Path) -> None:
+def test_any_joined_piece_equals_the_log(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path)
     for pos in range(0, SEGMENT_BYTES, 61):
         nbytes = min(97, SEGMENT_BYTES - pos)
@@ -61,7 +61,7 @@ def test_each_block_is_read_once(tmp_path: Path) -> None:
     assert reads == sorted(reads)
 
 
-def test_archive_of_a_former_group_is_not_taken(tmp_path: Path) -> None:
+def test_archive_of_a_former_group_is_refused(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path)
     manifest = decode_backup_manifest(archive.bucket.objects[MANIFEST_NAME])
     assert manifest.objects
@@ -72,13 +72,13 @@ def test_archive_of_a_former_group_is_not_taken(tmp_path: Path) -> None:
         opened(archive).read(0, 100)
 
 
-def test_archive_of_another_group_is_not_taken(tmp_path: Path) -> None:
+def test_archive_of_another_group_is_refused(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path)
     with pytest.raises(BackupRefused, match="it is of the log c"):
         opened(archive, identity="other").read(0, 100)
 
 
-def test_what_the_archive_lacks_is_refused(tmp_path: Path) -> None:
+def test_read_beyond_the_archive_is_refused(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path)
     with pytest.raises(BackupDamaged, match="does not have the log file"):
         opened(archive).read(archive.end.pos + 10 * SEGMENT_BYTES, 100)

@@ -100,7 +100,7 @@ def test_damaged_block_ends_the_messages_before_it() -> None:
     assert 0 < len(shown) < len(whole)
 
 
-def test_index_of_another_file_is_found() -> None:
+def test_reader_detects_the_index_of_another_file() -> None:
     _, bucket = filled()
     manifest = decode_backup_manifest(bucket.objects[MANIFEST_NAME])
     assert manifest.objects

@@ -84,7 +84,7 @@ def test_without_a_snapshot_nothing_is_deleted(tmp_path: Path) -> None:
     home.check()
 
 
-def test_files_smaller_than_what_is_written_between_checkpoints_are_deleted(tmp_path: Path) -> None:
+def test_small_files_between_checkpoints_are_deleted(tmp_path: Path) -> None:
     """Each checkpoint is of an entry in the file that is still written, and replaced when that is archived."""
     home = Home(tmp_path, files=0)
     for _ in range(12):
