@@ -220,7 +220,7 @@ def _dead_letters(consumers: Consumers) -> Iterator[Finding]:
             _subject(group),
             f"has {count:,} dead letter{'s' if count != 1 else ''}{last}",
             f"raftmq dlq list {group}",
-            "docs/operations.md#dead-letters-and-delayed-messages",
+            "docs/pending-messages.md#dead-letters-and-delayed-messages",
         )
 
 

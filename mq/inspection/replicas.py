@@ -58,7 +58,7 @@ COUNTERS: Final = (
         Severity.NOTICE,
         "gave up {} transactions: no producer said whether they were committed",
         "look at the producers; raftmq message resume checks a given-up transaction again",
-        "docs/operations.md#transactions",
+        "docs/pending-messages.md#transactions",
     ),
     (
         "connectionsRefused",
