@@ -12,13 +12,13 @@ import random
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 import anyio
 
 from mq.client.body_codecs import BodyCodec
 from mq.client.consume.policies import OnError
-from mq.client.consume.pop_consumer import BATCH_MAX, PopConsumer
+from mq.client.consume.pop_consumer import BATCH_MAX, PopConsumer, PoppingOptions
 from mq.client.consume.popped_messages import LITE_QUEUE_ID, AckBatch, PoppedMessage, read_popped_lite
 from mq.client.errors import BrokerError, ClientError
 from mq.client.events import ClientEvent, OnEvent
@@ -81,21 +81,10 @@ class LiteStart:
         return LiteStart(OffsetKind.TIMESTAMP, int(time.timestamp() * 1000))
 
 
-class LiteConsumerOptions(TypedDict, total=False):
+class LiteConsumerOptions(PoppingOptions, total=False):
     """Keyword arguments of `LiteConsumer`, but for `codec`, which has a type of its own."""
 
     lite_topics: Iterable[str] | None
-    invisible: float
-    ahead: int
-    hold_seconds: float
-    timeout: float
-    on_error: OnError | None
-    otel: bool | TracerProvider
-    metrics: ClientMetrics | None
-    ping: bool
-    on_event: OnEvent | None
-    remoting: RemotingSettings | None
-    rng: random.Random | None
 
 
 class LiteConsumer(PopConsumer[BodyT]):

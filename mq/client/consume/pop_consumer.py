@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar, Literal, Self, TypedDict
+from typing import Any, ClassVar, Literal, Self
 
 import anyio
 import anyio.abc
@@ -38,6 +38,7 @@ from mq.client.net.connection import Connection
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.replies import LeftOut, fields_of
 from mq.client.net.routes import TopicRoute
+from mq.client.options import ClientOptions
 from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
@@ -56,23 +57,22 @@ _NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, R
 _NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR})
 
 
-class PopConsumerOptions(TypedDict, total=False):
-    """Keyword arguments of `PopConsumer`, but for `codec`, which has a type of its own."""
+class PoppingOptions(ClientOptions, total=False):
+    """Keyword arguments of `PopConsumer` that `LiteConsumer` has, too."""
 
-    ordered: bool
     invisible: float
-    renew: bool
-    consume_from: Literal["first", "last"]
     ahead: int
     hold_seconds: float
     timeout: float
     on_error: OnError | None
-    otel: bool | TracerProvider
-    metrics: ClientMetrics | None
-    ping: bool
-    on_event: OnEvent | None
-    remoting: RemotingSettings | None
-    rng: random.Random | None
+
+
+class PopConsumerOptions(PoppingOptions, total=False):
+    """Keyword arguments of `PopConsumer`, but for `codec`, which has a type of its own."""
+
+    ordered: bool
+    renew: bool
+    consume_from: Literal["first", "last"]
 
 
 class PopConsumer(Consumer[BodyT]):

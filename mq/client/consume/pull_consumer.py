@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Generic, Literal, Self, TypedDict
+from typing import Any, Generic, Literal, Self
 
 import anyio
 import anyio.abc
@@ -37,6 +37,7 @@ from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.leader_calls import why_no_leader
 from mq.client.net.routes import TopicRoute
+from mq.client.options import ClientOptions
 from mq.client.produce.consumed import Consumed
 from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.messages.trace import ContextCode
@@ -51,7 +52,7 @@ LATER_SECONDS = 0.2
 """For so long a message behind the end is left in its queue, while other queues are read."""
 
 
-class PullConsumerOptions(TypedDict, total=False):
+class PullConsumerOptions(ClientOptions, total=False):
     """Keyword arguments of `PullConsumer`, but for `codec`, which has a type of its own."""
 
     consume_from: ConsumeFrom
@@ -59,12 +60,6 @@ class PullConsumerOptions(TypedDict, total=False):
     on_error: OnError | None
     pull: PullSettings | None
     trace: bool | str
-    otel: bool | TracerProvider
-    metrics: ClientMetrics | None
-    ping: bool
-    on_event: OnEvent | None
-    remoting: RemotingSettings | None
-    rng: random.Random | None
 
 
 class PullConsumer(PositionedConsumer[BodyT]):

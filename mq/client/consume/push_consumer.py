@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.abc
@@ -44,6 +44,7 @@ from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import AnswerLater
 from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
+from mq.client.options import ClientOptions
 from mq.client.produce.consumed import Consumed
 from mq.client.spans import TracerProvider
 from mq.client.task_group import open_task_group
@@ -65,7 +66,7 @@ DRAIN_SECONDS = 30.0
 """Default time for running handlers to finish; what starts containers usually waits so long before it kills."""
 
 
-class PushConsumerOptions(TypedDict, total=False):
+class PushConsumerOptions(ClientOptions, total=False):
     """Keyword arguments of `PushConsumer`, but for `codec`, which has a type of its own."""
 
     consume_from: ConsumeFrom
@@ -79,14 +80,8 @@ class PushConsumerOptions(TypedDict, total=False):
     on_error: OnError | None
     pull: PullSettings | None
     trace: bool | str
-    otel: bool | TracerProvider
-    metrics: ClientMetrics | None
-    ping: bool
-    on_event: OnEvent | None
-    remoting: RemotingSettings | None
     commit_seconds: float
     rebalance_seconds: float
-    rng: random.Random | None
 
 
 def _check_options(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from mq.client.admin import Admin
 from mq.client.events import OnEvent
@@ -16,52 +16,29 @@ from mq.client.sync.facade import Facade, run_without_event_loop, waits
 
 P = ParamSpec("P")
 R = TypeVar("R")
+PartT = TypeVar("PartT")
 
 
-def _asks(
-    method: Callable[Concatenate[Schedules, P], Awaitable[R]],
-) -> Callable[Concatenate[SyncSchedules, P], R]:
-    """The blocking method for a coroutine function of `Schedules`."""
+class _Part(Generic[PartT]):
+    """A part of `Admin` for threads."""
 
-    @functools.wraps(method)
-    def call(schedules: SyncSchedules, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        admin = schedules._admin
-        return admin._call(method, admin._client.schedules, *args, **kwargs)
-
-    return call
-
-
-def _asks_lite(
-    method: Callable[Concatenate[LiteTopics, P], Awaitable[R]],
-) -> Callable[Concatenate[SyncLiteTopics, P], R]:
-    """The blocking method for a coroutine function of `LiteTopics`."""
-
-    @functools.wraps(method)
-    def call(topics: SyncLiteTopics, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        admin = topics._admin
-        return admin._call(method, admin._client.lite, *args, **kwargs)
-
-    return call
-
-
-def _asks_removed(
-    method: Callable[Concatenate[RemovedMembers, P], Awaitable[R]],
-) -> Callable[Concatenate[SyncRemovedMembers, P], R]:
-    """The blocking method for a coroutine function of `RemovedMembers`."""
-
-    @functools.wraps(method)
-    def call(members: SyncRemovedMembers, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        admin = members._admin
-        return admin._call(method, admin._client.removed_members, *args, **kwargs)
-
-    return call
-
-
-class SyncSchedules:
-    """`Schedules` for threads: `SyncAdmin.schedules`."""
-
-    def __init__(self, admin: SyncAdmin) -> None:
+    def __init__(self, admin: SyncAdmin, part: PartT) -> None:
         self._admin = admin
+        self._part = part
+
+
+def _asks(method: Callable[Concatenate[PartT, P], Awaitable[R]]) -> Callable[Concatenate[_Part[PartT], P], R]:
+    """The blocking method for a coroutine function of such a part."""
+
+    @functools.wraps(method)
+    def call(part: _Part[PartT], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return part._admin._call(method, part._part, *args, **kwargs)
+
+    return call
+
+
+class SyncSchedules(_Part[Schedules]):
+    """`Schedules` for threads: `SyncAdmin.schedules`."""
 
     create = _asks(Schedules.create)
     update = _asks(Schedules.update)
@@ -73,29 +50,23 @@ class SyncSchedules:
     trigger = _asks(Schedules.trigger)
 
 
-class SyncLiteTopics:
+class SyncLiteTopics(_Part[LiteTopics]):
     """`LiteTopics` for threads: `SyncAdmin.lite`."""
 
-    def __init__(self, admin: SyncAdmin) -> None:
-        self._admin = admin
-
-    brokers = _asks_lite(LiteTopics.brokers)
-    parent = _asks_lite(LiteTopics.parent)
-    topic = _asks_lite(LiteTopics.topic)
-    client = _asks_lite(LiteTopics.client)
-    lag = _asks_lite(LiteTopics.lag)
-    dispatch = _asks_lite(LiteTopics.dispatch)
+    brokers = _asks(LiteTopics.brokers)
+    parent = _asks(LiteTopics.parent)
+    topic = _asks(LiteTopics.topic)
+    client = _asks(LiteTopics.client)
+    lag = _asks(LiteTopics.lag)
+    dispatch = _asks(LiteTopics.dispatch)
 
 
-class SyncRemovedMembers:
+class SyncRemovedMembers(_Part[RemovedMembers]):
     """`RemovedMembers` for threads: `SyncAdmin.removed_members`."""
 
-    def __init__(self, admin: SyncAdmin) -> None:
-        self._admin = admin
-
-    remove = _asks_removed(RemovedMembers.remove)
-    let_in = _asks_removed(RemovedMembers.let_in)
-    kept_out = _asks_removed(RemovedMembers.kept_out)
+    remove = _asks(RemovedMembers.remove)
+    let_in = _asks(RemovedMembers.let_in)
+    kept_out = _asks(RemovedMembers.kept_out)
 
 
 class SyncAdmin(Facade[Admin], of=Admin):
@@ -114,17 +85,17 @@ class SyncAdmin(Facade[Admin], of=Admin):
     @property
     def schedules(self) -> SyncSchedules:
         """The schedules of the brokers."""
-        return SyncSchedules(self)
+        return SyncSchedules(self, self._client.schedules)
 
     @property
     def lite(self) -> SyncLiteTopics:
         """The lite topics of the brokers."""
-        return SyncLiteTopics(self)
+        return SyncLiteTopics(self, self._client.lite)
 
     @property
     def removed_members(self) -> SyncRemovedMembers:
         """Members that were removed from their consumer groups for a while."""
-        return SyncRemovedMembers(self)
+        return SyncRemovedMembers(self, self._client.removed_members)
 
     cluster_info = waits(Admin.cluster_info)
     broker_runtime = waits(Admin.broker_runtime)

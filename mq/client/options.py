@@ -1,0 +1,22 @@
+"""Keyword arguments that all clients have which send or receive messages."""
+
+from __future__ import annotations
+
+import random
+from typing import TypedDict
+
+from mq.client.events import OnEvent
+from mq.client.metrics.recorder import ClientMetrics
+from mq.client.net.client_core import RemotingSettings
+from mq.client.spans import TracerProvider
+
+
+class ClientOptions(TypedDict, total=False):
+    """What such a client tells, and what it is made of; see `Producer`."""
+
+    otel: bool | TracerProvider
+    metrics: ClientMetrics | None
+    ping: bool
+    on_event: OnEvent | None
+    remoting: RemotingSettings | None
+    rng: random.Random | None
