@@ -308,7 +308,7 @@ bench-spark:
 bench-spark-kafka:
 	@deploy/check-java.sh
 	@$(MAKE) --no-print-directory $(SPARK_INSTALLED)
-	@$(SPARK_ENV) $(SPARK_PY) -m benchmarks.spark_kafka $(ARGS)
+	@$(SPARK_ENV) $(SPARK_PY) -m benchmarks.spark.kafka $(ARGS)
 
 # Sphinx needs what the documented modules import, and nothing else needs Sphinx.
 .venv-docs/.installed: requirements-docs.lock pyproject.toml deploy/setup-venv.sh $(INSTALLED)

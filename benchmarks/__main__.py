@@ -29,7 +29,7 @@ CASES: Final[dict[str, Case]] = {
     "steady": Case("benchmarks.steady", "a load of a minute, and the work that follows it; writes its page"),
     "paced": Case("benchmarks.paced", "latency at half of the maximum rate; writes its page"),
     "goals": Case(
-        "benchmarks.goals", "measures nothing: writes which goals the last results meet, and docs/performance.md"
+        "benchmarks.report.goals", "measures nothing: writes which goals the last results meet, and docs/performance.md"
     ),
     "critical-path": Case("benchmarks.critical_path", "who waits for what while a message is stored; writes its page"),
     "low-rate": Case("benchmarks.low_rate", "few messages: latency, CPU, wake-ups; writes its page"),
@@ -48,7 +48,7 @@ CASES: Final[dict[str, Case]] = {
     "fairness": Case("benchmarks.fairness", "latency of a client beside demanding ones; writes its page"),
     "filter": Case("benchmarks.filtering", "filters beside the broker: CPU, and bytes to consumers; writes its page"),
     "exactly-once": Case(
-        "benchmarks.exactly_once", "delayed and transactional messages while leaders die; writes a report"
+        "benchmarks.failover.exactly_once", "delayed and transactional messages while leaders die; writes a report"
     ),
     "failover": Case("benchmarks.failover", "how long writes stop when a leader fails; writes a report"),
     "celery": Case(
@@ -59,10 +59,10 @@ CASES: Final[dict[str, Case]] = {
     ),
     "proxy": Case("benchmarks.proxy", "raftmq proxy beside RocketMQ's: CPU, latency, memory"),
     "pulling": Case("benchmarks.pulling", "the cost of delivering messages"),
-    "rolling-upgrade": Case("benchmarks.rolling_upgrade", "sends while replicas are upgraded one by one"),
+    "rolling-upgrade": Case("benchmarks.failover.rolling_upgrade", "sends while replicas are upgraded one by one"),
     "spark": Case("benchmarks.spark", "throughput of Spark; make bench-spark sets it up"),
-    "spark-kafka": Case("benchmarks.spark_kafka", "Spark beside Kafka; make bench-spark-kafka sets it up"),
-    "spark-sink": Case("benchmarks.spark_sink", "writes of Spark's tasks, without Spark"),
+    "spark-kafka": Case("benchmarks.spark.kafka", "Spark beside Kafka; make bench-spark-kafka sets it up"),
+    "spark-sink": Case("benchmarks.spark.sink", "writes of Spark's tasks, without Spark"),
 }
 
 

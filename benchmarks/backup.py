@@ -29,14 +29,14 @@ from typing import Protocol
 import trio
 
 from benchmarks.cases import Window
-from benchmarks.figures import Figure
 from benchmarks.load.generators import ROOT, cpu_meters, drive, share_out
 from benchmarks.load.job import Job
 from benchmarks.load.open_loop import PacedJob
 from benchmarks.load.report import Report
 from benchmarks.produce import windows_of
-from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics
-from benchmarks.suite import Suite, kept_logs
+from benchmarks.suites.case_load import DISK, Measure, Note, Plan, create_topics
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite, kept_logs
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.figures import Figure
-from benchmarks.store_load import DISK, ROOT, Measure, Note, Plan
-from benchmarks.suite import Suite
+from benchmarks.suites.case_load import DISK, ROOT, Measure, Note, Plan
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite
 from mq.local_cluster import DevCluster, Ports
 
 BODIES = (128, 1024)

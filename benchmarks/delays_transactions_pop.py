@@ -24,11 +24,10 @@ from typing import Any
 
 import trio
 
-from benchmarks.figures import Figure
 from benchmarks.lateness import measure_lateness
 from benchmarks.load.dialogues import Job, Report
 from benchmarks.procfs import rss_bytes
-from benchmarks.store_load import (
+from benchmarks.suites.case_load import (
     DISK,
     Measure,
     Note,
@@ -38,7 +37,8 @@ from benchmarks.store_load import (
     run_beside,
     send_messages,
 )
-from benchmarks.suite import Suite
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite
 from mq.client.admin import Admin
 from mq.local_cluster import DevCluster, Ports
 

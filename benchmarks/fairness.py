@@ -20,7 +20,6 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.figures import Figure
 from benchmarks.latency import share_of
 from benchmarks.load.frames import TOPIC
 from benchmarks.load.paced_client import Job as PacedJob
@@ -28,8 +27,9 @@ from benchmarks.load.paced_client import Report, run_paced_client
 from benchmarks.noisy_clients import PULLED_BYTES, Job, neighbours
 from benchmarks.procfs import load_average
 from benchmarks.pulling import fill
-from benchmarks.store_load import DISK, Measure, Note, Plan
-from benchmarks.suite import Suite
+from benchmarks.suites.case_load import DISK, Measure, Note, Plan
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.local_cluster import HOST, DevCluster, Ports

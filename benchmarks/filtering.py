@@ -31,12 +31,12 @@ from pathlib import Path
 import trio
 import wasmtime
 
-from benchmarks.figures import Figure
 from benchmarks.load.frames import CONSUMERS, QUEUES, TOPIC, pull_frame, request_frame, send_frame
 from benchmarks.procfs import load_average
 from benchmarks.pulling import fill_with, receive_frame
-from benchmarks.store_load import ROOT, Measure, Note, Plan, create_topics, one_broker
-from benchmarks.suite import Suite
+from benchmarks.suites.case_load import ROOT, Measure, Note, Plan, create_topics, one_broker
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite
 from mq.client import Admin
 from mq.filter.programs import ProgramName, name_of
 from mq.local_cluster import HOST, DevCluster

@@ -31,7 +31,7 @@ from trio.testing import MockClock
 from benchmarks.gate.whole_broker import ask, create_topic
 from benchmarks.load.frames import send_frame
 from benchmarks.load.generators import ROOT
-from benchmarks.store_load import DISK
+from benchmarks.suites.case_load import DISK
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.compiled import IS_COMPILED

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.figures import Figure
 from benchmarks.load.do_job import do_job
 from benchmarks.load.frames import TOPIC
 from benchmarks.load.generators import run_generator
-from benchmarks.store_load import DISK, Note, Plan, create_topics
+from benchmarks.suites.case_load import DISK, Note, Plan, create_topics
+from benchmarks.suites.figures import Figure
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError

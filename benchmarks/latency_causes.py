@@ -13,12 +13,12 @@ from pathlib import Path
 import trio
 
 from benchmarks.disk_alone import DiskJob, measure_disk_alone
-from benchmarks.figures import Figure
 from benchmarks.load.generators import Meter
 from benchmarks.load.report import quantile
 from benchmarks.procfs import machine_cpu_seconds, own_cpu_seconds, wait_seconds
 from benchmarks.scraping import scrape
-from benchmarks.store_load import Note
+from benchmarks.suites.case_load import Note
+from benchmarks.suites.figures import Figure
 from mq.local_cluster import DevCluster
 from mq.monitoring.cpu_time import cpu_seconds
 from raftlog.latency_histogram import BOUNDS

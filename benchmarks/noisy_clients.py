@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 import trio
 
 from benchmarks.load.frames import pull_frame, request_frame, send_frame, topic_ext, topic_name
-from benchmarks.store_load import BODY_BYTES, ROOT
+from benchmarks.suites.case_load import BODY_BYTES, ROOT
 from mq.cli.errors import run_trio
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames

@@ -20,15 +20,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cases import Window
-from benchmarks.figures import Figure
 from benchmarks.latency_causes import CASE, core_figures, core_meters, measure_writes, writes_of
 from benchmarks.load.generators import cpu_meters, drive, share_out
 from benchmarks.load.job import Job
 from benchmarks.load.open_loop import PacedJob
 from benchmarks.load.report import Report, added, quantile
 from benchmarks.produce import windows_of
-from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics
-from benchmarks.suite import Suite
+from benchmarks.suites.case_load import DISK, Measure, Note, Plan, create_topics
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
 
 BODY_BYTES = 1024

@@ -32,7 +32,7 @@ from benchmarks.load.generators import ROOT, GeneratorFailed, cpu_meters, drive,
 from benchmarks.load.job import Job
 from benchmarks.load.report import Report, quantile
 from benchmarks.procfs import load_average, rss_bytes
-from benchmarks.report import RunRecord, markdown
+from benchmarks.report.run_record import RunRecord, markdown
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
@@ -169,7 +169,7 @@ async def _null_server() -> AsyncIterator[int]:
         await nursery.start(
             partial(
                 trio.run_process,
-                [sys.executable, "-m", "benchmarks.null_server", str(port)],
+                [sys.executable, "-m", "benchmarks.load.null_server", str(port)],
                 stdin=subprocess.PIPE,
                 cwd=ROOT,
                 check=False,

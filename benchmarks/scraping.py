@@ -26,10 +26,10 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.figures import Figure
 from benchmarks.load.frames import topic_name
-from benchmarks.store_load import Measure, Note, Plan, create_topics, job_for, one_broker, run_load
-from benchmarks.suite import Suite
+from benchmarks.suites.case_load import Measure, Note, Plan, create_topics, job_for, one_broker, run_load
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite
 from mq.addresses import metrics_address_beside
 from mq.client import Message, Producer, PullConsumer
 from mq.client.net.client_core import ClientCore

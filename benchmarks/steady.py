@@ -20,13 +20,13 @@ from pathlib import Path
 import trio
 
 from benchmarks.cases import Window
-from benchmarks.figures import Figure
 from benchmarks.load.generators import Meter, drive, share_out
 from benchmarks.load.job import Job
 from benchmarks.procfs import own_cpu_seconds, process_tree, rss_bytes
 from benchmarks.produce import windows_of
-from benchmarks.store_load import BATCH, DISK, Measure, Note, Plan, create_topics
-from benchmarks.suite import Suite
+from benchmarks.suites.case_load import BATCH, DISK, Measure, Note, Plan, create_topics
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
 

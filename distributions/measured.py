@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.procfs import load_average, machine
-from benchmarks.report import replace_section
+from benchmarks.report.run_record import replace_section
 from distributions.build import ROOT
 from distributions.interpreters import Environment, find_interpreters, new_environment
 from mq.testing import running_processes

@@ -20,8 +20,8 @@ import os
 from benchmarks.archive.cold_reads import measure_cold, measure_hot
 from benchmarks.archive.copying import measure_archiving
 from benchmarks.archive.new_replicas import measure_join
-from benchmarks.store_load import Measure
-from benchmarks.suite import Suite
+from benchmarks.suites.case_load import Measure
+from benchmarks.suites.suite import Suite
 from jepsen.deployments.object_storage import ENVIRONMENT
 
 CASES: dict[str, Measure] = {

@@ -17,13 +17,13 @@ from pathlib import Path
 import trio
 
 from benchmarks.archive.groups import PREFIX, URL, archiving_group, fill_group, wait_archived
-from benchmarks.figures import Figure
 from benchmarks.latency import share_of
 from benchmarks.load.frames import TOPIC, pull_frame
 from benchmarks.load.paced_client import Job as PacedJob
 from benchmarks.load.paced_client import run_paced_client
 from benchmarks.pulling import receive_frame
-from benchmarks.store_load import Note, Plan, create_topics
+from benchmarks.suites.case_load import Note, Plan, create_topics
+from benchmarks.suites.figures import Figure
 from mq.broker.limits import DEFAULT
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster

@@ -15,9 +15,9 @@ import trio
 from benchmarks.archive.groups import archiving_group, fill_group, wait_until
 from benchmarks.backup import LoadWithBackup, figures_of, size_of
 from benchmarks.cases import Window
-from benchmarks.figures import Figure
 from benchmarks.procfs import process_tree
-from benchmarks.store_load import Note, Plan, create_topics
+from benchmarks.suites.case_load import Note, Plan, create_topics
+from benchmarks.suites.figures import Figure
 from jepsen.deployments.object_storage import ObjectStorage
 from mq.local_cluster import DevCluster
 from mq.monitoring.cpu_time import cpu_seconds

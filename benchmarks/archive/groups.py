@@ -12,7 +12,7 @@ import trio
 
 from benchmarks.load.frames import QUEUES, send_frame
 from benchmarks.pulling import fill_with
-from benchmarks.store_load import DISK
+from benchmarks.suites.case_load import DISK
 from jepsen.deployments.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, open_object_storage
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed

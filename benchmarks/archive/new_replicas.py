@@ -14,8 +14,8 @@ import trio
 from benchmarks.archive.cold_reads import range_rate
 from benchmarks.archive.groups import URL, archiving_group, fill_group, runtime, wait_archived, wait_until
 from benchmarks.backup import disk_rates, size_of
-from benchmarks.figures import Figure
-from benchmarks.store_load import ROOT, Note, Plan, create_topics
+from benchmarks.suites.case_load import ROOT, Note, Plan, create_topics
+from benchmarks.suites.figures import Figure
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.local_cluster import HOST, DevCluster, Processes, open_processes

@@ -42,7 +42,7 @@ from benchmarks.celery_load.redis import open_redis, redis_missing
 from benchmarks.celery_load.relay import RELAYED_HOST, Relays, open_relays
 from benchmarks.celery_load.workers import Workers
 from benchmarks.procfs import load_average, machine
-from benchmarks.store_load import DISK, ROOT
+from benchmarks.suites.case_load import DISK, ROOT
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
 from mq.local_cluster import DevCluster, Ports, ServersFailed

@@ -33,8 +33,8 @@ from benchmarks.celery_load.workers import Workers
 from benchmarks.peers.peer import package_missing
 from benchmarks.peers.rabbitmq import PROGRAM as RABBITMQ_PROGRAM
 from benchmarks.procfs import load_average, machine, own_cpu_seconds, process_tree
-from benchmarks.report import replace_section
-from benchmarks.store_load import ROOT
+from benchmarks.report.run_record import replace_section
+from benchmarks.suites.case_load import ROOT
 from mq.cli.errors import run_trio
 from mq.local_cluster import ServersFailed
 

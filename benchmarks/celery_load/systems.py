@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.celery_load.redis import open_redis
 from benchmarks.peers.rabbitmq import PROGRAM as RABBITMQ_PROGRAM
-from benchmarks.store_load import DISK
+from benchmarks.suites.case_load import DISK
 from mq.local_cluster import HOST, DevCluster, Ports, open_processes
 
 QUORUM = {

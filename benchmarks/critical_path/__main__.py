@@ -28,8 +28,8 @@ from benchmarks.load.generators import ROOT, cpu_meters, drive, share_out
 from benchmarks.load.job import Job
 from benchmarks.load.report import added, monotonic_seconds, quantile
 from benchmarks.procfs import REAL_TIME_HELP, load_average, run_before_others
-from benchmarks.report import RunRecord
-from benchmarks.suite import FAILURES
+from benchmarks.report.run_record import RunRecord
+from benchmarks.suites.suite import FAILURES
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster, Ports

@@ -29,7 +29,7 @@ from benchmarks.curves.group_load import Note, Plan
 from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.sample import Curve, Measured, Sample, samples_of
 from benchmarks.load.generators import ROOT, GeneratorFailed
-from benchmarks.report import RunRecord
+from benchmarks.report.run_record import RunRecord
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed

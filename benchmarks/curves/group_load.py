@@ -17,7 +17,7 @@ from benchmarks.load.generators import GeneratorFailed, Meter, WindowedJob, driv
 from benchmarks.load.job import Job
 from benchmarks.procfs import load_average, own_cpu_seconds, rss_bytes
 from benchmarks.produce import windows_of
-from benchmarks.sizes import DEFAULT, Sizes
+from benchmarks.store.sizes import DEFAULT, Sizes
 from mq.local_cluster import HOST, DevCluster, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
 

@@ -30,7 +30,7 @@ from benchmarks.load.frames import QUEUES, heartbeat_frame, topic_name
 from benchmarks.load.generators import drive, share_out
 from benchmarks.load.job import Job
 from benchmarks.load.open_loop import PacedJob
-from benchmarks.store_load import BATCH, create_topics
+from benchmarks.suites.case_load import BATCH, create_topics
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster, Ports
 from mq.local_cluster.groups import open_groups

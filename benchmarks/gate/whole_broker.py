@@ -18,7 +18,7 @@ from trio.testing import MockClock
 
 from benchmarks.gate.counting import Counting
 from benchmarks.load.frames import CODE, QUEUES, TOPIC, complete_bytes, pull_frame, request_frame, send_frame, topic_ext
-from benchmarks.store_load import DISK
+from benchmarks.suites.case_load import DISK
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.local_cluster import HOST, Ports

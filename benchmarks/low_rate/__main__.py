@@ -32,8 +32,8 @@ from benchmarks.procfs import (
     run_before_others,
     wake_ups,
 )
-from benchmarks.report import RunRecord
-from benchmarks.suite import FAILURES as SUITE_FAILURES
+from benchmarks.report.run_record import RunRecord
+from benchmarks.suites.suite import FAILURES as SUITE_FAILURES
 from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
 

@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 
 from benchmarks.load.frames import OPAQUE, complete_bytes
-from benchmarks.null_server import reply
+from benchmarks.load.null_server import reply
 
 _FILE_BYTES = 64 * 2**20
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.figures import Figure
+from benchmarks.suites.figures import Figure
 
 BEGIN = "<!-- measured by `make bench-low-rate`: begin -->"
 END = "<!-- measured by `make bench-low-rate`: end -->"

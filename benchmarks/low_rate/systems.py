@@ -15,7 +15,7 @@ from benchmarks.peers.nats import NATS
 from benchmarks.peers.peer import Peer, nothing_to_prepare
 from benchmarks.peers.rabbitmq import RABBITMQ
 from benchmarks.peers.rocketmq import ROCKETMQ
-from benchmarks.store_load import DISK, ROOT
+from benchmarks.suites.case_load import DISK, ROOT
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster, Ports, open_processes
 

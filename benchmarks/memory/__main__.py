@@ -25,8 +25,8 @@ from benchmarks.load.generators import ROOT, GeneratorFailed
 from benchmarks.memory.clients import Job, Report
 from benchmarks.memory.page import BEGIN, END, SETTLING_SECONDS, Sample, growths, picture, section
 from benchmarks.procfs import load_average, process_tree, rss_bytes
-from benchmarks.report import RunRecord
-from benchmarks.store_load import DISK
+from benchmarks.report.run_record import RunRecord
+from benchmarks.suites.case_load import DISK
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError

@@ -30,7 +30,7 @@ from benchmarks.peers.rocketmq import ROCKETMQ
 from benchmarks.peers.samples import Measured
 from benchmarks.peers.turns import Outcome, Plan, measure
 from benchmarks.procfs import load_average
-from benchmarks.report import RunRecord, earlier_run
+from benchmarks.report.run_record import RunRecord, earlier_run
 from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
 

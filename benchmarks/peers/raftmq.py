@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.load.frames import QUEUES, TOPIC
 from benchmarks.peers.peer import Peer, Target, nothing_to_prepare
-from benchmarks.store_load import DISK
+from benchmarks.suites.case_load import DISK
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster, Ports
 

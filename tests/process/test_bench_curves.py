@@ -9,7 +9,7 @@ import trio
 
 from benchmarks.curves.__main__ import CURVES, parse_arguments, run_curve
 from benchmarks.curves.sample import Measured, samples_of
-from benchmarks.sizes import TEST_MIN
+from benchmarks.store.sizes import TEST_MIN
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import delays_transactions_pop
 from benchmarks.lateness import measure_lateness
-from benchmarks.store_load import Plan
+from benchmarks.suites.case_load import Plan
 from tests.support.benchmark_cases import tiny_plan, values
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]

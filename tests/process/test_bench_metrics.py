@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import scraping
-from benchmarks.store_load import Plan
+from benchmarks.suites.case_load import Plan
 from tests.support.benchmark_cases import tiny_plan, values
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import steady
-from benchmarks.sizes import TEST_MIN
+from benchmarks.store.sizes import TEST_MIN
 from tests.support.benchmark_cases import values
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

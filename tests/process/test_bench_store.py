@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import latency, store, store_follower, store_reads
-from benchmarks.store_load import Plan
+from benchmarks import latency
+from benchmarks.store import __main__ as store
+from benchmarks.store import follower, reads
+from benchmarks.suites.case_load import Plan
 from tests.support.benchmark_cases import tiny_plan, values
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -23,7 +25,7 @@ def plan() -> Plan:
 
 @pytest.mark.trio
 async def test_a_backlog_is_read_from_one_and_from_many_queues(plan: Plan, tmp_path: Path) -> None:
-    found = await values(store_reads.measure_backlog, plan, tmp_path)
+    found = await values(reads.measure_backlog, plan, tmp_path)
     assert found["messages/s of 1 KiB, 1 queue"] > 0
     assert found["messages/s of 1 KiB, 8 queues"] > 0
 
@@ -31,13 +33,13 @@ async def test_a_backlog_is_read_from_one_and_from_many_queues(plan: Plan, tmp_p
 @pytest.mark.nightly
 @pytest.mark.trio
 async def test_random_reads_have_a_rate(plan: Plan, tmp_path: Path) -> None:
-    assert (await values(store_reads.measure_random, plan, tmp_path))["reads/s of 4 KiB"] > 0
+    assert (await values(reads.measure_random, plan, tmp_path))["reads/s of 4 KiB"] > 0
 
 
 @pytest.mark.nightly
 @pytest.mark.trio
 async def test_a_producer_continues_while_a_follower_is_read(plan: Plan, tmp_path: Path) -> None:
-    found = await values(store_follower.measure_follower, plan, tmp_path)
+    found = await values(follower.measure_follower, plan, tmp_path)
     assert found["old messages"] >= 0.01
     assert found["messages/s produced with a reader, all cores shared"] > 0
     assert found["messages/s read, all cores shared"] > 0

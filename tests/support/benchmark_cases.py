@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.figures import Figure
-from benchmarks.sizes import TEST_MIN
-from benchmarks.store_load import Measure, Plan
-from benchmarks.suite import Suite
+from benchmarks.store.sizes import TEST_MIN
+from benchmarks.suites.case_load import Measure, Plan
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite
 
 
 def tiny_plan(suite: Suite, seconds: float) -> Plan:

@@ -24,7 +24,7 @@ from benchmarks.peers.consuming.page import BEGIN, END, section
 from benchmarks.peers.consuming.turns import Outcome, Plan, measure
 from benchmarks.peers.peer import Peer
 from benchmarks.procfs import REAL_TIME_HELP, run_before_others
-from benchmarks.report import RunRecord, earlier_run
+from benchmarks.report.run_record import RunRecord, earlier_run
 
 DOCUMENT = "docs/benchmarks/peers-consuming.md"
 

@@ -25,7 +25,6 @@ import trio
 from benchmarks import backup
 from benchmarks.cases import Case, Measurement, Window
 from benchmarks.disk_alone import DiskJob, write_alone
-from benchmarks.figures import Figure, table
 from benchmarks.latency import share_of
 from benchmarks.latency_causes import Writes, bound_of
 from benchmarks.load.closed_loop import Connection
@@ -39,11 +38,12 @@ from benchmarks.load.report import BUCKETS_PER_E, Report, monotonic_seconds, qua
 from benchmarks.procfs import own_cpu_seconds
 from benchmarks.produce import windows_of
 from benchmarks.pulling import Pulled, walk
-from benchmarks.report import BEGIN, END, RunRecord, markdown, replace_section
+from benchmarks.report.run_record import BEGIN, END, RunRecord, markdown, replace_section
 from benchmarks.steady import figures_of
-from benchmarks.store_follower import cost_of
-from benchmarks.store_load import Note, Plan
-from benchmarks.suite import Suite
+from benchmarks.store.follower import cost_of
+from benchmarks.suites.case_load import Note, Plan
+from benchmarks.suites.figures import Figure, table
+from benchmarks.suites.suite import Suite
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.messages.batch import decode_batch
 from raftlog.latency_histogram import BOUNDS

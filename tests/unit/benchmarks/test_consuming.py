@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.consuming_goals import goals
 from benchmarks.peers.__main__ import PEERS
 from benchmarks.peers.consuming.__main__ import parse_arguments
 from benchmarks.peers.consuming.cases import CASES, Measured, Sample, job_of
@@ -18,7 +17,8 @@ from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
 from benchmarks.peers.consuming.load import BY_MESSAGE, BY_POSITION
 from benchmarks.peers.consuming.page import HOW, section
 from benchmarks.peers.consuming.turns import Outcome, cases_of
-from benchmarks.summary import beside_others, by_benchmark
+from benchmarks.report.consuming_goals import goals
+from benchmarks.report.summary import beside_others, by_benchmark
 from benchmarks.wires.amqp_consumer import AmqpConsumer
 from benchmarks.wires.consumer import DUE, DueSlots, Share, stamped
 from benchmarks.wires.nats_consumer import ASKED, NatsConsumer

@@ -16,7 +16,7 @@ from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.polling import due_times
 from benchmarks.curves.sample import Curve, Measured, Sample, Spread, bytes_name, samples_of
 from benchmarks.load.frames import lite_name, send_frame
-from benchmarks.report import page_of
+from benchmarks.report.run_record import page_of
 from benchmarks.wires.rocketmq import RocketMQWire
 from benchmarks.wires.wire import Slots
 from mq.protocol.messages.records import encode_host, encode_record

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import Figure
-from benchmarks.goals import collect, newest, section
+from benchmarks.report.goals import collect, newest, section
+from benchmarks.suites.figures import Figure
 
 
 def suite(figures: list[Figure], load: float = 0.5) -> str:

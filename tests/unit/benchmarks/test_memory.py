@@ -11,7 +11,7 @@ from benchmarks.load.report import BUCKETS_PER_E, Report
 from benchmarks.memory.__main__ import parse_arguments
 from benchmarks.memory.page import BEGIN, END, Sample, growths, picture, section
 from benchmarks.paced import PACED, figures_of
-from benchmarks.report import page_of
+from benchmarks.report.run_record import page_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

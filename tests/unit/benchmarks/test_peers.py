@@ -22,7 +22,7 @@ from benchmarks.peers.peer import Target
 from benchmarks.peers.picture import COLOURS, draw
 from benchmarks.peers.samples import LOADS, Measured, Sample, samples_of
 from benchmarks.peers.turns import Outcome, measure
-from benchmarks.report import earlier_run
+from benchmarks.report.run_record import earlier_run
 from mq.local_cluster import ServersFailed
 
 SVG = "{http://www.w3.org/2000/svg}"

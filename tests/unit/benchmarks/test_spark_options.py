@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.load.frames import QUEUES, TOPIC
-from benchmarks.spark import up_to
+from benchmarks.spark.__main__ import up_to
 from spark.option_table import AtOffsets
 from spark.options import parse_read_options
 

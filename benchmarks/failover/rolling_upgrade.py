@@ -26,7 +26,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.procfs import load_average, machine
-from benchmarks.report import replace_section
+from benchmarks.report.run_record import replace_section
 from mq.cli.upgrade_verdict import UpgradeReport, upgrade_report
 from mq.client import Admin, Message, Producer, PushConsumer
 from mq.client.errors import ClientError
@@ -41,10 +41,10 @@ QUIET_SECONDS = 3.0
 """Reading is complete when nothing has arrived for so long."""
 
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "upgrade.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "upgrade.md"
 MARKS = (
-    "<!-- measured by `python -m benchmarks.rolling_upgrade`: begin -->",
-    "<!-- measured by `python -m benchmarks.rolling_upgrade`: end -->",
+    "<!-- measured by `python -m benchmarks.failover.rolling_upgrade`: begin -->",
+    "<!-- measured by `python -m benchmarks.failover.rolling_upgrade`: end -->",
 )
 PAUSE_GOAL_MS = 300.0
 
@@ -344,7 +344,7 @@ def main() -> int:
         print(f"rolling upgrade: {failed}", file=sys.stderr)
         return 1
     if options.write:
-        command = "python -m benchmarks.rolling_upgrade " + " ".join(sys.argv[1:])
+        command = "python -m benchmarks.failover.rolling_upgrade " + " ".join(sys.argv[1:])
         section = outcome.section(command=command, earlier=described(reference), load=load)
         DOCUMENT.write_text(replace_section(DOCUMENT.read_text(), section, *MARKS))
         print("wrote docs/upgrade.md")

@@ -28,14 +28,14 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.figures import Figure
 from benchmarks.load.frames import QUEUES, TOPIC, topic_name
 from benchmarks.procfs import disk_bytes_read, rss_bytes
-from benchmarks.spark_process import SparkProcess
-from benchmarks.spark_stages import seconds_of_stages
-from benchmarks.store_follower import burn, cost_of, forget, pin, produce_beside
-from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics, job_for, run_load
-from benchmarks.suite import Suite
+from benchmarks.spark.process import SparkProcess
+from benchmarks.spark.stages import seconds_of_stages
+from benchmarks.store.follower import burn, cost_of, forget, pin, produce_beside
+from benchmarks.suites.case_load import DISK, Measure, Note, Plan, create_topics, job_for, run_load
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite
 from mq.inspection.cluster import ask_cluster
 from mq.local_cluster import DevCluster, Ports, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds

@@ -1,7 +1,7 @@
 """All goals of performance, with what was measured last: which are met, which are missed, and by how much.
 
 Measures nothing: reads the newest results of each benchmark in benchmarks/results/, and writes the tables of
-docs/benchmarks/goals.md and those of docs/performance.md. ``python -m benchmarks.goals`` (``make bench-goals``).
+docs/benchmarks/goals.md and those of docs/performance.md. ``python -m benchmarks.report.goals`` (``make bench-goals``).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import consuming_goals
-from benchmarks.figures import Figure
 from benchmarks.load.generators import ROOT
 from benchmarks.low_rate.page import LowRateSample, goals
-from benchmarks.report import page_of, replace_section
-from benchmarks.summary import beside_others, by_benchmark, sending
+from benchmarks.report import consuming_goals
+from benchmarks.report.run_record import page_of, replace_section
+from benchmarks.report.summary import beside_others, by_benchmark, sending
+from benchmarks.suites.figures import Figure
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
 BEGIN: Final = "<!-- written by `make bench-goals`: begin -->"

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.figures import Figure, table
 from benchmarks.load.generators import GeneratorFailed
 from benchmarks.procfs import load_average
-from benchmarks.report import RunRecord
-from benchmarks.store_load import Measure, Plan
+from benchmarks.report.run_record import RunRecord
+from benchmarks.suites.case_load import Measure, Plan
+from benchmarks.suites.figures import Figure, table
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed

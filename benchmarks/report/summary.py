@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from benchmarks.consuming_goals import load_of, median, samples_of
+from benchmarks.report.consuming_goals import load_of, median, samples_of
 
 PEERS: Final = {
     "raftmq": "raftmq, on disk",

@@ -9,7 +9,7 @@ this case, so that both use it.
 Every query runs once before it is measured. The columns are those that Kafka has: key, body, topic, queue, offset and
 time. The sums of the checksums of all bodies are compared.
 
-``python -m benchmarks.spark_kafka``; needs Java 17, PySpark, and Maven for the first time.
+``python -m benchmarks.spark.kafka``; needs Java 17, PySpark, and Maven for the first time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.figures import Figure
 from benchmarks.load.frames import QUEUES, topic_name
 from benchmarks.peers import kafka
 from benchmarks.peers.consuming.clients import install_package
 from benchmarks.procfs import load_average
-from benchmarks.spark_process import Answer, SparkProcess
-from benchmarks.spark_stages import seconds_of_stages
-from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics
-from benchmarks.suite import Suite
+from benchmarks.spark.process import Answer, SparkProcess
+from benchmarks.spark.stages import seconds_of_stages
+from benchmarks.suites.case_load import DISK, Measure, Note, Plan, create_topics
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite
 from benchmarks.wires.kafka import create_topic
 from benchmarks.wires.wire import LoadFailed
 from mq.local_cluster import HOST, DevCluster, Ports

@@ -8,7 +8,7 @@ a unique value and none sent twice. Then the topics are read and compared with t
 - rolled back: never visible;
 - of unknown outcome: at most once; refused: never.
 
-``python -m benchmarks.exactly_once`` (``make bench-exactly-once``) writes docs/reports/exactly-once.md.
+``python -m benchmarks.failover.exactly_once`` (``make bench-exactly-once``) writes docs/reports/exactly-once.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.procfs import load_average, machine
-from benchmarks.store_load import DISK, ROOT
+from benchmarks.suites.case_load import DISK, ROOT
 from mq.cli.errors import run_trio
 from mq.client import Admin, Message, Producer, PullConsumer, TransactionProducer
 from mq.client.errors import ClientError, SendOutcomeUnknown

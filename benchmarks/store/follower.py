@@ -29,10 +29,10 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.figures import Figure
 from benchmarks.load.frames import QUEUES, complete_bytes, pull_frame
 from benchmarks.pulling import Pulled, pull, walk
-from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics, job_for, run_load, send_messages
+from benchmarks.suites.case_load import DISK, ROOT, Note, Plan, create_topics, job_for, run_load, send_messages
+from benchmarks.suites.figures import Figure
 from mq.local_cluster import DevCluster, Ports, ServersFailed
 from mq.monitoring.cpu_time import cpu_seconds
 

@@ -3,7 +3,7 @@
 Tasks are processes as in an executor; each writes its rows, prepared before, as Spark passes them. The cost of Spark
 itself comes on top. The second line is the same rows once more: the cost of a replayed micro-batch.
 
-``python -m benchmarks.spark_sink --rows 200000 --tasks 2``
+``python -m benchmarks.spark.sink --rows 200000 --tasks 2``
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa
 import trio
 
 from benchmarks.procfs import load_average
-from benchmarks.store_load import DISK
+from benchmarks.suites.case_load import DISK
 from mq.cli.errors import run_trio
 from mq.client import Admin
 from mq.local_cluster import DevCluster, Ports
@@ -111,7 +111,7 @@ async def main(plan: Plan) -> None:
 
 def parse_arguments(arguments: list[str]) -> Plan:
     """The command line. Exits for unknown arguments."""
-    parser = argparse.ArgumentParser(prog="benchmarks.spark_sink", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.spark.sink", description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--body-bytes", type=int, default=1024)

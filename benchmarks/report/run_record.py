@@ -16,7 +16,7 @@ from benchmarks.cases import Measurement
 
 OutcomeT = TypeVar("OutcomeT")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "benchmarks"
 """A page for each benchmark; docs/performance.md sums them up."""
 BEGIN = "<!-- measured by `make bench`: begin -->"

@@ -1,6 +1,6 @@
 """A gRPC client of RocketMQ 5 that sends, or receives and acknowledges, for `benchmarks.proxy`: a program of its own.
 
-    python -m benchmarks.proxy_load ADDRESS TOPIC WORK IN_FLIGHT COUNT
+    python -m benchmarks.proxy.load ADDRESS TOPIC WORK IN_FLIGHT COUNT
 
 WORK is ``prime`` (let the group begin here), ``send`` or ``receive``; ``send-lite`` or ``receive-lite`` if it has lite
 topics. Prints seconds, and p50 and p99 in ms, as JSON.

@@ -28,10 +28,10 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.failover_cluster import open_failover_cluster, wait_in_step
-from benchmarks.failover_report import Events, markdown
+from benchmarks.failover.cluster import open_failover_cluster, wait_in_step
+from benchmarks.failover.report import Events, markdown
 from benchmarks.procfs import load_average
-from benchmarks.report import RunRecord
+from benchmarks.report.run_record import RunRecord
 from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed
 from jepsen.deployments.netns import Networks, unavailable
 from mq.cli.errors import run_trio

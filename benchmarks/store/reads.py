@@ -18,10 +18,10 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.figures import Figure
 from benchmarks.load.frames import QUEUES
 from benchmarks.pulling import Pulled, fill, pull, scattered, walk
-from benchmarks.store_load import Note, Plan, create_topics, one_broker
+from benchmarks.suites.case_load import Note, Plan, create_topics, one_broker
+from benchmarks.suites.figures import Figure
 from mq.local_cluster import DevCluster
 
 PULL_MESSAGES = 32

@@ -4,8 +4,8 @@
   connections with 2,500 in flight each, so that each slot has its own queue where there are so many.
 - ``restart``: a broker with 10 million messages is stopped and started, killed and started, and started without
   any derived state. Time is from the start of the process until it leads and is registered.
-- ``backlog``, ``random``: the throughput of one consumer, see `benchmarks.store_reads`.
-- ``follower``: what it costs the leader that a consumer reads from a follower, see `benchmarks.store_follower`.
+- ``backlog``, ``random``: the throughput of one consumer, see `benchmarks.store.reads`.
+- ``follower``: what it costs the leader that a consumer reads from a follower, see `benchmarks.store.follower`.
 - ``latency``: from a send to a consumer's callback, see `benchmarks.latency`.
 
 Real processes and files, the default durability. ``python -m benchmarks.store`` (``make bench-store``).
@@ -20,12 +20,12 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.figures import Figure
 from benchmarks.latency import measure_latency
 from benchmarks.load.frames import QUEUES
 from benchmarks.procfs import rss_bytes
-from benchmarks.store_follower import measure_follower
-from benchmarks.store_load import (
+from benchmarks.store.follower import measure_follower
+from benchmarks.store.reads import measure_backlog, measure_random
+from benchmarks.suites.case_load import (
     Measure,
     Note,
     Plan,
@@ -35,8 +35,8 @@ from benchmarks.store_load import (
     run_load,
     send_messages,
 )
-from benchmarks.store_reads import measure_backlog, measure_random
-from benchmarks.suite import Suite
+from benchmarks.suites.figures import Figure
+from benchmarks.suites.suite import Suite
 from mq.local_cluster import DevCluster, ServersFailed
 
 MANY_TOPICS = 1250

@@ -1,7 +1,7 @@
 """raftmq proxy beside RocketMQ's: CPU per sent and per received message, latency, memory.
 
 Each proxy has a broker of its own system behind it, a single one that syncs before it acknowledges. The same client
-(`benchmarks.proxy_load`) sends messages of 1 KiB to both by turns, and receives and acknowledges them, with 1 and with
+(`benchmarks.proxy.load`) sends messages of 1 KiB to both by turns, and receives and acknowledges them, with 1 and with
 64 in flight; and the same with 256 lite topics. CPU is that of the proxy's process, and in brackets the broker's.
 
 ``python -m benchmarks.proxy`` (``make bench-proxy``) prints a table, and puts it into docs/grpc-clients.md.
@@ -25,8 +25,8 @@ import trio
 
 from benchmarks.peers.rocketmq import BROKER, NAMESRV, OPENED, start_java
 from benchmarks.procfs import REAL_TIME_HELP, load_average, machine, own_cpu_seconds, rss_bytes, run_before_others
-from benchmarks.proxy_load import LITE_GROUP
-from benchmarks.report import replace_section
+from benchmarks.proxy.load import LITE_GROUP
+from benchmarks.report.run_record import replace_section
 from mq.cli.errors import run_trio
 from mq.client import Admin, SubscriptionGroupConfig
 from mq.client.errors import ClientError
@@ -36,7 +36,7 @@ from mq.protocol.requests.lite_attributes import BIND_TOPIC, LITE
 from tests.interop.clients import build_servers, servers_built, servers_lib, tools_missing
 
 VERSION = "5.5.0"
-PAGE = Path(__file__).parent.parent / "docs" / "grpc-clients.md"
+PAGE = Path(__file__).parents[2] / "docs" / "grpc-clients.md"
 BEGIN = "<!-- measured by `make bench-proxy`: begin -->"
 END = "<!-- measured by `make bench-proxy`: end -->"
 TOPIC, LITE_PARENT, QUEUES = "BenchmarkProxy", "BenchmarkLite", 8
@@ -182,7 +182,7 @@ async def turn(system: System, work: str, in_flight: int, count: int) -> Figures
     """One load on one system, in a process of its own."""
     before = own_cpu_seconds(system.proxy), own_cpu_seconds(system.broker)
     topic = LITE_PARENT if work.endswith("lite") else TOPIC
-    command = [sys.executable, "-m", "benchmarks.proxy_load", system.address, topic, work, str(in_flight), str(count)]
+    command = [sys.executable, "-m", "benchmarks.proxy.load", system.address, topic, work, str(in_flight), str(count)]
     done = await trio.run_process(command, capture_stdout=True)
     told = json.loads(done.stdout)
     proxy, broker = own_cpu_seconds(system.proxy) - before[0], own_cpu_seconds(system.broker) - before[1]

@@ -12,12 +12,12 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from benchmarks.figures import Figure
 from benchmarks.load.frames import QUEUES, topic_ext, topic_name
 from benchmarks.load.generators import run_generator
 from benchmarks.load.job import Job
 from benchmarks.load.report import Report
-from benchmarks.sizes import DEFAULT, Sizes
+from benchmarks.store.sizes import DEFAULT, Sizes
+from benchmarks.suites.figures import Figure
 from mq.client.admin import Admin
 from mq.client.net.client_core import ClientCore
 from mq.local_cluster import DevCluster, Ports
@@ -26,7 +26,7 @@ from mq.protocol.codes import RequestCode
 
 R = TypeVar("R")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 BATCH = 32
 BODY_BYTES = 128
 

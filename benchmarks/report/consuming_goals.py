@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.figures import Figure
+from benchmarks.suites.figures import Figure
 
 OWN = "raftmq"
 NATS = ("nats", "nats-2.12", "nats-always")

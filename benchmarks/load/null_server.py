@@ -1,7 +1,7 @@
 """A server that acknowledges every frame at once and does nothing: shows how fast the load generator can go.
 
 A broker's measurement is valid only where the generator could have gone faster. Run as ``python -m
-benchmarks.null_server PORT``; ends with its standard input.
+benchmarks.load.null_server PORT``; ends with its standard input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spark as a separate process that runs `benchmarks.spark_session`'s requests, and its resource use."""
+"""Spark as a separate process that runs `benchmarks.spark.session`'s requests, and its resource use."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import trio
 
 from benchmarks.procfs import rss_bytes_max
-from benchmarks.store_follower import pin
-from benchmarks.store_load import ROOT
+from benchmarks.store.follower import pin
+from benchmarks.suites.case_load import ROOT
 from mq.monitoring.cpu_time import cpu_seconds_without_running_children
 
 START_SECONDS_MAX = 180.0
@@ -52,7 +52,7 @@ class SparkProcess:
             pyspark: a directory with PySpark; default: the installed one.
             jars: for its driver and executors.
         """
-        command = [sys.executable, "-m", "benchmarks.spark_session", *([",".join(map(str, jars))] if jars else [])]
+        command = [sys.executable, "-m", "benchmarks.spark.session", *([",".join(map(str, jars))] if jars else [])]
         environment = dict(os.environ)
         if pyspark is not None:
             environment["PYTHONPATH"] = str(pyspark)

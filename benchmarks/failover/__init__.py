@@ -1,0 +1,1 @@
+"""What clients notice while leaders fail and replicas are upgraded."""

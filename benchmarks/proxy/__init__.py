@@ -1,0 +1,1 @@
+"""The gRPC proxy beside that of RocketMQ."""

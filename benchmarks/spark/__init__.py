@@ -1,0 +1,1 @@
+"""What Spark reads from brokers and writes to them, and beside Kafka."""

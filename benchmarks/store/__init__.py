@@ -1,0 +1,1 @@
+"""Many queues, restarts, followers: goals of the message store."""

@@ -1,0 +1,1 @@
+"""What benchmarks with several cases share: command line, load, figures with goals."""
