@@ -213,7 +213,7 @@ class Pace:
 
 
 def yield_processors() -> None:
-    """Let whatever else runs on this machine have the processors first."""
+    """Give other programs on this machine precedence on the processors."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 

@@ -43,9 +43,10 @@ def console(
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
 ) -> None:
-    """Run a web console: pages that show the cluster in a browser, and change it if that is allowed.
+    """Run a web console for the cluster.
 
-    It needs no data of its own. Others than this machine can reach it only with --login.
+    Its pages show the cluster in a browser, and change it if that is allowed. It needs no data of its own. Others than
+    this machine can reach it only with --login.
     """
     try:
         from mq.console.server import serve

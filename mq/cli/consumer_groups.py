@@ -32,7 +32,7 @@ from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
 from mq.protocol.requests.removed_members import KeptOutMember
 
-app = typer.Typer(help="Create, update, list, describe, reset and delete consumer groups.", no_args_is_help=True)
+app = typer.Typer(help="Create, change, reset and delete consumer groups.", no_args_is_help=True)
 
 Group = Annotated[str, typer.Argument(metavar="GROUP")]
 
@@ -331,7 +331,7 @@ def remove_member(
         )
         return
     was = "removed" if removal.was_member else "it was no member, and is kept out:"
-    print(f"{was} {member} from {group} for {keep_out:g} s; let it in before: raftmq consumer-group let-in")
+    print(f"{was} {member} from {group} for {keep_out:g} s; earlier: raftmq consumer-group readmit-member")
     for address, why in removal.unreached.items():
         print(f"{address} was not told: {why}; the leader tells it")
 
@@ -341,8 +341,9 @@ async def _loss_of_member(group: str, member: str, members: list[str], seconds: 
     return f"member {member} of consumer group {group} {' '.join(removal_means(members, seconds))}"
 
 
-@app.command("let-in")
-def let_in(
+@app.command("let-in", hidden=True, deprecated=True)
+@app.command("readmit-member")
+def readmit_member(
     group: Group,
     member: Annotated[str, typer.Argument(help="The client id, as describe shows it.")],
     as_json: Json = False,

@@ -90,11 +90,11 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary of FILE as JSON.")] = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Write topics, consumer groups, schedules and offsets as one JSON document.
+    """Write topics, groups, schedules and offsets as JSON.
 
-    It is for `raftmq import`, and for version control. It contains no messages, lite topics and offsets in them, system
-    topics, retry and dead letter topics, users and policies, forbidden topics of groups, and request modes. Settings
-    that it cannot contain are named on standard error.
+    The document is for `raftmq import`, and for version control. It contains no messages, lite topics and offsets in
+    them, system topics, retry and dead letter topics, users and policies, forbidden topics of groups, and request
+    modes. Settings that it cannot contain are named on standard error.
     """
     left_out: list[str] = []
 

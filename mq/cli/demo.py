@@ -53,9 +53,10 @@ def demo(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
 ) -> None:
-    """Send text through three replicas, kill the leader midway, and check that no message is lost.
+    """Kill a leader, and check that no message is lost.
 
-    Exit code 1 if anything acknowledged is missing, changed, or out of order within its queue.
+    It sends text through three replicas, and kills the leader midway. Exit code 1 if anything acknowledged is missing,
+    changed, or out of order within its queue.
     """
     console = Console()
     text = source_lines(source_directory(), lines)

@@ -44,9 +44,9 @@ def filter_server(
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
 ) -> None:
-    """Run a filter server beside a broker, for filter programs of consumers.
+    """Run a server for filter programs of consumers.
 
-    Start any number of them. Consumers subscribe with WasmFilter(...) or BodyFilter(...).
+    It runs beside a broker. Start any number of them. Consumers subscribe with WasmFilter(...) or BodyFilter(...).
     """
     try:
         from mq.filter_server.server import serve

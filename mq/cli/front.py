@@ -17,29 +17,29 @@ import typer
 from mq.cli.errors import EXIT_REFUSED, or_exit
 
 COMMANDS = {
-    "namesrv": ("servers", "Run a name server: it tells clients which broker leads which group."),
+    "namesrv": ("servers", "Run a name server, which tells clients the brokers."),
     "broker": ("servers", "Run one replica of a broker group."),
-    "proxy": ("proxy", "Run a proxy for gRPC clients of RocketMQ 5, in front of the brokers."),
+    "proxy": ("proxy", "Run a proxy for gRPC clients of RocketMQ 5."),
     "filter-server": (
         "filter_server",
-        "Run a filter server beside a broker, for filter programs of consumers.",
+        "Run a server for filter programs of consumers.",
     ),
     "console": (
         "console",
-        "Run a web console: pages that show the cluster in a browser, and change it if that is allowed.",
+        "Run a web console for the cluster.",
     ),
     "dev": ("dev", "Run a name server and groups of brokers until ctrl-C."),
-    "demo": ("demo", "Send text through three replicas, kill the leader midway, and check that no message is lost."),
-    "produce": ("messages", "Send each line of standard input as a message, except empty lines."),
+    "demo": ("demo", "Kill a leader, and check that no message is lost."),
+    "produce": ("messages", "Send each line of standard input as a message."),
     "consume": ("messages", "Print the body of each message of a topic, one per line."),
-    "status": ("status", "Show groups, roles, terms, commit positions and the lag of each replica."),
-    "doctor": ("doctor.commands", "Show what is wrong in the cluster now, worst first, each with the remedy."),
+    "status": ("status", "Show the leader, terms and lag of each group."),
+    "doctor": ("doctor.commands", "Show what is wrong in the cluster, with remedies."),
     "top": ("top", "Show rates, lag and leaders live, until ctrl-C."),
     "tail": ("tail", "Print messages of a topic as they arrive, one per line."),
-    "export": ("definitions", "Write topics, consumer groups, schedules and offsets as one JSON document."),
-    "import": ("import_definitions", "Create the topics, consumer groups and schedules of an exported document."),
+    "export": ("definitions", "Write topics, groups, schedules and offsets as JSON."),
+    "import": ("import_definitions", "Create what an exported document defines."),
     "restore": ("restore", "Restore a backup into data directories of a new group."),
-    "trace": ("tracing", "Show the trace of a message: who sent and handled it, when, how long and how often."),
+    "trace": ("tracing", "Show who sent and handled a message, and when."),
 }
 """Name, module in this package, and the first sentence of its help."""
 
@@ -49,15 +49,15 @@ FUNCTIONS = {"import": "import_", "filter-server": "filter_server"}
 GROUPS = {
     "topic": ("topics", "Create, update, list, describe and delete topics."),
     "message": ("lookups", "Look up single messages."),
-    "schedule": ("schedules", "Create, list, show, pause, resume, trigger and delete schedules."),
-    "consumer-group": ("consumer_groups", "Create, update, list, describe, reset and delete consumer groups."),
-    "lite": ("lite_topics", "List and describe lite topics, their subscribers and the lag of groups in them."),
+    "schedule": ("schedules", "Create, change, trigger and delete schedules."),
+    "consumer-group": ("consumer_groups", "Create, change, reset and delete consumer groups."),
+    "lite": ("lite_topics", "List and describe lite topics and their lag."),
     "dlq": ("dead_letters", "List, show, requeue, dismiss and export dead letters."),
     "user": ("users", "Create, update, list and delete users."),
     "acl": ("policies", "Manage the permissions of users."),
     "mirror": (
         "mirror.commands",
-        "Copy another cluster of RocketMQ or raftmq, and change over to raftmq.",
+        "Copy another cluster, and change over to raftmq.",
     ),
     "group": ("group", "Show and change the members of a broker group."),
     "bench": ("bench.commands", "Measure throughput and latency of sends and consumption."),

@@ -66,13 +66,14 @@ def import_(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Create the topics, consumer groups and schedules of an exported document.
+    """Create what an exported document defines.
 
-    Topics and schedules are created in the broker groups that the document names. Schedules begin now: ticks of the
-    time between export and import are not sent. Nothing is deleted. A topic, group or schedule that exists with other
-    settings is not changed without --update: the command names it, and exits with 1. Offsets are stored where the group
-    has none or a lower one. What a broker refuses is named, such as an offset beyond the end of its queue, or a topic
-    that is to keep messages for longer than the broker keeps its log; the rest is imported, and the exit code is 1.
+    These are topics, consumer groups and schedules. Topics and schedules are created in the broker groups that the
+    document names. Schedules begin now: ticks of the time between export and import are not sent. Nothing is deleted. A
+    topic, group or schedule that exists with other settings is not changed without --update: the command names it, and
+    exits with 1. Offsets are stored where the group has none or a lower one. What a broker refuses is named, such as an
+    offset beyond the end of its queue, or a topic that is to keep messages for longer than the broker keeps its log;
+    the rest is imported, and the exit code is 1.
     """
     wanted = parse_definitions(file)
 

@@ -14,9 +14,7 @@ from mq.client.admin import Admin
 from mq.inspection.formatting import time_of
 from mq.protocol.requests.lite import LiteGroupInfo, ParentTopicInfo
 
-app = typer.Typer(
-    help="List and describe lite topics, their subscribers and the lag of groups in them.", no_args_is_help=True
-)
+app = typer.Typer(help="List and describe lite topics and their lag.", no_args_is_help=True)
 
 Parent = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic that has the lite topics.")]
 Lite = Annotated[str, typer.Argument(metavar="LITE_TOPIC")]

@@ -54,8 +54,9 @@ def produce(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Send each line of standard input as a message, except empty lines. Exit code 1 unless all of them were
-    acknowledged.
+    """Send each line of standard input as a message.
+
+    Empty lines are left out. Exit code 1 unless all messages were acknowledged.
     """
     message = Message(
         topic,

@@ -31,9 +31,10 @@ def proxy(
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
 ) -> None:
-    """Run a proxy for gRPC clients of RocketMQ 5, in front of the brokers.
+    """Run a proxy for gRPC clients of RocketMQ 5.
 
-    Start any number of them. SIGTERM ends calls and telemetry streams first, so that clients go on with another proxy.
+    It runs in front of the brokers. Start any number of them. SIGTERM ends calls and telemetry streams first, so that
+    clients go on with another proxy.
     """
     from mq.proxy.settings import ProxySettings
 

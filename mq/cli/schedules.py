@@ -23,7 +23,7 @@ from mq.inspection.schedules import rule_text, state_text, tick_text
 from mq.protocol.requests.schedules import BODY_BYTES_MAX
 
 app = typer.Typer(
-    help="Create, list, show, pause, resume, trigger and delete schedules.",
+    help="Create, change, trigger and delete schedules.",
     no_args_is_help=True,
 )
 

@@ -48,7 +48,10 @@ def namesrv(
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
 ) -> None:
-    """Run a name server: it tells clients which broker leads which group."""
+    """Run a name server, which tells clients the brokers.
+
+    Clients learn from it which broker leads which group.
+    """
     from mq.namesrv.kv_file import KvFileDamaged
     from mq.namesrv.server import serve
     from mq.namesrv.settings import NamesrvSettings

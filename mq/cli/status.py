@@ -31,7 +31,10 @@ def status(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show groups, roles, terms, commit positions and the lag of each replica. Exit code 1 if a group has no leader."""
+    """Show the leader, terms and lag of each group.
+
+    It shows the role, the term, the commit position and the lag of each replica. Exit code 1 if a group has no leader.
+    """
     with client_errors():
         groups = run_trio(partial(ask_cluster, namesrv))
     if as_json:

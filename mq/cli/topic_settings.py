@@ -15,7 +15,7 @@ QUEUES = 8
 
 @dataclass(frozen=True)
 class TopicSettings:
-    """The settings of a topic in one broker group; None where the broker chooses, or nobody has said.
+    """The settings of a topic in one broker group; None where the broker chooses, or no value was given.
 
     No option of the command sets the filter type and the flags; ``attributes`` are the others than the message type.
     """
@@ -31,7 +31,7 @@ class TopicSettings:
 
     @classmethod
     def of(cls, config: TopicConfig) -> TopicSettings:
-        """Those of an existing topic."""
+        """The settings of an existing topic."""
         kind = config.attributes.get(MESSAGE_TYPE_ATTRIBUTE)
         others = tuple(sorted(each for each in config.attributes.items() if each[0] != MESSAGE_TYPE_ATTRIBUTE))
         queues = config.read_queue_nums, config.write_queue_nums

@@ -47,7 +47,7 @@ RetentionHours = Annotated[
     int | None,
     typer.Option(
         min=-1,
-        help="Keep messages for so long, 1 hour or more; -1: as long as brokers keep their logs.",
+        help="Hours to keep messages, at least 1; -1: as long as brokers keep their logs.",
         metavar="HOURS",
     ),
 ]
@@ -68,7 +68,9 @@ Compacted = Annotated[
 @app.command("create")
 def create(
     topic: Topic,
-    queues: Annotated[int | None, typer.Option(min=1, max=1024, help="Queues in each broker group; else 8.")] = None,
+    queues: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Queues in each broker group.  [default: 8]")
+    ] = None,
     perm: Annotated[
         str | None, typer.Option(help="What clients may do: rw, r, w or none; else rw.", metavar="PERM")
     ] = None,

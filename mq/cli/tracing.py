@@ -23,9 +23,9 @@ def trace(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show the trace of a message: who sent and handled it, when, how long and how often.
+    """Show who sent and handled a message, and when.
 
-    Exit code 1 if there is no trace.
+    That is its trace, with how long and how often it was handled. Exit code 1 if there is no trace.
     """
 
     story = run_with(Admin, namesrv, lambda admin: admin.trace(message_id, topic=topic))

@@ -27,7 +27,7 @@ def consumer_findings(survey: Survey) -> Iterator[Finding]:
             "consumer groups",
             f"were not looked at: {survey.consumers_reason}",
             "run raftmq doctor again when the brokers answer; with accounts, as an administrator",
-            "docs/operations.md#look-first",
+            "docs/operations.md#diagnose-a-problem",
         )
         return
     for group, progress in consumers.after.items():

@@ -1,4 +1,4 @@
-"""Dead letters of consumer groups: reads those that nobody dealt with, and says why each was given up.
+"""Dead letters of consumer groups: reads the unresolved ones, and says why each was given up.
 
 A dead letter stays in its topic until retention deletes it. The offset of the consumer group `DEALT_WITH_BY` in that
 topic is behind the last dead letter that somebody dealt with.
@@ -31,7 +31,7 @@ Wanted = Callable[[Letter], bool]
 async def read_letters(
     namesrv: str, group: str, *, everything: bool, remoting: RemotingSettings | None = None
 ) -> AsyncGenerator[PullConsumer]:
-    """A consumer of the dead letters of a group, at the first one that nobody dealt with, or at the very first.
+    """A consumer of the dead letters of a group, at the first unresolved one, or at the very first.
 
     It has no queues if the group has no dead letters.
     """

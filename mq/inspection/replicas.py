@@ -65,7 +65,7 @@ COUNTERS: Final = (
         Severity.WARNING,
         "refused {} connections: connections_max was reached",
         "look for clients that open too many connections, or raise connections_max",
-        "docs/operations.md#many-clients-slow-clients-and-clients-that-stop",
+        "docs/operations.md#limits-on-clients",
     ),
 )
 """Counters since the start of a process that should be 0."""
@@ -292,7 +292,7 @@ def _log_state(subject: str, replica: ReplicaStatus, group: GroupStatus) -> Iter
             subject,
             f"is {replica.lag_entries:,} entries{nbytes} behind {group.leader}, the leader",
             "it catches up by itself; if the lag grows, check its disk, its CPU and its network",
-            "docs/operations.md#look-first",
+            "docs/operations.md#diagnose-a-problem",
         )
     commit, applied = replica.commit_index, replica.applied_index
     if commit is not None and applied is not None and commit - applied > NEAR_ENTRIES:
@@ -301,7 +301,7 @@ def _log_state(subject: str, replica: ReplicaStatus, group: GroupStatus) -> Iter
             subject,
             f"has not applied {commit - applied:,} committed entries",
             "after a start it catches up by itself; otherwise check its CPU and its log",
-            "docs/operations.md#look-first",
+            "docs/operations.md#diagnose-a-problem",
         )
 
 

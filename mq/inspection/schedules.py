@@ -46,7 +46,7 @@ def schedule_findings(survey: Survey) -> Iterator[Finding]:
                 f"schedule {name}",
                 f"is not sent by {each.broker_name}: {each.error}",
                 f"replace it: raftmq schedule create --replace {name} ...",
-                "docs/schedules.md#where-a-schedule-lives",
+                "docs/schedules.md#broker-group-of-a-schedule",
             )
         elif (each.broker_name, name) in survey.orphaned_schedules:
             yield Finding(
@@ -54,5 +54,5 @@ def schedule_findings(survey: Survey) -> Iterator[Finding]:
                 f"schedule {name}",
                 f"skips its ticks: {each.broker_name} does not have topic {topic}, or takes no messages for it",
                 f"raftmq topic describe {topic}; create, restore or open it, or raftmq schedule delete {name}",
-                "docs/schedules.md#where-a-schedule-lives",
+                "docs/schedules.md#broker-group-of-a-schedule",
             )

@@ -29,7 +29,7 @@ Loads:
   produce --linger 0.005 --in-flight 1024   batches that the SDK makes by itself
   produce --topic Many --queues 1000        many queues
   latency --rate 1000                       latency of acknowledgements at a fixed rate
-  both --rate 1000                          sends and consumption, latency from end to end
+  end-to-end --rate 1000                    sends and consumption, latency from end to end
   consume                                   all messages of a topic
   backlog                                   sends for a while, then reads all of it
 

@@ -302,7 +302,7 @@ class _Usage(NamedTuple):
 
 
 async def _usage(namesrv: str) -> dict[str, _Usage]:
-    """Of this process, and of each replica that tells its own. Raises ClientError."""
+    """The processor time of this process, and of each replica that reports its own. Raises ClientError."""
     found = {_CLIENT: _Usage(1000 * cpu_seconds(os.getpid()), resident_bytes())}
     for group in await ask_cluster(namesrv):
         for replica in group.replicas:

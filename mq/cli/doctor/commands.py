@@ -45,7 +45,9 @@ def doctor(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show what is wrong in the cluster now, worst first, each with the remedy. Exit code 1 if something is.
+    """Show what is wrong in the cluster, with remedies.
+
+    The worst comes first. Exit code 1 if something is wrong.
 
     It looks at brokers and name servers (reachable, lag, damage, disks, clocks, certificates, versions, settings that
     differ) and at consumer groups (no progress, no members, messages that retention will delete, dead letters).

@@ -33,7 +33,7 @@ from mq.client.net.credentials import Credentials
 from mq.protocol.messages.records import StoredMessage
 
 app = typer.Typer(
-    help="Copy another cluster of RocketMQ or raftmq, and change over to raftmq.",
+    help="Copy another cluster, and change over to raftmq.",
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -335,7 +335,7 @@ class Display:
         print(f"raftmq mirror: {text}", file=sys.stderr, flush=True)
 
     def troubles(self, copier: Copier) -> None:
-        """What is new about queues that do not go on."""
+        """The new reasons of blocked queues."""
         for text in (*copier.refused.values(), *copier.troubles.values(), *copier.blocked.values()):
             if text not in self._said:
                 self._said.add(text)

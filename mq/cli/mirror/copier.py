@@ -241,7 +241,7 @@ class Copier:
             self._doubt(queue, f"the source has another message at offset {offset} than the one that was copied")
 
     def _doubt(self, queue: MirroredQueue, what: str) -> NoReturn:
-        """The source lacks what was copied. A broker that has just started may not have all again yet."""
+        """The source lacks messages that were copied. A broker that has just started may not have all again yet."""
         looks = self._doubts[queue.number] = self._doubts.get(queue.number, 0) + 1
         if looks <= self._looks_max:
             raise UnreadableAnswer(what)
@@ -288,7 +288,7 @@ class Copier:
         receiving: trio.MemoryReceiveChannel[tuple[list[StoredMessage], int]],
         loaded: list[int],
     ) -> None:
-        """Store what was read. Raises _Blocked, ClientError, MirrorStopped."""
+        """Store the messages that were read. Raises _Blocked, ClientError, MirrorStopped."""
         while True:
             messages, behind = await receiving.receive()
             pulls = int(bool(messages))

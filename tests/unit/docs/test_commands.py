@@ -370,7 +370,7 @@ async def consumer_groups_and_definitions(cli: Commands, directory: Path) -> Non
     await run("consumer-group delete", "G3", "--topics")
     await run("consumer-group remove-member", "G", "10.0.0.9@1", "--yes", "--reason", "it hangs")
     await run("consumer-group describe", "G")
-    await run("consumer-group let-in", "G", "10.0.0.9@1")
+    await run("consumer-group readmit-member", "G", "10.0.0.9@1")
     # Nobody is a member of a group here.
     client = ClientConnectionData("10.0.1.7@4711", "10.0.1.7:50000", "PYTHON", 409)
     member = Member(client, {MessageQueue("T", "broker-a", 0): ProcessQueueInfo(0, 0, 0, 1, 0, False, False)}, "T *")
