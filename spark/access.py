@@ -66,7 +66,7 @@ def _read(values: tuple[tuple[str, str], ...], stamps: tuple[int, ...]) -> Acces
 
 
 def use(account: Mapping[str, str]) -> None:
-    """Let this process, and those that it starts, speak with this account; what it does not say stays as it is.
+    """Use this account in this process and its children; settings that it lacks stay unchanged.
 
     Raises CredentialsInvalid.
     """

@@ -56,7 +56,7 @@ def schema_of(names: Sequence[str]) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyLimits:
-    """Of decompressed bodies."""
+    """Limits of decompressed bodies."""
 
     bodies_bytes_max: int = 64 * 1024 * 1024
     """A batch ends at the record with which its decompressed bodies reach this, which bounds a worker's memory."""

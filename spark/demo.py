@@ -328,7 +328,7 @@ async def _note_served(run: Run, cluster: DevCluster, admin: Admin) -> None:
 
 
 async def _show(run: Run, say: Callable[[str], None]) -> None:
-    """Raises ServersFailed when there is no more progress."""
+    """Show the progress of the demonstration. Raises ServersFailed if it stops."""
     before, moved_at = (0, 0, 0), trio.current_time()
     while True:
         await trio.sleep(SHOW_SECONDS)

@@ -50,7 +50,7 @@ class GroupOffsets:
             self.flush(routes)
 
     def flush(self, routes: Mapping[str, TopicRoute]) -> None:
-        """Store what is not stored yet."""
+        """Store the offsets that are not stored yet."""
         by_leader: dict[str, list[QueueName]] = {}
         for queue, offset in self._wanted.items():
             leader = routes[queue[0]].addresses.get(queue[1], {}).get(LEADER_ID) if queue[0] in routes else None

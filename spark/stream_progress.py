@@ -211,7 +211,7 @@ class StreamProgress:
             self._commit(parse_position(end), self._found)
 
     def stop(self) -> None:
-        """Store what is not yet in the consumer group, release leases, and close all connections."""
+        """Store the pending offsets in the consumer group, release leases, and close all connections."""
         if self._group is not None and self._found is not None:
             self._group.flush(self._found.routes)
         self._leases.give_back()

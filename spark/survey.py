@@ -1,4 +1,4 @@
-"""Finds what there is to read, from name servers and brokers, when a query is planned."""
+"""Finds the queues and offsets to read, from name servers and brokers, when a query is planned."""
 
 from __future__ import annotations
 

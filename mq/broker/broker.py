@@ -465,7 +465,7 @@ class Broker:
         )
 
     def tasks(self) -> Sequence[Task]:
-        """What must run beside the event loop while the broker runs."""
+        """The tasks that run as long as the broker runs."""
         return self.slow_answers.run, *self.services.tasks
 
     def try_again(self) -> None:

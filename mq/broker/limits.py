@@ -21,7 +21,7 @@ CHECKS_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetLimits:
-    """Of connections and requests."""
+    """Limits of connections and requests."""
 
     reads_waiting_max: int = 100_000
     """Linearizable reads that wait for the leader; further ones fail at once."""
@@ -35,7 +35,7 @@ class NetLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """Of requests that wait since their user or topic has a quota."""
+    """Limits of requests that wait because their user or topic has a quota."""
 
     delay_seconds_max: float = 1.0
     """A send waits this long at most, then it is refused. Stock clients wait for 3 s, with all attempts together."""
@@ -46,7 +46,7 @@ class QuotaLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeLimits:
-    """Of pulls, offsets, queue locks and group members."""
+    """Limits of pulls, offsets, queue locks and group members."""
 
     unread_bytes_max: int = 4 * 1024 * 1024
     """A client with this many bytes of unsent replies gets no further messages before it has read some; also of
@@ -91,7 +91,7 @@ class ConsumeLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopLimits:
-    """Of POP consumption."""
+    """Limits of POP consumption."""
 
     checkpoints_max: int = 200_000
     """Open checkpoints of all groups; a group gets no messages while it has as many as are left for all of them."""
@@ -105,7 +105,7 @@ class PopLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiteLimits:
-    """Of lite topics."""
+    """Limits of lite topics."""
 
     topics_max: int = 1_000_000
     """Lite topics of all topics; a message that would begin one more is refused."""
@@ -115,7 +115,7 @@ class LiteLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingLimits:
-    """Of delayed and timed messages, and of transactions."""
+    """Limits of delayed and timed messages, and of transactions."""
 
     deliver_seconds: float = 0.02
     """A message is late by at most this, plus the time to commit it."""
@@ -138,7 +138,7 @@ class WaitingLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkLimits:
-    """Of bulk reads."""
+    """Limits of bulk reads."""
 
     waiting_factor: int = 8
     """Maximum number of reads that wait for a worker, per concurrent read; as many may wait for messages."""
@@ -154,7 +154,9 @@ class BulkLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLimits:
-    """Of the replicated state. All replicas of a group must have the same: each applies them to the same commands."""
+    """Limits of the replicated state. All replicas of a group must have the same: each applies them to the same
+    commands.
+    """
 
     topics_max: int = 50_000
     groups_max: int = 10_000
@@ -167,8 +169,8 @@ class StateLimits:
     producers_max: int = 10_000
     """Producers of numbered messages that are remembered."""
     ranges_when_crowded: int = 100
-    """Ranges that are left to a producer with more when there are this many for each of `producers_max`: 20 bytes each,
-    in memory and in a snapshot.
+    """Ranges that a producer keeps at most, once all producers together have this many for each of `producers_max`: 20
+    bytes each, in memory and in a snapshot.
     """
     generated_producers_max: int = 10_000
     generated_ranges_when_crowded: int = 50
@@ -193,7 +195,7 @@ class StateLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepLimits:
-    """Of statistics, retention, files and announcements."""
+    """Limits of statistics, retention, files and announcements."""
 
     traffic_series_max: int = 10_000
     """Series of traffic counters; above it, new ones count in the totals only. A series takes about a kilobyte."""
@@ -231,7 +233,7 @@ class UpkeepLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveLimits:
-    """Of archiving."""
+    """Limits of archiving."""
 
     look_seconds: float = 5.0
     """Interval at which a replica looks whether there is something to archive."""

@@ -438,7 +438,7 @@ class Services:
             service.settings_changed(settings)
 
     def filter_servers(self) -> list[str]:
-        """Addresses of the filter servers beside this broker, for its route."""
+        """Addresses of the filter servers of this broker, for its route."""
         return self._filter_servers.addresses()
 
     def has_unsent_replies(self) -> bool:

@@ -24,7 +24,9 @@ GATHERED_MAX: Final = 32
 
 
 class Acknowledgements:
-    """Of one channel; belongs to one event loop. `release` ends the renewals of a message before it is acknowledged."""
+    """Sends the acknowledgements of one channel; belongs to one event loop. `release` ends the renewals of a message
+    before it is acknowledged.
+    """
 
     def __init__(
         self, calls: QueueCalls, *, invisible: float, release: Callable[[PoppedMessage], Awaitable[None]]
@@ -45,7 +47,7 @@ class Acknowledgements:
             self._due.set()
 
     async def run(self) -> None:
-        """Send until cancelled; `finish` sends what is left then."""
+        """Send until cancelled; `finish` sends the rest."""
         async with anyio.create_task_group() as tasks:
             while True:
                 await self._begun.wait()

@@ -84,7 +84,7 @@ class _Line:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing has come since the last answer: neither its end nor anything that nobody asked for."""
+        """Whether nothing has arrived since the last answer, neither the end nor an unexpected frame."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return not poll.poll(0)
@@ -113,7 +113,9 @@ class _Line:
 
 
 class BlockingSends:
-    """Of a session; any thread may send. `on_forwarded` is called if a topic has another leader than its route says."""
+    """Sends the messages of a session, from any thread. `on_forwarded` is called if a topic has another leader than its
+    route says.
+    """
 
     def __init__(
         self,
@@ -183,7 +185,7 @@ class BlockingSends:
         return "yes", queue
 
     def close(self) -> None:
-        """Close what nobody uses; others close what they use after their send."""
+        """Close the unused connections; each one in use is closed after its send."""
         self._is_closed = True
         while self._idle:
             self._idle.popleft().close()

@@ -35,7 +35,7 @@ _POLL_SECONDS: Final = 5.0
 
 @dataclass
 class _Bound:
-    """Of the messages of one topic, from these offsets on."""
+    """A queue bound to the messages of one topic, from these offsets on."""
 
     kind: str
     routing_key: str
@@ -145,7 +145,9 @@ class Broadcasts:
         return self._queues.get(name)
 
     async def declare(self, name: str, *, by_priority: bool) -> TransientQueue:
-        """A queue, which gets from now on what is sent to it through the default exchange. Raises ClientError."""
+        """Declare a queue, which gets the messages that are sent to it from now on through the default exchange. Raises
+        ClientError.
+        """
         queue = self._queues.get(name)
         if queue is None:
             queue = TransientQueue(name, by_priority)

@@ -268,7 +268,7 @@ class Channel(virtual.Channel):
             session.soon(partial(intake.deliveries.acknowledge, tag))
 
     def settle(self, tag: str, how: str, *args: Any, waits: bool = False) -> None:
-        """Tell the intake what becomes of a delivery."""
+        """Acknowledge, reject or requeue a delivery at the intake."""
         session, intake = self._session_of_intake, self._intake
         if session is None or intake is None:
             return
@@ -291,7 +291,7 @@ class Channel(virtual.Channel):
             session.call(intake.consume, queue)
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Stop consuming; what was delivered may still be settled."""
+        """Stop consuming; delivered messages may still be acknowledged."""
         if consumer_tag not in self._consumers:
             return
         self._consumers.remove(consumer_tag)
@@ -379,7 +379,7 @@ class Channel(virtual.Channel):
         return await session.publish_here(exchange, self._kind(exchange), routing_key, outgoing)
 
     def close(self) -> None:
-        """Cancel all consumers, and give back what is unacknowledged."""
+        """Cancel all consumers, and return unacknowledged messages."""
         if self.closed:
             return
         self.connection.forget(self)

@@ -1,4 +1,4 @@
-"""Messages that a channel has, and what becomes of them.
+"""Messages that a channel has delivered, until they are acknowledged, rejected or returned.
 
 They are hidden from others until they are settled: their invisible time is renewed before it ends, so a task may run
 for any time. If the process dies, they are delivered again.
@@ -30,7 +30,7 @@ _EXPIRED: Final = "expired"
 
 
 class Delivery:
-    """A message on its way to the application, until it is settled."""
+    """A message on its way to the application, until it is acknowledged, rejected or returned."""
 
     __slots__ = ("message", "payload", "queue", "transient")
 
@@ -51,8 +51,8 @@ class Delivery:
 
 
 class Deliveries:
-    """Of one channel; belongs to one event loop. `unwanted` is told of messages that nobody wants, and why; it returns
-    whether that is all. `on_settled` is called when there is room for another one.
+    """The deliveries of one channel; belongs to one event loop. `unwanted` is called with unwanted messages and the
+    reason; it returns whether that is all. `on_settled` is called when there is room for another one.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Deliveries:
             tasks.start_soon(self._acknowledgements.run)
 
     async def close(self) -> None:
-        """`run` has ended: give back what is open, and wait for acknowledgements."""
+        """Return the open deliveries after `run` has ended, and wait for acknowledgements."""
         self._renewals.close()
         with anyio.move_on_after(FLUSH_SECONDS):
             async with anyio.create_task_group() as tasks:
@@ -127,8 +127,9 @@ class Deliveries:
         return True
 
     def judged(self, queue: str, message: PoppedMessage) -> tuple[Delivery, str]:
-        """A message of a queue as a delivery, which is not kept yet, and why nobody wants it: empty for one that is
-        wanted.
+        """Decode a message into a delivery, and say why it is unwanted: foreign, expired, or delivered too often.
+
+        The reason is empty for a message that is wanted. The delivery is not kept yet.
         """
         reason = ""
         try:
@@ -144,7 +145,10 @@ class Deliveries:
         return Delivery(queue, message, payload), reason
 
     async def wanted(self, queue: str, message: PoppedMessage) -> Delivery | None:
-        """A message of a queue as a delivery, which is not kept yet. None for one that nobody wants: it is settled."""
+        """Decode a message into a delivery, which is not kept yet.
+
+        None for an unwanted message, which is acknowledged or sent to the dead letters.
+        """
         delivery, reason = self.judged(queue, message)
         if not reason:
             return delivery
@@ -169,7 +173,7 @@ class Deliveries:
         return delivery
 
     def opened(self, delivery: Delivery) -> Delivery:
-        """Keep a delivery, hidden from others, until it is settled."""
+        """Keep a delivery, hidden from other consumers, until it is acknowledged, rejected or returned."""
         self.open[delivery.tag] = delivery
         if isinstance(delivery.message, PoppedMessage):
             self._renewals.hold([delivery.message])

@@ -140,7 +140,7 @@ def priority_of(message: ReceivedMessage) -> int:
 
 
 def is_expired(message: ReceivedMessage, now_ms: int) -> bool:
-    """Whether nobody wants it any more at a time by the clock of the brokers.
+    """Whether the message has expired at a time by the clock of the brokers.
 
     No clock of a sender or worker counts: one that is wrong by more than the life of a message would lose it. The life
     begins when the message was stored, in the queue from which it is delivered; of a tick when that was due; and of

@@ -56,7 +56,7 @@ class _ConsumedQueue:
 
 
 class Intake:
-    """Of one channel; belongs to one event loop.
+    """Receives the messages of one channel; belongs to one event loop.
 
     `emit` is called there with deliveries, and must hand them to the application's thread, all at once. `fail` is
     called with what ends the intake.
@@ -148,7 +148,7 @@ class Intake:
             self._transient.remove(each)
 
     async def get(self, queue: str, wait_seconds: float) -> Delivery | None:
-        """One message, whatever the limit. Raises ClientError."""
+        """Get one message, even above the prefetch limit. Raises ClientError."""
         sources = [
             _ConsumedQueue(queue, *each) for each in (await self._calls.sources(self._topics.of_queue(queue))).items()
         ]
@@ -180,7 +180,7 @@ class Intake:
         )
 
     async def close(self) -> None:
-        """Give back what is open, and what pops that are in flight still get; wait for acknowledgements; end `run`."""
+        """Return open messages, and those that pops in flight still get; wait for acknowledgements; end `run`."""
         self._is_over = True
         for each in self._transient:
             each.on_message = None
@@ -218,7 +218,7 @@ class Intake:
         self._emit(deliveries)
 
     def _pump(self) -> None:
-        """Hand on what is in transient queues."""
+        """Deliver the messages in transient queues."""
         for queue in self._transient:
             while len(queue) and self._room() > 0 and not self._is_over:
                 if (delivery := self.get_transient(queue)) is not None:
@@ -345,9 +345,7 @@ class Intake:
         given: set[int] = set()
 
         def give(popped: list[PoppedMessage]) -> None:
-            """Hand over what is plainly wanted before the task that has asked for it runs: that takes another turn of
-            the event loop.
-            """
+            """Deliver wanted messages at once, without waiting for the next turn of the event loop."""
             if self._is_over or consumed not in self._consumed:
                 return
             deliveries: list[Delivery] = []

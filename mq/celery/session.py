@@ -345,7 +345,7 @@ class Session:
         return intake
 
     def end_intake(self, intake: Intake) -> None:
-        """Give back what it has, and end its task."""
+        """Return the messages of an intake, and end its task."""
         running = self._intakes.pop(intake, None)
         if running is None or not self.is_alive:
             return

@@ -273,7 +273,7 @@ class OffsetsFileDamaged(ClientError):
 
 
 class DeliveryFinished(ClientError):
-    """This delivery was settled before; the second call had no effect."""
+    """This delivery was acknowledged or returned before; the second call had no effect."""
 
     def __init__(self, message: ReceivedMessage[Any], outcome: Literal["acknowledged", "given back"]) -> None:
         super().__init__(f"{message} was {outcome} before")

@@ -43,7 +43,7 @@ class MessageQueue(NamedTuple):
 
 
 def check_queues(*queues: object) -> None:
-    """Raises TypeError for what is no queue, such as the name of a topic."""
+    """Raises TypeError for a value that is not a queue, such as the name of a topic."""
     for queue in queues:
         if not isinstance(queue, MessageQueue):
             raise TypeError(f"pass a queue, such as one that queues(topic) returns, not {queue!r}")

@@ -26,7 +26,7 @@ class Retry(Enum):
 
 
 class Verdict(NamedTuple):
-    """`stored` is what is known from this answer alone."""
+    """Whether a message is stored, as far as this answer alone tells."""
 
     stored: Literal["yes", "no", "unknown"]
     retry: Retry

@@ -1,4 +1,4 @@
-"""``python -m mq.compiled``: compile the optional parts of the data path for this interpreter, beside their sources.
+"""``python -m mq.compiled``: compile the optional parts of the data path for this interpreter, next to their sources.
 
 ``python -m mq.compiled raftlog.compiled`` compiles those of one package.
 
@@ -25,7 +25,7 @@ _PACKAGES = {"mq.compiled": Path(__file__).parent, "raftlog.compiled": Path(raft
 
 
 def main(packages: Sequence[str] = ()) -> int:
-    """Compile these packages, or all, side by side, and say what came of it in one line."""
+    """Compile these packages, or all, in parallel, and print the outcome in one line."""
     kept = "the compiled data path stays as it is" if IS_COMPILED else "the data path stays in Python"
     checkout = Path(raftlog.compiled.__file__).parents[2]
     if not (checkout / "pyproject.toml").exists():

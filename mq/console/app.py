@@ -1,4 +1,4 @@
-"""The web application: which address is which page, and what is checked before a handler sees a request."""
+"""The web application: the page of each address, and the checks before a handler gets a request."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ GENTLE: Final = PullSettings(batch_max=32, limits=FlowLimits(count_max=32, bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailLimits:
-    """Of the topics that one user follows."""
+    """Limits of the topics that one user follows."""
 
     per_second_max: int = 50
     """Messages that are read within a second; of a topic that gets more, the rest is left out."""

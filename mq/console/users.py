@@ -21,7 +21,7 @@ LOGIN_SECONDS: Final = 10.0
 
 
 class LoginRefused(Exception):
-    """Why nobody was logged in; the message is for the page."""
+    """The login failed; the message is for the page."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Users:
 
 
 async def _is_answered(admin: Admin, addresses: Iterable[str]) -> bool:
-    """Whether a broker answers what it answers to every account. Raises LoginRefused, ClientError."""
+    """Whether a broker accepts a request that every account may send. Raises LoginRefused, ClientError."""
     failure: ClientError | None = None
     for address in addresses:
         try:

@@ -1,1 +1,1 @@
-"""`raftmq filter-server`: runs the filter programs of consumer groups beside a broker."""
+"""`raftmq filter-server`: runs the filter programs of consumer groups in a process near a broker."""

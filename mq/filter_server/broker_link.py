@@ -1,4 +1,4 @@
-"""The broker group beside which a filter server runs: registration, programs, permissions, messages."""
+"""The link of a filter server to its broker group: registration, programs, permissions, messages."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ OTHERS: Final = "(others)"
 
 @dataclass(slots=True)
 class GroupFigures:
-    """Of one group since the process started."""
+    """Statistics of one group since the process started."""
 
     examined: int = 0
     passed: int = 0

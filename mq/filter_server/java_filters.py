@@ -199,7 +199,7 @@ class JavaSandbox:
             self._filters.pop(stopped, None)
 
     def end_idle_processes(self) -> None:
-        """End processes that nobody needs, or that do something although they have nothing to do. Call every second."""
+        """End unneeded processes, and idle ones that use processor time. Call every second."""
         with self._lock:
             idle = [(each, at) for each, at in self._filters.items() if not each.is_running]
         now = time.perf_counter()
@@ -304,7 +304,7 @@ class JavaFilter:
             machine.kill()
 
     def close(self) -> None:
-        """End its process. Its files are removed when nobody has the filter any more."""
+        """End its process. Its files are removed with the last use of the filter."""
         with self._lock:
             self._stop()
 

@@ -170,5 +170,5 @@ def without_network() -> list[str]:
 
 
 def clean_environment() -> dict[str, str]:
-    """Without anything of ours: it may have secrets."""
+    """The environment without variables of raftmq, which may have secrets."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}

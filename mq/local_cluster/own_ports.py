@@ -119,7 +119,7 @@ class OwnPorts:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on this port of the loopback address."""
+    """Whether this port of the loopback address is free."""
     with socket.socket() as probe:
         # Remains of closed connections do not block a port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

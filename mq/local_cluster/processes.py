@@ -90,7 +90,7 @@ class Processes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all that were started, also those that have ended."""
+        """The names of all started processes, including those that have ended."""
         return tuple(self._children)
 
     def log_path(self, name: str) -> Path:
@@ -142,7 +142,7 @@ class Processes:
         return self._children[name].process
 
     def set_pid(self, name: str, pid: int) -> None:
-        """Signals are for this process from now on: what was started runs the server elsewhere."""
+        """Send signals to this process from now on: the started one runs the server in another process."""
         self._children[name].pid = pid
 
     def pid(self, name: str) -> int:
@@ -155,7 +155,7 @@ class Processes:
         return child is not None and child.poll() is None
 
     def exit_code(self, name: str) -> int | None:
-        """Of one that was started; None while it runs. A negative one is a signal."""
+        """The exit code of a started process; None while it runs. A negative one is a signal."""
         return self._children[name].poll()
 
     def is_wanted(self, name: str) -> bool:
@@ -280,7 +280,7 @@ class Processes:
                         nursery.start_soon(self.stop, name, seconds)
 
     def kill_session(self, *names: str) -> None:
-        """SIGKILL to processes and whatever runs in their sessions, and wait until they have ended."""
+        """Send SIGKILL to processes and to all in their sessions, and wait until they have ended."""
         children = [self._children[name] for name in names]
         for child in children:
             child.wanted = False

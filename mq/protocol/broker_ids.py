@@ -9,5 +9,5 @@ LEADER_ID: Final = 0
 
 
 def broker_id_of(node_id: str) -> int:
-    """Of a replica that does not lead; only the leader has `LEADER_ID`."""
+    """The broker id of a replica that does not lead; only the leader has `LEADER_ID`."""
     return int(node_id[1:]) + 1

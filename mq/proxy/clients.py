@@ -1,4 +1,4 @@
-"""The connected clients: what they have told of themselves, and the streams over which the proxy can ask them."""
+"""The connected clients: their settings, and the streams over which the proxy can ask them."""
 
 from __future__ import annotations
 

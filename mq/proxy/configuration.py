@@ -53,7 +53,7 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def utc_offsets_ms(self) -> tuple[int, ...]:
-        """Of the zones in ``signature_utc_offsets``."""
+        """The offsets of the zones in ``signature_utc_offsets``."""
         return parse_utc_offsets(self.signature_utc_offsets)
 
     @property

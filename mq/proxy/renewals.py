@@ -111,7 +111,9 @@ class Renewals:
         self._of_client: Counter[str] = Counter()
 
     def check_room(self, client_id: str) -> None:
-        """Raises Refused if a client can have no further message that is kept hidden for it, before it settles some."""
+        """Raises Refused if a client can have no further message that is kept hidden for it, before it acknowledges
+        some.
+        """
         own_max = self._held_by_client_max
         if self._of_client[client_id] >= own_max:
             raise Refused(
@@ -193,7 +195,7 @@ class Renewals:
                         brokers.start_soon(renew, broker, due)
 
     def _due(self, now: float) -> dict[str, list[tuple[_Key, _Held]]]:
-        """Those that would become visible soon, by broker."""
+        """The messages that would become visible soon, by broker."""
         due: dict[str, list[tuple[_Key, _Held]]] = {}
         for key, held in self._held.items():
             if held.renew_at <= now:

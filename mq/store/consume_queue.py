@@ -117,7 +117,7 @@ class ConsumeQueue:
 
     @property
     def _directory(self) -> str:
-        """Computed each time: it would take more memory than what is in the queue of an idle lite topic."""
+        """The directory of the queue; computed each time, since it takes more memory than an idle lite topic."""
         return os.path.join(topic_directory(self.topic), str(self.queue_id))
 
     @property

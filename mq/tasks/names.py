@@ -30,7 +30,7 @@ def is_queue_topic(prefix: str, topic: str) -> bool:
 
 
 def exchange_topic(prefix: str, exchange: str) -> str:
-    """The topic of what is broadcast to an exchange."""
+    """The topic of messages that are broadcast to an exchange."""
     return _fitted(f"{escaped(prefix)}%x_{escaped(exchange)}")
 
 

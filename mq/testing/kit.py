@@ -67,7 +67,7 @@ class _OtherLoop:
         return await anyio.to_thread.run_sync(self._running().call, function, abandon_on_cancel=True)
 
     def _running(self) -> anyio.from_thread.BlockingPortal:
-        """Raises RuntimeError where nobody would answer."""
+        """Raises RuntimeError if the kit is closed, or belongs to another process."""
         if self._process != os.getpid():
             raise RuntimeError(
                 f"process {os.getpid()} was forked from {self._process}, which has the brokers of this test kit: "

@@ -22,7 +22,7 @@ class Flushed(Protocol):
         """Take what waits to be sent, in order to send it to ``raw_fd``; None leaves it to `flush`."""
 
     def put_back(self, data: bytes, sent: int) -> None:
-        """Of what was taken, only the first ``sent`` bytes were sent."""
+        """Put back the bytes after the first ``sent``, which were not sent."""
 
 
 class SocketCalls(Protocol):

@@ -126,7 +126,7 @@ class StreamSocket:
         return data
 
     def put_back(self, data: bytes, sent: int) -> None:
-        """Of ``data``, which `take_single_buffer` has returned, only the first ``sent`` bytes were sent."""
+        """Put back the unsent part of ``data``, after ``sent`` bytes; `take_single_buffer` has returned it."""
         self._out.append(memoryview(data)[sent:] if sent else data)
         self.out_bytes = len(data) - sent
 

@@ -91,7 +91,7 @@ class RunningLog:
         return self._first_index(pos) == index
 
     def _first_index(self, pos: int) -> int:
-        """Of the file at ``pos``; 0 if it has no entry yet."""
+        """The first index of the file at ``pos``; 0 if it has no entry yet."""
         if self.state.durable_pos < pos + HEADER_BYTES:
             return 0
         index: int = HEADER.unpack(self.read(pos, HEADER_BYTES))[2]

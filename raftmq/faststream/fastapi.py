@@ -1,4 +1,4 @@
-"""A router for FastAPI: subscribers beside the routes of a web application.
+"""A router for FastAPI: subscribers together with the routes of a web application.
 
     from fastapi import FastAPI
     from raftmq.faststream.fastapi import RaftmqRouter

@@ -26,7 +26,7 @@ class AvroCheck:
     """
 
     def __init__(self, schema: Any) -> None:
-        """Raises SchemaUnusable for lists of what has no bytes: any number of them could be in a short body."""
+        """Raises SchemaUnusable for lists of items without bytes: a short body could have any number of them."""
         self._named: dict[str, Walk] = {}
         self._empty: set[str] = set()
         self._walk = self._type(schema, "")

@@ -21,7 +21,7 @@ class DocumentRefused(Exception):
 
 
 class SecretRefused(ValueError):
-    """A value that a person must not read in an error: `Section.take` says why, and not what it is."""
+    """A value that must not be shown in an error: `Section.take` gives the reason, and hides the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Value:
 
 
 class Section:
-    """A mapping whose members are taken one by one; what nobody took is refused by `finish`."""
+    """A mapping whose members are taken one by one; `finish` refuses the members that were not taken."""
 
     def __init__(self, value: Value) -> None:
         if value.members is None:
@@ -89,7 +89,7 @@ class Section:
         return self._value.refused(reason)
 
     def finish(self) -> None:
-        """Raises DocumentRefused for the first name that nobody took, with the nearest known one."""
+        """Raises DocumentRefused for the first unknown name, with the nearest known one."""
         for name, found in self._members.items():
             if name not in self._asked:
                 raise found.refused(f"is unknown{nearest(name, self._asked)}")

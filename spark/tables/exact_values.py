@@ -1,4 +1,4 @@
-"""Values that Spark would put into a column other than they are: rounded, as infinity, or as another time. Pure."""
+"""Values that Spark would change when it stores them: rounded, infinite, or another time. Pure."""
 
 from __future__ import annotations
 

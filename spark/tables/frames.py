@@ -107,7 +107,7 @@ class Messages:
         )
 
     def close(self) -> None:
-        """Let Spark forget what it kept; one that has stopped keeps nothing, and who used it says why."""
+        """Remove cached frames from Spark. A stopped Spark has none; the failed caller reports why."""
         with suppress(Py4JError, PySparkException):
             self.frame.unpersist()
             if self._is_kept:
@@ -139,7 +139,7 @@ def partitioned(rows: DataFrame, pipeline: Pipeline) -> tuple[DataFrame, str | N
 
 
 def _plain(text: Column) -> Column:
-    """Without what separates properties from each other."""
+    """The text without the separators of properties."""
     return f.translate(text, "\x01\x02", "??")
 
 

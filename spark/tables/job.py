@@ -229,7 +229,7 @@ def run(
 
 @contextmanager
 def _noted(loop: Loop) -> Iterator[None]:
-    """Whatever ends a pipeline is told with how far the table is."""
+    """Add how far the table is to the error that ends a pipeline."""
     try:
         yield
     except Exception as error:

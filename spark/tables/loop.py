@@ -1,4 +1,4 @@
-"""The loop of a pipeline: what is planned, checked and committed, in which order. Without Spark and without brokers.
+"""The loop of a pipeline: the order in which it plans, checks and commits. Without Spark and without brokers.
 
 For each commit:
 

@@ -122,7 +122,7 @@ class ObjectDirectory:
             return self._rows()
 
     def folder(self) -> str | None:
-        """The folder of the object that was committed last, empty without one; None if there is no object. Raises
+        """The folder of the object committed last, "" for one outside of folders; None if there is no object. Raises
         CommitRefused, DirectoryUnusable.
         """
         with self._told():

@@ -125,7 +125,7 @@ class ParquetDirectory:
         return [path for path in found if path.exists()]
 
     def folder(self) -> str | None:
-        """The folder of the file that was committed last, empty without one; None if there is no file. Raises as
+        """The folder of the file committed last, "" for one outside of folders; None if there is no file. Raises as
         `files`.
         """
         commits = (self._read(number)[1] for number in reversed(self._numbers()))

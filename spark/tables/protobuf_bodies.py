@@ -126,7 +126,7 @@ class _Reader:
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number as Confluent's header has it, and what is behind it. Raises BodyRefused."""
+    """A number of Confluent's header, and the bytes after it. Raises BodyRefused."""
     value = 0
     for shift in range(0, 35, 7):
         if at >= len(body):

@@ -1,4 +1,6 @@
-"""The schema files of a pipeline: read beside it, checked, and kept in it, so that executors need no file."""
+"""The schema files of a pipeline: read by relative paths, checked, and kept in the pipeline, so that executors need no
+file.
+"""
 
 from __future__ import annotations
 

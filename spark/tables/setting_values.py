@@ -1,4 +1,4 @@
-"""Values of a pipeline's settings that people get wrong, or that could be secrets. Pure; errors say what is allowed."""
+"""Values of a pipeline's settings that are easily wrong, or could be secrets. Pure; errors say what is allowed."""
 
 from __future__ import annotations
 

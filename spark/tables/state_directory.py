@@ -1,4 +1,4 @@
-"""Files beside a table that are not the table: what a repeated commit must repeat, and notes for `status`.
+"""The state directory of a pipeline: data that a repeated commit must repeat, and notes for `status`.
 
     STATE/plan.json     the range of a commit that has dead letters, before the first of them is sent
     STATE/note.json     the last commit and the figures of the running process, for people and `raftmq table status`
@@ -120,7 +120,7 @@ class StateDirectory:
 
 
 def _take(descriptor: int) -> bool:
-    """Lock a file; False if another run has it. One that only asks shares it for a moment, and is waited for."""
+    """Lock a file; False if another run has it. Waits for a process that only asks, which shares it briefly."""
     for _ in range(_TRIES):
         if _locks(descriptor, fcntl.LOCK_EX):
             return True

@@ -31,7 +31,7 @@ _HADOOP: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 
 class MasterRefused(Exception):
-    """Spark cannot be started like this: says what is missing, or wrong. Nothing was started."""
+    """Spark cannot be started like this: the message says what is missing or wrong. Nothing was started."""
 
 
 def is_local(master: str) -> bool:
@@ -125,7 +125,7 @@ def _check(master: str, settings: Mapping[str, str], environment: Mapping[str, s
 
 
 def _shipped(name: str, value: str, beside: Path) -> list[str]:
-    """The files of a setting; relative ones are beside the file of the pipeline. Raises MasterRefused."""
+    """The files of a setting; relative paths begin at the file of the pipeline. Raises MasterRefused."""
     found: list[str] = []
     for each in filter(None, (part.strip() for part in value.split(","))):
         path, mark, alias = each.partition("#")

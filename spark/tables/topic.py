@@ -91,7 +91,7 @@ class TopicSource:
 
 
 def _latest(options: ReadOptions, connections: KeptConnections) -> Surveyor:
-    """Sees what was acknowledged before it asks: what is sent before a run is read by it. A stream may be later."""
+    """The ends of the queues, after every message acknowledged before: a run reads all sent before it."""
     return surveyor_of(options, connections, detail=False, otherwise="latest-if-possible")
 
 

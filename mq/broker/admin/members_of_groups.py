@@ -111,7 +111,7 @@ class MembersOfManyGroups(Service):
         ]
 
     def _ask(self, call: Call[AskMembers], group: str) -> None:
-        """Ask all members for their queues, and answer when nobody is left to answer."""
+        """Ask all members for their queues, and answer the request after the last of them."""
         known = self._clients.consumer_group(group)
         asked = [
             (at, member.client_id)

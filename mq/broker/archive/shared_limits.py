@@ -23,7 +23,7 @@ class KeptLimits(NamedTuple):
 
     @staticmethod
     def of(settings: BrokerSettings) -> KeptLimits:
-        """Those of a replica."""
+        """The limits of a replica."""
         hours = settings.archive_retention_hours
         seconds = NOT_SET if hours is None else max(1, round(hours * _SECONDS_OF_AN_HOUR))
         return KeptLimits(seconds, settings.archive_retention_bytes or NOT_SET)

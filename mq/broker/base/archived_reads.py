@@ -191,7 +191,7 @@ class ArchivedReads:
             waiting.then()
 
     def next_deadline(self) -> float:
-        """When `expire` has something to do; infinity if nobody waits."""
+        """When `expire` is due next; infinity if no reader waits."""
         return next((waiting.deadline for waiting in self._waiting), float("inf"))
 
     def check_invariants(self) -> None:

@@ -37,7 +37,7 @@ class _Note(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class BootClock:
-    """The wall clock against a clock that nobody can set.
+    """Compares the wall clock with the clock since boot, which cannot be set.
 
     Attributes:
         boot_id: changes when the machine boots.

@@ -46,7 +46,7 @@ class Bucket:
         self._at = now
 
     def fill(self, now: float) -> None:
-        """Add what has come since the last call."""
+        """Add the tokens of the time since the last call."""
         if now > self._at:
             self.level = min(self.rate * BURST_SECONDS, self.level + (now - self._at) * self.rate)
             self._at = now

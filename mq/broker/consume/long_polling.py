@@ -290,7 +290,7 @@ class LongPolling(Generic[PullT]):
 
 
 def _in_order(rivals: dict[int, _Held[PullT]], newest: int) -> Iterator[_Held[PullT]]:
-    """Those up to the number ``newest``; the table may change meanwhile."""
+    """The held pulls up to the number ``newest``, in order; the table may change meanwhile."""
     last = -1
     for count in (_COPIED_FIRST, None):
         for held in list(itertools.islice(rivals.values(), count)):

@@ -1,4 +1,4 @@
-"""REGISTER_FILTER_SERVER (request code 301): the filter servers beside this broker, which its route names."""
+"""REGISTER_FILTER_SERVER (request code 301): the filter servers of this broker, which its route names."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class LiteControl(Service):
         return bool(kept_out.table) and kept_out.of(each.group, each.client_id, self._clock()) is not None
 
     def _subscribe(self, each: LiteSubscription, group: LiteGroup, connection: ClientConnection) -> None:
-        """Let a client get what it says, and no more if it says all."""
+        """Subscribe a client to the named lite topics, and end its other subscriptions if the list is complete."""
         key = each.group, each.client_id
         queues = sorted({lite_queue(each.topic, lite) for lite in each.lite_topics})
         client = self._subscriptions.open(key, each.topic, wildcard=group.wildcard)

@@ -157,7 +157,7 @@ class _Reads:
         self._young: dict[int, int] = {}
 
     def is_older(self, position: PhysicalOffset, size: int, before_ms: int) -> bool:
-        """Whether the record at this position was stored before then; False if nobody can tell."""
+        """Whether the record at this position was stored before then; False if that is unknown."""
         if self._left <= 0 or position >= self._young.get(before_ms, position + 1):
             return False
         self._left -= 1

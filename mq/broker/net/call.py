@@ -17,10 +17,10 @@ R = TypeVar("R", covariant=True)
 class Call(msgspec.Struct, Generic[R], eq=False):
     """A request, the client that sent it, and its body.
 
-    ``connection`` is the client's, or what stands for it while its request was handed on by another replica.
+    ``connection`` is the client's connection, or its stand-in if another replica forwarded the request.
     ``serialization`` says how the header of the request was encoded; the header of its reply is encoded in the same
-    way. ``user`` is who has sent it, if that user has a quota. There is one for each request, so it is a struct of
-    msgspec: made in 0.1 us.
+    way. ``user`` is the sender, if that user has a quota. Every request makes a call, so it is a struct of msgspec:
+    made in 0.1 us.
     """
 
     connection: ClientConnection

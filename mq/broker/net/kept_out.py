@@ -77,7 +77,7 @@ class KeptOutMembers(Generic[ConnectionT]):
         operator: str,
         connections: Collection[ConnectionT],
     ) -> None:
-        """Keep a client out of a group; a second time replaces what was said before."""
+        """Keep a client out of a group; a second call replaces the first one."""
         assert self.has_room(group, client_id), f"{len(self.table)} clients are kept out"
         known = self.release(group, client_id)
         kept: KeptOut[ConnectionT] = KeptOut(group, client_id, until, reason, operator)
@@ -150,7 +150,7 @@ class KeptOutMembers(Generic[ConnectionT]):
             del kept.connections[connection]
 
     def of_group(self, group: str, now: float) -> Iterator[KeptOut[ConnectionT]]:
-        """Those that are kept out of a group, by client id."""
+        """The clients that are kept out of a group, by client id."""
         for _, kept in sorted(self.table.items()):
             if kept.group == group and now < kept.until:
                 yield kept

@@ -83,7 +83,7 @@ class Service:
         return ()
 
     def tasks(self) -> Iterable[Task]:
-        """What runs beside the event loop until the broker stops; called once."""
+        """The tasks of this service, which run until the broker stops; called once."""
         return ()
 
     def has_unsent_replies(self) -> bool:

@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class _Debt:
-    """Of a group and a topic."""
+    """What higher priorities owe to lower ones, for a group and a topic."""
 
     pops: int = 0
     hundredths: dict[int, int] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class PriorityOrder:
 
 
 def _next_turn(levels: list[int], last: int) -> int:
-    """The level that gets what is owed, of those in this order: the one after ``last``."""
+    """The level that is owed a message next, in this order: the one after ``last``."""
     if last in levels:
         return levels[(levels.index(last) + 1) % len(levels)]
     return levels[0]

@@ -159,7 +159,7 @@ class PopQueues:
         return len(self._works)
 
     def has_message(self, key: QueueOfGroup, *, at_end: bool, attempt: str | None, now_ms: int) -> bool:
-        """Whether a queue has messages for a group, whatever their tags."""
+        """Whether a queue has messages for a group, with any tags."""
         place = self._begin(key, at_end=at_end, attempt=attempt, now_ms=now_ms)
         queue = self._store.get(key[1], key[2])
         if place is None or queue is None or self._is_hidden(queue.min_offset, place[1]):
@@ -167,7 +167,7 @@ class PopQueues:
         return max(place[1], queue.min_offset) < queue.max_offset
 
     def unread(self, group: str, topic: str, queue_ids: Iterable[int], *, at_end: bool) -> Iterator[int]:
-        """Those of these queues for which `take` or `has_message` may find something.
+        """The queues among these in which `take` or `has_message` may find a message.
 
         With thousands of queues, nearly all are empty: this costs a sixth of examining each.
         """

@@ -85,7 +85,7 @@ class Dedup(Service):
         return in_flight if in_flight > stored else stored  # noqa: FURB136 - twice as fast as max
 
     def begin_block(self, highest: Mapping[str, int], sends_of: SendsOf) -> NumberedBlock:
-        """A block with such sends is full: they are in flight from now on. See `NumberedBlock`."""
+        """Mark the numbered sends of a finished block as in flight. See `NumberedBlock`."""
         return NumberedBlock(self._flights, self._reserve, highest, sends_of)
 
     def admit(self, call: Call[SendRequest], properties: dict[str, str]) -> NumberedSend | None:

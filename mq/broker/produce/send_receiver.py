@@ -59,7 +59,7 @@ class KnownNumbers(Protocol):
         """The highest number of this producer that is stored or in flight; -1 without any."""
 
     def begin_block(self, highest: Mapping[str, int], sends_of: SendsOf) -> NumberedSends:
-        """A block with such sends is full: they are in flight from now on. See `NumberedBlock`."""
+        """Mark the numbered sends of a finished block as in flight. See `NumberedBlock`."""
 
 
 class SendReceiver(Protocol):

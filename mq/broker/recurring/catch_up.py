@@ -15,7 +15,7 @@ ON_TIME_MS: Final = 60_000
 
 
 class Tick(NamedTuple):
-    """What becomes of the ticks that are due up to ``settled_ms``: one of them is sent, or, for None, none."""
+    """The decision on the ticks that are due up to ``settled_ms``: one of them is sent, or, for None, none."""
 
     due_ms: int | None
     settled_ms: int
@@ -23,7 +23,8 @@ class Tick(NamedTuple):
 
 
 def next_tick(rule: Rule, definition: ScheduleDefinition, settled_ms: int, now_ms: int) -> Tick | None:
-    """What to do now for a schedule that is done up to ``settled_ms``; None if nothing is due. Raises RuleInvalid.
+    """The next tick of a schedule whose ticks up to ``settled_ms`` are done; None if nothing is due. Raises
+    RuleInvalid.
 
     With `all`, one tick after the other is sent, from the first one that is late by at most `catch_up_ms`. With `last`,
     only the newest is sent; with `skip` as well, unless it is late by more than a minute.

@@ -164,7 +164,7 @@ class ScheduleRequests(Service):
     # -- checks --------------------------------------------------------------------------------------------------------
 
     def _check(self, definition: ScheduleDefinition, there: Schedule | None, now_ms: int) -> None:
-        """Raises RequestRefused for what the log may contain, and nobody can want."""
+        """Raises RequestRefused for a definition that the log allows, but that makes no sense."""
         topic = definition.topic
         config = self._metadata.topics.get(topic)
         if topic in SEND_FORBIDDEN_TOPICS or is_system_topic(topic) or (config is not None and config.system):

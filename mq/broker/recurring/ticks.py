@@ -188,7 +188,7 @@ class Ticks(Service):
         return end
 
     def send_now(self, definition: ScheduleDefinition, tail: QueueTail, on_outcome: OnOutcome) -> None:
-        """Append the message of a schedule beside its ticks."""
+        """Append the message of a schedule, independently of its ticks."""
         sent_ms = self._wall_clock_ms()
 
         def finish(outcome: Outcome) -> None:

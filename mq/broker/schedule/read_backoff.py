@@ -41,7 +41,7 @@ class ReadBackoff:
         return known[1] if known is not None and now_ms < known[1] <= now_ms + known[0] else None
 
     def forget(self, message: tuple[Hashable, int]) -> None:
-        """It was read, or is no longer needed."""
+        """Forget a message that was read, or is no longer needed."""
         self._known.pop(message, None)
 
     def gone(self, queue: Hashable, offset: QueueOffset) -> None:

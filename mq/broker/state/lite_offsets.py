@@ -30,7 +30,7 @@ LiteKey = tuple[str, str, int]
 
 
 class ResetLiteOffsets(TableCommand, frozen=True, tag="reset_lite_offsets"):
-    """A group continues at these offsets; what it has popped of these queues is popped no more.
+    """A group continues at these offsets; its open pops of these queues end.
 
     Each row is the queue of a lite topic and the offset.
     """

@@ -172,7 +172,7 @@ def queue_effects(command: Command, metadata: Tables, queue_ends: QueueEnds) -> 
 
 
 def dropped_by(command: Command, queue_ends: QueueEnds) -> tuple[str, ...]:
-    """The topics whose queues a command drops, whatever the metadata has."""
+    """The topics whose queues a command drops, independently of the metadata."""
     match command:
         case DeleteTopic(name=name, restorable=False):
             return (name,)

@@ -28,13 +28,13 @@ class NumberedSends(Protocol):
     """The sends of a block that have sequence numbers, in flight; see `mq.broker.produce.sends_in_flight`."""
 
     def end(self) -> list[Call[Any]]:
-        """The outcome is known; returns the requests that waited for it."""
+        """End these sends, whose outcome is known; returns the requests that waited for it."""
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """The outcome of the block's entry; ends them."""
+        """End these sends with the outcome of the block's entry, and answer the requests that waited for it."""
 
     def serve(self, waiting: list[Call[Any]]) -> None:
-        """Serve what `end` has returned: the block is not stored, and its senders know."""
+        """Serve again the requests that `end` returned, after the block's senders were told that it is not stored."""
 
 
 class QueuedSend(msgspec.Struct, gc=False):

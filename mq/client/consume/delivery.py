@@ -47,7 +47,7 @@ class DeliveryBoard:
         self.streams = 0
 
     def open(self) -> None:
-        """Begin anew, without queues, and allow waiting for messages."""
+        """Begin without queues, and allow waiting for messages."""
         self.is_run = False  # an event loop may have been given up in the middle of `run`
         self._turns.clear()
         self._listed.clear()
@@ -147,7 +147,7 @@ class DeliveryBoard:
 
 
 class Delivery(Generic[BodyT]):
-    """One message to be settled explicitly, once: by `ack()` or `nack()`. Only the first call counts.
+    """One message to be finished explicitly, once, by `ack()` or `nack()`. Only the first call counts.
 
     As a context manager it returns the message, acknowledges it when the block ends, and retries it later if the block
     raises (the exception propagates). `exclusive` says that its queue waits until then.
@@ -273,7 +273,7 @@ class DeliveryStream(Generic[BodyT]):
         return self
 
     async def __anext__(self) -> Delivery[BodyT]:
-        """Raises ClientClosed; AlreadyOpen beside `run`; BodyNotDecoded only if `on_error` says `StopConsumer`."""
+        """Raises ClientClosed; AlreadyOpen during `run`; BodyNotDecoded only if `on_error` says `StopConsumer`."""
         await anyio.lowlevel.checkpoint()
         self._board.refuse_beside_run()
         self._board.streams += 1

@@ -18,7 +18,7 @@ UPLOAD_SECONDS: Final = 15.0
 
 
 class FilterUploads:
-    """Of one consumer."""
+    """Uploads the filter programs of one consumer."""
 
     def __init__(self, group: str) -> None:
         self._group = group

@@ -26,7 +26,7 @@ class FilterWatch:
         self._waits: dict[tuple[str, str], LongWait] = {}
 
     def note(self, subscription: Subscription, received: int, passed_over: int) -> None:
-        """A pull has returned so many messages, and passed over so many offsets."""
+        """Note that a pull has returned so many messages, and skipped so many offsets."""
         program = subscription.program
         key = subscription.topic, subscription.expression if program is None else program.name.text
         if key in self._matched or key[1] == "*":

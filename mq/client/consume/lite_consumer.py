@@ -313,7 +313,7 @@ class LiteConsumer(PopConsumer[BodyT]):
         return read_popped_lite(self.topic, broker_name, response, body, hidden_until, left_out)
 
     async def _send_batch(self, broker_name: str, batch: AckBatch) -> None:
-        """Each by itself: there is no batch of acknowledgements for lite topics."""
+        """Acknowledge one by one: lite topics have no batches of acknowledgements."""
         errors: list[ClientError] = []
 
         async def acknowledge(message: PoppedMessage[Any]) -> None:

@@ -18,7 +18,7 @@ from mq.client.logs import log
 
 
 class HandlingPolicy(Exception):
-    """Base of the policies. Raised by a handler, one says what becomes of its message."""
+    """Base of the policies. Raised by a handler, a policy decides on its message."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -68,7 +68,7 @@ None for the usual retry.
 
 
 def check_policies(on_error: OnError | None) -> OnError:
-    """The mapping, or an empty one. Raises TypeError for what is no policy."""
+    """The mapping, or an empty one. Raises TypeError for a value that is not a policy."""
     given: Mapping[Any, Any] = {} if on_error is None else on_error
     if not isinstance(given, Mapping):
         raise TypeError(f"on_error has policies by exception, as {{Exception: Skip()}}, and is not {on_error!r}")

@@ -1,4 +1,4 @@
-"""What a pop consumer may be told, and what it says of itself."""
+"""The options of a pop consumer, and its description."""
 
 from __future__ import annotations
 

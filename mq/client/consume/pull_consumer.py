@@ -181,8 +181,9 @@ class PullConsumer(PositionedConsumer[BodyT]):
         `PushConsumer.subscribe`.
 
         A queue that is already read with the same `tags` continues; any other begins at the group's stored offset.
-        Raises SubscriptionError, TopicNotFound, TypeError for what is no queue, NoRoute within 2 s for a queue that the
-        topic does not have, and ClientError if a queue's leader does not answer in time; then nothing has changed.
+        Raises SubscriptionError, TopicNotFound, TypeError for a value that is not a queue, NoRoute within 2 s for a
+        queue that the topic does not have, and ClientError if a queue's leader does not answer in time; then nothing
+        has changed.
         """
         self._opened()
         wanted = set(queues)
@@ -257,7 +258,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
     def pause(self, *queues: MessageQueue) -> None:
         """Make `poll` return nothing of these queues, or of all assigned ones, until `resume`.
 
-        Raises TypeError for what is no queue.
+        Raises TypeError for a value that is not a queue.
         """
         self._check_process()
         check_queues(*queues)
@@ -265,7 +266,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self._pauses_changed()
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Resume these queues, or all. Raises TypeError for what is no queue."""
+        """Resume these queues, or all. Raises TypeError for a value that is not a queue."""
         self._check_process()
         check_queues(*queues)
         self._paused.difference_update(queues or set(self._paused))
@@ -375,7 +376,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         return PulledMessages(self, self._board, {queue: positions[queue] + count for queue, count in lag.items()})
 
     async def _take_back(self, messages: Iterable[ReceivedMessage[Any]]) -> None:
-        """Messages that `poll` has returned reached nobody: read them again."""
+        """Read messages again that `poll` has returned, and that did not reach the application."""
         firsts: dict[MessageQueue, int] = {}
         for message in messages:
             firsts.setdefault(message.queue, message.queue_offset)

@@ -67,7 +67,7 @@ class PullSettings:
 
 
 def check_pull_settings(given: object) -> None:
-    """Raises TypeError for what are no settings, and no None."""
+    """Raises TypeError unless it is a PullSettings or None."""
     if given is not None and not isinstance(given, PullSettings):
         raise TypeError(f"pull is a PullSettings, not {given!r}")
 

@@ -87,7 +87,7 @@ class PushConsumerOptions(ClientOptions, total=False):
 def _check_options(
     consume_from: ConsumeFrom, allocate: object, pull: object, commit_seconds: float, rebalance_seconds: float
 ) -> None:
-    """Raises TypeError for what is no strategy and no settings, ValueError for no position and no interval."""
+    """Raises TypeError for a wrong strategy or wrong settings, ValueError for a wrong position or interval."""
     check_position(consume_from)
     if not callable(allocate):
         raise TypeError(f"allocate is a strategy of mq.client.consume.allocation, not {allocate!r}")
@@ -505,7 +505,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         return MessageStream(self.deliveries())
 
     def deliveries(self) -> DeliveryStream[BodyT]:
-        """A stream of deliveries, to be settled one by one in any order. Raises AlreadyOpen while `run` is at work."""
+        """A stream of deliveries, to be acknowledged one by one in any order. Raises AlreadyOpen during `run`."""
         self._opened()
         self._board.refuse_beside_run()
         return DeliveryStream(

@@ -345,7 +345,7 @@ class ClientCore:
     # Name servers and routes.
 
     async def ask_name_server(self, code: int, ext: dict[str, str] | None = None) -> tuple[Response, memoryview]:
-        """The answer of the first name server that responds, whatever its code. Raises NameServersUnavailable.
+        """The answer of the first name server that responds, with any code. Raises NameServersUnavailable.
 
         The last one has `request_seconds` to answer; an earlier one only `silence_seconds`: it may have been cut off
         together with the broker in question.

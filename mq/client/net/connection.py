@@ -278,7 +278,7 @@ class Connection:
         may_be_held: bool = False,
         on_response: Callable[[Response, memoryview], None] | None = None,
     ) -> tuple[Response, memoryview]:
-        """Send a request and wait for its answer, whatever its response code.
+        """Send a request and wait for its answer, with any response code.
 
         `may_be_held`: the server may delay the answer, so its silence is not suspicious. `on_response` gets the answer
         before this task runs again; it must not raise.

@@ -59,7 +59,7 @@ class Client:
     _block: _Host | None = None
 
     def _take_settings(self, remoting: RemotingSettings | None) -> None:
-        """Raises TypeError for what are no settings."""
+        """Raises TypeError for a value that is not a RemotingSettings."""
         given: Any = remoting
         if given is not None and not isinstance(given, RemotingSettings):
             raise TypeError(f"remoting is a RemotingSettings, not {given!r}")
@@ -78,7 +78,7 @@ class Client:
         return self
 
     async def aclose(self) -> None:
-        """Close the client as the end of its block does: wait for what is in flight, store offsets, say goodbye.
+        """Close the client as the end of its block does: wait for sends in flight, store offsets, unregister.
 
         Any task may call it. A closed client may be opened again, and is a new one to the brokers. If cancelled, it
         waits only for the rest, some seconds at most. Raises what made a task of the client fail. Called by a check or
@@ -97,7 +97,7 @@ class Client:
         await ping(self._core, topics, timeout)
 
     def health(self) -> Health:
-        """Whether the client can work now, and what keeps it from that; it asks nobody, and does not wait."""
+        """Whether the client can work now, and what keeps it from that; it sends no request, and does not wait."""
         try:
             self._check_open()
         except ClientClosed as error:
@@ -198,7 +198,7 @@ class Client:
         """A new session begins: take a new identity, and forget the state of the last one."""
 
     async def _finish(self) -> None:
-        """Wait for what is in flight before the session ends, unless it ends with an exception."""
+        """Wait for requests in flight before the session ends, unless it ends with an exception."""
 
     def _pending_messages(self) -> int:
         """Messages that are lost, or may be, if the process ends now."""

@@ -90,7 +90,10 @@ class Numbering:
         self._made_in = os.getpid()
 
     def begin(self, rng: random.Random) -> None:
-        """Begin a series of numbers. Raises ValueError in a process that was forked from the one that has the name."""
+        """Begin a series of numbers.
+
+        Raises ValueError for a named producer in a forked process: the name belongs to the process that made it.
+        """
         if not self._has_name:
             self.producer_id = f"{GENERATED_MARK}{rng.getrandbits(80):020x}"
             self._next = self._first or 0

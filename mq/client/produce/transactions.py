@@ -284,7 +284,7 @@ class TransactionProducer(Producer[BodyT]):
         tasks.start_soon(self._stay_connected, core)
 
     async def _stay_connected(self, core: ClientCore) -> None:
-        """Stay connected to all replicas, whatever this process has sent: each of them may become leader and check
+        """Stay connected to all replicas, even if this process sent nothing: each of them may become leader and check
         back.
         """
         wait = LongWait("cannot_be_checked", core.settings.limits)

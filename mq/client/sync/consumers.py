@@ -187,7 +187,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         on_error: OnError | None = None,
         codec: BodyCodec[Any] | None = None,
     ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-        """As `PushConsumer.on`, for plain functions. They have no `timeout`: nobody can end a thread."""
+        """As `PushConsumer.on`, for plain functions. They have no `timeout`, since threads cannot be ended."""
         self._check_process()
 
         def register(handler: Callable[[Any], None]) -> Callable[[Any], None]:

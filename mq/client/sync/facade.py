@@ -94,7 +94,7 @@ class Facade(Generic[C_co]):
         return self
 
     def close(self) -> None:
-        """Close the client as the end of its block does: wait for what is in flight, store offsets, say goodbye.
+        """Close the client as the end of its block does: wait for sends in flight, store offsets, unregister.
 
         Any thread may call it, but no handler. A closed client may be opened again.
         """
@@ -109,7 +109,7 @@ class Facade(Generic[C_co]):
         self._call(functools.partial(self._client.ping, *topics, timeout=timeout))
 
     def health(self) -> Health:
-        """Whether the client can work now, and what keeps it from that; it asks nobody."""
+        """Whether the client can work now, and what keeps it from that; it sends no request."""
         try:
             return self._call_now(self._client.health)
         except (ClientForked, ClientClosed) as error:  # closed by another thread meanwhile

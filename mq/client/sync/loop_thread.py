@@ -84,7 +84,7 @@ class LoopThread:
         return call.result()
 
     def _has_ended(self, future: Future[None], waits_for: str | None) -> bool:
-        """Wait for a call, for ever if nobody wants to know."""
+        """Wait for a call, without limit if there is no timeout."""
         try:
             future.result(None if waits_for is None else self._warn_seconds)
         except TimeoutError:  # the call's own failure is a value

@@ -47,7 +47,7 @@ async def group_list(visit: Visit) -> Page:
 
 
 async def letters(visit: Visit) -> Page:
-    """The dead letters of a group that nobody dealt with, the oldest first; or all of them."""
+    """The unresolved dead letters of a group, the oldest first; or all of them."""
     group = visit.name("group")
     everything = visit.query.get("all") == "yes"
     wanted = _matching(visit, visit.query.get("key", ""), visit.query.get("why", ""))

@@ -39,7 +39,7 @@ async def pending(visit: Visit) -> Page:
 
 
 async def recall(visit: Visit, form: Form) -> Done:
-    """Recall a timed message: nobody gets it."""
+    """Recall a timed message: it is not delivered."""
     try:
         message_id = await visit.watch.changing.recall(required(form, "handle"))
     except MessageRefused as error:

@@ -89,7 +89,7 @@ def read_loosely(
 
 
 def is_strict(request: type[Request]) -> bool:
-    """Whether no typed pass may read it."""
+    """Whether each header of this request must be read field by field, never decoded into the struct directly."""
     return request.__module__ == _STRICT
 
 

@@ -17,7 +17,7 @@ class RegisterFilterServerExt(Ext, rename=wire(address="filterServerAddr")):
 
 
 class RegisterFilterServer(Request, tag=int(Code.REGISTER_FILTER_SERVER)):
-    """301: a filter server says that it runs beside this broker."""
+    """301: a filter server registers at this broker."""
 
     ext: RegisterFilterServerExt = msgspec.field(name="extFields")
 

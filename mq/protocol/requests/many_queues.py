@@ -58,7 +58,7 @@ class QueueSight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueSights(Body, kw_only=True):
-    """Of as many of the topics as fit, in the order of the request; of an unknown topic, no queue.
+    """The queues of as many topics as fit, in the order of the request; none of an unknown topic.
 
     Left out are queues that this replica cannot tell about now: some of their messages are in an archive, or gone.
     """

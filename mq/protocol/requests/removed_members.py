@@ -63,7 +63,7 @@ class KeptOutMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptOutList(Body, kw_only=True):
-    """Those that a replica keeps out of a group (request code 9027)."""
+    """The clients that a replica keeps out of a group (request code 9027)."""
 
     members: Sequence[KeptOutMember] = ()
 

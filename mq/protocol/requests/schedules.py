@@ -159,7 +159,7 @@ class TriggerScheduleExt(Ext):
 
 
 class TriggerSchedule(Request, tag=int(Code.TRIGGER_SCHEDULE)):
-    """9016, our own: send the message of a schedule now, beside its ticks."""
+    """9016, our own: send the message of a schedule now, independently of its ticks."""
 
     ext: TriggerScheduleExt = msgspec.field(name="extFields")
 

@@ -202,7 +202,7 @@ class SendReplyTemplate:
         return encode_response(opaque, 0, ext=ext, serialization=serialization)
 
     def batch_header_bytes(self, count: int, unique_keys: bytes) -> int:
-        """At most this many bytes has the header of `render_batch` for ``count`` messages, whatever ``more`` says."""
+        """The most bytes of a header of `render_batch` for ``count`` messages, with any ``more``."""
         ids = count * (len(self._host) + len("0123456789ABCDEF,"))
         keys = _JSON_ESCAPE_BYTES_MAX * len(unique_keys)
         if keys > _KEYS_BYTES_EXACT:

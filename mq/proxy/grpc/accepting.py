@@ -135,7 +135,7 @@ async def _shake_hands(stream: trio.abc.Stream, tls: TlsContext | None) -> trio.
 
 
 def _socket_addresses(stream: trio.abc.Stream) -> Addresses:
-    """Of a socket; none of a stream in memory."""
+    """The addresses of a socket; none for a stream in memory."""
     socket = getattr(stream, "socket", None)
     if socket is None:
         return Addresses(("memory", 0), ("", 0))

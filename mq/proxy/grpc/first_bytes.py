@@ -23,7 +23,7 @@ class BadProxyHeader(Exception):
 
 
 class Addresses(NamedTuple):
-    """Of the client, and that to which it connected: host and port."""
+    """Host and port of the client, and of the address to which it connected."""
 
     client: tuple[str, int]
     server: tuple[str, int]

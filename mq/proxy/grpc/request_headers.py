@@ -28,7 +28,7 @@ _LENGTH_DIGITS_MAX: Final = 18
 
 
 class NoGrpc(Exception):
-    """A request of HTTP that is no call; the answer has a status of HTTP, and the text."""
+    """An HTTP request that is not a gRPC call; the answer has an HTTP status and the text."""
 
     def __init__(self, http_status: int, text: str) -> None:
         super().__init__(f"{http_status}: {text}")

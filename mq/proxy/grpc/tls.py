@@ -43,7 +43,7 @@ class OwnCertificate:
 
 
 class SelfSigned:
-    """A certificate that nobody vouches for: clients either do not verify certificates, or refuse it.
+    """A self-signed certificate: clients that verify certificates refuse it.
 
     Args:
         names: host names and addresses in it.

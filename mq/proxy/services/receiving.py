@@ -394,7 +394,7 @@ class Receiving:
                 self._log.info("message_not_given_back", group=wanted.group, topic=wanted.topic, reason=str(error))
 
     async def _pass_over(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
-        """Another tag with the same hash code: nobody in this group wants it."""
+        """Acknowledge a message of another tag with the same hash code, which the group does not subscribe to."""
         handle = wanted.handle_of(message)
         try:
             await self._popped.acknowledge(wanted.group, wanted.topic, handle, wanted.caller.extra, _GIVE_BACK_SECONDS)

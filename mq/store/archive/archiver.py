@@ -181,7 +181,7 @@ class _Run:
         return LogIndex(max(newest, known.base.index) + 1)
 
     def _shortened(self, known: BackupManifest) -> Iterator[ArchiveStep]:
-        """Say what is to be deleted, and delete what nobody serves any more."""
+        """Report the files to delete, and delete those that no replica serves any more."""
         job = self._job
         limits = partial(
             expired_begin,

@@ -305,7 +305,7 @@ class ColdBlocks:
             return table
 
     def _proven_at(self, pos: int) -> Base | None:
-        """The log at the beginning of a file; None if nobody here knows it yet."""
+        """The log at the beginning of a file; None if it is not known yet."""
         for known in (self._known.end(), self._known.begin()):
             if known.pos == pos:
                 return known

@@ -46,7 +46,7 @@ class NoCache:
 
 
 class DiskCache:
-    """Files of one directory, which nobody else writes to. It is made when something is put into it.
+    """Files of one directory, to which no other process writes. It is made when something is put into it.
 
     Args:
         bytes_max: of all files; 0 keeps nothing.
