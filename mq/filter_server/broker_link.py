@@ -16,7 +16,7 @@ from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.leader_calls import PAUSE_SECONDS, Repeat, call_leader, is_busy, leader_address
 from mq.client.net.replies import fields_of
 from mq.filter.programs import ProgramName, parse_program_name
-from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.codes import RequestCode
 from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.clients import HeartbeatData, ProducerData
 from mq.protocol.requests.filters import (
@@ -27,20 +27,12 @@ from mq.protocol.requests.filters import (
     JudgeRequestExt,
     RegisterFilterServerExt,
 )
-from mq.protocol.requests.pull import PullExt
+from mq.protocol.requests.pull import PULL_ANSWERS, PullExt
 
 REGISTER_SECONDS: Final = 5.0
 """A broker forgets a filter server after 30 s."""
 _ASK_SECONDS: Final = 3.0
 _ANSWER_SECONDS: Final = 5.0
-_PULLED: Final = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.PULL_NOT_FOUND,
-        ResponseCode.PULL_RETRY_IMMEDIATELY,
-        ResponseCode.PULL_OFFSET_MOVED,
-    }
-)
 
 Log = structlog.stdlib.BoundLogger
 
@@ -140,7 +132,7 @@ class BrokerLink:
                 response, body = await connection.request(
                     RequestCode.PULL_MESSAGE, ext, timeout=left + _ANSWER_SECONDS, may_be_held=True
                 )
-                if response.code in _PULLED:
+                if response.code in PULL_ANSWERS:
                     return response, body
                 raise BrokerError(response.code, response.remark, address)
             except TopicNotFound:

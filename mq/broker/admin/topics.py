@@ -10,7 +10,7 @@ from mq.broker.admin.attributes import attribute_changes, changed, sets
 from mq.broker.admin.creations import Creations
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.errors import RequestRefused, check_level, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import (
@@ -272,13 +272,7 @@ class Topics(Service):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         if not is_lite(after) and not is_lite(before or {}):
             return
-        level = self._metadata.format_level.level
-        if level < LEVEL_OF_LITE_TOPICS:
-            raise RequestRefused(
-                ResponseCode.VERSION_NOT_SUPPORTED,
-                f"the group is at format level {level}, lite topics need {LEVEL_OF_LITE_TOPICS}: not all members are "
-                "upgraded",
-            )
+        check_level(self._metadata.format_level.level, LEVEL_OF_LITE_TOPICS, "lite topics need")
         if before is not None and is_lite(before) is not is_lite(after) and MESSAGE_TYPE_ATTRIBUTE in before:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
@@ -307,13 +301,7 @@ class Topics(Service):
                 f"{CLEANUP_POLICY}={COMPACTION} is not for brokers that serve messages from an archive: these keep all "
                 "messages; leave the settings local_retention_hours and local_retention_bytes unset",
             )
-        level = self._metadata.format_level.level
-        if level < LEVEL_OF_COMPACTION:
-            raise RequestRefused(
-                ResponseCode.VERSION_NOT_SUPPORTED,
-                f"the group is at format level {level}, {CLEANUP_POLICY}={COMPACTION} needs {LEVEL_OF_COMPACTION}: not "
-                "all members are upgraded",
-            )
+        check_level(self._metadata.format_level.level, LEVEL_OF_COMPACTION, f"{CLEANUP_POLICY}={COMPACTION} needs")
 
     def _check_retention(self, attributes: Mapping[str, str]) -> None:
         """Raises RequestRefused if messages cannot be kept for so long, or replicas cannot let them expire."""
@@ -322,14 +310,9 @@ class Topics(Service):
             check_reserve_bytes(attributes)
         except AttributeRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
-        level = self._metadata.format_level.level
-        has_limit = reserve_hours(attributes) is not None or reserve_bytes(attributes) is not None
-        if has_limit and level < LEVEL_OF_TOPIC_RETENTION:
-            raise RequestRefused(
-                ResponseCode.VERSION_NOT_SUPPORTED,
-                f"the group is at format level {level}, {RESERVE_TIME} and {RESERVE_BYTES} need "
-                f"{LEVEL_OF_TOPIC_RETENTION}: not all members are upgraded",
-            )
+        if reserve_hours(attributes) is not None or reserve_bytes(attributes) is not None:
+            level = self._metadata.format_level.level
+            check_level(level, LEVEL_OF_TOPIC_RETENTION, f"{RESERVE_TIME} and {RESERVE_BYTES} need")
 
     def _check_quotas(self, attributes: Mapping[str, str]) -> None:
         """Raises RequestRefused for quotas that there are not, or that older replicas would ignore."""
@@ -337,12 +320,7 @@ class Topics(Service):
             check_quotas(attributes)
         except AttributeRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
-        level = self._metadata.format_level.level
-        if level < LEVEL_OF_QUOTAS:
-            raise RequestRefused(
-                ResponseCode.VERSION_NOT_SUPPORTED,
-                f"the group is at format level {level}, quotas need {LEVEL_OF_QUOTAS}: not all members are upgraded",
-            )
+        check_level(self._metadata.format_level.level, LEVEL_OF_QUOTAS, "quotas need")
 
     def _is_system(self, topic: str) -> bool:
         known = self._metadata.topics.get(topic)

@@ -27,3 +27,12 @@ def decoded(decode: Callable[[bytes], T], body: bytes) -> T:
         return decode(body)
     except ProtocolError as error:
         raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+
+
+def check_level(level: int, needed: int, what: str) -> None:
+    """Raises RequestRefused if the group is below the format level that a feature needs, as in "quotas need"."""
+    if level < needed:
+        raise RequestRefused(
+            ResponseCode.VERSION_NOT_SUPPORTED,
+            f"the group is at format level {level}, {what} {needed}: not all members are upgraded",
+        )

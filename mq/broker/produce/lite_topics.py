@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.errors import RequestRefused, check_level
 from mq.broker.state.format_level import LEVEL_OF_LITE_TOPICS
 from mq.broker.write_path.pending import LiteTail
 from mq.protocol import properties as props
@@ -41,13 +41,7 @@ class LiteTopics:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the topic {topic} has no lite topics: it needs the attribute {MESSAGE_TYPE_ATTRIBUTE}={LITE}",
             )
-        level = self._metadata.format_level.level
-        if level < LEVEL_OF_LITE_TOPICS:
-            raise RequestRefused(
-                ResponseCode.VERSION_NOT_SUPPORTED,
-                f"the group is at format level {level}, lite topics need {LEVEL_OF_LITE_TOPICS}: not all members are "
-                "upgraded",
-            )
+        check_level(self._metadata.format_level.level, LEVEL_OF_LITE_TOPICS, "lite topics need")
         try:
             check_lite_topic(lite)
         except NameRefused as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.errors import RequestRefused, check_level, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.quota.gate import QuotaGate
 from mq.broker.state.format_level import LEVEL_OF_QUOTAS
@@ -42,12 +42,7 @@ class QuotaRequests(Service):
                 ResponseCode.NO_PERMISSION,
                 "this broker does not authenticate clients (see acl_file), so it knows no users: give quotas to topics",
             )
-        if self._level.level < LEVEL_OF_QUOTAS:
-            raise RequestRefused(
-                ResponseCode.VERSION_NOT_SUPPORTED,
-                f"the group is at format level {self._level.level}, quotas need {LEVEL_OF_QUOTAS}: not all members are "
-                "upgraded",
-            )
+        check_level(self._level.level, LEVEL_OF_QUOTAS, "quotas need")
         command = encoded(PutUserQuotaCommand(name=name, quota=quota))
 
         def check() -> None:

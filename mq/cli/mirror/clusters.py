@@ -17,7 +17,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.namesrv import ClusterInfo
-from mq.protocol.requests.pull import PullExt, PullReply
+from mq.protocol.requests.pull import PULL_ANSWERS, PullExt, PullReply
 from mq.protocol.requests.send import SENT_QUEUE_OFFSET
 from mq.protocol.send_fields import SEND_FIELDS
 from mq.protocol.wire.queue_tables import read_offset_rows
@@ -30,14 +30,6 @@ CALL_SECONDS: Final = 10.0
 STORE_SECONDS: Final = 30.0
 """For a batch, across a change of leader."""
 _SUSPEND, _SUBSCRIPTION = 2, 4
-_ANSWERS: Final = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.PULL_NOT_FOUND,
-        ResponseCode.PULL_RETRY_IMMEDIATELY,
-        ResponseCode.PULL_OFFSET_MOVED,
-    }
-)
 
 
 class Pulled(NamedTuple):
@@ -96,7 +88,7 @@ class ClusterAdmin(CatalogueAdmin):
             timeout=CALL_SECONDS + (HOLD_SECONDS if hold else 0),
             may_be_held=hold,
         )
-        if response.code not in _ANSWERS:
+        if response.code not in PULL_ANSWERS:
             raise BrokerError(response.code, response.remark, connection.address)
         reply = fields_of(PullReply, response)
         begin, end = max(reply.min_offset, 0), max(reply.max_offset, 0)

@@ -28,20 +28,12 @@ from mq.protocol.incoming.headers import Response
 from mq.protocol.messages.compression import COMPRESSED, CodecMissing, DecompressionError, inflate
 from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.requests.pull import PullExt, PullReply
+from mq.protocol.requests.pull import PULL_ANSWERS, PullExt, PullReply
 
 COMMIT_OFFSET = 1
 SUSPEND = 2
 SUBSCRIPTION = 4
 
-_ANSWERS = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.PULL_NOT_FOUND,
-        ResponseCode.PULL_RETRY_IMMEDIATELY,
-        ResponseCode.PULL_OFFSET_MOVED,
-    }
-)
 
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 0.5
@@ -281,7 +273,7 @@ class Puller:
     async def _react(self, response: Response, body: memoryview, *, seconds: float) -> None:
         """Apply an answer completely or not at all. Raises UnreadableAnswer, BrokerError."""
         process_queue = self.process_queue
-        if response.code not in _ANSWERS:
+        if response.code not in PULL_ANSWERS:
             raise BrokerError(response.code, response.remark, self._pull_address or "broker")
         reply = fields_of(PullReply, response)
         begin, received = process_queue.next_offset, 0

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from mq.protocol.codes import RequestCode as Code
+from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import FIRST_OFFSET
 from mq.protocol.wire.fields import I32, I64, QueueOffset64, wire
 from mq.protocol.wire.reply import Reply
 from mq.protocol.wire.request import Ext, Request
+
+PULL_ANSWERS: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
+"""Codes of answers that say what a queue has, or where to go on; any other one is an error."""
 
 
 class PullExt(
