@@ -29,7 +29,11 @@ from jepsen.deployments.netns import NetworksInUse
 from jepsen.deployments.security import SECURITY
 from jepsen.deployments.security import unavailable as why_not_secured
 from jepsen.judge import REPORT, NotARun, VerdictNotWritten, judge, states_met
-from jepsen.matrix import (
+from jepsen.nemeses.needs import why_not as why_no_fault
+from jepsen.nemeses.needs import why_not_together
+from jepsen.openchaos import OPENCHAOS, kinds_of
+from jepsen.profiles import PROFILES, SMOKE, Cell, cells, part_of
+from jepsen.report.matrix import (
     REPORTS,
     Row,
     not_run,
@@ -42,14 +46,10 @@ from jepsen.matrix import (
     worst,
     write_report,
 )
-from jepsen.nemeses.needs import why_not as why_no_fault
-from jepsen.nemeses.needs import why_not_together
-from jepsen.openchaos import OPENCHAOS, kinds_of
-from jepsen.profiles import PROFILES, SMOKE, Cell, cells, part_of
+from jepsen.report.serve import HOST, open_server
 from jepsen.run import Plan, carry_out, new_directory
 from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import CALM, KINDS
-from jepsen.serve import HOST, open_server
 from jepsen.workloads import WORKLOADS
 from mq.cli.errors import run_trio
 from mq.cli.logs import configure_logging

@@ -9,7 +9,7 @@ import trio
 from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster, ClusterFailed
 from jepsen.recorder import Recorder
-from jepsen.records import values_in
+from jepsen.stored_records import values_in
 from jepsen.wire import Wire, open_wire, pull_fields
 from jepsen.workloads.workload import QUEUES
 from mq.protocol.codes import RequestCode, ResponseCode

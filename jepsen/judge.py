@@ -11,8 +11,8 @@ import msgspec
 from checkers import CHECKERS, OF_SCENARIOS
 from checkers.history import History, HistoryDamaged, decode_events, gather
 from checkers.verdict import Verdict, of_unfinished
-from jepsen.rare_states import met_in_history
-from jepsen.report import page
+from jepsen.report.page import page
+from jepsen.report.rare_states import met_in_history
 from jepsen.run import HISTORY
 
 VERDICT = "verdict.json"

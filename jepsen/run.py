@@ -38,8 +38,8 @@ from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
 from jepsen.nemeses.stores import PREFIX
 from jepsen.openchaos import kinds_of
-from jepsen.rare_states import met
 from jepsen.recorder import Recorder
+from jepsen.report.rare_states import met
 from jepsen.scenarios import SCENARIOS, play
 from jepsen.schedule import KINDS, draw
 from jepsen.send_paths import SendPathCounts

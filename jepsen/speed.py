@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkers.events import RUN
+from jepsen.derived_messages import new_value
 from jepsen.judge import REPORT, judge
 from jepsen.recorder import Recorder
 from jepsen.run import HISTORY
-from jepsen.values import new_value
 
 LOG_OPERATIONS, LOG_SECONDS_MAX = 1_000_000, 60.0
 REGISTER_OPERATIONS, REGISTER_SECONDS_MAX = 100_000, 60.0

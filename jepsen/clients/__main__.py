@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from jepsen.clients import Order, Report
-from jepsen.values import PROPERTY
+from jepsen.derived_messages import PROPERTY
 from mq.cli.errors import run_trio
 from mq.client import ClientError, Message, Producer, PushConsumer
 

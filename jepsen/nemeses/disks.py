@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from jepsen.damage import (
+from jepsen.damage.log_damage import (
     BALLAST,
     Damaged,
     break_block,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from jepsen.damage import closed_files, flip_property
+from jepsen.damage.log_damage import closed_files, flip_property
 from jepsen.nemeses.disks import REPAIR_SECONDS_MAX, repaired, wait_for_closed_files
 from jepsen.nemeses.injection import Injection
 from jepsen.schedule import Step

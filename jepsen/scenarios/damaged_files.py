@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from jepsen.damage import closed_files, damage_all_copies, flip_bits, forget_sidecars
-from jepsen.file_damage import FILES, MANNERS, break_files, told
+from jepsen.damage.file_damage import FILES, MANNERS, break_files, told
+from jepsen.damage.log_damage import closed_files, damage_all_copies, flip_bits, forget_sidecars
 from jepsen.nemeses.disks import repaired, wait_for_closed_files
 from jepsen.nemeses.injection import Injection
 

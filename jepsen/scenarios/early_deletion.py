@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import trio
 
-from jepsen.damage import BALLAST, fill
+from jepsen.damage.log_damage import BALLAST, fill
 from jepsen.deployments.cluster import Cluster
 from jepsen.nemeses.disks import REPAIR_SECONDS_MAX, SMALL_DISK_BYTES, wait_for_closed_files
 from jepsen.nemeses.injection import Injection

@@ -10,8 +10,8 @@ import trio
 
 from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster
+from jepsen.derived_messages import value_of
 from jepsen.recorder import Recorder
-from jepsen.values import value_of
 from jepsen.workloads.sdk_producers import produce_with_sdk
 from jepsen.workloads.workload import QUEUES, SETTINGS, Workload
 from mq.client import ClientError, MessageQueue, PullConsumer

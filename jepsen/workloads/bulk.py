@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from checkers.recording import Worker
-from jepsen.records import values_in
+from jepsen.stored_records import values_in
 from jepsen.wire import Wire
 from jepsen.workloads.log import LogWorkload, unknown_unless_answered
 from jepsen.workloads.workload import QUEUES

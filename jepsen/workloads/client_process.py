@@ -10,7 +10,7 @@ import trio
 
 from checkers.recording import Worker
 from jepsen.clients import Order, Report
-from jepsen.values import body_of, new_value, properties_of, tag_of, value_of
+from jepsen.derived_messages import body_of, new_value, properties_of, tag_of, value_of
 from jepsen.workloads.workload import SIZES, Workload
 
 REST_SECONDS = 0.05

@@ -11,7 +11,7 @@ import time
 import trio
 
 from checkers.recording import Worker
-from jepsen.values import body_of, new_value, properties_of, tag_of
+from jepsen.derived_messages import body_of, new_value, properties_of, tag_of
 from jepsen.wire import send_fields
 from jepsen.workloads.pipelines import Pipeline, own_properties, send_pipelines
 from jepsen.workloads.raw_answers import record_refused

@@ -17,8 +17,8 @@ import trio
 from checkers.recording import Worker
 from jepsen.clients.grpc import CallFailed, GrpcConnection, open_grpc
 from jepsen.deployments.cluster import GROUP, Cluster
+from jepsen.derived_messages import body_of, new_value, properties_of, tag_of, unique_key_of, value_of
 from jepsen.recorder import Recorder
-from jepsen.values import body_of, new_value, properties_of, tag_of, unique_key_of, value_of
 from jepsen.workloads.own_servers import REST_SECONDS, OwnServers
 from jepsen.workloads.workload import SIZES, Workload
 from mq.protocol.names import pop_retry_topic

@@ -13,8 +13,8 @@ import trio
 
 from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster
+from jepsen.derived_messages import body_of, new_value, properties_of, tag_of
 from jepsen.recorder import Recorder
-from jepsen.values import body_of, new_value, properties_of, tag_of
 from jepsen.wire import Wire, ask_once, send_fields
 from jepsen.workloads.log import LogWorkload, unknown_unless_answered
 from jepsen.workloads.transactions import COMMIT, ROLLBACK, TransactionsWorkload

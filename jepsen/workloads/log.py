@@ -16,7 +16,7 @@ from typing import ClassVar
 import trio
 
 from checkers.recording import Worker
-from jepsen.values import body_of, new_value
+from jepsen.derived_messages import body_of, new_value
 from jepsen.wire import Wire, open_wire, pull_fields, send_fields
 from jepsen.workloads.pipelines import own_properties, send_pipelines
 from jepsen.workloads.raw_answers import record_end, record_pulled, record_sent

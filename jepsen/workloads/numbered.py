@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import trio
 
 from checkers.recording import Worker
-from jepsen.values import body_of, new_value
+from jepsen.derived_messages import body_of, new_value
 from jepsen.wire import ask_once, send_fields
 from jepsen.workloads.pipelines import Pipeline, own_properties, send_pipelines
 from jepsen.workloads.raw_answers import record_refused

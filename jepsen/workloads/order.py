@@ -7,7 +7,7 @@ import random
 import trio
 
 from checkers.recording import Worker
-from jepsen.values import value_of
+from jepsen.derived_messages import value_of
 from jepsen.workloads.queue import QueueWorkload
 from mq.client import PushConsumer
 

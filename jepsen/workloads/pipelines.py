@@ -15,7 +15,7 @@ from functools import partial
 import trio
 
 from checkers.recording import Worker
-from jepsen.values import body_of, new_value, properties_of, tag_of, unique_key_of
+from jepsen.derived_messages import body_of, new_value, properties_of, tag_of, unique_key_of
 from jepsen.wire import OnAnswer, Wire, open_wire, pull_fields, send_fields
 from jepsen.workloads.raw_answers import record_batch_sent, record_end, record_pulled, record_sent
 from jepsen.workloads.watching import CONNECT_SECONDS

@@ -15,8 +15,8 @@ import trio
 
 from checkers.recording import Worker
 from jepsen.deployments.cluster import GROUP, Cluster
+from jepsen.derived_messages import value_of
 from jepsen.recorder import Recorder
-from jepsen.values import value_of
 from jepsen.wire import Wire, open_wire
 from jepsen.workloads.log import unknown_unless_answered
 from jepsen.workloads.sdk_producers import NEVER_TWICE, produce_with_sdk

@@ -7,8 +7,8 @@ import time
 
 from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster
+from jepsen.derived_messages import value_of
 from jepsen.recorder import Recorder
-from jepsen.values import value_of
 from jepsen.wire import Wire
 from jepsen.workloads.log import LogWorkload, unknown_unless_answered
 from jepsen.workloads.workload import QUEUES

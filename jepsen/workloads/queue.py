@@ -9,7 +9,7 @@ from typing import ClassVar
 import trio
 
 from checkers.recording import Worker
-from jepsen.values import value_of
+from jepsen.derived_messages import value_of
 from jepsen.wire import Wire
 from jepsen.workloads.client_process import serve_client_process
 from jepsen.workloads.offsets import ask_stored_offset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checkers.recording import Worker
-from jepsen.records import values_in
+from jepsen.stored_records import values_in
 from jepsen.workloads.workload import Workload
 from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import ResponseCode

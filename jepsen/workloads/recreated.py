@@ -13,8 +13,8 @@ import trio
 
 from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster
+from jepsen.derived_messages import body_of, new_value, properties_of, tag_of, value_of
 from jepsen.recorder import Recorder
-from jepsen.values import body_of, new_value, properties_of, tag_of, value_of
 from jepsen.workloads.workload import QUEUES, SIZES, Workload
 from mq.client import Admin, ClientError, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage
 

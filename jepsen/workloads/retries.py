@@ -14,9 +14,9 @@ import trio
 from checkers.recording import Worker
 from checkers.retries import RECONSUMED_MAX
 from jepsen.deployments.cluster import Cluster, ClusterFailed
+from jepsen.derived_messages import value_of
 from jepsen.recorder import Recorder
-from jepsen.records import values_in
-from jepsen.values import value_of
+from jepsen.stored_records import values_in
 from jepsen.wire import ask_once, pull_fields
 from jepsen.workloads.sdk_producers import NEVER_TWICE, produce_with_sdk
 from jepsen.workloads.workload import SETTINGS, Workload

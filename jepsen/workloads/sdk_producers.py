@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import trio
 
 from checkers.recording import Worker
-from jepsen.values import body_of, new_value, properties_of, tag_of
+from jepsen.derived_messages import body_of, new_value, properties_of, tag_of
 from jepsen.workloads.workload import SIZES, Workload
 from mq.client import ClientError, Message, Producer
 from mq.protocol.hashes import parse_offset_message_id

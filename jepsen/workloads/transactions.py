@@ -14,8 +14,8 @@ import trio
 
 from checkers.recording import Worker
 from jepsen.deployments.cluster import Cluster
+from jepsen.derived_messages import body_of, new_value, properties_of, tag_of, value_of
 from jepsen.recorder import Recorder
-from jepsen.values import body_of, new_value, properties_of, tag_of, value_of
 from jepsen.wire import send_fields
 from jepsen.workloads.pipelines import Pipeline, own_properties, send_pipelines
 from jepsen.workloads.raw_answers import record_refused

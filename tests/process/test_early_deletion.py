@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from jepsen.damage import BALLAST
-from jepsen.damage import fill as fill_disk
+from jepsen.damage.log_damage import BALLAST
+from jepsen.damage.log_damage import fill as fill_disk
 from jepsen.wire import ask_figures
 from mq.client import Admin, PushConsumer
 from mq.local_cluster import HOST, DevCluster, Ports

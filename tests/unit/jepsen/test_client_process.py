@@ -19,7 +19,7 @@ from jepsen import clients
 from jepsen.nemeses.descriptors import open_files
 from jepsen.nemeses.resources import room_made
 from jepsen.recorder import Recorder
-from jepsen.report import page
+from jepsen.report.page import page
 from jepsen.workloads.client_process import serve_client_process
 from jepsen.workloads.queue import QueueWorkload
 

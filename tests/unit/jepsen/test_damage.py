@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from jepsen.damage import (
+from jepsen.damage.log_damage import (
     break_block,
     break_end,
     break_vote,

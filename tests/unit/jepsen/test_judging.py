@@ -17,14 +17,14 @@ from checkers.history import decode_events, gather
 from checkers.recording import Worker
 from checkers.verdict import Verdict
 from jepsen.cli import CannotRun, app, main
+from jepsen.derived_messages import DAMAGED
 from jepsen.judge import REPORT, VERDICT, NotARun, VerdictNotWritten, judge
 from jepsen.recorder import Recorder
-from jepsen.records import UNREADABLE, values_in
-from jepsen.report import page
+from jepsen.report.page import page
+from jepsen.report.timeline import draw
 from jepsen.run import HISTORY, Plan, new_directory
 from jepsen.schedule import KINDS
-from jepsen.timeline import draw
-from jepsen.values import DAMAGED
+from jepsen.stored_records import UNREADABLE, values_in
 from jepsen.workloads import WORKLOADS
 from tests.unit.jepsen.histories import NODES, Script
 

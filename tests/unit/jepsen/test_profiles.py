@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from jepsen.matrix import Row, read_rows, still_to_run, table, worst, write_report
 from jepsen.profiles import (
     CI,
     GROUPS,
@@ -21,7 +20,8 @@ from jepsen.profiles import (
     cells,
     part_of,
 )
-from jepsen.rare_states import HANDLED
+from jepsen.report.matrix import Row, read_rows, still_to_run, table, worst, write_report
+from jepsen.report.rare_states import HANDLED
 from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import CALM, KINDS, draw
 from jepsen.workloads import WORKLOADS

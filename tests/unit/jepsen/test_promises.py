@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from jepsen.deployments.cluster import ROOT
-from jepsen.matrix import Row
-from jepsen.promises import FAULTS, PROMISES, promise_lines
+from jepsen.report.matrix import Row
+from jepsen.report.promises import FAULTS, PROMISES, promise_lines
 from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import KINDS
 from jepsen.workloads import WORKLOADS

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from checkers.events import RUN
-from jepsen import rare_states
-from jepsen.rare_states import IN_HISTORIES, IN_LOGS, met, met_in_history
+from jepsen.report import rare_states
+from jepsen.report.rare_states import IN_HISTORIES, IN_LOGS, met, met_in_history
 from tests.unit.jepsen.histories import Script
 
 LINES = (

@@ -11,9 +11,9 @@ from checkers.append_log import check_log
 from checkers.events import RUN
 from checkers.history import History, gather
 from checkers.verdict import Verdict
-from jepsen.charts import charts, quantile
-from jepsen.evidence import LINES_MAX, lines_of, time_of_day, values_in_examples
-from jepsen.report import page
+from jepsen.report.charts import charts, quantile
+from jepsen.report.evidence import LINES_MAX, lines_of, time_of_day, values_in_examples
+from jepsen.report.page import page
 from jepsen.skew import ClockSkews, broker_time
 from tests.unit.jepsen.histories import NODES, Script
 

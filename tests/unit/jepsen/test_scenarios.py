@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from trio.testing import MockClock
 
+from jepsen.damage.file_damage import FILES, MANNERS, break_files, told
 from jepsen.deployments import earlier
-from jepsen.file_damage import FILES, MANNERS, break_files, told
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
 from jepsen.scenarios import SCENARIOS

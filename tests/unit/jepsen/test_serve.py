@@ -12,7 +12,7 @@ import pytest
 
 from checkers.verdict import Result, Verdict
 from jepsen.judge import REPORT, VERDICT
-from jepsen.serve import compare_page, index_page, open_server, runs_in
+from jepsen.report.serve import compare_page, index_page, open_server, runs_in
 
 
 def store_run(store: Path, name: str, *, anomalies: dict[str, int] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen.values import DAMAGED, body_of, new_value, properties_of, tag_of, value_of
+from jepsen.derived_messages import DAMAGED, body_of, new_value, properties_of, tag_of, value_of
 
 VALUE = new_value(12, 34, 1000)
 

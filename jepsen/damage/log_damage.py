@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from jepsen.values import PROPERTY
+from jepsen.derived_messages import PROPERTY
 from mq.protocol.messages.records import MAGIC_V1, StoredMessage, decode_record
 
 TAIL_BYTES_MAX = 5000

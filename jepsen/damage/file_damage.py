@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 
-from jepsen.damage import Damaged, closed_files, flip
+from jepsen.damage.log_damage import Damaged, closed_files, flip
 
 KEPT = 0.3
 """At most this part of a truncated file is left."""

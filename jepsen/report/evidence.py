@@ -12,7 +12,7 @@ import msgspec
 from checkers.history import History, Operation
 
 VALUE = re.compile(r"(?<![\w.])\d+\.\d+\.\d+(?![\w.])")
-"""A value of a message, see `jepsen.values`."""
+"""A value of a message, see `jepsen.derived_messages`."""
 LINES_MAX = 20
 BEGAN = "%Y-%m-%d %H:%M:%S UTC"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 
-from jepsen.values import DAMAGED, value_of
+from jepsen.derived_messages import DAMAGED, value_of
 from mq.protocol.errors import ProtocolError
 from mq.protocol.messages.compression import inflate
 from mq.protocol.messages.records import BODY_BYTES_MAX, decode_record, iter_sizes

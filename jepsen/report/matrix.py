@@ -11,10 +11,10 @@ import msgspec
 from checkers.send_path import BY_COMPILED
 from checkers.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, in_words
 from jepsen.profiles import NIGHTLY, PROFILES, Cell
-from jepsen.promises import promise_lines
-from jepsen.rare_states import IN_LOGS, STATES
+from jepsen.report.promises import promise_lines
+from jepsen.report.rare_states import IN_LOGS, STATES
 
-REPORTS = Path(__file__).parent.parent / "docs" / "reports"
+REPORTS = Path(__file__).parents[2] / "docs" / "reports"
 NOT_RUN = "not run"
 _OF_ROW = ("coverage", "send-path")
 """Checkers whose counts are in a row."""
@@ -22,7 +22,7 @@ _BROKEN, _UNKNOWN, _VALID = in_words(False), in_words("unknown"), in_words(True)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One run. ``told``: each violation, or why there is no verdict. ``met``: rare states, see `jepsen.rare_states`.
+    """One run. ``told``: each violation, or why there is no verdict. ``met``: states of `jepsen.report.rare_states`.
     ``compiled``: messages that took the compiled send path.
     """
 

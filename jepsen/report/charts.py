@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from checkers.history import History, Operation
-from jepsen.timeline import COLOURS, LEFT, RIGHT, WIDTH, LogScale
+from jepsen.report.timeline import COLOURS, LEFT, RIGHT, WIDTH, LogScale
 
 BUCKETS = 100
 """Parts of a run's time, each with its own quantiles and rate."""

@@ -15,7 +15,7 @@ import msgspec
 
 from checkers.verdict import Result, Valid, in_words
 from jepsen.judge import REPORT, VERDICT
-from jepsen.report import STYLE
+from jepsen.report.page import STYLE
 
 HOST = "127.0.0.1"
 

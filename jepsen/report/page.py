@@ -8,9 +8,9 @@ from html import escape
 
 from checkers.history import Fault, History
 from checkers.verdict import Result, Verdict, in_words
-from jepsen.charts import charts
-from jepsen.evidence import Line, lines_of, time_of_day, values_in_examples
-from jepsen.timeline import draw
+from jepsen.report.charts import charts
+from jepsen.report.evidence import Line, lines_of, time_of_day, values_in_examples
+from jepsen.report.timeline import draw
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1060px; padding: 0 1em; color: #222 }

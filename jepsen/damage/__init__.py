@@ -1,0 +1,1 @@
+"""Damage to the files of stopped brokers, like that of disks."""

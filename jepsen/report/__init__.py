@@ -1,0 +1,1 @@
+"""What becomes of runs: pages, charts, tables of profiles, and where an anomaly shows."""
