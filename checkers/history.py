@@ -161,7 +161,7 @@ def decode_events(lines: Iterable[bytes]) -> Iterator[Event]:
                 return
             raise HistoryDamaged(number, str(error)) from error
         if event.i != number - 1:
-            raise HistoryDamaged(number, f"it is event {event.i}, {number - 1} was due")
+            raise HistoryDamaged(number, f"it is event {event.i}; expected: {number - 1}")
         if event.t < before:
             raise HistoryDamaged(number, f"its time, {event.t}, is before that of the last event, {before}")
         if (reason := why_refused(event)) is not None:

@@ -186,7 +186,7 @@ class Archive(Workload):
             base_pos = cast("int", values["base_pos"])
             if base_pos > self._archived.pos:
                 raise Violation(
-                    f"deleted: the log of {node.node_id} begins at {base_pos}, archived is up to {self._archived}"
+                    f"deleted: the log of {node.node_id} begins at {base_pos}, but the archive ends at {self._archived}"
                 )
         elif event == "queue_refill_done":
             self.counts["queues refilled"] += 1
@@ -290,7 +290,7 @@ class Archive(Workload):
         if isinstance(command, NoteArchived):
             end = Base(command.index, command.term, command.pos, command.chain)
             if end not in self.bucket.ends:
-                raise Violation(f"archived: the group counts on {end}, and no manifest that was written goes so far")
+                raise Violation(f"archived: the group counts on {end}, and no written manifest reaches it")
             if end.index > self._archived.index:
                 self._archived = end
                 self.counts["archived"] += 1
@@ -320,7 +320,7 @@ class Archive(Workload):
         archived = ArchiveReader(BucketStore(still))
         archived.verify()
         if archived.manifest.archived.index < self._archived.index:
-            raise Violation(f"archive: it ends with {archived.manifest.archived}, the group knows {self._archived}")
+            raise Violation(f"archive: it ends with {archived.manifest.archived}, and the group knows {self._archived}")
 
 
 class Threads:

@@ -148,7 +148,7 @@ class ArchiveBucket(Bucket):
         is_sound = True
         for each in manifest.objects.files:
             if not each.verified:
-                raise Violation(f"the manifest names {each.name}, which was not read back, they say")
+                raise Violation(f"the manifest names {each.name}, which the replica says was not read back")
             stored: list[StoredObject | StoredIndex] = [each]
             stored += [] if each.index is None else [each.index]
             for one in stored:

@@ -341,7 +341,7 @@ class BrokerCluster(Cluster):
         understood = min(announced_level(process.settings.format_level_max) for process in running)
         levels = {process.metadata.format_level.level for process in running}
         if max(levels) > understood:
-            raise Violation(f"format levels {levels}, a member understands none above {understood}")
+            raise Violation(f"the format levels are {levels}, and a member understands at most {understood}")
         leader = self.leader()
         all_run = leader is not None and len(running) == len(leader.core.conf.members)
         return levels == {understood} or (len(levels) == 1 and not all_run)

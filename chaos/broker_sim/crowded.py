@@ -145,13 +145,15 @@ class Crowded(Workload):
         def done(answer: Answer) -> None:
             if answer.code == ResponseCode.SUCCESS:
                 if not names.was_there_since(name, begin):
-                    raise Violation(f"limit: {name} was acknowledged, and is not among the {names.what}")
+                    raise Violation(f"limit: {name} was acknowledged, but is missing from the {names.what}")
                 self.counts[f"{names.what} created"] += 1
                 if then is not None:
                     then()
             elif "already; maximum" in (answer.remark or ""):
                 if not (names.was_full or self._topics.was_full):
-                    raise Violation(f"limit: {name} was refused, there never were {names.most} {names.what}: {answer}")
+                    raise Violation(
+                        f"limit: {name} was refused, but there were never {names.most} {names.what}: {answer}"
+                    )
                 self.counts[f"{names.what} refused"] += 1
 
         self._ask(code, ext, body, done)

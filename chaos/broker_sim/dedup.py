@@ -152,17 +152,17 @@ class Dedup(Workload):
         part, found = self._part, stored_range(stored.record.properties)
         if found is not None:
             if part is not None:
-                raise Violation(f"half a batch: {part} were to follow, {stored.place} does")
+                raise Violation(f"half a batch: {part} should follow, but {stored.place} follows")
             part = _Part(found.producer, found.first, found.last)
         sent = self.ledger.sent[stored.value]
         if part is None or (part.producer, part.next) != (sent.asked["producer"], sent.asked["number"]):
-            raise Violation(f"half a batch: {part} were to follow, {stored.place} is {sent}")
+            raise Violation(f"half a batch: {part} should follow, but {stored.place} is {sent}")
         self._part = None if part.next == part.last else part._replace(next=part.next + 1)
 
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: a batch is whole in one entry."""
         if self._part is not None:
-            raise Violation(f"half a batch: {self._part} were to follow, and the entry ends")
+            raise Violation(f"half a batch: {self._part} should follow, but the entry ends")
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -193,7 +193,9 @@ class Dedup(Workload):
         first = self._first.setdefault(stored.value, stored)
         copies = self.ledger.copies[topic][stored.value]
         if copies > 1 or (first is not stored and first.record.topic != SCHEDULE_TOPIC):
-            raise Violation(f"duplicate: {self.ledger.sent[stored.value]} is in {stored.place} and in {first.place}")
+            raise Violation(
+                f"duplicate: {self.ledger.sent[stored.value]} is stored at {stored.place} and at {first.place}"
+            )
 
     def command(self, command: Any) -> None:
         """See `Workload.command`."""
@@ -223,6 +225,6 @@ class Dedup(Workload):
             if (sent.acked or is_known) and not is_stored:
                 raise Violation(f"lost: {sent}")
             if is_stored and not sent.copies_max and not is_known:
-                raise Violation(f"duplicate: {sent} was refused, and it is in {self._first[sent.value].place}")
+                raise Violation(f"duplicate: {sent} was refused, but it is stored at {self._first[sent.value].place}")
             if visible != is_stored:
-                raise Violation(f"lost: {sent} is {visible} times visible")
+                raise Violation(f"lost: {sent} is visible {visible} times")

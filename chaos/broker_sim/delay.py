@@ -109,7 +109,7 @@ class Delay(Workload):
                 worker.ok("recall", v=value)
                 self._recalls[waiting] = True
                 if waiting not in self._recalled:
-                    raise Violation(f"recall: {sent.value} at {waiting} was recalled, and it is not")
+                    raise Violation(f"recall: {sent.value} at {waiting} was answered as recalled, but is not recalled")
             else:
                 self.counts["not recalled"] += 1
                 (worker.info if answer is Lost.UNKNOWN else worker.fail)("recall", str(answer), v=value)
@@ -152,18 +152,18 @@ class Delay(Workload):
         # Of a message that was sent twice, one copy may be recalled and the other delivered, by the same entry.
         for waiting in sorted(self._done, key=lambda each: (each in self._recalls, each)):
             if waiting not in self._waiting:
-                raise Violation(f"duplicate: {waiting} is done a second time")
+                raise Violation(f"duplicate: {waiting} is delivered a second time")
             due_ms, origin = self._waiting.pop(waiting)
             if copies := self._shown.get(origin.value):
                 self._check_shown(due_ms, origin, copies.pop())
             elif waiting in self._recalls:
                 self._recalled.add(waiting)
             else:
-                raise Violation(f"lost: {waiting} is done, and {origin.value} is not visible")
+                raise Violation(f"lost: {waiting} is done, but {origin.value} is not visible")
         for skip in self._skips:
             left = [each for each in self._waiting if each[:2] == (skip.topic, skip.queue_id) and each[2] < skip.offset]
             if left:
-                raise Violation(f"lost: {skip}, and {min(left)} still waits")
+                raise Violation(f"lost: {skip}, but {min(left)} still waits")
         for copies in self._shown.values():
             for copy in copies:
                 self._check_at_once(copy)
@@ -185,7 +185,7 @@ class Delay(Workload):
         self._origins[copy.value] += 1
         due_ms = int(self.ledger.sent[copy.value].properties.get(props.TIMER_DELIVER_MS, 1 << 62))
         if due_ms > copy.record.store_timestamp_ms + 2 * self.cluster.plan.wall_skew_ms:
-            raise Violation(f"duplicate: {copy.value} is visible in {copy.place}, and nothing waited for it")
+            raise Violation(f"duplicate: {copy.value} is visible at {copy.place}, but nothing waited for it")
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

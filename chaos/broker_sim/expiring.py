@@ -73,7 +73,9 @@ class Expiring(Workload):
             for stored in self.ledger.queues.get((topic, queue_id), [])[before:first]:
                 age_ms = self.cluster.true_ms() - stored.record.store_timestamp_ms
                 if age_ms < _KEPT_MS - 4 * self.cluster.plan.wall_skew_ms:
-                    raise Violation(f"expired: {stored.place} after {age_ms} ms, it is to be kept for {_KEPT_MS}")
+                    raise Violation(
+                        f"expired: {stored.place} expired after {age_ms} ms, but must be kept for {_KEPT_MS}"
+                    )
             self._begins[topic, queue_id] = begin = max(before, min(first, self.ledger.end(topic, queue_id)))
             self.counts["expired"] += begin - before
 

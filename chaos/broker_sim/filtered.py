@@ -94,7 +94,9 @@ class FilteredPulls(Workload):
                 has_it = answer.code == ResponseCode.SUCCESS
                 has_another = answer.code in (ResponseCode.FILTER_DATA_NOT_EXIST, ResponseCode.FILTER_DATA_NOT_LATEST)
                 if (has_it and name.text not in meanwhile) or (has_another and meanwhile == {name.text}):
-                    raise Violation(f"filter: {answer} for {name.text}, by the log the group had {sorted(meanwhile)}")
+                    raise Violation(
+                        f"filter: {answer} for {name.text}, but the log says that the group had {sorted(meanwhile)}"
+                    )
                 if has_it and not name.is_of(answer.body):
                     raise Violation(f"filter: {name.text} came as {answer.body!r}")
             then(answer)
@@ -217,7 +219,7 @@ class Member:
             return
         known = workload.ledger.queues.get((workload.topic, self.queue_id), [])
         if answer.next_offset > len(known):
-            raise Violation(f"filtered: queue {where}, committed are {len(known)}")
+            raise Violation(f"filtered: queue {where} is read beyond its {len(known)} committed messages")
         got = decode_records(answer.body)
         for record in got:
             workload.ledger.read(workload.topic, self.queue_id, record)
@@ -227,7 +229,7 @@ class Member:
             if stored.record.properties.get(_KIND) == self._kind
         ]
         if [record.queue_offset for record in got] != expected:
-            raise Violation(f"filtered: queue {where}: {[each.queue_offset for each in got]}, and not {expected}")
+            raise Violation(f"filtered: queue {where}: {[each.queue_offset for each in got]}; expected: {expected}")
         if self._rng.random() < 0.05:
             workload.counts["answers lost"] += 1
             return

@@ -212,16 +212,16 @@ class Lite(OrderedPop):
             return
         queue, offset = record.properties[props.LITE_QUEUE], int(record.properties[props.LITE_OFFSET])
         if queue != lite_queue(self.topic, self.ledger.sent[stored.value].properties[props.LITE_TOPIC]):
-            raise Violation(f"lite: {stored.place} is in {queue}")
+            raise Violation(f"lite: {stored.place} is in the wrong queue {queue}")
         known = self.ledger.queues.get((queue, 0))
         if known is None:
             if offset not in (0, self._former_ends.get(queue)):
-                raise Violation(f"lite: {queue} begins at {offset}, the former one ended {self._former_ends}")
+                raise Violation(f"lite: {queue} begins at {offset}, but the former one ended at {self._former_ends}")
             # A message that was on its way when its lite topic ended keeps its offset.
             self.ledger.begins[queue, 0] = offset
             known = self.ledger.queues[queue, 0] = [OF_DELETED_TOPIC] * offset
         if offset != len(known):
-            raise Violation(f"lite: {queue} goes on with {offset}, {len(known)} was due")
+            raise Violation(f"lite: {queue} continues with {offset}; expected: {len(known)}")
         known.append(stored)
         self._committed_ms[queue] = self.cluster.true_ms()
 
@@ -250,7 +250,7 @@ class Lite(OrderedPop):
     def _check_old(self, queue: str, last: Stored) -> None:
         """A lite topic may end that got nothing for so long, or of which the log has nothing any more."""
         if not self._expires:
-            raise Violation(f"alive: {queue} ends, and its topic does not say that it may")
+            raise Violation(f"alive: {queue} ended, but its topic does not allow that")
         if last.record.physical_offset < self.cluster.dropped_pos:
             return
         # A clock that was ahead may have written a time in the future; later records say then how old this one is.

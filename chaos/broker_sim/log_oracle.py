@@ -87,7 +87,8 @@ class Ledger:
         queue = self.queues[place]
         if record.queue_offset != len(queue):
             raise Violation(
-                f"offsets: {record.topic}/{record.queue_id} goes on with {record.queue_offset}, {len(queue)} was due"
+                f"offsets: {record.topic}/{record.queue_id} continues with {record.queue_offset}; expected: "
+                f"{len(queue)}"
             )
         is_message = record.topic[:1] == "T" or record.body[:1] == b"\0"
         is_message &= props.TRANSACTION_SET not in record.properties  # which has several
@@ -98,11 +99,11 @@ class Ledger:
         if value:
             sent = self.sent.get(value)
             if sent is None:
-                raise Violation(f"phantom: nobody sent {value}, it is in {stored.place}")
+                raise Violation(f"phantom: {value} is stored at {stored.place}, but was never sent")
             if record.body != sent.body:
-                raise Violation(f"phantom: {value} has {len(record.body)} bytes, sent were {len(sent.body)}")
+                raise Violation(f"phantom: {value} has {len(record.body)} bytes, but {len(sent.body)} were sent")
             if (own := record.properties.get(OWN)) != sent.properties.get(OWN):
-                raise Violation(f"altered: {value} has the property {own!r} in {stored.place}, sent was {sent}")
+                raise Violation(f"altered: {value} has the property {own!r} at {stored.place}, but {sent} was sent")
             if (key := record.properties.get(props.UNIQUE_KEY, "")) != f"U{value}":
                 raise Violation(f"altered: {value} has the unique key {key!r} in {stored.place}")
             self.copies[record.topic][value] += 1
@@ -141,7 +142,7 @@ class Ledger:
         """A client was told that its message is at a place."""
         stored = self.at_position.get(position)
         if stored is None:
-            raise Violation(f"ack: {sent.value} was acknowledged at {position}, which is not committed")
+            raise Violation(f"ack: {sent.value} was acknowledged at {position}, but that is not committed")
         if stored.value != sent.value or stored.record.queue_offset != queue_offset:
             raise Violation(f"ack: {sent.value} was acknowledged at {queue_offset}, {position}: there is {stored}")
         sent.acked.append((queue_offset, position))
@@ -160,9 +161,11 @@ class Ledger:
         queue = self.queues[topic, queue_id]
         offset = record.queue_offset
         if offset >= len(queue):
-            raise Violation(f"uncommitted read: {topic}/{queue_id}/{offset} was read, committed are {len(queue)}")
+            raise Violation(
+                f"uncommitted read: {topic}/{queue_id}/{offset} was read, but only {len(queue)} are committed"
+            )
         if queue[offset].record != record:
-            raise Violation(f"read: {topic}/{queue_id}/{offset} is {queue[offset].record}, read was {record}")
+            raise Violation(f"read: {topic}/{queue_id}/{offset} is {queue[offset].record}, but {record} was read")
 
     def unstored(self) -> int:
         """How many sends may still be stored in their topics; of those with an unknown outcome, some never are."""

@@ -245,7 +245,7 @@ class Mixed(Workload):
             if taken:
                 self.counts["given back"] += 1
                 if self._back[copy] == before:
-                    raise Violation(f"lost: {copy} was told to be taken back, and is not stored")
+                    raise Violation(f"lost: {copy} was answered as taken back, but is not stored")
                 self._checker.handles(member.client_id, queue.key, offset)
             else:
                 self.counts["not given back"] += 1
@@ -298,7 +298,9 @@ class Mixed(Workload):
     def _stored_in_order(self, stored: Stored) -> None:
         queue_id, number = stored.record.queue_id, self.ledger.sent[stored.value].asked["number"]
         if number > self._due_in_order[queue_id]:
-            raise Violation(f"order: {number} is in {stored.place}, {self._due_in_order[queue_id]} is not there")
+            raise Violation(
+                f"order: {number} is at {stored.place}, but {self._due_in_order[queue_id]} is missing before it"
+            )
         self._due_in_order[queue_id] += number == self._due_in_order[queue_id]
 
     def command(self, command: Any) -> None:
@@ -316,12 +318,12 @@ class Mixed(Workload):
         elif isinstance(command, SkipEntries) and command.topic == SCHEDULE_TOPIC:
             level = command.queue_id + 1
             if left := [each for each in self._waiting if each[0] == level and each[1] < command.offset]:
-                raise Violation(f"lost: {command}, and {min(left)} still waits")
+                raise Violation(f"lost: {command}, but {min(left)} still waits")
 
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: batches are whole, and done delayed messages are in the retry topic."""
         if self._due != self._shown:
-            raise Violation(f"retry: {self._due} waited, {self._shown} came")
+            raise Violation(f"retry: {self._due} waited, but {self._shown} came")
         self._due.clear()
         self._shown.clear()
         batched, self._batched = self._batched, []

@@ -145,7 +145,7 @@ class OffsetChecker:
         group = key[0]
         if group in self._ordered:
             if offset > self._passable[key]:
-                raise Violation(f"order: {member} handles {offset} of {key}, {self._passable[key]} was not handled")
+                raise Violation(f"order: {member} handles {offset} of {key}, but {self._passable[key]} was not handled")
             self._check_own(member, key, "handles a message of")
         self._done[key].add(offset)
         while self._passable[key] in self._done[key]:
@@ -219,9 +219,9 @@ class OffsetChecker:
         if key[0] not in self._groups or offset <= self.offset(key):
             return
         if offset > self._passable[key]:
-            raise Violation(f"offset: {key} is committed at {offset}, {self._passable[key]} was not handled")
+            raise Violation(f"offset: {key} is committed at {offset}, but {self._passable[key]} was not handled")
         if (awaited := self._awaited.get(key)) is not None:
-            raise Violation(f"reset: {key} is committed at {offset}, it was reset to {awaited} and nobody began there")
+            raise Violation(f"reset: {key} is committed at {offset}, but was reset to {awaited}, where no member began")
         self._check_fence(key, offset)
         self.offsets[key].append(offset)
 
@@ -233,11 +233,11 @@ class OffsetChecker:
             each == offset and read_from.get(member, offset + 1) <= offset for member, each in self._back[key]
         )
         if not is_meant:
-            raise Violation(f"offset: {key} goes back to {offset}, which nobody committed who read from there")
+            raise Violation(f"offset: {key} goes back to {offset}, but no member that read from there committed it")
         if (awaited := self._awaited.get(key)) is not None:
-            raise Violation(f"reset: {key} goes to {offset}, it was reset to {awaited} and nobody began there")
+            raise Violation(f"reset: {key} goes to {offset}, but was reset to {awaited}, where no member began")
         if offset > self._passable[key]:
-            raise Violation(f"offset: {key} is committed at {offset}, {self._passable[key]} was not handled")
+            raise Violation(f"offset: {key} is committed at {offset}, but {self._passable[key]} was not handled")
         self._check_fence(key, offset)
         self.offsets[key].append(offset)
 

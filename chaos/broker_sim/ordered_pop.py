@@ -161,7 +161,7 @@ class OrderedPop(Workload):
                 raise Violation(f"pop: {key}/{offset} was handed out as {message}")
             self._handed_out[heard] -= 1
             if self._handed_out[heard] < 0:
-                raise Violation(f"pop: {key}/{offset} was handed out with {receipt}, and that is not committed")
+                raise Violation(f"pop: {key}/{offset} was handed out with {receipt}, but that pop is not committed")
             # A pop that was taken over meanwhile has no counts any more.
             if message.reconsume_times not in (0, self._counts[heard]):
                 raise Violation(
@@ -297,7 +297,7 @@ class OrderedPop(Workload):
         for offset in held.open.intersection(offsets):
             place = key, offset, pop_time_ms
             if place not in self._asked:
-                raise Violation(f"lost: {place} is done, and nobody acknowledged it")
+                raise Violation(f"lost: {place} is done, but was not acknowledged")
             self._done.add(place)
             self.counts["acknowledged by consumers"] += 1
             held.open.remove(offset)

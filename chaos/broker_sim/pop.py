@@ -214,7 +214,7 @@ class Pop(Workload):
             if place.offset >= len(queue) or queue[place.offset].record.body != message.body:
                 raise Violation(f"pop: {place} was handed out as {message}")
             if (receipt.start, receipt.pop_time_ms) not in self._popped.get(place, ()):
-                raise Violation(f"pop: {place} was handed out with {receipt}, and nothing is committed about that")
+                raise Violation(f"pop: {place} was handed out with {receipt}, but that pop is not committed")
             self._handed_out[place] += 1
             if self._handed_out[place] > 1:
                 raise Violation(f"pop: {place} was handed out {self._handed_out[place]} times")
@@ -286,7 +286,7 @@ class Pop(Workload):
     def _check_acked(self, place: MessageAt) -> None:
         self.counts["told acknowledged"] += 1
         if (how := self._finished.get(place)) != "acknowledged":
-            raise Violation(f"pop: {place} was told to be acknowledged, it is {how}")
+            raise Violation(f"pop: {place} was answered as acknowledged, but is {how}")
 
     def _put_off(
         self, consumer: Client, place: MessageAt, receipt: Receipt, invisible_ms: int | None = None, attempt: int = 1
@@ -316,7 +316,7 @@ class Pop(Workload):
                 start=receipt.offset, pop_time_ms=pop_time_ms, invisible_ms=int(answer.ext["invisibleTime"])
             )
             if (fresh.start, pop_time_ms) not in self._popped[place]:
-                raise Violation(f"pop: {place} was put off with {fresh}, and nothing is committed about that")
+                raise Violation(f"pop: {place} was put off with {fresh}, but that is not committed")
             if self.rng.random() < 0.7:
                 later = self.rng.uniform(0.0, 2.0)
                 self.cluster.at(self.cluster.now + later, self._ack, consumer, place, fresh)
@@ -383,7 +383,7 @@ class Pop(Workload):
         if taken != list(range(reached, command.next_offset)):
             raise Violation(f"pop: {command} takes {taken}, {reached} to {command.next_offset} are next")
         if command.next_offset > (there := len(self.ledger.queues[MessageAt(*key, FIRST_OFFSET).queue])):
-            raise Violation(f"pop: {command} takes messages before they are in the log, the queue has {there}")
+            raise Violation(f"pop: {command} takes messages before they are in the log; the queue has {there}")
         self._reached[key] = command.next_offset
         for offset in taken:
             self._hold(MessageAt(*key, offset), _Pop(command.start, command.pop_time_ms, command.invisible_ms))
@@ -409,24 +409,24 @@ class Pop(Workload):
             if copies := self._copies.get(_origin(ended.record)):
                 copy = copies.pop(0)
                 if copy.value != ended.value:
-                    raise Violation(f"changed: {place} was {ended.value} and comes again as {copy.value}")
+                    raise Violation(f"changed: {place} was {ended.value}, but is redelivered as {copy.value}")
                 times = copy.record.reconsume_times - ended.record.reconsume_times
                 if times != (0 if pop.suspended else 1):
-                    raise Violation(f"counted: {place} comes again with {times} attempts more, it was {pop}")
+                    raise Violation(f"counted: {place} is redelivered with {times} more attempts; it was {pop}")
                 self.counts["given back, not counted"] += pop.suspended
                 self._finished[place] = "given back"
                 self.counts["given back"] += 1
                 # A clock that was set back may restart the time, but not shorten it.
                 early_ms = pop.due_ms - copy.record.store_timestamp_ms
                 if early_ms > 2 * self.cluster.plan.wall_skew_ms:
-                    raise Violation(f"early: {place} comes again {early_ms} ms before its time")
+                    raise Violation(f"early: {place} is redelivered {early_ms} ms too early")
             elif any(self._name_now(place, name) == pop[:2] for name in self._acks.get(place, ())):
                 self._finished[place] = "acknowledged"
                 self.counts["acknowledged by consumers"] += 1
             else:
-                raise Violation(f"lost: {place} is done, nobody acknowledged it, and it does not come again")
+                raise Violation(f"lost: {place} is done, but was neither acknowledged nor redelivered")
         if left := [copy for copies in self._copies.values() for copy in copies]:
-            raise Violation(f"duplicate: {left} came again, and nothing ended by that")
+            raise Violation(f"duplicate: {left} were redelivered, but no checkpoint ended")
         self._ended.clear()
         self._copies.clear()
 

@@ -74,7 +74,7 @@ class Priorities:
             return
         self._streak += messages
         if self._streak > _STREAK_MAX:
-            raise Violation(f"starved: {self._streak} messages of level {level} in a row, and lower ones wait")
+            raise Violation(f"starved: {self._streak} messages of level {level} came in a row while lower ones waited")
 
     def _waits(self, level: int, now: float) -> bool:
         queue = self._ledger.queues[self._topic, level]

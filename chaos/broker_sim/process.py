@@ -376,7 +376,7 @@ class BrokerProcess(LogProcess):
         for entry in entries:
             index = entry.index
             if index != self._applied + 1:
-                raise Violation(f"{self.node_id} applies {index} behind {self._applied}")
+                raise Violation(f"{self.node_id} applies {index} after {self._applied}")
             known = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), None)
             is_new = index > len(history.committed)
             history.applied(self.node_id, self.replica.core.term, known, partial(self._bytes_of, index), confs)

@@ -164,7 +164,7 @@ class Recreated(Workload):
             raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
         stored = self.ledger.at_position.get(record.physical_offset)
         if stored is None or stored.record != record:
-            raise Violation(f"read: {topic}/{queue_id}/{offset} is {stored}, read was {record}")
+            raise Violation(f"read: {topic}/{queue_id}/{offset} is {stored}, but {record} was read")
         self._taken.add(record.physical_offset)
 
     # -- what is committed ---------------------------------------------------------------------------------------------

@@ -117,9 +117,11 @@ class Scan(Workload):
         known = stored.record
         found = (int.from_bytes(data[12:16], "big"), int.from_bytes(data[_OFFSET_AT : _OFFSET_AT + 8], "big"))
         if found != (queue_id, offset) or found != (known.queue_id, known.queue_offset):
-            raise Violation(f"read: a row of queue {queue_id}, offset {offset}, is {found}, at {position} is {stored}")
+            raise Violation(
+                f"read: a row of queue {queue_id}, offset {offset}, is {found}, but {stored} is at {position}"
+            )
         if bodies and decode_record(data) != known:
-            raise Violation(f"read: {stored.place} is {known}, read was {decode_record(data)}")
+            raise Violation(f"read: {stored.place} is {known}, but {decode_record(data)} was read")
         if not bodies and len(data) != known.size - len(known.body):
             raise Violation(f"read: {stored.place} has {known.size} bytes, without its body came {len(data)}")
         if known.topic == _PASSING:
@@ -232,7 +234,7 @@ class ScanRead:
         for number, each in enumerate(queues):
             known = ledger[self._topic, each.queue_id]
             if each.end > len(known):
-                raise Violation(f"uncommitted end: {each}, committed are {len(known)}")
+                raise Violation(f"uncommitted end: {each} is beyond the {len(known)} committed messages")
             if each.end < before.get(each.queue_id, 0):
                 raise Violation(f"stale read: {each}, committed were {before[each.queue_id]} before it was asked")
             positions = [stored.record.physical_offset for stored in known[: each.end]]
@@ -292,12 +294,12 @@ class ScanRead:
                 for queue_id, first in found.offsets.items():
                     start, end = self._left[queue_id][1:]
                     if first <= start:
-                        raise Violation(f"gone: queue {queue_id} begins at {first}, {start} was asked for")
+                        raise Violation(f"gone: queue {queue_id} begins at {first}, but {start} was requested")
                     self._go_on_at(queue_id, min(first, end))
                 self._workload.counts["gone"] += 1
             case BulkStatus.RECREATED:
                 if self._topic == self._workload.topic:
-                    raise Violation(f"identity: {self._topic} is {found.text}, it was {self._identity}")
+                    raise Violation(f"identity: {self._topic} is {found.text}, but was {self._identity}")
                 self._end("scans of a topic that was made anew")
                 return
             case BulkStatus.BEHIND | BulkStatus.NOT_FOLLOWER | BulkStatus.BUSY | BulkStatus.DAMAGED:
@@ -320,7 +322,7 @@ class ScanRead:
             data = found.data[at : at + size]
             position = int.from_bytes(data[_OFFSET_AT + 8 : _OFFSET_AT + 16], "big")
             if position <= before:
-                raise Violation(f"read: a record at {position} comes behind one at {before}")
+                raise Violation(f"read: a record at {position} comes after one at {before}")
             self._workload.check_row(
                 self._identity, queue_id, following[queue_id], data, bodies=not found.without_bodies
             )

@@ -210,7 +210,7 @@ class ScheduledMessages(Workload):
             name = stored.record.properties[SCHEDULE]
             self._triggered[name] -= 1
             if self._triggered[name] < 0:
-                raise Violation(f"duplicate: {name} sent {stored.place}, and neither a mark nor a client wanted that")
+                raise Violation(f"duplicate: {name} sent {stored.place}, but neither a mark nor a client asked for it")
             self.counts["triggered"] += 1
         self._messages.clear()
         self._marks.clear()

@@ -146,7 +146,9 @@ class SetTransactions:
                 offset, position = int(answer.ext["halfQueueOffset"]), int(answer.ext["halfPhysicalOffset"])
                 half = self._workload.ledger.at_position.get(position)
                 if half is None or half.record.queue_offset != offset or half.record.topic != HALF_TOPIC:
-                    raise Violation(f"ack: {name} was told to be half {offset} at {position}, there is {half}")
+                    raise Violation(
+                        f"ack: {name} was answered as half message {offset} at {position}, but {half} is there"
+                    )
                 self._decide(offset, position, lambda: self._check_fenced(name, first))
             else:
                 counts["sets refused"] += 1
@@ -162,7 +164,7 @@ class SetTransactions:
     def _check_fenced(self, name: str, first: int) -> None:
         self._workload.counts["sets fenced"] += 1
         if self._consumed_to <= first:
-            raise Violation(f"fence: {name} consumed from {first}, the group is at {self._consumed_to} only")
+            raise Violation(f"fence: {name} consumed from {first}, but the group is only at {self._consumed_to}")
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
@@ -197,11 +199,11 @@ class SetTransactions:
             raise Violation(f"set: of {sorted(map(str, keys))} only {[copy.place for copy in found]} are visible")
         if moved != rows:
             raise Violation(
-                f"set: messages of half {half.record.queue_offset} are visible, its offsets are not: {rows}"
+                f"set: messages of half {half.record.queue_offset} are visible, but its offsets are not: {rows}"
             )
         for each in consumed:
             if each.first != self._consumed_to:
-                raise Violation(f"transform: {each} is consumed, the group was at {self._consumed_to}")
+                raise Violation(f"transform: {each} is consumed, but the group was at {self._consumed_to}")
             self._consumed_to = each.end
             self._rows.remove((each.group, each.topic, each.queue_id, each.end))
         for copy in found:
@@ -226,13 +228,15 @@ class SetTransactions:
         copies = self._workload.ledger.copies[self._workload.topic]
         for sent in self._workload.ledger.sent.values():
             if sent.kind == KIND and copies[sent.value] != (sent.value in self._visible):
-                raise Violation(f"set: {sent} is {copies[sent.value]} times visible")
+                raise Violation(f"set: {sent} is visible {copies[sent.value]} times")
 
     def check_offset(self, node_id: str, offsets: Any) -> None:
         """The offsets of a replica, by group and topic and queue, are what transactions committed."""
         offset = offsets.get((_WORKERS, self._workload.topic), {}).get(_INPUT_QUEUE, 0)
         if offset != self._consumed_to:
-            raise Violation(f"offset: the workers are at {offset} at {node_id}, consumed is up to {self._consumed_to}")
+            raise Violation(
+                f"offset: {node_id} has offset {offset} of the workers, but they consumed up to {self._consumed_to}"
+            )
 
 
 def is_set(half: Stored) -> bool:

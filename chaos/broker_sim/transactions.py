@@ -145,7 +145,8 @@ class Transactions(Workload):
             if is_done:
                 if self._outcomes.get(offset) != outcome:
                     raise Violation(
-                        f"end: {outcome} of half {offset} was told done, it is {self._outcomes.get(offset)}"
+                        f"end: {outcome} of half message {offset} was answered as done, but its outcome is "
+                        f"{self._outcomes.get(offset)}"
                     )
             else:
                 kind = "info" if answer is Lost.UNKNOWN else "fail"
@@ -172,7 +173,10 @@ class Transactions(Workload):
             if is_done and (wrong[2] == _GROUP or offset not in self._outcomes):
                 raise Violation(f"end: {wrong} was ended, where {offset}, {position} is a half message")
             if is_done and (outcome == COMMITTED) != (self._outcomes[offset] == COMMITTED):
-                raise Violation(f"end: {outcome} of half {offset} was told done, it is {self._outcomes[offset]}")
+                raise Violation(
+                    f"end: {outcome} of half message {offset} was answered as done, but its outcome is "
+                    f"{self._outcomes[offset]}"
+                )
 
         wrong = self.rng.choice(
             ((offset, position + 1, _GROUP), (offset + 1000, position, _GROUP), (offset, position, "X"))
@@ -203,10 +207,10 @@ class Transactions(Workload):
         offset, position = ext.half_queue_offset, ext.half_physical_offset
         half = self.ledger.queues[HALF_TOPIC, HALF_QUEUE_ID]
         if offset >= len(half) or half[offset].record.physical_offset != position:
-            raise Violation(f"check: of half {offset} at {position}, which is not committed")
+            raise Violation(f"check: half message {offset} at {position} was checked, but is not committed")
         message = decode_record(memoryview(body))
         if message.topic != self.topic or message.body != half[offset].record.body:
-            raise Violation(f"check: of half {offset} with {message}")
+            raise Violation(f"check: half message {offset} was checked with {message}")
         since = half[offset].at if is_set(half[offset]) else self.ledger.sent[half[offset].value].since
         if offset not in self._decisions:
             if self.cluster.now < since + _ORPHAN_SECONDS:
@@ -240,10 +244,10 @@ class Transactions(Workload):
         elif isinstance(command, CommitOffsets):
             self._sets.offsets(command)
         elif isinstance(command, ResetOffset):
-            raise Violation(f"offset: {command}, and nobody asked for that")
+            raise Violation(f"offset: {command} was not requested")
         elif isinstance(command, SkipEntries):
             if (command.topic, command.queue_id) != (HALF_TOPIC, DISCARDED_QUEUE_ID):
-                raise Violation(f"lost: {command}, and the log has all that is open")
+                raise Violation(f"lost: {command}, and the log has every open half message")
             first_open = min(self._open, default=len(self._outcomes))
             if command.offset > 2 * max(0, first_open - self.cluster.limits.waiting.discarded_remembered_max):
                 raise Violation(f"transaction: {command} forgets what was discarded before {first_open} too early")
@@ -288,7 +292,7 @@ class Transactions(Workload):
         self._outcomes[offset] = outcome
         decision = self._decisions.get(offset)
         if decision != outcome:
-            raise Violation(f"transaction: half {offset} ended with {outcome}, its client decided {decision}")
+            raise Violation(f"transaction: half {offset} ended with {outcome}, but its client decided {decision}")
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

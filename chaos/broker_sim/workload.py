@@ -133,7 +133,7 @@ class Workload:
 
     def act(self) -> None:
         """Do the next operation."""
-        raise AssertionError("a workload without acts")
+        raise AssertionError("the workload has no acts")
 
     def stored(self, stored: Stored) -> None:
         """A record was committed, the next one in the log."""
@@ -435,7 +435,7 @@ class Workload:
     def check_next(self, topic: str, queue_id: int, offset: int, record: StoredMessage) -> None:
         """A reader got a record where it was to continue in a queue."""
         if record.queue_offset != offset:
-            raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
+            raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was requested")
         self.ledger.read(topic, queue_id, record)
 
     @property
@@ -476,11 +476,13 @@ class Workload:
         queue = process.queues.get(topic, queue_id)
         if queue is None or queue.max_offset != len(known):
             end = None if queue is None else queue.max_offset
-            raise Violation(f"queue: {topic}/{queue_id} of {process.node_id} ends at {end}, committed are {len(known)}")
+            raise Violation(
+                f"queue: {topic}/{queue_id} of {process.node_id} ends at {end}, but {len(known)} are committed"
+            )
         low = queue.min_offset
         if low < (begin := self.ledger.begins.get((topic, queue_id), 0)):
             raise Violation(
-                f"queue: {topic}/{queue_id} of {process.node_id} begins at {low}, a deleted one ended {begin}"
+                f"queue: {topic}/{queue_id} of {process.node_id} begins at {low}, but a deleted one ended at {begin}"
             )
         entries = queue.read(low, queue.max_offset - low)
         if len(entries) != (len(known) - low) * QUEUE_ENTRY_BYTES:
@@ -489,5 +491,6 @@ class Workload:
             record: StoredMessage = known[offset].record
             if (position, size) != (record.physical_offset, record.size):
                 raise Violation(
-                    f"queue: {topic}/{queue_id}/{offset} of {process.node_id} is at {position}, it is {known[offset]}"
+                    f"queue: {topic}/{queue_id}/{offset} of {process.node_id} is at {position}; expected: "
+                    f"{known[offset]}"
                 )

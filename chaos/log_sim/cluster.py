@@ -204,7 +204,7 @@ class Cluster:
         self.elections += 1
         self.note(f"{node.node_id} leads term {term}")
         if self.scenario.steady and self.elections > 1:
-            raise Violation(f"steadiness: {node.node_id} leads term {term}, and nothing was wrong but stalls")
+            raise Violation(f"steadiness: {node.node_id} leads term {term}, although there were only stalls")
         self.nemesis.elected(node)
 
     def _holders(self, pos: int, data: bytes) -> frozenset[NodeId]:
@@ -217,7 +217,7 @@ class Cluster:
             with node.disk.faults_withheld():
                 vouches = node.process.vouches_for(index, data)
             if vouches:
-                raise Violation(f"durability: {node.node_id} counts entry {index} as durable, its disk has not got it")
+                raise Violation(f"durability: {node.node_id} counts entry {index} as durable, but its disk lacks it")
         return holders
 
     # -- events ------------------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ class Cluster:
     def _check_refusal(self, node: Node, error: SegmentError) -> None:
         of_the_disk = isinstance(error, StorageFailed | StorageCorrupt | DirectoryUnusable)
         if not of_the_disk or not self.nemesis.may_fail(node.node_id):
-            raise Violation(f"{node.node_id} does not start, and nothing is wrong with its disk: {error}") from error
+            raise Violation(f"{node.node_id} does not start, although its disk is intact: {error}") from error
 
     def resume(self, node_id: NodeId) -> None:
         """Let a paused node handle everything that arrived meanwhile."""
@@ -464,7 +464,7 @@ class Cluster:
                     content = node.disk.content(f"{DIRECTORY}/{name}")
                     first = files.setdefault(name, (node.node_id, content))
                     if content != first[1]:
-                        raise Violation(f"agreement: segment {name} of {node.node_id} is not that of {first[0]}")
+                        raise Violation(f"agreement: segment {name} of {node.node_id} differs from that of {first[0]}")
 
     def outcome(self, broke: str | None) -> Outcome:
         """The result of the run so far."""

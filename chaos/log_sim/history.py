@@ -83,7 +83,7 @@ class History:
     def acknowledge(self, value: int, index: int) -> None:
         """A client was told that ``value`` is committed at ``index``."""
         if self._index_of.get(value) != index:
-            raise Violation(f"acknowledged {value} at {index}, committed is {self._index_of.get(value)}")
+            raise Violation(f"{value} was acknowledged at {index}, but is committed at {self._index_of.get(value)}")
         self.acked[index] = value
         self.acked_index = max(self.acked_index, index)
 
@@ -95,7 +95,7 @@ class History:
         """A read that began when ``floor`` was required is answered by ``node`` with everything up to ``index``."""
         self.reads += 1
         if index < floor:
-            raise Violation(f"stale read: {node} answers with everything up to {index}, {floor} was due")
+            raise Violation(f"stale read: {node} answers with entries up to {index}; expected: {floor}")
         self._read_index = max(self._read_index, index)
 
     # -- nodes -------------------------------------------------------------------------------------------------
@@ -110,9 +110,11 @@ class History:
             return
         newest = self.committed[before - 1]
         if last_index < newest.index:
-            raise Violation(f"leader completeness: {node} leads term {term} without {newest}, it ends at {last_index}")
+            raise Violation(
+                f"leader completeness: {node} leads term {term} without {newest}: its log ends at {last_index}"
+            )
         if (chain := chain_at(newest.index)) != newest.chain:
-            raise Violation(f"leader completeness: {node} leads term {term}, not with {newest} but chain {chain}")
+            raise Violation(f"leader completeness: {node} leads term {term} with the chain {chain}, not with {newest}")
 
     def voted(self, voter: NodeId, term: int, candidate: NodeId, disk: HardState) -> None:
         """A node votes once per term, and sends the vote only once it is on disk."""
@@ -120,7 +122,7 @@ class History:
         if first != candidate:
             raise Violation(f"vote: {voter} voted for {first} and for {candidate} in term {term}")
         if disk.term < term or (disk.term == term and disk.voted_for != candidate):
-            raise Violation(f"vote: {voter} voted for {candidate} in term {term}, on its disk is {disk}")
+            raise Violation(f"vote: {voter} voted for {candidate} in term {term}, but its disk has {disk}")
 
     def applied(
         self, node: NodeId, term: int, entry: Entry, data: Callable[[], bytes], confs: Sequence[ConfState]
@@ -133,10 +135,10 @@ class History:
         index = entry.index
         if index <= len(self.committed):
             if (before := self.committed[index - 1]) != entry:
-                raise Violation(f"commit: {node} has {entry}, committed was {before}")
+                raise Violation(f"commit: {node} has {entry}, but {before} was committed")
             return
         if index != len(self.committed) + 1:
-            raise Violation(f"commit: {node} commits {entry}, the one before it was never committed")
+            raise Violation(f"commit: {node} commits {entry}, but the entry before it was never committed")
         if self._durable:
             self._check_copies(node, entry, data(), confs)
         if (value := entry.value) is not None:
@@ -147,7 +149,7 @@ class History:
     def check_acknowledged(self, node: NodeId, applied_index: int) -> None:
         """Everything acknowledged to clients is in the log of ``node``, whose entries were all compared before."""
         if applied_index < self.acked_index:
-            raise Violation(f"lost write: {node} ends at {applied_index}, acknowledged is {self.acked_index}")
+            raise Violation(f"lost write: {node} ends at {applied_index}, but {self.acked_index} was acknowledged")
 
     def _check_copies(self, node: NodeId, entry: Entry, data: bytes, confs: Sequence[ConfState]) -> None:
         holders = self._holders(entry.pos, data)
@@ -162,9 +164,9 @@ class History:
         if asked is None or asked.refused:
             raise Violation(f"phantom: {node} commits {entry}, which was {'refused' if asked else 'never asked for'}")
         if value in self._index_of:
-            raise Violation(f"duplicate: {node} commits {entry}, it is at {self._index_of[value]} already")
+            raise Violation(f"duplicate: {node} commits {entry}, but it is at {self._index_of[value]} already")
         if entry.index <= asked.acked_index:
-            raise Violation(f"order: {entry} was asked for when {asked.acked_index} was acknowledged already")
+            raise Violation(f"order: {entry} was requested after {asked.acked_index} was acknowledged")
         self._index_of[value] = entry.index
 
 

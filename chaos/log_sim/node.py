@@ -184,7 +184,7 @@ class Node:
         except LogDamaged as error:
             self.disk.kill()
             if not self.flips:
-                raise Violation(f"{self.node_id}: damage where nobody did any: {error}") from error
+                raise Violation(f"{self.node_id}: damage that no fault caused: {error}") from error
             others = [node for node in (*self._scenario.nodes, *self._scenario.spares) if node != self.node_id]
             try:
                 self.repair = Repair(self.disk, error, peers=others, limits=self._scenario.limits)

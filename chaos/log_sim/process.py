@@ -319,11 +319,18 @@ class LogProcess:
         if self._turns % _CHECK_TURNS == 0:
             core.check_invariants()
         if core.last_index != log.last_index:
-            raise Violation(f"{self.node_id}: the core's log ends at {core.last_index}, the disk's at {log.last_index}")
+            raise Violation(
+                f"{self.node_id}: the log of the core ends at {core.last_index}, and that of the disk at "
+                f"{log.last_index}"
+            )
         if self._durable_commit and core.durable > log.durable_index:
-            raise Violation(f"{self.node_id}: the core believes in {core.durable}, durable is {log.durable_index}")
+            raise Violation(
+                f"{self.node_id}: the core counts {core.durable} as durable, but the log {log.durable_index}"
+            )
         if replica.applied_index != self._applied:
-            raise Violation(f"{self.node_id}: applied {self._applied}, the replica says {replica.applied_index}")
+            raise Violation(
+                f"{self.node_id}: it has applied {self._applied}, but the replica says {replica.applied_index}"
+            )
 
     def check_durable(self) -> None:
         """Raise `Violation` if the log counts bytes as durable that are in the cache only, after a failed sync."""
@@ -398,7 +405,7 @@ class LogProcess:
         for entry in entries:
             index = entry.index
             if index != self._applied + 1:
-                raise Violation(f"{self.node_id} applies {index} behind {self._applied}")
+                raise Violation(f"{self.node_id} applies {index} after {self._applied}")
             value = value_of(entry.body) if entry.kind == EntryKind.NORMAL else None
             if entry.annotation and entry.annotation != b"%d" % (value or 0):
                 raise Violation(f"{self.node_id}: value {value} comes with the annotation {entry.annotation!r}")
@@ -407,7 +414,7 @@ class LogProcess:
             self._applied = index
             if (asked := self._pending.pop(index, None)) is not None:
                 if asked != value:
-                    raise Violation(f"{self.node_id} was to acknowledge {asked} at {index}, committed is {value}")
+                    raise Violation(f"{self.node_id} acknowledged {asked} at {index}, but {value} is committed")
                 history.acknowledge(asked, index)
         if self._applied <= log.durable_index and self._rng.random() < 0.2:
             self.node.checkpoint = self._applied

@@ -217,7 +217,7 @@ class SimWriter:
     def _reported(self, ticket: int) -> None:
         """The queue says that everything up to ``ticket`` is durable."""
         if ticket < self._checked_ticket or ticket != self.done_ticket:
-            raise Violation(f"the log writer reports ticket {ticket}, done is {self.done_ticket}")
+            raise Violation(f"the log writer reports ticket {ticket}, but {self.done_ticket} is done")
         self._check_up_to(ticket)
         self._is_signalled = True
 
@@ -225,7 +225,7 @@ class SimWriter:
         """The queue sends what may leave when a ticket is durable."""
         self._check_up_to(self.done_ticket)
         if self._frame_ticket > self._checked_ticket:
-            raise Violation(f"sent after ticket {self._frame_ticket}, and {self._checked_ticket} is durable")
+            raise Violation(f"a frame of ticket {self._frame_ticket} was sent when {self._checked_ticket} was durable")
         if self._turns is None or self._buggify("socket-full"):
             raise BlockingIOError(errno.EAGAIN, "the peer does not read")
         return self._on_send(frame)
@@ -248,7 +248,9 @@ class SimWriter:
                 start = files.start_of(entry.pos)
                 stored = disk.durable(files.path(start), entry.pos - start, entry.size)
                 if stored != entry.header + entry.body:
-                    raise Violation(f"durability: ticket {ticket} is reported, entry {entry.index} is not on the disk")
+                    raise Violation(
+                        f"durability: ticket {ticket} is reported, but entry {entry.index} is not on the disk"
+                    )
             if op.cut is not None:
                 end = op.cut.pos if end is None else min(end, op.cut.pos)
         self._checked_ticket = ticket

@@ -44,7 +44,7 @@ def test_a_line_that_is_not_an_event_is_named() -> None:
 def test_missing_line_is_named() -> None:
     script = Script()
     script.sent("1.1.10", 0)
-    with pytest.raises(HistoryDamaged, match="line 2: it is event 2, 1 was due"):
+    with pytest.raises(HistoryDamaged, match="line 2: it is event 2; expected: 1"):
         list(decode_events([lines(script)[0], lines(script)[2]]))
 
 
