@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
+from mq.broker.broker import Broker
 from tests.support.cold_disk import Reads, cold_disk
+from tests.support.running_broker import Client, RunningBroker, note_brokers, running
 from tests.support.timer_model import TimerMachine
 from tests.support.waiting_messages import WallClock
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> list[Broker]:
+    """The brokers that a test starts, in a list that grows."""
+    return note_brokers(monkeypatch)
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
+    """A leading broker with production limits, except that it looks for what is due all the time."""
+    async with running(tmp_path) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def client(broker: RunningBroker) -> Client:
+    """A client of the test's broker."""
+    return await broker.connect()
 
 
 @pytest.fixture

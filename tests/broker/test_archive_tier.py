@@ -13,6 +13,7 @@ import pytest
 from mq.broker import derived_state
 from mq.broker.archive.access import CACHE_DIRECTORY
 from mq.broker.base.archive_tier import QUEUES_FROM
+from mq.broker.broker import Broker
 from mq.broker.security import StartRefused
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.store.backup_snapshot import PENDING_NAME
@@ -22,7 +23,7 @@ from raftlog.segment import REFILLED
 from tests.support.archiving_brokers import LIMITS, settings
 from tests.support.object_storage import ENVIRONMENT, ObjectStorage, object_storage
 from tests.support.popping import popped
-from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, note_brokers, pull_ext, running
+from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, broker_client, pull_ext, running
 from tests.support.short_logs import COUNT, body, fill
 from tests.support.waiting import until
 
@@ -69,9 +70,7 @@ async def deleted_locally(client: Client) -> int:
 
 
 async def test_consumers_get_locally_deleted_messages_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1, limits=LIMITS, **settings(storage)) as client:
         await fill(client)
         sent_id = (await client.pull(offset=0)).records[0]
         await deleted_locally(client)
@@ -95,8 +94,7 @@ async def test_consumers_get_locally_deleted_messages_from_the_archive(tmp_path:
         cached = [each for each in (tmp_path / CACHE_DIRECTORY).iterdir() if not each.name.endswith(".new")]
         assert cached
     # After a restart the queues still begin at the first message.
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
         assert await everything(client) == [body(number) for number in range(COUNT)]
 
@@ -108,18 +106,14 @@ async def refilled(client: Client) -> None:
 
 @pytest.mark.slow
 async def test_lost_queue_files_come_back_from_the_archive(
-    tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, storage: ObjectStorage, brokers: list[Broker]
 ) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1, limits=LIMITS, **settings(storage)) as client:
         await fill(client)
         await deleted_locally(client)
     shutil.rmtree(tmp_path / "queues")
     storage.fault = lambda method, path: 503
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         assert (await client.pull(offset=COUNT - 1)).records[0].body == body(COUNT - 1)
         refused = await client.request(RequestCode.GET_MIN_OFFSET, {"topic": "T", "queueId": 0})
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE, "nobody may go on behind the older messages"
@@ -131,53 +125,43 @@ async def test_lost_queue_files_come_back_from_the_archive(
         # A checkpoint has them, so a restart reads nothing again.
         await client.wait_for(lambda info: brokers[-1].context.replica.log.notes[QUEUES_FROM] == b"0")
     storage.fault = lambda method, path: 503
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
         assert (await client.info())["raftmq.archiveRefilledEntries"] == "0"
 
 
 @pytest.mark.slow
 async def test_unknown_expired_messages_delay_a_refill_until_a_restart(
-    tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, storage: ObjectStorage, brokers: list[Broker]
 ) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1, limits=LIMITS, **settings(storage)) as client:
         await fill(client)
         await deleted_locally(client)
     shutil.rmtree(tmp_path / "queues")
     storage.fault = lambda method, path: 503
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         await until((tmp_path / CHECKPOINT_NAME).exists)
     (tmp_path / FLOORS_NAME).unlink()  # a former release knows nothing of it
     storage.come_back()
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         await until(lambda: REFILLED in brokers[-1].context.replica.log.notes)
         assert (await client.info())["raftmq.archiveRefilledEntries"] == "0", "some may have expired"
         assert (await client.pull(offset=COUNT - 1)).records[0].body == body(COUNT - 1)
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         await refilled(client)
         assert await everything(client) == [body(number) for number in range(COUNT)]
 
 
 @pytest.mark.slow
 async def test_damaged_queue_file_comes_back_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1, limits=LIMITS, **settings(storage)) as client:
         await fill(client)
         await deleted_locally(client)
     path = tmp_path / "queues" / "T" / "0" / f"{0:020d}"
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         assert (await client.pull(offset=3)).code != ResponseCode.SUCCESS
 
         async def is_served() -> bool:
@@ -190,13 +174,10 @@ async def test_damaged_queue_file_comes_back_from_the_archive(tmp_path: Path, st
 @pytest.mark.slow
 async def test_store_in_trouble_costs_only_old_messages(tmp_path: Path, storage: ObjectStorage) -> None:
     given = settings(storage, archive_cache_bytes=0)
-    async with running(tmp_path, limits=LIMITS, **given) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1, limits=LIMITS, **given) as client:
         await fill(client)
         await deleted_locally(client)
-    async with running(tmp_path, limits=LIMITS, **given) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **given) as client:
         storage.fault = lambda method, path: 503
         refused = await client.pull(offset=0)
         assert refused.code == ResponseCode.SYSTEM_ERROR, refused
@@ -224,16 +205,13 @@ async def test_damaged_object_is_not_served(
     tmp_path: Path, storage: ObjectStorage, damage: Callable[[bytes], bytes]
 ) -> None:
     given = settings(storage, archive_cache_bytes=0)
-    async with running(tmp_path, limits=LIMITS, **given) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1, limits=LIMITS, **given) as client:
         await fill(client)
         await deleted_locally(client)
     first = next(name for name in storage.names() if "/log/" in name)
     intact = storage.content(first)
     storage.put(first, damage(intact))
-    async with running(tmp_path, limits=LIMITS, **given) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **given) as client:
         refused = await client.pull(offset=3)
         assert refused.code == ResponseCode.SYSTEM_ERROR, refused
         assert refused.remark is not None
@@ -248,12 +226,9 @@ async def test_damaged_object_is_not_served(
 
 @pytest.mark.slow
 async def test_nothing_is_deleted_while_the_manifest_is_an_older_one(
-    tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, storage: ObjectStorage, brokers: list[Broker]
 ) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1, limits=LIMITS, **settings(storage)) as client:
         await fill(client, 100)
 
         async def is_archived() -> bool:
@@ -283,9 +258,7 @@ async def test_nothing_is_deleted_while_the_manifest_is_an_older_one(
 async def test_popped_messages_come_from_the_archive_and_are_redelivered(
     tmp_path: Path, storage: ObjectStorage
 ) -> None:
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1, limits=LIMITS, **settings(storage)) as client:
         await fill(client)
         await deleted_locally(client)
 
@@ -304,9 +277,7 @@ async def test_popped_messages_come_from_the_archive_and_are_redelivered(
 async def test_power_cut_while_the_archive_is_off_hides_no_messages(tmp_path: Path, storage: ObjectStorage) -> None:
     given = settings(storage)
     without = {name: value for name, value in given.items() if not name.startswith(("archive_", "local_"))}
-    async with running(tmp_path, limits=LIMITS, **given) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1, limits=LIMITS, **given) as client:
         await fill(client)
         await deleted_locally(client)
     meta = (tmp_path / "commitlog" / "meta").read_bytes()
@@ -314,16 +285,14 @@ async def test_power_cut_while_the_archive_is_off_hides_no_messages(tmp_path: Pa
     cached.parent.mkdir(exist_ok=True)
     for left in (cached, tmp_path / PENDING_NAME):
         left.write_bytes(b"of an archive")
-    async with running(tmp_path, limits=LIMITS, **without) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **without) as client:
         assert not cached.parent.exists()
         assert not (tmp_path / PENDING_NAME).exists()
         assert await client.offset(RequestCode.GET_MIN_OFFSET) > 0, "queues begin where the local log does"
     # What a follower of an idle group has on its disk after a power cut: its log has written nothing since.
     (tmp_path / "commitlog" / "meta").write_bytes(meta)
     for _ in range(2):
-        async with running(tmp_path, limits=LIMITS, **given) as broker:
-            client = await broker.connect()
+        async with broker_client(tmp_path, limits=LIMITS, **given) as client:
             await refilled(client)
             assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
             assert await everything(client) == [body(number) for number in range(COUNT)]

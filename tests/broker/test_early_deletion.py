@@ -13,13 +13,14 @@ import trio
 from structlog.testing import capture_logs
 
 from mq.broker.base.retention import EarlyDeletion
+from mq.broker.broker import Broker
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.raft_group import GroupAnswer, GroupCommand
 from raftlog.segment import EARLY, EARLY_ELSEWHERE
 from tests.support.commands import raftmq
 from tests.support.name_server_and_broker import name_server
 from tests.support.replies import three_replicas
-from tests.support.running_broker import Client, RunningBroker, limited, note_brokers
+from tests.support.running_broker import Client, RunningBroker, limited
 from tests.support.short_logs import MIB, SMALL, body, fill
 from tests.support.waiting import until
 
@@ -171,13 +172,12 @@ async def test_expired_messages_are_gone_though_a_reader_holds_them_elsewhere(tm
 
 @pytest.mark.slow
 async def test_copied_log_notes_when_missing_entries_expire(
-    tmp_path: Path, disks: Disks, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disks: Disks, brokers: list[Broker]
 ) -> None:
     """Software of the release before, too, must be able to read the note."""
-    started = note_brokers(monkeypatch)
-    async with three_replicas(tmp_path, REFILLS_SOON, **KEPT) as brokers:
-        short, _ = await deleted_early(brokers, disks)
-        [replica] = [broker._replica for broker in started if broker._replica.core.base.index > 0]
+    async with three_replicas(tmp_path, REFILLS_SOON, **KEPT) as running:
+        short, _ = await deleted_early(running, disks)
+        [replica] = [broker._replica for broker in brokers if broker._replica.core.base.index > 0]
         assert await base(short) > 0
         replica.note_early(EARLY_ELSEWHERE)
         await until(lambda: replica.log.notes[EARLY] != EARLY_ELSEWHERE)

@@ -10,7 +10,7 @@ import pytest
 
 from mq.protocol.messages.delay import DELAY_LEVELS_MS
 from tests.support.group_clients import TOPICS, Clients, held
-from tests.support.running_broker import broker_settings, running
+from tests.support.running_broker import broker_client, broker_settings, running
 
 pytestmark = pytest.mark.trio
 
@@ -22,8 +22,7 @@ async def test_a_replay_comes_to_the_same_state(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("mq.broker.schedule.delay_levels.DELAY_LEVELS_MS", (0, *DELAY_LEVELS_MS[1:]))
     live, crashed, scratch = (tmp_path / name for name in ("live", "crashed", "scratch"))
     address = broker_settings(live).listen  # it is part of the metadata
-    async with running(live, checkpoint_seconds=0.2, listen=address, **SMALL) as broker:
-        client = await broker.connect()
+    async with broker_client(live, checkpoint_seconds=0.2, listen=address, **SMALL) as client:
         clients = Clients(client, random.Random(seed))
         for topic in TOPICS:
             await client.create_topic(topic, 3)

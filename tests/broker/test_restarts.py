@@ -15,6 +15,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog import SegmentError
 from tests.support.running_broker import (
     RunningBroker,
+    broker_client,
     broker_settings,
     interpreter_as_before,
     properties,
@@ -62,9 +63,7 @@ async def test_stopped_broker_continues_at_its_position(tmp_path: Path) -> None:
 
 async def test_a_one_way_offset_survives_a_stop_once_it_was_seen(tmp_path: Path) -> None:
     ext = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 7}
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1) as client:
         await client.fill(7)
         await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, ext, oneway=True)
         assert await client.committed() == 7
@@ -109,14 +108,12 @@ def remove(path: Path) -> None:
 
 async def test_broker_restarts_with_many_small_segments(tmp_path: Path) -> None:
     small = {"segment_bytes": 128 * 1024, "message_bytes_max": 32 * 1024}
-    async with running(tmp_path, **small) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **small) as client:
         frames = [client.frame(RequestCode.SEND_MESSAGE_V2, send_ext(e=n % 2), b"%d" % n * 1000)[1] for n in range(300)]
         await client.stream.send_all(b"".join(frames))
         for opaque in range(1, 301):
             assert (await client.answer(opaque)).code == 0
-    async with running(tmp_path, **small) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **small) as client:
         for queue_id in (0, 1):
             bodies: list[bytes] = []
             while (pulled := await client.pull(queue_id=queue_id, offset=len(bodies))).code == 0:

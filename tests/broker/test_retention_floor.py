@@ -19,7 +19,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.half_messages import COMMIT, ROLLBACK, end, send_half
 from tests.support.popping import Popped, ack, popped
 from tests.support.replies import three_replicas
-from tests.support.running_broker import Client, RunningBroker, note_brokers, properties, running
+from tests.support.running_broker import Client, RunningBroker, broker_client, properties, running
 from tests.support.short_logs import MIB, SMALL, SMALL_SEGMENT_BYTES, fill, log_bytes, shortened
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
@@ -43,11 +43,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
 
     monkeypatch.setattr("mq.broker.services.Retention", retention)
     return clock
-
-
-@pytest.fixture
-def brokers(monkeypatch: pytest.MonkeyPatch) -> list[Broker]:
-    return note_brokers(monkeypatch)
 
 
 async def wait_with(client: Client, clock: WallClock, kind: str) -> Ending:
@@ -272,9 +267,7 @@ async def test_retention_does_not_wait_for_the_key_index(tmp_path: Path, monkeyp
     stuck.write_text("#!/bin/sh\nexec sleep 3600\n")
     stuck.chmod(0o755)
     monkeypatch.setattr("mq.broker.query.by_key.sys", SimpleNamespace(executable=str(stuck)))
-    async with running(tmp_path / "broker", **SMALL, key_index_poll_seconds=0.01) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path / "broker", queues=1, **SMALL, key_index_poll_seconds=0.01) as client:
         await fill(client)
         await until(lambda: client.offset(RequestCode.GET_MIN_OFFSET))
 
@@ -290,8 +283,7 @@ async def test_a_clock_set_right_between_two_starts_deletes_nothing_early(
         await fill(client)
         await would_go(brokers[0], client)
     clock.behind_ms = 0
-    async with running(tmp_path, **given) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **given) as client:
         await trio.sleep(0.1)  # retention looks at the files
         clock.now_ms += 120 * MINUTE  # longer than a jump is doubted
         await trio.sleep(0.3)  # its next looks
@@ -308,9 +300,7 @@ async def test_an_unreadable_note_of_file_times_does_not_stop_a_start(tmp_path: 
     async with running(tmp_path):
         brokers[0].context.replica.remember(FILE_TIMES, b"of a later release")
     with capture_logs() as logs:
-        async with running(tmp_path, retention_check_seconds=0.05) as broker:
-            client = await broker.connect()
-            assert (await client.create_topic("T", 1)).code == 0
+        async with broker_client(tmp_path, queues=1, retention_check_seconds=0.05):
 
             def is_replaced() -> bool:
                 return brokers[1].context.replica.log.notes[FILE_TIMES] != b"of a later release"

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from mq.broker import broker as broker_module
+from mq.broker.broker import Broker
 from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.pop.pop import Pops
 from mq.broker.replication.forwarder import Forwarder
 from mq.broker.services import Services
 from mq.protocol.requests import clients, filters, lite, offsets, pending, pop, transactions
-from tests.support.running_broker import note_brokers, running
+from tests.support.running_broker import running
 
 REPEATABLE = {
     filters.PutFilter,
@@ -42,14 +43,15 @@ REPEATABLE = {
 
 
 @pytest.mark.trio
-async def test_forwarder_repeats_only_repeatable_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = note_brokers(monkeypatch)
+async def test_forwarder_repeats_only_repeatable_requests(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path):
         assert brokers[0].services.forwarder.repeatable == REPEATABLE
 
 
 @pytest.mark.trio
-async def test_the_forwarder_leads_last_and_resigns_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_forwarder_leads_last_and_resigns_first(
+    tmp_path: Path, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What other services give back when they resign goes to the replica that leads now."""
     told: list[str] = []
     for kind in (QueueLockService, Pops, Forwarder):
@@ -57,7 +59,6 @@ async def test_the_forwarder_leads_last_and_resigns_first(tmp_path: Path, monkey
             monkeypatch.setattr(
                 kind, event, lambda service, event=event: told.append(f"{type(service).__name__} {event}s")
             )
-    brokers = note_brokers(monkeypatch)
     async with running(tmp_path):
         told.clear()
         brokers[0].services.lead()

@@ -12,7 +12,7 @@ from mq.broker.retention_floor import NOTHING, RetentionFloor
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog import Beginning, NodeId, Replica
 from tests.support.popping import popped
-from tests.support.running_broker import Client, properties, running
+from tests.support.running_broker import Client, broker_client, properties
 from tests.support.short_logs import SMALL, fill, shortened
 
 pytestmark = pytest.mark.trio
@@ -39,8 +39,7 @@ async def short_log(client: Client, log: Path) -> None:
 
 
 async def test_pull_is_sent_to_the_replica_with_older_messages(tmp_path: Path, others: Others) -> None:
-    async with running(tmp_path, **SMALL) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **SMALL) as client:
         await short_log(client, tmp_path / "commitlog")
         sent = await client.pull(offset=0)
         assert (sent.code, sent.ext["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "0")
@@ -59,8 +58,7 @@ async def test_shortened_leader_reports_no_message_as_deleted(tmp_path: Path, ot
     """Search, minimum, reset to the first message and pops: each is refused or gets nothing, and skips nothing."""
     others.state = (state, None)
     queue: dict[str, Any] = {"topic": "T", "queueId": 0}
-    async with running(tmp_path, **SMALL) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **SMALL) as client:
         await short_log(client, tmp_path / "commitlog")
         keys: dict[str, Any] = {"topic": "T", "key": "unknown", "maxNum": 8, "beginTimestamp": 0, "endTimestamp": 2**62}
         for group in ("G", "H"):
@@ -97,8 +95,7 @@ async def test_delayed_messages_wait_for_the_replica_that_has_them(
 ) -> None:
     """They were skipped for ever, in the replicated state."""
     monkeypatch.setattr(RetentionFloor, "first_pos", lambda _: NOTHING)  # as on a disk that is nearly full
-    async with running(tmp_path, **SMALL) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **SMALL) as client:
         assert (await client.create_topic("Late", 1)).code == 0
         assert (await client.send("Late", b"waits", i=properties(DELAY="2"))).code == 0
         await short_log(client, tmp_path / "commitlog")

@@ -18,7 +18,7 @@ from mq.broker.security import StartRefused
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from tests.free_ports import free_ports
-from tests.support.running_broker import broker_settings, interpreter_as_before, running
+from tests.support.running_broker import broker_client, broker_settings, interpreter_as_before, running
 
 
 async def refusal(settings: BrokerSettings) -> str:
@@ -80,8 +80,7 @@ def test_a_host_name_that_no_host_can_have(tmp_path: Path) -> None:
 async def test_host_names_are_looked_up(tmp_path: Path) -> None:
     client_port, peer_port = free_ports(2)
     given = {"listen": f"localhost:{client_port}", "peers": f"n0@localhost:{peer_port}"}
-    async with running(tmp_path, **given) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **given) as client:
         assert (await client.send()).ext["msgId"].startswith(f"7F000001{client_port:08X}")
 
 
@@ -142,8 +141,7 @@ async def test_a_directory_that_belongs_to_somebody_else(tmp_path: Path) -> None
 
 @pytest.mark.trio
 async def test_a_directory_in_use(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await client.send(body=b"first")
         text = await refusal(broker_settings(tmp_path))
         assert str(tmp_path) in text

@@ -11,7 +11,7 @@ import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
-from tests.support.running_broker import limited, pull_ext, running
+from tests.support.running_broker import broker_client, limited, pull_ext, running
 from tests.support.short_logs import MIB, SMALL, fill
 from tests.support.waiting import until
 
@@ -51,9 +51,7 @@ async def test_producers_and_readers_of_new_messages_wait_for_no_store(tmp_path:
     archive = {"read_wait_seconds": 600.0, "read_answer_seconds": 600.0}
     limits = limited(archive={"check_seconds": 600.0} | archive, upkeep={"raise_level_seconds": 0.01})
     given = settings(storage, local_retention_bytes=MIB, archive_cache_bytes=0)
-    async with running(tmp_path, limits=LIMITS, **given) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1, limits=LIMITS, **given) as client:
         await fill(client)
 
         async def is_shorter() -> bool:

@@ -25,7 +25,12 @@ from mq.store.sequenced import SequencedRecord
 from raftlog import EntryUnusable, RealDisk, SegmentLog
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import HEADER_BYTES, NORMAL
-from tests.support.running_broker import broker_settings, interpreter_as_before, note_brokers, properties, running
+from tests.support.running_broker import (
+    broker_settings,
+    interpreter_as_before,
+    properties,
+    running,
+)
 
 
 def record(topic: str, body: bytes = b"body", *, offset: int = 0, **given: Any) -> bytes:
@@ -113,8 +118,7 @@ UNUSABLE = {
 @pytest.mark.trio
 async def test_a_start_stops_at_an_entry_that_cannot_be_applied(tmp_path: Path, body: bytes, reason: str) -> None:
     async with running(tmp_path) as broker:
-        client = await broker.connect()
-        assert (await client.send("T", b"body", i=properties())).code == 0
+        assert (await (await broker.connect()).send("T", b"body", i=properties())).code == 0
     index = append_committed(broker.settings, body)
     for _ in range(2):
         with capture_logs() as lines, interpreter_as_before(), pytest.raises(EntryUnusable, match=reason) as raised:
@@ -176,10 +180,9 @@ LIES = {
 @pytest.mark.parametrize("annotation", LIES.values(), ids=LIES)
 @pytest.mark.trio
 async def test_a_leaders_hint_that_contradicts_is_not_believed(
-    tmp_path: Path, annotation: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, annotation: bytes, brokers: list[Broker]
 ) -> None:
     """The records say the same, and are right."""
-    brokers = note_brokers(monkeypatch)
     async with running(tmp_path) as served:
         client = await served.connect()
         assert (await client.send("T", b"body", i=properties())).code == 0

@@ -368,6 +368,17 @@ async def running(
             nursery.cancel_scope.cancel()
 
 
+@contextlib.asynccontextmanager
+async def broker_client(directory: Path, *, queues: Any = 0, **given: Any) -> AsyncIterator[Client]:
+    """A client of a broker of its own; with ``queues``, that has topic T with so many. The rest is as for `running`."""
+    async with running(directory, **given) as broker:
+        client = await broker.connect()
+        if queues:
+            answer = await client.create_topic("T", queues)
+            assert answer.code == ResponseCode.SUCCESS, answer
+        yield client
+
+
 def note_brokers(monkeypatch: pytest.MonkeyPatch) -> list[Broker]:
     """The brokers that start from now on, in a list that grows."""
     brokers: list[Broker] = []

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from mq.broker.access.control import OfLimitedUser
 from mq.broker.access.needs import ROWS
+from mq.broker.broker import Broker
 from mq.broker.security import StartRefused, access_control
 from mq.broker.settings import BrokerSettings
 from mq.cli.errors import CommandFailed
@@ -43,7 +44,7 @@ from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.filters import RegisterMessageFilterClass
 from mq.protocol.wire.encoding import encode_request
 from tests.support.check_backs import FAST
-from tests.support.running_broker import Answer, Client, RunningBroker, limited, note_brokers, pull_ext, running
+from tests.support.running_broker import Answer, Client, RunningBroker, limited, pull_ext, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -100,8 +101,7 @@ async def ask(
     return await client.request(code, fields, body, serialization=serialization)
 
 
-async def test_every_request_that_is_served_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = note_brokers(monkeypatch)
+async def test_every_request_that_is_served_has_a_row(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path):
         judged = {RegisterMessageFilterClass}  # for filter servers, which serve it
         served = brokers[0].services.requests.types - {OfLimitedUser}  # no client can send that

@@ -22,7 +22,7 @@ from mq.protocol.requests.broker import UpdateBrokerConfig
 from mq.protocol.requests.settings_text import decode_properties
 from mq.protocol.requests.topics import DataVersion
 from tests.support.broker_contexts import context_of
-from tests.support.running_broker import Answer, Client, broker_settings, limited, running
+from tests.support.running_broker import Answer, Client, broker_client, broker_settings, limited, running
 
 pytestmark = pytest.mark.trio
 
@@ -75,17 +75,14 @@ async def test_statistics_count_sends_pulls_and_send_backs(tmp_path: Path, seria
     ("name", "key"),
     [("TOPIC_PUT_NUMS", "nobody"), ("GROUP_GET_NUMS", "T"), ("BROKER_PUT_NUMS", "T"), ("NO_STATS", "T"), ("", "")],
 )
-async def test_figures_of_nothing(tmp_path: Path, name: str, key: str) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        answer = await client.request(Code.VIEW_BROKER_STATS_DATA, {"statsName": name, "statsKey": key})
-        assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert "not exist" in str(answer.remark)
+async def test_figures_of_nothing(client: Client, name: str, key: str) -> None:
+    answer = await client.request(Code.VIEW_BROKER_STATS_DATA, {"statsName": name, "statsKey": key})
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "not exist" in str(answer.remark)
 
 
 async def test_a_topic_that_is_created_again_counts_from_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=limited(upkeep={"statistics_seconds_min": 0.0})) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=limited(upkeep={"statistics_seconds_min": 0.0})) as client:
         for expected in (3, 5):
             await client.create_topic("T", 1)
             for _ in range(3 if expected == 3 else 2):
@@ -95,34 +92,32 @@ async def test_a_topic_that_is_created_again_counts_from_nothing(tmp_path: Path)
 
 
 @ENCODINGS
-async def test_runtime_figures_that_stock_tools_parse(tmp_path: Path, serialization: int) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
-        first = await client.send("T", bytes(50))
-        await client.send("T", b"later", i="DELAY\x013\x02")
-        await client.pull("T", 0)
-        answer = await client.request(Code.GET_BROKER_RUNTIME_INFO, serialization=serialization)
-        assert (answer.code, answer.ext) == (0, {})
-        table = json.loads(answer.body)["table"]
-        for name in ("putTps", "getTotalTps", "getFoundTps", "getMissTps", "getTransferedTps", "getTransferredTps"):
-            assert len([float(rate) for rate in table[name].split(" ")]) == 3, name
-        for what in ("Put", "Get"):
-            for when in ("YesterdayMorning", "TodayMorning", "TodayNow"):
-                assert int(table[f"msg{what}Total{when}"]) >= 0
-        for kind in ("send", "pull", "query", "ack"):
-            assert int(table[f"{kind}ThreadPoolQueueSize"]) >= 0
-            assert int(table[f"{kind}ThreadPoolQueueHeadWaitTimeMills"]) >= 0
-        assert int(table["pageCacheLockTimeMills"]) == 0
-        assert 0 <= float(table["commitLogDiskRatio"]) <= 1
-        message = (await client.pull("T", 0)).records[0]
-        assert 0 < int(table["earliestMessageTimeStamp"]) <= message.store_timestamp_ms
-        assert int(table["commitLogMinOffset"]) == 0
-        assert int(table["commitLogMaxOffset"]) > message.physical_offset
-        assert table["scheduleMessageOffset_3"] == "0,1"
-        assert table["runtime"].startswith("[ 0 days, 0 hours, 0 minutes, ")
-        assert table["brokerVersionDesc"] == "V4_9_8"
-        assert first.code == ResponseCode.SUCCESS
+async def test_runtime_figures_that_stock_tools_parse(client: Client, serialization: int) -> None:
+    await client.create_topic("T")
+    first = await client.send("T", bytes(50))
+    await client.send("T", b"later", i="DELAY\x013\x02")
+    await client.pull("T", 0)
+    answer = await client.request(Code.GET_BROKER_RUNTIME_INFO, serialization=serialization)
+    assert (answer.code, answer.ext) == (0, {})
+    table = json.loads(answer.body)["table"]
+    for name in ("putTps", "getTotalTps", "getFoundTps", "getMissTps", "getTransferedTps", "getTransferredTps"):
+        assert len([float(rate) for rate in table[name].split(" ")]) == 3, name
+    for what in ("Put", "Get"):
+        for when in ("YesterdayMorning", "TodayMorning", "TodayNow"):
+            assert int(table[f"msg{what}Total{when}"]) >= 0
+    for kind in ("send", "pull", "query", "ack"):
+        assert int(table[f"{kind}ThreadPoolQueueSize"]) >= 0
+        assert int(table[f"{kind}ThreadPoolQueueHeadWaitTimeMills"]) >= 0
+    assert int(table["pageCacheLockTimeMills"]) == 0
+    assert 0 <= float(table["commitLogDiskRatio"]) <= 1
+    message = (await client.pull("T", 0)).records[0]
+    assert 0 < int(table["earliestMessageTimeStamp"]) <= message.store_timestamp_ms
+    assert int(table["commitLogMinOffset"]) == 0
+    assert int(table["commitLogMaxOffset"]) > message.physical_offset
+    assert table["scheduleMessageOffset_3"] == "0,1"
+    assert table["runtime"].startswith("[ 0 days, 0 hours, 0 minutes, ")
+    assert table["brokerVersionDesc"] == "V4_9_8"
+    assert first.code == ResponseCode.SUCCESS
 
 
 @ENCODINGS
@@ -149,21 +144,19 @@ async def test_settings_are_shown_and_some_changed(tmp_path: Path, serialization
         assert (await settings_of(await broker.connect()))["fileReservedTime"] == "72", "it was the process's own"
 
 
-async def test_changed_settings_take_effect_at_once(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
-        await client.fill(3, "T")
-        assert len((await client.pull("T")).records) == 3
-        changed = "maxTransferCountOnMessageInMemory=2\nraftmq.retention_bytes=2097152\nraftmq.sql_filter=false\n"
-        assert (await change(client, changed)).code == 0
-        assert len((await client.pull("T")).records) == 2
-        sql = await client.pull("T", expressionType="SQL92", subscription="a IS NULL")
-        assert (sql.code, "SQL92" in str(sql.remark)) == (ResponseCode.SYSTEM_ERROR, True), sql
-        assert (await settings_of(client))["raftmq.retention_bytes"] == "2097152"
-        assert (await change(client, "raftmq.retention_bytes=\nautoCreateSubscriptionGroup=false")).code == 0
-        shown = await settings_of(client)
-        assert (shown["raftmq.retention_bytes"], shown["autoCreateSubscriptionGroup"]) == ("", "false")
+async def test_changed_settings_take_effect_at_once(client: Client) -> None:
+    await client.create_topic("T")
+    await client.fill(3, "T")
+    assert len((await client.pull("T")).records) == 3
+    changed = "maxTransferCountOnMessageInMemory=2\nraftmq.retention_bytes=2097152\nraftmq.sql_filter=false\n"
+    assert (await change(client, changed)).code == 0
+    assert len((await client.pull("T")).records) == 2
+    sql = await client.pull("T", expressionType="SQL92", subscription="a IS NULL")
+    assert (sql.code, "SQL92" in str(sql.remark)) == (ResponseCode.SYSTEM_ERROR, True), sql
+    assert (await settings_of(client))["raftmq.retention_bytes"] == "2097152"
+    assert (await change(client, "raftmq.retention_bytes=\nautoCreateSubscriptionGroup=false")).code == 0
+    shown = await settings_of(client)
+    assert (shown["raftmq.retention_bytes"], shown["autoCreateSubscriptionGroup"]) == ("", "false")
 
 
 @pytest.mark.parametrize(
@@ -188,42 +181,36 @@ async def test_changed_settings_take_effect_at_once(tmp_path: Path) -> None:
         ("x=1\n" * 5000, ResponseCode.SYSTEM_ERROR, "5000 lines"),
     ],
 )
-async def test_settings_that_cannot_change(tmp_path: Path, text: str, code: ResponseCode, remark: str) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        before = await settings_of(client)
-        answer = await change(client, text)
-        assert (answer.code, remark in str(answer.remark)) == (code, True), answer
-        assert await settings_of(client) == before
+async def test_settings_that_cannot_change(client: Client, text: str, code: ResponseCode, remark: str) -> None:
+    before = await settings_of(client)
+    answer = await change(client, text)
+    assert (answer.code, remark in str(answer.remark)) == (code, True), answer
+    assert await settings_of(client) == before
 
 
 @ENCODINGS
 @pytest.mark.parametrize(
     "code", [Code.CLEAN_EXPIRED_CONSUMEQUEUE, Code.CLEAN_UNUSED_TOPIC, Code.DELETE_EXPIRED_COMMITLOG]
 )
-async def test_cleaning_up(tmp_path: Path, code: Code, serialization: int) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        sent = await client.send("T", e=0)
-        answer = await client.request(code, serialization=serialization)
-        assert (answer.code, answer.ext, answer.remark, answer.body) == (0, {}, None, b"")
-        assert (await client.pull("T", 0, int(sent.ext["queueOffset"]))).records, "nothing was due to go"
+async def test_cleaning_up(client: Client, code: Code, serialization: int) -> None:
+    sent = await client.send("T", e=0)
+    answer = await client.request(code, serialization=serialization)
+    assert (answer.code, answer.ext, answer.remark, answer.body) == (0, {}, None, b"")
+    assert (await client.pull("T", 0, int(sent.ext["queueOffset"]))).records, "nothing was due to go"
 
 
 @ENCODINGS
-async def test_how_far_delayed_messages_are_delivered(tmp_path: Path, serialization: int) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        answer = await client.request(Code.GET_ALL_DELAY_OFFSET, serialization=serialization)
-        assert json.loads(answer.body) == {"offsetTable": {}}
-        await client.send("T", i="DELAY\x011\x02")
+async def test_how_far_delayed_messages_are_delivered(client: Client, serialization: int) -> None:
+    answer = await client.request(Code.GET_ALL_DELAY_OFFSET, serialization=serialization)
+    assert json.loads(answer.body) == {"offsetTable": {}}
+    await client.send("T", i="DELAY\x011\x02")
 
-        async def delivered() -> bool:
-            answer = await client.request(Code.GET_ALL_DELAY_OFFSET)
-            return bool(json.loads(answer.body) == {"offsetTable": {"1": 1}})
+    async def delivered() -> bool:
+        answer = await client.request(Code.GET_ALL_DELAY_OFFSET)
+        return bool(json.loads(answer.body) == {"offsetTable": {"1": 1}})
 
-        while not await delivered():
-            await client.info()
+    while not await delivered():
+        await client.info()
 
 
 @pytest.mark.parametrize(("ours", "shown"), [(True, "true"), (False, "false")])

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.clients import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
-from tests.support.running_broker import Answer, Client, limited, running
+from tests.support.running_broker import Answer, Client, RunningBroker, broker_client, limited, running
 
 pytestmark = pytest.mark.trio
 
@@ -53,87 +53,77 @@ async def unregister(client: Client, client_id: str, group: str = "G") -> Answer
 # -- offsets -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_group_without_an_offset(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
-        assert await client.committed() == 0  # whoever asked for its end instead might skip the first message
-        assert await client.committed(queue_id=2) is None
-        assert await client.committed(queue_id=-1) is None
-        assert await client.committed(topic="Nothing") is None
-        assert await client.committed(setZeroIfNotFound=False) is None
-        await client.send()
-        assert await client.committed() == 0  # a young queue is read from its beginning
-        assert await client.committed(queue_id=1) == 0
-        assert await client.committed(setZeroIfNotFound=False) is None
+async def test_a_group_without_an_offset(client: Client) -> None:
+    await client.create_topic("T", 2)
+    assert await client.committed() == 0  # whoever asked for its end instead might skip the first message
+    assert await client.committed(queue_id=2) is None
+    assert await client.committed(queue_id=-1) is None
+    assert await client.committed(topic="Nothing") is None
+    assert await client.committed(setZeroIfNotFound=False) is None
+    await client.send()
+    assert await client.committed() == 0  # a young queue is read from its beginning
+    assert await client.committed(queue_id=1) == 0
+    assert await client.committed(setZeroIfNotFound=False) is None
 
 
-async def test_new_group_gets_messages_sent_while_it_asks_for_its_offset(tmp_path: Path) -> None:
+async def test_new_group_gets_messages_sent_while_it_asks_for_its_offset(client: Client) -> None:
     """It wants to begin at the end: a message that is stored between its two questions was skipped for good."""
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        stored = await client.committed()
-        await client.send(body=b"first")
-        begin = await client.offset(RequestCode.GET_MAX_OFFSET) if stored is None else stored
-        assert [record.body for record in (await client.pull(offset=begin)).records] == [b"first"]
+    await client.create_topic("T", 1)
+    stored = await client.committed()
+    await client.send(body=b"first")
+    begin = await client.offset(RequestCode.GET_MAX_OFFSET) if stored is None else stored
+    assert [record.body for record in (await client.pull(offset=begin)).records] == [b"first"]
 
 
 async def test_a_queue_whose_beginning_is_cold_is_not_read_from_there(tmp_path: Path) -> None:
-    async with running(tmp_path, slow_consumer_bytes=64 * 1024) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, slow_consumer_bytes=64 * 1024) as client:
         await client.send()
         assert await client.committed() == 0
         await client.send(body=bytes(64 * 1024))
         assert await client.committed() is None
 
 
-async def test_an_offset_that_was_answered_for_is_there(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client, other = await broker.connect(), await broker.connect()
-        await client.create_topic("T", 2)
-        await client.fill(5)
-        assert (await update(client, 5)).code == ResponseCode.SUCCESS
-        assert await other.committed() == 5
-        assert await other.committed(group="Other", setZeroIfNotFound=False) is None
-        assert await other.committed(queue_id=1) == 0
-        assert (await update(client, 2**63 - 1, "T", 1)).code == ResponseCode.INVALID_PARAMETER
-        assert await other.committed(queue_id=1) == 0
+async def test_an_offset_that_was_answered_for_is_there(broker: RunningBroker) -> None:
+    client, other = await broker.connect(), await broker.connect()
+    await client.create_topic("T", 2)
+    await client.fill(5)
+    assert (await update(client, 5)).code == ResponseCode.SUCCESS
+    assert await other.committed() == 5
+    assert await other.committed(group="Other", setZeroIfNotFound=False) is None
+    assert await other.committed(queue_id=1) == 0
+    assert (await update(client, 2**63 - 1, "T", 1)).code == ResponseCode.INVALID_PARAMETER
+    assert await other.committed(queue_id=1) == 0
 
 
-async def test_an_operator_moves_the_offset_of_an_offline_group_back(tmp_path: Path) -> None:
+async def test_an_operator_moves_the_offset_of_an_offline_group_back(client: Client) -> None:
     """As mqadmin and consoles do it, by request 15."""
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        await client.fill(10)
-        for offset in (10, 3, 7, 0):
-            assert (await update(client, offset)).code == ResponseCode.SUCCESS
-            assert await client.committed() == offset
-        await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(8), oneway=True)
-        assert (await update(client, 4)).code == ResponseCode.SUCCESS
-        assert await client.committed() == 4, "what was gathered before does not come behind it"
+    await client.create_topic("T", 1)
+    await client.fill(10)
+    for offset in (10, 3, 7, 0):
+        assert (await update(client, offset)).code == ResponseCode.SUCCESS
+        assert await client.committed() == offset
+    await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(8), oneway=True)
+    assert (await update(client, 4)).code == ResponseCode.SUCCESS
+    assert await client.committed() == 4, "what was gathered before does not come behind it"
 
 
-async def test_a_late_commit_moves_no_offset_back_and_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        owner, late, nobody = [await broker.connect() for _ in range(3)]
-        await two_members(owner, late)
-        await late.pull(offset=0)
-        assert (await update(late, 5)).code == ResponseCode.SUCCESS
-        await owner.pull(offset=5)
-        assert (await update(owner, 12)).code == ResponseCode.SUCCESS
-        for sender in (late, nobody, owner):
-            answer = await update(sender, 7)
-            assert answer.code == ResponseCode.NO_PERMISSION
-            assert "12" in (answer.remark or "")
-            await sender.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(7), oneway=True)
-            assert await sender.committed() == 12
-        # Whoever only wants the group to be there or further on is content.
-        ext = update_ext(7) | {"forwardOnly": True}
-        assert (await late.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == ResponseCode.SUCCESS
-        assert await owner.committed() == 12
+async def test_a_late_commit_moves_no_offset_back_and_is_refused(broker: RunningBroker) -> None:
+    owner, late, nobody = [await broker.connect() for _ in range(3)]
+    await two_members(owner, late)
+    await late.pull(offset=0)
+    assert (await update(late, 5)).code == ResponseCode.SUCCESS
+    await owner.pull(offset=5)
+    assert (await update(owner, 12)).code == ResponseCode.SUCCESS
+    for sender in (late, nobody, owner):
+        answer = await update(sender, 7)
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert "12" in (answer.remark or "")
+        await sender.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(7), oneway=True)
+        assert await sender.committed() == 12
+    # Whoever only wants the group to be there or further on is content.
+    ext = update_ext(7) | {"forwardOnly": True}
+    assert (await late.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == ResponseCode.SUCCESS
+    assert await owner.committed() == 12
 
 
 async def test_a_new_owner_that_wants_to_go_forward_only_moves_nothing_back(tmp_path: Path) -> None:
@@ -192,9 +182,7 @@ async def test_consumer_continues_after_seeking_back_and_committing(tmp_path: Pa
 
 async def test_one_way_offsets_are_seen_by_every_later_question(tmp_path: Path) -> None:
     """They gather for a while before they are replicated; a question brings them into the log at once."""
-    async with running(tmp_path, offset_commit_seconds=3600) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, offset_commit_seconds=3600) as client:
         await client.fill(7)
         last_index = int((await client.info())["raftmq.lastIndex"])
         for offset in (1, 7, 4):
@@ -207,9 +195,7 @@ async def test_one_way_offsets_are_seen_by_every_later_question(tmp_path: Path) 
 
 
 async def test_one_way_offsets_are_replicated_by_themselves(tmp_path: Path) -> None:
-    async with running(tmp_path, offset_commit_seconds=0.01) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, offset_commit_seconds=0.01) as client:
         await client.fill(1)
         last_index = int((await client.info())["raftmq.lastIndex"])
         await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(1), oneway=True)
@@ -220,8 +206,7 @@ async def test_one_way_offsets_are_replicated_by_themselves(tmp_path: Path) -> N
 async def test_more_offsets_than_a_file_of_the_log_could_hold_at_once(tmp_path: Path) -> None:
     """They go into the log in several commands, and a question is answered behind the last of them."""
     small = {"segment_bytes": 128 * 1024, "message_bytes_max": 1024, "offset_commit_seconds": 3600}
-    async with running(tmp_path, **small) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **small) as client:
         topic, groups = "t" * 127, [f"{number:0120}" for number in range(600)]
         await client.create_topic(topic, 1)
         await client.fill(7, topic)
@@ -234,105 +219,95 @@ async def test_more_offsets_than_a_file_of_the_log_could_hold_at_once(tmp_path: 
             assert await client.committed(group, topic) == 7
 
 
-async def test_broker_refuses_offsets_of_unknown_queues(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        last_index = (await client.info())["raftmq.lastIndex"]
-        for what, ext, code in (
-            ("unknown topic", update_ext(1, "Nothing"), ResponseCode.TOPIC_NOT_EXIST),
-            ("queue too large", update_ext(1, "T", 1), ResponseCode.TOPIC_NOT_EXIST),
-            ("queue below zero", update_ext(1, "T", -1), ResponseCode.TOPIC_NOT_EXIST),
-            ("topic outside", update_ext(1, "../T"), ResponseCode.INVALID_PARAMETER),
-            ("group outside", update_ext(1, group="../G"), ResponseCode.INVALID_PARAMETER),
-            ("empty group", update_ext(1, group=""), ResponseCode.INVALID_PARAMETER),
-            ("long group", update_ext(1, group="g" * 121), ResponseCode.INVALID_PARAMETER),
-        ):
-            answer = await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
-            assert answer.code == code, (what, answer)
-            await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, ext, oneway=True)
-        assert (await client.info())["raftmq.lastIndex"] == last_index
-        assert await client.committed(setZeroIfNotFound=False) is None
+async def test_broker_refuses_offsets_of_unknown_queues(client: Client) -> None:
+    await client.create_topic("T", 1)
+    last_index = (await client.info())["raftmq.lastIndex"]
+    for what, ext, code in (
+        ("unknown topic", update_ext(1, "Nothing"), ResponseCode.TOPIC_NOT_EXIST),
+        ("queue too large", update_ext(1, "T", 1), ResponseCode.TOPIC_NOT_EXIST),
+        ("queue below zero", update_ext(1, "T", -1), ResponseCode.TOPIC_NOT_EXIST),
+        ("topic outside", update_ext(1, "../T"), ResponseCode.INVALID_PARAMETER),
+        ("group outside", update_ext(1, group="../G"), ResponseCode.INVALID_PARAMETER),
+        ("empty group", update_ext(1, group=""), ResponseCode.INVALID_PARAMETER),
+        ("long group", update_ext(1, group="g" * 121), ResponseCode.INVALID_PARAMETER),
+    ):
+        answer = await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+        assert answer.code == code, (what, answer)
+        await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, ext, oneway=True)
+    assert (await client.info())["raftmq.lastIndex"] == last_index
+    assert await client.committed(setZeroIfNotFound=False) is None
 
 
-async def test_the_ends_of_a_queue(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
-        for _ in range(3):
-            await client.send()
-        assert await client.offset(RequestCode.GET_MAX_OFFSET) == 3
-        assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
-        assert await client.offset(RequestCode.GET_MAX_OFFSET, queue_id=1) == 0
-        assert await client.offset(RequestCode.GET_MAX_OFFSET, topic="Nothing", queue_id=-7) == 0
+async def test_the_ends_of_a_queue(client: Client) -> None:
+    await client.create_topic("T", 2)
+    for _ in range(3):
+        await client.send()
+    assert await client.offset(RequestCode.GET_MAX_OFFSET) == 3
+    assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
+    assert await client.offset(RequestCode.GET_MAX_OFFSET, queue_id=1) == 0
+    assert await client.offset(RequestCode.GET_MAX_OFFSET, topic="Nothing", queue_id=-7) == 0
 
 
 # -- members -----------------------------------------------------------------------------------------------------------
 
 
-async def test_members_are_notified_when_others_join_or_leave(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        first, second, third, asking = [await broker.connect() for _ in range(4)]
-        assert (await first.heartbeat("c1", "G")).code == ResponseCode.SUCCESS
-        assert await first.notice() == (REBALANCE, {"consumerGroup": "G"})
-        assert await members(asking) == ["c1"]
+async def test_members_are_notified_when_others_join_or_leave(broker: RunningBroker) -> None:
+    first, second, third, asking = [await broker.connect() for _ in range(4)]
+    assert (await first.heartbeat("c1", "G")).code == ResponseCode.SUCCESS
+    assert await first.notice() == (REBALANCE, {"consumerGroup": "G"})
+    assert await members(asking) == ["c1"]
 
-        await second.heartbeat("c2", "G", "Other")
-        assert await first.notice() == (REBALANCE, {"consumerGroup": "G"})
-        assert {(await second.notice())[1]["consumerGroup"] for _ in range(2)} == {"G", "Other"}
-        await third.heartbeat("c0", "G")
-        for client in (first, second, third):
-            assert await client.notice() == (REBALANCE, {"consumerGroup": "G"})
-        assert await members(asking) == ["c0", "c1", "c2"]
-        assert await members(asking, "Other") == ["c2"]
+    await second.heartbeat("c2", "G", "Other")
+    assert await first.notice() == (REBALANCE, {"consumerGroup": "G"})
+    assert {(await second.notice())[1]["consumerGroup"] for _ in range(2)} == {"G", "Other"}
+    await third.heartbeat("c0", "G")
+    for client in (first, second, third):
+        assert await client.notice() == (REBALANCE, {"consumerGroup": "G"})
+    assert await members(asking) == ["c0", "c1", "c2"]
+    assert await members(asking, "Other") == ["c2"]
 
-        await second.heartbeat("c2", "G", "Other")  # nothing new
-        assert (await unregister(second, "c2")).code == ResponseCode.SUCCESS
-        for client in (first, third):
-            assert await client.notice() == (REBALANCE, {"consumerGroup": "G"})
-        assert await members(asking) == ["c0", "c1"]
-        assert await members(asking, "Other") == ["c2"]
+    await second.heartbeat("c2", "G", "Other")  # nothing new
+    assert (await unregister(second, "c2")).code == ResponseCode.SUCCESS
+    for client in (first, third):
+        assert await client.notice() == (REBALANCE, {"consumerGroup": "G"})
+    assert await members(asking) == ["c0", "c1"]
+    assert await members(asking, "Other") == ["c2"]
 
-        await third.stream.aclose()
-        assert await first.notice() == (REBALANCE, {"consumerGroup": "G"})
-        assert await members(asking) == ["c1"]
-        assert (await unregister(first, "c1")).code == ResponseCode.SUCCESS
-        assert await members(asking) == []
-        for client in (first, second, asking):
-            assert await client.alive()
-            assert client.notices == []
-
-
-async def test_client_cannot_unregister_another_client(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client, other = await broker.connect(), await broker.connect()
-        await client.heartbeat("c1", "G")
-        assert (await unregister(other, "c1")).code == ResponseCode.SUCCESS
-        assert (await unregister(client, "somebody")).code == ResponseCode.SUCCESS
-        assert await members(other) == ["c1"]
+    await third.stream.aclose()
+    assert await first.notice() == (REBALANCE, {"consumerGroup": "G"})
+    assert await members(asking) == ["c1"]
+    assert (await unregister(first, "c1")).code == ResponseCode.SUCCESS
+    assert await members(asking) == []
+    for client in (first, second, asking):
+        assert await client.alive()
+        assert client.notices == []
 
 
-async def test_a_heartbeat_makes_the_group_and_its_retry_topic(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        assert (await client.pull("%RETRY%G", sysFlag=4)).code == ResponseCode.TOPIC_NOT_EXIST
-        await client.heartbeat("c1", "G", topics=("T", "%RETRY%G"))
-        assert (await update(client, 1, "%RETRY%Other")).code == ResponseCode.TOPIC_NOT_EXIST
-        await client.wait_for(lambda info: info["raftmq.appliedIndex"] == info["raftmq.lastIndex"])
-        last_index = int((await client.info())["raftmq.lastIndex"])
-        assert (await client.pull("%RETRY%G", sysFlag=4)).code == ResponseCode.PULL_NOT_FOUND
-        assert (await client.pull("%RETRY%G", queue_id=1)).code == ResponseCode.INVALID_PARAMETER
-        assert (await client.send("%RETRY%G", b"again")).code == ResponseCode.SUCCESS
-        assert [record.body for record in (await client.pull("%RETRY%G")).records] == [b"again"]
-        await client.heartbeat("c1", "G")
-        assert int((await client.info())["raftmq.lastIndex"]) == last_index + 1  # the message, and nothing twice
+async def test_client_cannot_unregister_another_client(broker: RunningBroker) -> None:
+    client, other = await broker.connect(), await broker.connect()
+    await client.heartbeat("c1", "G")
+    assert (await unregister(other, "c1")).code == ResponseCode.SUCCESS
+    assert (await unregister(client, "somebody")).code == ResponseCode.SUCCESS
+    assert await members(other) == ["c1"]
+
+
+async def test_a_heartbeat_makes_the_group_and_its_retry_topic(client: Client) -> None:
+    assert (await client.pull("%RETRY%G", sysFlag=4)).code == ResponseCode.TOPIC_NOT_EXIST
+    await client.heartbeat("c1", "G", topics=("T", "%RETRY%G"))
+    assert (await update(client, 1, "%RETRY%Other")).code == ResponseCode.TOPIC_NOT_EXIST
+    await client.wait_for(lambda info: info["raftmq.appliedIndex"] == info["raftmq.lastIndex"])
+    last_index = int((await client.info())["raftmq.lastIndex"])
+    assert (await client.pull("%RETRY%G", sysFlag=4)).code == ResponseCode.PULL_NOT_FOUND
+    assert (await client.pull("%RETRY%G", queue_id=1)).code == ResponseCode.INVALID_PARAMETER
+    assert (await client.send("%RETRY%G", b"again")).code == ResponseCode.SUCCESS
+    assert [record.body for record in (await client.pull("%RETRY%G")).records] == [b"again"]
+    await client.heartbeat("c1", "G")
+    assert int((await client.info())["raftmq.lastIndex"]) == last_index + 1  # the message, and nothing twice
 
 
 async def test_clients_cannot_make_names_without_end(tmp_path: Path) -> None:
     limits = limited(state={"topics_max": 1 + SYSTEM_TOPICS + 1, "offset_tables_max": 2})
-    async with running(tmp_path, limits=limits) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, limits=limits) as client:
         await client.fill(1)
         assert (await client.send("T2", d=1)).code == ResponseCode.SUCCESS
         assert (await client.send("T3", d=1)).code == ResponseCode.TOPIC_NOT_EXIST
@@ -352,27 +327,24 @@ async def test_clients_cannot_make_names_without_end(tmp_path: Path) -> None:
                 assert "no room for offsets of G3 in T: 2 pairs of a group and a topic" in str(answer.remark)
 
 
-async def test_quiet_and_broadcasting_groups_get_no_rebalance_notices(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        one, two = await broker.connect(), await broker.connect()
-        config = {"groupName": "Quiet", "notifyConsumerIdsChangedEnable": False, "retryQueueNums": 3}
-        body = json.dumps(config).encode()
-        answer = await one.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
-        assert answer.code == ResponseCode.SUCCESS, answer
-        for client, client_id in ((one, "c1"), (two, "c2")):
-            await client.heartbeat(client_id, "Quiet")
-            body = heartbeat_body(group="Wide", message_model="BROADCASTING").replace(
-                b'"c1"', f'"{client_id}"'.encode()
-            )
-            assert (await client.request(RequestCode.HEART_BEAT, body=body)).code == ResponseCode.SUCCESS
-        assert await members(one, "Quiet") == await members(one, "Wide") == ["c1", "c2"]
-        assert await one.alive()
-        assert await two.alive()
-        assert one.notices == two.notices == []
-        # Its retry topic is made as the group is configured.
-        await one.wait_for(lambda info: info["raftmq.appliedIndex"] == info["raftmq.lastIndex"])
-        assert (await one.pull("%RETRY%Quiet", queue_id=2)).code == ResponseCode.PULL_NOT_FOUND
-        assert (await one.pull("%RETRY%Quiet", queue_id=3)).code == ResponseCode.INVALID_PARAMETER
+async def test_quiet_and_broadcasting_groups_get_no_rebalance_notices(broker: RunningBroker) -> None:
+    one, two = await broker.connect(), await broker.connect()
+    config = {"groupName": "Quiet", "notifyConsumerIdsChangedEnable": False, "retryQueueNums": 3}
+    body = json.dumps(config).encode()
+    answer = await one.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+    assert answer.code == ResponseCode.SUCCESS, answer
+    for client, client_id in ((one, "c1"), (two, "c2")):
+        await client.heartbeat(client_id, "Quiet")
+        body = heartbeat_body(group="Wide", message_model="BROADCASTING").replace(b'"c1"', f'"{client_id}"'.encode())
+        assert (await client.request(RequestCode.HEART_BEAT, body=body)).code == ResponseCode.SUCCESS
+    assert await members(one, "Quiet") == await members(one, "Wide") == ["c1", "c2"]
+    assert await one.alive()
+    assert await two.alive()
+    assert one.notices == two.notices == []
+    # Its retry topic is made as the group is configured.
+    await one.wait_for(lambda info: info["raftmq.appliedIndex"] == info["raftmq.lastIndex"])
+    assert (await one.pull("%RETRY%Quiet", queue_id=2)).code == ResponseCode.PULL_NOT_FOUND
+    assert (await one.pull("%RETRY%Quiet", queue_id=3)).code == ResponseCode.INVALID_PARAMETER
 
 
 def heartbeat_body(**given: Any) -> bytes:
@@ -380,56 +352,50 @@ def heartbeat_body(**given: Any) -> bytes:
     return HeartbeatData(client_id="c1", consumers=[ConsumerData(**consumer)]).encode()
 
 
-async def test_refused_heartbeats_register_no_client(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for what, body in (
-            ("empty", b""),
-            ("no JSON", b"\xff\x00{"),
-            ("deep", b"[" * 10_000),
-            ("an array", b"[]"),
-            ("no client id", b"{}"),
-            ("numbers for text", b'{"clientID":1,"consumerDataSet":7}'),
-            ("empty client id", HeartbeatData(client_id="", consumers=[ConsumerData(group="G")]).encode()),
-            ("long client id", HeartbeatData(client_id="c" * 256, consumers=[ConsumerData(group="G")]).encode()),
-            ("group outside", heartbeat_body(group="../G")),
-            ("long group", heartbeat_body(group="g" * 121)),
-            ("topic outside", heartbeat_body(subscriptions=[SubscriptionData(topic="../T")])),
-            ("no tag", heartbeat_body(subscriptions=[SubscriptionData(topic="T", expression="||")])),
-        ):
-            answer = await client.request(RequestCode.HEART_BEAT, body=body)
-            assert answer.code == ResponseCode.SYSTEM_ERROR, what
-            assert str(answer.remark).startswith("heartbeat refused"), what
-        assert await members(client) == []
-        assert client.notices == []
+async def test_refused_heartbeats_register_no_client(client: Client) -> None:
+    for what, body in (
+        ("empty", b""),
+        ("no JSON", b"\xff\x00{"),
+        ("deep", b"[" * 10_000),
+        ("an array", b"[]"),
+        ("no client id", b"{}"),
+        ("numbers for text", b'{"clientID":1,"consumerDataSet":7}'),
+        ("empty client id", HeartbeatData(client_id="", consumers=[ConsumerData(group="G")]).encode()),
+        ("long client id", HeartbeatData(client_id="c" * 256, consumers=[ConsumerData(group="G")]).encode()),
+        ("group outside", heartbeat_body(group="../G")),
+        ("long group", heartbeat_body(group="g" * 121)),
+        ("topic outside", heartbeat_body(subscriptions=[SubscriptionData(topic="../T")])),
+        ("no tag", heartbeat_body(subscriptions=[SubscriptionData(topic="T", expression="||")])),
+    ):
+        answer = await client.request(RequestCode.HEART_BEAT, body=body)
+        assert answer.code == ResponseCode.SYSTEM_ERROR, what
+        assert str(answer.remark).startswith("heartbeat refused"), what
+    assert await members(client) == []
+    assert client.notices == []
 
 
 # -- topics and figures ------------------------------------------------------------------------------------------------
 
 
-async def test_topics_are_made_and_changed(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.heartbeat("c", "x")
-        for topic in ("T", "t" * 127, "%RETRY%x", "a|b-c_D9"):
-            assert (await client.create_topic(topic, 2)).code == ResponseCode.SUCCESS
-            assert (await client.send(topic, e=1)).code == ResponseCode.SUCCESS
-            assert (await client.send(topic, e=2)).code == ResponseCode.INVALID_PARAMETER
-        assert (await client.create_topic("T", 3)).code == ResponseCode.SUCCESS
-        assert (await client.send("T", e=2)).ext["queueOffset"] == "0"
-        assert (await client.send("T", e=1)).ext["queueOffset"] == "1"
-        assert (await client.create_topic("T", 1)).code == ResponseCode.SUCCESS
-        assert (await client.send("T", e=1)).code == ResponseCode.INVALID_PARAMETER
-        assert (await client.create_topic("T", 2)).code == ResponseCode.SUCCESS
-        assert (await client.send("T", e=1)).ext["queueOffset"] == "2"
+async def test_topics_are_made_and_changed(client: Client) -> None:
+    await client.heartbeat("c", "x")
+    for topic in ("T", "t" * 127, "%RETRY%x", "a|b-c_D9"):
+        assert (await client.create_topic(topic, 2)).code == ResponseCode.SUCCESS
+        assert (await client.send(topic, e=1)).code == ResponseCode.SUCCESS
+        assert (await client.send(topic, e=2)).code == ResponseCode.INVALID_PARAMETER
+    assert (await client.create_topic("T", 3)).code == ResponseCode.SUCCESS
+    assert (await client.send("T", e=2)).ext["queueOffset"] == "0"
+    assert (await client.send("T", e=1)).ext["queueOffset"] == "1"
+    assert (await client.create_topic("T", 1)).code == ResponseCode.SUCCESS
+    assert (await client.send("T", e=1)).code == ResponseCode.INVALID_PARAMETER
+    assert (await client.create_topic("T", 2)).code == ResponseCode.SUCCESS
+    assert (await client.send("T", e=1)).ext["queueOffset"] == "2"
 
 
-async def test_the_topic_of_benchmarks_is_there_and_may_be_changed(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        assert (await client.send("BenchmarkTest", e=1023)).code == ResponseCode.SUCCESS
-        assert (await client.create_topic("BenchmarkTest", 4)).code == ResponseCode.SUCCESS
-        assert (await client.send("BenchmarkTest", e=4)).code == ResponseCode.INVALID_PARAMETER
+async def test_the_topic_of_benchmarks_is_there_and_may_be_changed(client: Client) -> None:
+    assert (await client.send("BenchmarkTest", e=1023)).code == ResponseCode.SUCCESS
+    assert (await client.create_topic("BenchmarkTest", 4)).code == ResponseCode.SUCCESS
+    assert (await client.send("BenchmarkTest", e=4)).code == ResponseCode.INVALID_PARAMETER
 
 
 async def test_topics_that_cannot_be_made(tmp_path: Path) -> None:
@@ -439,8 +405,7 @@ async def test_topics_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 async def refuse_topics(directory: Path) -> None:
-    async with running(directory, cluster="Clu", group="Bro") as broker:
-        client = await broker.connect()
+    async with broker_client(directory, cluster="Clu", group="Bro") as client:
         last_index = (await client.info())["raftmq.lastIndex"]
         reserved = (
             "TBW102",
@@ -472,9 +437,7 @@ async def refuse_topics(directory: Path) -> None:
 
 
 async def test_the_figures_of_a_broker(tmp_path: Path) -> None:
-    async with running(tmp_path, cluster="Clu", group="Bro") as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, cluster="Clu", group="Bro") as client:
         for _ in range(3):
             await client.send()
         info = await client.info()

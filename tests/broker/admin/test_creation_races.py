@@ -9,7 +9,7 @@ import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
-from tests.support.running_broker import Client, running, send_ext
+from tests.support.running_broker import Client, broker_client, send_ext
 
 pytestmark = pytest.mark.trio
 
@@ -22,24 +22,21 @@ async def at_once(client: Client, *requests: tuple[int, bytes]) -> list[int]:
     return [(await client.answer(opaque)).code for opaque, _ in requests]
 
 
-async def test_a_topic_that_is_made_while_its_first_message_comes(tmp_path: Path) -> None:
+async def test_a_topic_that_is_made_while_its_first_message_comes(client: Client) -> None:
     ext = {"topic": "T", "defaultTopic": "TBW102", "readQueueNums": 6, "writeQueueNums": 7, "perm": 6}
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        assert await at_once(
-            client,
-            client.frame(RequestCode.UPDATE_AND_CREATE_TOPIC, ext | {"topicFilterType": "SINGLE_TAG"}),
-            client.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"first"),
-        ) == [0, 0]
-        answer = await client.request(RequestCode.GET_ALL_TOPIC_CONFIG)
-        config = json.loads(answer.body)["topicConfigTable"]["T"]
-        assert (config["readQueueNums"], config["writeQueueNums"]) == (6, 7)
+    assert await at_once(
+        client,
+        client.frame(RequestCode.UPDATE_AND_CREATE_TOPIC, ext | {"topicFilterType": "SINGLE_TAG"}),
+        client.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"first"),
+    ) == [0, 0]
+    answer = await client.request(RequestCode.GET_ALL_TOPIC_CONFIG)
+    config = json.loads(answer.body)["topicConfigTable"]["T"]
+    assert (config["readQueueNums"], config["writeQueueNums"]) == (6, 7)
 
 
 @pytest.mark.parametrize("by", ["heartbeat", "message given back"])
 async def test_a_group_that_is_made_while_it_begins_to_consume(tmp_path: Path, by: str) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         sent = await client.send("T")
         consumer = ConsumerData(group="G", subscriptions=[SubscriptionData(topic="T")])
         back = {"offset": int(sent.ext["msgId"][16:], 16), "group": "G", "delayLevel": 1}
@@ -56,29 +53,26 @@ async def test_a_group_that_is_made_while_it_begins_to_consume(tmp_path: Path, b
         assert (config["retryQueueNums"], config["retryMaxTimes"]) == (3, 5)
 
 
-async def test_topic_created_again_continues_queue_offsets(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", queues=2)
-        for queue_id in (0, 0, 0, 1):
-            await client.send("T", b"old", e=queue_id)
-        assert (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
-        await client.create_topic("T", queues=2)
-        for number in (3, 4):
-            sent = await client.send("T", b"new", e=0)
-            assert sent.ext["queueOffset"] == str(number)
-        assert [record.body for record in (await client.pull("T", 0, 3)).records] == [b"new", b"new"]
-        assert await client.offset(RequestCode.GET_MIN_OFFSET, "T") == 3
-        assert await client.offset(RequestCode.GET_MAX_OFFSET, "T") == 5
-        assert await client.offset(RequestCode.GET_MIN_OFFSET, "T", 1) == 1
-        assert await client.offset(RequestCode.GET_MAX_OFFSET, "T", 1) == 1
+async def test_topic_created_again_continues_queue_offsets(client: Client) -> None:
+    await client.create_topic("T", queues=2)
+    for queue_id in (0, 0, 0, 1):
+        await client.send("T", b"old", e=queue_id)
+    assert (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
+    await client.create_topic("T", queues=2)
+    for number in (3, 4):
+        sent = await client.send("T", b"new", e=0)
+        assert sent.ext["queueOffset"] == str(number)
+    assert [record.body for record in (await client.pull("T", 0, 3)).records] == [b"new", b"new"]
+    assert await client.offset(RequestCode.GET_MIN_OFFSET, "T") == 3
+    assert await client.offset(RequestCode.GET_MAX_OFFSET, "T") == 5
+    assert await client.offset(RequestCode.GET_MIN_OFFSET, "T", 1) == 1
+    assert await client.offset(RequestCode.GET_MAX_OFFSET, "T", 1) == 1
 
 
 async def test_messages_around_a_topics_deletion(tmp_path: Path) -> None:
     """Whatever lies before the deletion in the log is gone with it, also after a restart."""
     settings: dict[str, int] = {"entry_bytes_max": 1024, "rounds_in_flight": 4}
-    async with running(tmp_path, **settings) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **settings) as client:
         delete = (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
         made = {"topic": "T", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
         create = (RequestCode.UPDATE_AND_CREATE_TOPIC, made | {"topicFilterType": "SINGLE_TAG"})
@@ -103,6 +97,5 @@ async def test_messages_around_a_topics_deletion(tmp_path: Path) -> None:
             assert end - first <= 13, "what lay before the deletion is gone"
             records = (await client.pull("T", 0, first)).records
             assert [record.queue_offset for record in records] == list(range(first, end))
-    async with running(tmp_path, **settings) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **settings) as client:
         assert (await client.pull("T", 0, first)).records == records

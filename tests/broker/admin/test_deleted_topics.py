@@ -13,7 +13,7 @@ import trio
 from mq.client import Admin, BrokerError, Message, Producer, PushConsumer, TopicNotFound
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.name_server_and_broker import cluster_and_broker
-from tests.support.running_broker import Client, properties, running
+from tests.support.running_broker import Client, RunningBroker, broker_client, properties, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -51,48 +51,42 @@ async def bodies(client: Client, begin: int = 0) -> list[bytes]:
     return [record.body for record in answer.records] if answer.code == 0 else []
 
 
-async def test_restored_topic_has_its_messages_and_offsets(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await filled(client)
-        assert await delete(client, operator="ann@desk") == 0
-        assert (await client.pull()).code == ResponseCode.TOPIC_NOT_EXIST
-        [row] = await deleted(client)
-        assert (row["topic"], row["messages"], row["groups"]) == ("T", 5, ["G"])
-        assert row["by"].startswith("ann@desk from 127.0.0.1:")
-        assert row["until_ms"] - row["deleted_ms"] == broker.settings.retention_hours * 3_600_000
-        assert (await restore(client))[0] == 0
-        assert await bodies(client) == [b"0", b"1", b"2", b"3", b"4"]
-        assert await client.committed() == 2
-        assert await deleted(client) == []
-        assert (await client.send(body=b"5", e=0)).code == 0
-        assert await bodies(client) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+async def test_restored_topic_has_its_messages_and_offsets(broker: RunningBroker, client: Client) -> None:
+    await filled(client)
+    assert await delete(client, operator="ann@desk") == 0
+    assert (await client.pull()).code == ResponseCode.TOPIC_NOT_EXIST
+    [row] = await deleted(client)
+    assert (row["topic"], row["messages"], row["groups"]) == ("T", 5, ["G"])
+    assert row["by"].startswith("ann@desk from 127.0.0.1:")
+    assert row["until_ms"] - row["deleted_ms"] == broker.settings.retention_hours * 3_600_000
+    assert (await restore(client))[0] == 0
+    assert await bodies(client) == [b"0", b"1", b"2", b"3", b"4"]
+    assert await client.committed() == 2
+    assert await deleted(client) == []
+    assert (await client.send(body=b"5", e=0)).code == 0
+    assert await bodies(client) == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
 @pytest.mark.parametrize("checkpointed", [True, False])
 async def test_restore_after_a_restart(tmp_path: Path, checkpointed: bool) -> None:
     given = {"checkpoint_seconds": 0.05} if checkpointed else {}
-    async with running(tmp_path, **given) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **given) as client:
         await filled(client)
         assert await delete(client) == 0
         numbers = itertools.count()
         while checkpointed and not (tmp_path / "checkpoint.previous").exists():
             await client.create_topic(f"U{next(numbers)}", 1)  # without a change there is no checkpoint
             await trio.sleep(0.02)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         assert (await restore(client))[0] == 0
         assert await bodies(client) == [b"0", b"1", b"2", b"3", b"4"]
-    async with running(tmp_path) as broker:  # and the restore itself is applied again
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:  # and the restore itself is applied again
         assert await bodies(client) == [b"0", b"1", b"2", b"3", b"4"]
         assert await client.committed() == 2
 
 
 async def test_topic_created_again_is_another_one(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await filled(client)
         assert await delete(client) == 0
         assert await delete(client) == 0  # twice does not hurt
@@ -113,8 +107,7 @@ async def test_topic_created_again_is_another_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 async def test_message_creates_a_topic_that_was_deleted_for_good(tmp_path: Path, is_deleted: bool) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await filled(client)
         if is_deleted:
             assert await delete(client) == 0
@@ -127,49 +120,41 @@ async def test_message_creates_a_topic_that_was_deleted_for_good(tmp_path: Path,
         assert await bodies(await broker.connect(), 5) == [b"first"]
 
 
-async def test_message_does_not_create_a_deleted_topic_that_can_be_restored(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await filled(client)
-        assert await delete(client) == 0
-        answer = await client.send(body=b"late", e=0)
-        assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-        assert "`raftmq topic restore`" in (answer.remark or "")
-        assert (await restore(client))[0] == 0
-        assert (await client.send(body=b"late", e=0)).code == 0
+async def test_message_does_not_create_a_deleted_topic_that_can_be_restored(client: Client) -> None:
+    await filled(client)
+    assert await delete(client) == 0
+    answer = await client.send(body=b"late", e=0)
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert "`raftmq topic restore`" in (answer.remark or "")
+    assert (await restore(client))[0] == 0
+    assert (await client.send(body=b"late", e=0)).code == 0
 
 
-async def test_names_that_cannot_be_restored(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        assert (await restore(client, "never"))[0] == ResponseCode.TOPIC_NOT_EXIST
-        assert (await restore(client, "no/name"))[0] == ResponseCode.INVALID_PARAMETER
-        await client.create_topic("L", 1, attributes="+message.type=LITE,+lite.topic.expiration=-1")
-        assert await delete(client, "L") == 0
-        assert (await restore(client, "L"))[0] == ResponseCode.TOPIC_NOT_EXIST
-        assert await delete(client, "never") == 0
-        assert await deleted(client) == []
+async def test_names_that_cannot_be_restored(client: Client) -> None:
+    assert (await restore(client, "never"))[0] == ResponseCode.TOPIC_NOT_EXIST
+    assert (await restore(client, "no/name"))[0] == ResponseCode.INVALID_PARAMETER
+    await client.create_topic("L", 1, attributes="+message.type=LITE,+lite.topic.expiration=-1")
+    assert await delete(client, "L") == 0
+    assert (await restore(client, "L"))[0] == ResponseCode.TOPIC_NOT_EXIST
+    assert await delete(client, "never") == 0
+    assert await deleted(client) == []
 
 
-async def test_delayed_message_of_a_deleted_topic_is_there_after_its_restore(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await filled(client, 2)
-        assert (await client.send(body=b"later", e=0, i=properties(DELAY="1"))).code == 0
-        assert await delete(client) == 0
+async def test_delayed_message_of_a_deleted_topic_is_there_after_its_restore(client: Client) -> None:
+    await filled(client, 2)
+    assert (await client.send(body=b"later", e=0, i=properties(DELAY="1"))).code == 0
+    assert await delete(client) == 0
 
-        async def is_due() -> bool:
-            return bool((await deleted(client))[0]["messages"] == 3)
+    async def is_due() -> bool:
+        return bool((await deleted(client))[0]["messages"] == 3)
 
-        await until(is_due, seconds=15)
-        assert (await restore(client))[0] == 0
-        assert await bodies(client) == [b"0", b"1", b"later"]
+    await until(is_due, seconds=15)
+    assert (await restore(client))[0] == 0
+    assert await bodies(client) == [b"0", b"1", b"later"]
 
 
 async def test_topic_without_messages_is_forgotten_when_its_time_is_over(tmp_path: Path) -> None:
-    async with running(tmp_path, retention_hours=0.00001) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, retention_hours=0.00001) as client:
         assert await delete(client) == 0
 
         async def is_forgotten() -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.raft_group import GroupAction, GroupAnswer, GroupCommand
-from tests.support.running_broker import Client, running
+from tests.support.running_broker import Client, broker_client, running
 
 pytestmark = pytest.mark.trio
 
@@ -38,22 +38,20 @@ async def test_status_shows_the_members_as_the_leader_sees_them(tmp_path: Path) 
         )
 
 
-async def test_a_learner_comes_and_goes_while_messages_are_taken(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        added = await command(client, "add", "n7", "127.0.0.1:1")
-        assert (added.done, added.code, added.text) == (True, "", "n7 at 127.0.0.1:1 is a learner now")
-        learner = added.view.member("n7")
-        assert learner is not None
-        assert (learner.role, learner.address, learner.match_index) == ("learner", "127.0.0.1:1", 0)
-        assert (await client.send()).code == 0
-        early = await command(client, "promote", "n7")
-        assert (early.done, early.code) == (False, "NOT_CAUGHT_UP")
-        assert re.search(r"^n7 .*lacks \d+ of \d+ entries$", early.text)
-        assert (await command(client, "transfer", "n7")).code == "UNKNOWN_NODE"
-        removed = await command(client, "remove", "n7")
-        assert (removed.done, removed.text) == (True, "n7 is not a member any more")
-        assert [member.node_id for member in removed.view.members] == ["n0"]
+async def test_a_learner_comes_and_goes_while_messages_are_taken(client: Client) -> None:
+    added = await command(client, "add", "n7", "127.0.0.1:1")
+    assert (added.done, added.code, added.text) == (True, "", "n7 at 127.0.0.1:1 is a learner now")
+    learner = added.view.member("n7")
+    assert learner is not None
+    assert (learner.role, learner.address, learner.match_index) == ("learner", "127.0.0.1:1", 0)
+    assert (await client.send()).code == 0
+    early = await command(client, "promote", "n7")
+    assert (early.done, early.code) == (False, "NOT_CAUGHT_UP")
+    assert re.search(r"^n7 .*lacks \d+ of \d+ entries$", early.text)
+    assert (await command(client, "transfer", "n7")).code == "UNKNOWN_NODE"
+    removed = await command(client, "remove", "n7")
+    assert (removed.done, removed.text) == (True, "n7 is not a member any more")
+    assert [member.node_id for member in removed.view.members] == ["n0"]
 
 
 @pytest.mark.parametrize(
@@ -82,31 +80,25 @@ async def test_a_change_that_makes_no_sense_is_refused_in_words(
         assert words in answer.text
 
 
-async def test_learners_are_bounded(tmp_path: Path) -> None:
+async def test_learners_are_bounded(client: Client) -> None:
     """All members stand in the notes of the log, which are small; a configuration that does not fit ends all nodes."""
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for number in range(1, 16):
-            assert (await command(client, "add", f"n{number}", f"127.0.0.1:{number}")).done
-        answer = await command(client, "add", "n16", "127.0.0.1:16")
-        assert (answer.done, answer.code) == (False, "INVALID_CHANGE")
-        assert len(answer.view.members) == 16
+    for number in range(1, 16):
+        assert (await command(client, "add", f"n{number}", f"127.0.0.1:{number}")).done
+    answer = await command(client, "add", "n16", "127.0.0.1:16")
+    assert (answer.done, answer.code) == (False, "INVALID_CHANGE")
+    assert len(answer.view.members) == 16
 
 
-async def test_a_transfer_without_a_suitable_peer_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        assert (await command(client, "transfer", "n0")).text == "n0 leads already"
-        alone = await command(client, "transfer")
-        assert (alone.done, alone.code, alone.text) == (False, "NOT_CAUGHT_UP", "n0 has no peer")
+async def test_a_transfer_without_a_suitable_peer_is_refused(client: Client) -> None:
+    assert (await command(client, "transfer", "n0")).text == "n0 leads already"
+    alone = await command(client, "transfer")
+    assert (alone.done, alone.code, alone.text) == (False, "NOT_CAUGHT_UP", "n0 has no peer")
 
 
-async def test_a_command_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for body in (b"", b"{", b'{"action":"explode"}'):
-            assert (await client.request(RequestCode.MANAGE_GROUP, body=body)).code == ResponseCode.INVALID_PARAMETER
-        assert await client.alive()
+async def test_a_command_that_cannot_be_read_is_refused(client: Client) -> None:
+    for body in (b"", b"{", b'{"action":"explode"}'):
+        assert (await client.request(RequestCode.MANAGE_GROUP, body=body)).code == ResponseCode.INVALID_PARAMETER
+    assert await client.alive()
 
 
 @pytest.mark.parametrize(
@@ -119,8 +111,7 @@ async def test_strangers_may_not_change_the_group(
 
     real = RaftMembers.is_allowed
     monkeypatch.setattr(RaftMembers, "is_allowed", lambda self, peer: real(self, "10.1.2.3:4000"))
-    async with running(tmp_path, admin_networks=networks) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, admin_networks=networks) as client:
         answer = await client.request(RequestCode.MANAGE_GROUP, body=GroupCommand(action="status").encode())
         assert answer.code == (ResponseCode.SUCCESS if allowed else ResponseCode.NO_PERMISSION)
         assert allowed or "admin_networks" in (answer.remark or "")

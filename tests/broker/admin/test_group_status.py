@@ -15,7 +15,7 @@ from mq.protocol.frames import BINARY, JSON
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from mq.protocol.wire import fastjson
 from mq.protocol.wire.encoding import encode_request
-from tests.support.running_broker import SUBSCRIPTION, Answer, Client, RunningBroker, limited, running
+from tests.support.running_broker import SUBSCRIPTION, Answer, Client, RunningBroker, broker_client, limited, running
 
 pytestmark = pytest.mark.trio
 
@@ -145,106 +145,100 @@ QUESTIONS: list[tuple[RequestCode, dict[str, Any] | None, Callable[[Any], None]]
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_broker_reports_the_state_of_its_groups(tmp_path: Path, serialization: int) -> None:
-    async with running(tmp_path) as broker:
-        asking = await broker.connect()
-        await asking.create_topic("T", 2)
-        for _ in range(3):
-            await asking.send()
-        client = await member(broker)
-        await commit(client, 2)
-        await commit(asking, 1, group="Stored")
-        for code, ext, check in QUESTIONS:
-            answer = await asking.request(code, ext, serialization=serialization)
-            assert (answer.code, answer.ext, answer.serialization) == (ResponseCode.SUCCESS, {}, serialization), code
-            assert b" " not in answer.body.replace(b"A || B", b""), code
-            check(fastjson.parse(answer.body))
+async def test_a_broker_reports_the_state_of_its_groups(broker: RunningBroker, serialization: int) -> None:
+    asking = await broker.connect()
+    await asking.create_topic("T", 2)
+    for _ in range(3):
+        await asking.send()
+    client = await member(broker)
+    await commit(client, 2)
+    await commit(asking, 1, group="Stored")
+    for code, ext, check in QUESTIONS:
+        answer = await asking.request(code, ext, serialization=serialization)
+        assert (answer.code, answer.ext, answer.serialization) == (ResponseCode.SUCCESS, {}, serialization), code
+        assert b" " not in answer.body.replace(b"A || B", b""), code
+        check(fastjson.parse(answer.body))
 
 
-async def test_groups_that_are_not_there(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        for code, ext, wanted in (
-            (RequestCode.GET_CONSUMER_CONNECTION_LIST, GROUP, ResponseCode.CONSUMER_NOT_ONLINE),
-            (RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "P"}, ResponseCode.SYSTEM_ERROR),
-            (RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"group": "G", "topic": "T"}, ResponseCode.SYSTEM_ERROR),
-            (RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"group": "G", "topic": "U"}, ResponseCode.SYSTEM_ERROR),
-            (RequestCode.GET_CONSUMER_RUNNING_INFO, GROUP | {"clientId": "c"}, ResponseCode.SYSTEM_ERROR),
-            (RequestCode.CONSUME_MESSAGE_DIRECTLY, GROUP | {"clientId": "c"}, ResponseCode.SYSTEM_ERROR),
-            (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset_ext(), ResponseCode.SYSTEM_ERROR),
-            (RequestCode.GET_CONSUMER_CONNECTION_LIST, {}, ResponseCode.SYSTEM_ERROR),
-        ):
-            answer = await client.request(code, ext)
-            assert answer.code == wanted, (code, answer)
-            assert answer.remark, code
+async def test_groups_that_are_not_there(client: Client) -> None:
+    await client.create_topic("T", 1)
+    for code, ext, wanted in (
+        (RequestCode.GET_CONSUMER_CONNECTION_LIST, GROUP, ResponseCode.CONSUMER_NOT_ONLINE),
+        (RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "P"}, ResponseCode.SYSTEM_ERROR),
+        (RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"group": "G", "topic": "T"}, ResponseCode.SYSTEM_ERROR),
+        (RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"group": "G", "topic": "U"}, ResponseCode.SYSTEM_ERROR),
+        (RequestCode.GET_CONSUMER_RUNNING_INFO, GROUP | {"clientId": "c"}, ResponseCode.SYSTEM_ERROR),
+        (RequestCode.CONSUME_MESSAGE_DIRECTLY, GROUP | {"clientId": "c"}, ResponseCode.SYSTEM_ERROR),
+        (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset_ext(), ResponseCode.SYSTEM_ERROR),
+        (RequestCode.GET_CONSUMER_CONNECTION_LIST, {}, ResponseCode.SYSTEM_ERROR),
+    ):
+        answer = await client.request(code, ext)
+        assert answer.code == wanted, (code, answer)
+        assert answer.remark, code
 
 
 # -- what members are asked --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_the_offsets_that_members_have_in_memory(tmp_path: Path, serialization: int) -> None:
-    async with running(tmp_path) as broker:
-        asking = await broker.connect()
-        await asking.create_topic("T", 1)
-        one, two = await member(broker, "c1"), await member(broker, "c2")
-        ext = {"topic": "T", "group": "G"}
-        opaque = await asking.post(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext, serialization=serialization)
-        for client, offset in ((one, 5), (two, 6)):
-            question, _ = await client.question()
-            assert (question.code, question.flag) == (RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, 0)
-            assert (question.ext.topic, question.ext.group) == ("T", "G")
-            text = '{"consumerTable":{},"messageQueueTable":{' + KEY % 0 + f":{offset}}}}}"
-            await client.reply(question, body=text.encode())
-        answer = await asking.answer(opaque)
-        assert (answer.code, answer.ext, answer.serialization) == (ResponseCode.SUCCESS, {}, serialization)
-        table = '{"c1":{' + KEY % 0 + ':5},"c2":{' + KEY % 0 + ":6}}"
-        assert answer.body.decode() == '{"consumerTable":' + table + ',"messageQueueTable":{}}'
+async def test_the_offsets_that_members_have_in_memory(broker: RunningBroker, serialization: int) -> None:
+    asking = await broker.connect()
+    await asking.create_topic("T", 1)
+    one, two = await member(broker, "c1"), await member(broker, "c2")
+    ext = {"topic": "T", "group": "G"}
+    opaque = await asking.post(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext, serialization=serialization)
+    for client, offset in ((one, 5), (two, 6)):
+        question, _ = await client.question()
+        assert (question.code, question.flag) == (RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, 0)
+        assert (question.ext.topic, question.ext.group) == ("T", "G")
+        text = '{"consumerTable":{},"messageQueueTable":{' + KEY % 0 + f":{offset}}}}}"
+        await client.reply(question, body=text.encode())
+    answer = await asking.answer(opaque)
+    assert (answer.code, answer.ext, answer.serialization) == (ResponseCode.SUCCESS, {}, serialization)
+    table = '{"c1":{' + KEY % 0 + ':5},"c2":{' + KEY % 0 + ":6}}"
+    assert answer.body.decode() == '{"consumerTable":' + table + ',"messageQueueTable":{}}'
 
-        # One that talks nonsense and one that goes away are left out.
-        opaque = await asking.post(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext)
-        question, _ = await one.question()
-        await one.reply(question, body=b"\xff[")
-        await two.stream.aclose()
-        assert json.loads((await asking.answer(opaque)).body)["consumerTable"] == {}
-        opaque = await asking.post(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext | {"clientAddr": "c1"})
-        await one.reply((await one.question())[0], body=b'{"messageQueueTable":{}}')
-        assert json.loads((await asking.answer(opaque)).body)["consumerTable"] == {"c1": {}}
+    # One that talks nonsense and one that goes away are left out.
+    opaque = await asking.post(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext)
+    question, _ = await one.question()
+    await one.reply(question, body=b"\xff[")
+    await two.stream.aclose()
+    assert json.loads((await asking.answer(opaque)).body)["consumerTable"] == {}
+    opaque = await asking.post(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext | {"clientAddr": "c1"})
+    await one.reply((await one.question())[0], body=b'{"messageQueueTable":{}}')
+    assert json.loads((await asking.answer(opaque)).body)["consumerTable"] == {"c1": {}}
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_running_info_is_relayed(tmp_path: Path, serialization: int) -> None:
-    async with running(tmp_path) as broker:
-        asking, client = await broker.connect(), await member(broker)
-        ext = GROUP | {"clientId": "c1", "jstackEnable": True}
-        opaque = await asking.post(RequestCode.GET_CONSUMER_RUNNING_INFO, ext, serialization=serialization)
-        question, _ = await client.question()
-        assert (question.code, question.ext.consumer_group) == (RequestCode.GET_CONSUMER_RUNNING_INFO, "G")
-        assert (question.ext.client_id, question.ext.stack) == ("c1", True)
-        await client.reply(question, body=b'{"jstack":"x"}', ext={"a": "b"}, remark="fine")
-        answer = await asking.answer(opaque)
-        assert answer[:1] + answer[2:] == (ResponseCode.SUCCESS, {"a": "b"}, "fine", b'{"jstack":"x"}', serialization)
+async def test_running_info_is_relayed(broker: RunningBroker, serialization: int) -> None:
+    asking, client = await broker.connect(), await member(broker)
+    ext = GROUP | {"clientId": "c1", "jstackEnable": True}
+    opaque = await asking.post(RequestCode.GET_CONSUMER_RUNNING_INFO, ext, serialization=serialization)
+    question, _ = await client.question()
+    assert (question.code, question.ext.consumer_group) == (RequestCode.GET_CONSUMER_RUNNING_INFO, "G")
+    assert (question.ext.client_id, question.ext.stack) == ("c1", True)
+    await client.reply(question, body=b'{"jstack":"x"}', ext={"a": "b"}, remark="fine")
+    answer = await asking.answer(opaque)
+    assert answer[:1] + answer[2:] == (ResponseCode.SUCCESS, {"a": "b"}, "fine", b'{"jstack":"x"}', serialization)
 
 
-async def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        asking, client = await broker.connect(), await member(broker)
-        await asking.create_topic("T", 1)
-        sent = await asking.send(body=b"this one")
-        ext = GROUP | {"clientId": "c1", "msgId": sent.ext["msgId"], "topic": "T"}
-        opaque = await asking.post(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext)
-        question, body = await client.question()
-        assert (question.ext.consumer_group, question.ext.client_id) == ("G", "c1")
-        assert (question.ext.message_id, question.ext.broker_name) == (sent.ext["msgId"], "broker-a")
-        assert body == (await asking.pull()).body
-        await client.reply(question, ResponseCode.SYSTEM_ERROR, remark="no")
-        answer = await asking.answer(opaque)
-        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "no")
-        for message_id in ("x", "0" * 32, "7F0000010000000000000000FFFFFFFF", "-" * 32):
-            answer = await asking.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext | {"msgId": message_id})
-            assert answer.code == ResponseCode.SYSTEM_ERROR, message_id
-        assert client.questions == []
+async def test_a_message_is_consumed_directly(broker: RunningBroker) -> None:
+    asking, client = await broker.connect(), await member(broker)
+    await asking.create_topic("T", 1)
+    sent = await asking.send(body=b"this one")
+    ext = GROUP | {"clientId": "c1", "msgId": sent.ext["msgId"], "topic": "T"}
+    opaque = await asking.post(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext)
+    question, body = await client.question()
+    assert (question.ext.consumer_group, question.ext.client_id) == ("G", "c1")
+    assert (question.ext.message_id, question.ext.broker_name) == (sent.ext["msgId"], "broker-a")
+    assert body == (await asking.pull()).body
+    await client.reply(question, ResponseCode.SYSTEM_ERROR, remark="no")
+    answer = await asking.answer(opaque)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "no")
+    for message_id in ("x", "0" * 32, "7F0000010000000000000000FFFFFFFF", "-" * 32):
+        answer = await asking.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext | {"msgId": message_id})
+        assert answer.code == ResponseCode.SYSTEM_ERROR, message_id
+    assert client.questions == []
 
 
 async def test_members_that_do_not_answer_in_time(tmp_path: Path) -> None:
@@ -310,9 +304,7 @@ async def store_times(client: Client, count: int) -> list[int]:
 
 
 async def test_a_reset_to_the_millisecond_also_of_a_group_that_is_away(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
+    async with broker_client(tmp_path, queues=2) as client:
         times = await store_times(client, 4)
         await commit(client, 4)
         for timestamp, offset in (
@@ -325,42 +317,39 @@ async def test_a_reset_to_the_millisecond_also_of_a_group_that_is_away(tmp_path:
         assert await (await broker.connect()).committed() == 4
 
 
-async def test_without_force_only_backwards(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        times = await store_times(client, 3)
-        await commit(client, 2)
-        assert await reset(client, -1, isForce=False) == {KEY % 0: 2}
-        assert await reset(client, times[1], isForce=False) == {KEY % 0: 1}
-        assert await client.committed() == 1
-        assert await reset(client, 0, queueId=0, offset=2) == {KEY % 0: 2}
-        assert await reset(client, 0, queueId=0, offset=3) == {KEY % 0: 3}
+async def test_without_force_only_backwards(client: Client) -> None:
+    await client.create_topic("T", 1)
+    times = await store_times(client, 3)
+    await commit(client, 2)
+    assert await reset(client, -1, isForce=False) == {KEY % 0: 2}
+    assert await reset(client, times[1], isForce=False) == {KEY % 0: 1}
+    assert await client.committed() == 1
+    assert await reset(client, 0, queueId=0, offset=2) == {KEY % 0: 2}
+    assert await reset(client, 0, queueId=0, offset=3) == {KEY % 0: 3}
 
 
 @pytest.mark.parametrize("language", ["JAVA", "CPP"])
-async def test_members_are_notified_of_a_reset(tmp_path: Path, language: str) -> None:
-    async with running(tmp_path) as broker:
-        asking = await broker.connect()
-        await asking.create_topic("T", 1)
-        await store_times(asking, 2)
-        one, two = await member(broker, "c1"), await member(broker, "c2")
-        ext = {name: str(value).lower() if value is True else str(value) for name, value in reset_ext(0).items()}
-        data = encode_request(
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, 77, ext=ext | {"topic": "T", "group": "G"}, language=language
-        )
-        await asking.stream.send_all(data)
-        assert fastjson.parse((await asking.answer(77)).body) == {"offsetTable": {KEY % 0: 0}}
-        for client in (one, two):
-            question, body = await client.question()
-            assert (question.code, question.flag) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, 2)
-            assert (question.ext.topic, question.ext.group) == ("T", "G")
-            assert (question.ext.timestamp_ms, question.ext.force) == (0, True)
-            if language == "CPP":
-                row = {"brokerName": "broker-a", "offset": 0, "queueId": 0, "topic": "T"}
-                assert json.loads(body) == {"offsetTable": [row]}
-            else:
-                assert body.decode() == '{"offsetTable":{' + KEY % 0 + ":0}}"
+async def test_members_are_notified_of_a_reset(broker: RunningBroker, language: str) -> None:
+    asking = await broker.connect()
+    await asking.create_topic("T", 1)
+    await store_times(asking, 2)
+    one, two = await member(broker, "c1"), await member(broker, "c2")
+    ext = {name: str(value).lower() if value is True else str(value) for name, value in reset_ext(0).items()}
+    data = encode_request(
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, 77, ext=ext | {"topic": "T", "group": "G"}, language=language
+    )
+    await asking.stream.send_all(data)
+    assert fastjson.parse((await asking.answer(77)).body) == {"offsetTable": {KEY % 0: 0}}
+    for client in (one, two):
+        question, body = await client.question()
+        assert (question.code, question.flag) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, 2)
+        assert (question.ext.topic, question.ext.group) == ("T", "G")
+        assert (question.ext.timestamp_ms, question.ext.force) == (0, True)
+        if language == "CPP":
+            row = {"brokerName": "broker-a", "offset": 0, "queueId": 0, "topic": "T"}
+            assert json.loads(body) == {"offsetTable": [row]}
+        else:
+            assert body.decode() == '{"offsetTable":{' + KEY % 0 + ":0}}"
 
 
 async def test_running_consumer_cannot_undo_a_reset(tmp_path: Path) -> None:
@@ -384,77 +373,69 @@ async def test_running_consumer_cannot_undo_a_reset(tmp_path: Path) -> None:
         assert await asking.committed() == 2
         assert (await client.pull(offset=3)).code == ResponseCode.SUCCESS
 
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         assert (await client.pull(offset=4)).code == ResponseCode.PULL_NOT_FOUND
         await reset(client, 0)
-    async with running(tmp_path) as broker:  # a reset outlives the leader that did it
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:  # a reset outlives the leader that did it
         await commit(client, 4)
         assert (await client.pull(offset=4)).code == ResponseCode.PULL_OFFSET_MOVED
         assert await client.committed() == 0
 
 
-async def test_resets_that_are_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        await client.fill(1)
-        await commit(client, 1)
-        last_index = (await client.info())["raftmq.lastIndex"]
-        for given in (
-            {"topic": "Nothing"},
-            {"topic": "../T"},
-            {"group": "Nobody"},
-            {"group": "../G"},
-            {"group": ""},
-            {"timestamp": -2},
-            {"timestamp": -(2**63)},
-            {"timestamp": 2**64},
-            {"queueId": 1},
-            {"queueId": 2**31 - 1},
-            {"queueId": 0, "offset": 2},
-            {"queueId": 0, "offset": 2**40},
-        ):
-            answer = await client.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset_ext() | given)
-            assert answer.code == ResponseCode.SYSTEM_ERROR, (given, answer)
-        assert (await client.info())["raftmq.lastIndex"] == last_index
+async def test_resets_that_are_refused(client: Client) -> None:
+    await client.create_topic("T", 1)
+    await client.fill(1)
+    await commit(client, 1)
+    last_index = (await client.info())["raftmq.lastIndex"]
+    for given in (
+        {"topic": "Nothing"},
+        {"topic": "../T"},
+        {"group": "Nobody"},
+        {"group": "../G"},
+        {"group": ""},
+        {"timestamp": -2},
+        {"timestamp": -(2**63)},
+        {"timestamp": 2**64},
+        {"queueId": 1},
+        {"queueId": 2**31 - 1},
+        {"queueId": 0, "offset": 2},
+        {"queueId": 0, "offset": 2**40},
+    ):
+        answer = await client.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset_ext() | given)
+        assert answer.code == ResponseCode.SYSTEM_ERROR, (given, answer)
+    assert (await client.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_offsets_are_cloned(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for topic in ("T", "U"):
-            await client.create_topic(topic, 2)
-            await client.fill(9, topic, 1)
-            await commit(client, 5, 1, topic=topic)
-        await commit(client, 9, 1, "Other")
-        ext = {"srcGroup": "G", "destGroup": "Other", "topic": "T", "offline": False}
-        answer = await client.request(RequestCode.CLONE_GROUP_OFFSET, ext)
-        assert (answer.code, answer.ext, answer.body) == (ResponseCode.SUCCESS, {}, b"")
-        assert await client.committed("Other", queue_id=1) == 5
-        assert await client.committed("Other", "U", 1, setZeroIfNotFound=False) is None
-        assert (await client.request(RequestCode.CLONE_GROUP_OFFSET, ext | {"topic": None})).code == 0
-        assert await client.committed("Other", "U", 1) == 5
-        assert (await client.request(RequestCode.CLONE_GROUP_OFFSET, ext | {"destGroup": "../x"})).code == 1
+async def test_offsets_are_cloned(client: Client) -> None:
+    for topic in ("T", "U"):
+        await client.create_topic(topic, 2)
+        await client.fill(9, topic, 1)
+        await commit(client, 5, 1, topic=topic)
+    await commit(client, 9, 1, "Other")
+    ext = {"srcGroup": "G", "destGroup": "Other", "topic": "T", "offline": False}
+    answer = await client.request(RequestCode.CLONE_GROUP_OFFSET, ext)
+    assert (answer.code, answer.ext, answer.body) == (ResponseCode.SUCCESS, {}, b"")
+    assert await client.committed("Other", queue_id=1) == 5
+    assert await client.committed("Other", "U", 1, setZeroIfNotFound=False) is None
+    assert (await client.request(RequestCode.CLONE_GROUP_OFFSET, ext | {"topic": None})).code == 0
+    assert await client.committed("Other", "U", 1) == 5
+    assert (await client.request(RequestCode.CLONE_GROUP_OFFSET, ext | {"destGroup": "../x"})).code == 1
 
 
-async def test_a_group_is_forbidden_to_read_a_topic(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        await client.send()
+async def test_a_group_is_forbidden_to_read_a_topic(client: Client) -> None:
+    await client.create_topic("T", 1)
+    await client.send()
 
-        async def forbidden(**given: Any) -> Any:
-            ext = {"group": "G", "topic": "T"} | given
-            answer = await client.request(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, ext)
-            return json.loads(answer.body) if answer.code == 0 else answer.code
+    async def forbidden(**given: Any) -> Any:
+        ext = {"group": "G", "topic": "T"} | given
+        answer = await client.request(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, ext)
+        return json.loads(answer.body) if answer.code == 0 else answer.code
 
-        assert await forbidden() == {"group": "G", "readable": True, "topic": "T"}
-        assert await forbidden(readable=False) == {"group": "G", "readable": False, "topic": "T"}
-        assert (await client.pull()).code == ResponseCode.NO_PERMISSION
-        assert (await client.pull(consumerGroup="Other")).code == ResponseCode.SUCCESS
-        assert await forbidden(readable=True) == {"group": "G", "readable": True, "topic": "T"}
-        assert (await client.pull()).code == ResponseCode.SUCCESS
-        assert await forbidden(readable=False, topic="Nothing") == ResponseCode.TOPIC_NOT_EXIST
-        assert await forbidden(readable=False, group="../G") == ResponseCode.SYSTEM_ERROR
+    assert await forbidden() == {"group": "G", "readable": True, "topic": "T"}
+    assert await forbidden(readable=False) == {"group": "G", "readable": False, "topic": "T"}
+    assert (await client.pull()).code == ResponseCode.NO_PERMISSION
+    assert (await client.pull(consumerGroup="Other")).code == ResponseCode.SUCCESS
+    assert await forbidden(readable=True) == {"group": "G", "readable": True, "topic": "T"}
+    assert (await client.pull()).code == ResponseCode.SUCCESS
+    assert await forbidden(readable=False, topic="Nothing") == ResponseCode.TOPIC_NOT_EXIST
+    assert await forbidden(readable=False, group="../G") == ResponseCode.SYSTEM_ERROR

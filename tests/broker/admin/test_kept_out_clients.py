@@ -11,7 +11,7 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.requests.clients import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from mq.protocol.requests.removed_members import NOBODY, KeptOutList
 from tests.support.replies import three_replicas
-from tests.support.running_broker import Client, running
+from tests.support.running_broker import Client, broker_client
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -48,18 +48,15 @@ async def members(client: Client) -> list[str]:
 
 
 async def test_a_removed_member_stays_out_after_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert await members(client) == ["c1"]
         await remove(client)
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert await is_kept_out(client), "it is, as soon as this replica leads"
         assert await members(client) == [NOBODY]
         await remove(client, keep_out_ms=0)
         assert await members(client) == ["c1"]
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert await members(client) == ["c1"]
         assert await kept_out(client) == []
 

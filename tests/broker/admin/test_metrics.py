@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from mq.broker.admin.metrics import _BY_PREFIX, BY_COUNTER
+from mq.broker.broker import Broker
 from mq.monitoring.families import Families, Family, Histogram, Kind, render
 from mq.monitoring.process import certificate_families, process_families
 from mq.namesrv.metrics import collect
 from mq.namesrv.route_table import RouteTable
 from mq.protocol.codes import RequestCode
 from tests.support.popping import popped
-from tests.support.running_broker import Client, note_brokers, properties, running
+from tests.support.running_broker import Client, broker_client, properties, running
 from tests.support.steps import result_of
 from tests.support.waiting import until
 
@@ -39,8 +40,7 @@ async def commit(client: Client, group: str, queue_id: int, offset: int) -> None
     assert (await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == 0
 
 
-async def test_every_counter_has_a_metric_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = note_brokers(monkeypatch)
+async def test_every_counter_has_a_metric_of_its_own(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path):
         counters = {name for name in brokers[0]._counters() if not name.startswith((*_BY_PREFIX,))}
         families = result_of(brokers[0].services.metrics.collect())
@@ -55,10 +55,8 @@ async def test_every_counter_has_a_metric_of_its_own(tmp_path: Path, monkeypatch
         assert b"raftmq_raft_term" in result_of(render(families, accept))[1]
 
 
-async def test_popped_messages_are_counted_by_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+async def test_popped_messages_are_counted_by_priority(tmp_path: Path, brokers: list[Broker]) -> None:
+    async with broker_client(tmp_path) as client:
         await client.create_topic("T", 12, attributes="+message.type=PRIORITY")
         for priority in (0, 3, 3, 10, 11, 900):
             sent = await client.send(i=properties(_SYS_MSG_PRIORITY_=str(priority), UNIQ_KEY="K"))
@@ -69,11 +67,8 @@ async def test_popped_messages_are_counted_by_priority(tmp_path: Path, monkeypat
     assert {level: count for (level,), count in counted.items() if count} == {"0": 1, "3": 2, "10+": 3}
 
 
-async def test_lag_is_that_of_consumer_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
+async def test_lag_is_that_of_consumer_progress(tmp_path: Path, brokers: list[Broker]) -> None:
+    async with broker_client(tmp_path, queues=2) as client:
         for number in range(10):
             await client.send(body=b"%d" % number, e=number % 2, i=properties(KEYS="k"))
         await commit(client, "G", 0, 2)
@@ -97,13 +92,8 @@ async def test_lag_is_that_of_consumer_progress(tmp_path: Path, monkeypatch: pyt
         assert (lag["P", "T"], in_flight["P", "T"]) == (int(told[1]), int(told[2]))
 
 
-async def test_metric_series_are_bounded_and_omitted_ones_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path, metrics_series_max=100) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+async def test_metric_series_are_bounded_and_omitted_ones_are_counted(tmp_path: Path, brokers: list[Broker]) -> None:
+    async with broker_client(tmp_path, queues=1, metrics_series_max=100) as client:
         for number in range(150):
             await commit(client, f"G{number}", 0, 0)
         families = result_of(brokers[0].services.metrics.collect())
@@ -113,10 +103,7 @@ async def test_metric_series_are_bounded_and_omitted_ones_are_counted(
     assert 200 <= dropped < 220, "lag and messages under way of 150 groups, less those that have room"
 
 
-async def test_a_follower_does_not_repeat_the_metrics_of_the_leader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    brokers = note_brokers(monkeypatch)
+async def test_a_follower_does_not_repeat_the_metrics_of_the_leader(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path) as broker:
         await (await broker.connect()).send()
         brokers[0].appender.is_open = False
@@ -127,9 +114,8 @@ async def test_a_follower_does_not_repeat_the_metrics_of_the_leader(
     assert not names & {"rocketmq_messages_in", "rocketmq_consumer_lag_messages", "rocketmq_storage_size"}
 
 
-async def test_the_guide_names_every_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_guide_names_every_metric(tmp_path: Path, brokers: list[Broker]) -> None:
     """With REWRITE=1 the table is written anew."""
-    brokers = note_brokers(monkeypatch)
     async with running(tmp_path):
         families = result_of(brokers[0].services.metrics.collect())
     server = [*process_families({}), *certificate_families({}, None)]

@@ -8,7 +8,7 @@ import pytest
 
 from mq.broker.net.not_served import why_not_served
 from mq.protocol.codes import ResponseCode
-from tests.support.running_broker import running
+from tests.support.running_broker import broker_client
 
 
 def test_refused_master_requests_name_the_command_to_use() -> None:
@@ -23,8 +23,7 @@ def test_an_unknown_code_is_named() -> None:
 
 @pytest.mark.trio
 async def test_broker_names_the_reason_of_unsupported_requests(tmp_path: Path) -> None:
-    async with running(tmp_path / "n0") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path / "n0") as client:
         answer = await client.request(907)
         assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         assert "neither masters nor slaves" in (answer.remark or "")

@@ -10,7 +10,7 @@ import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.group_progress import ResetConsumerClientOffset
-from tests.support.running_broker import Answer, Client, properties, running
+from tests.support.running_broker import Answer, Client, RunningBroker, broker_client, properties
 from tests.support.short_logs import SMALL, fill, shortened
 from tests.support.stored_messages import stored
 from tests.support.waiting import until
@@ -42,58 +42,53 @@ async def four_messages(client: Client) -> None:
         assert (await client.send(body=b"%d" % number, e=0, i=properties(UNIQ_KEY=f"u{number}", TAGS="x"))).code == 0
 
 
-async def test_skipped_message_is_a_dead_letter_of_its_group(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await four_messages(client)
-        assert (await skip(client, 0)).code == 0  # a young queue: the group has stored no offset yet
-        await client.pull(offset=1)  # the group goes on
-        await commit(client, 2)
-        answer = await skip(client, 2)
-        assert (answer.code, answer.ext) == (0, {"nextOffset": "3", "deadLetterTopic": DEAD})
-        assert await offset_of(client) == 3
-        first, dead = await stored(client, DEAD)
-        assert (first.body, dead.body, dead.reconsume_times) == (b"0", b"2", 1)
-        said = dead.properties
-        assert said["RAFTMQ_DEAD_REASON"] == "skipped by an operator"
-        assert said["RAFTMQ_DEAD_BY"].startswith("ann@desk from 127.0.0.1:")
-        assert (said["RAFTMQ_DEAD_GROUP"], said["DLQ_ORIGIN_TOPIC"], said["UNIQ_KEY"]) == ("G", "T", "u2")
-        assert (said["RAFTMQ_ORIGIN_BROKER"], said["RAFTMQ_ORIGIN_QUEUE"], said["RAFTMQ_ORIGIN_OFFSET"]) == (
-            "broker-a",
-            "0",
-            "2",
-        )
-        assert int(said["RAFTMQ_DEAD_MS"]) >= dead.born_timestamp_ms
+async def test_skipped_message_is_a_dead_letter_of_its_group(client: Client) -> None:
+    await four_messages(client)
+    assert (await skip(client, 0)).code == 0  # a young queue: the group has stored no offset yet
+    await client.pull(offset=1)  # the group goes on
+    await commit(client, 2)
+    answer = await skip(client, 2)
+    assert (answer.code, answer.ext) == (0, {"nextOffset": "3", "deadLetterTopic": DEAD})
+    assert await offset_of(client) == 3
+    first, dead = await stored(client, DEAD)
+    assert (first.body, dead.body, dead.reconsume_times) == (b"0", b"2", 1)
+    said = dead.properties
+    assert said["RAFTMQ_DEAD_REASON"] == "skipped by an operator"
+    assert said["RAFTMQ_DEAD_BY"].startswith("ann@desk from 127.0.0.1:")
+    assert (said["RAFTMQ_DEAD_GROUP"], said["DLQ_ORIGIN_TOPIC"], said["UNIQ_KEY"]) == ("G", "T", "u2")
+    assert (said["RAFTMQ_ORIGIN_BROKER"], said["RAFTMQ_ORIGIN_QUEUE"], said["RAFTMQ_ORIGIN_OFFSET"]) == (
+        "broker-a",
+        "0",
+        "2",
+    )
+    assert int(said["RAFTMQ_DEAD_MS"]) >= dead.born_timestamp_ms
 
 
-async def test_only_the_message_at_which_a_group_stands_is_skipped(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await four_messages(client)
-        await commit(client, 1)
-        for offset in (0, 2, -1, 2**63 - 1):
-            answer = await skip(client, offset)
-            assert answer.code == ResponseCode.ILLEGAL_OPERATION
-            assert "stands at offset 1 in queue 0 of T" in str(answer.remark)
-        await commit(client, 4)
-        answer = await skip(client, 4)
-        assert (answer.code, "there is no message 4" in str(answer.remark)) == (ResponseCode.ILLEGAL_OPERATION, True)
-        refusals: list[tuple[dict[str, Any], int]] = [
-            ({"group": "Other"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
-            ({"topic": "Other"}, ResponseCode.TOPIC_NOT_EXIST),
-            ({"queueId": 1}, ResponseCode.INVALID_PARAMETER),
-            ({"queueId": -1}, ResponseCode.INVALID_PARAMETER),
-        ]
-        for given, code in refusals:
-            assert (await skip(client, 4, **given)).code == code, given
-        assert await stored(client, DEAD) == []
-        assert await offset_of(client) == 4
+async def test_only_the_message_at_which_a_group_stands_is_skipped(client: Client) -> None:
+    await four_messages(client)
+    await commit(client, 1)
+    for offset in (0, 2, -1, 2**63 - 1):
+        answer = await skip(client, offset)
+        assert answer.code == ResponseCode.ILLEGAL_OPERATION
+        assert "stands at offset 1 in queue 0 of T" in str(answer.remark)
+    await commit(client, 4)
+    answer = await skip(client, 4)
+    assert (answer.code, "there is no message 4" in str(answer.remark)) == (ResponseCode.ILLEGAL_OPERATION, True)
+    refusals: list[tuple[dict[str, Any], int]] = [
+        ({"group": "Other"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        ({"topic": "Other"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"queueId": 1}, ResponseCode.INVALID_PARAMETER),
+        ({"queueId": -1}, ResponseCode.INVALID_PARAMETER),
+    ]
+    for given, code in refusals:
+        assert (await skip(client, 4, **given)).code == code, given
+    assert await stored(client, DEAD) == []
+    assert await offset_of(client) == 4
 
 
 async def test_commit_in_flight_counts_before_a_skip(tmp_path: Path) -> None:
     """Otherwise the skip would take the group back to where it was before that commit."""
-    async with running(tmp_path, offset_commit_seconds=1000.0) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, offset_commit_seconds=1000.0) as client:
         await four_messages(client)
         ext = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 3}
         await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, ext, oneway=True)
@@ -104,8 +99,7 @@ async def test_commit_in_flight_counts_before_a_skip(tmp_path: Path) -> None:
 
 
 async def test_first_message_left_by_retention_is_skipped(tmp_path: Path) -> None:
-    async with running(tmp_path, **SMALL) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **SMALL) as client:
         await four_messages(client)
         await commit(client, 1)
         await fill(client)
@@ -125,20 +119,19 @@ async def test_first_message_left_by_retention_is_skipped(tmp_path: Path) -> Non
         assert len(await stored(client, DEAD)) == 1
 
 
-async def test_members_are_sent_past_the_skipped_message(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client, member = await broker.connect(), await broker.connect()
-        await four_messages(client)
-        await member.heartbeat("m", "G")
-        await commit(client, 1)
-        assert (await skip(client, 1)).code == 0
-        request, body = await member.question()
-        assert isinstance(request, ResetConsumerClientOffset)
-        assert msgspec.to_builtins(request)["extFields"]["group"] == "G"
-        assert body == b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:2}}'
-        ext = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 4}
-        ignored = await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
-        assert "no consumer has continued from there yet" in str(ignored.remark)
-        assert await offset_of(client) == 2
-        # A member that missed the notice is moved by its next pull.
-        assert (await client.pull(offset=1)).ext["nextBeginOffset"] == "2"
+async def test_members_are_sent_past_the_skipped_message(broker: RunningBroker) -> None:
+    client, member = await broker.connect(), await broker.connect()
+    await four_messages(client)
+    await member.heartbeat("m", "G")
+    await commit(client, 1)
+    assert (await skip(client, 1)).code == 0
+    request, body = await member.question()
+    assert isinstance(request, ResetConsumerClientOffset)
+    assert msgspec.to_builtins(request)["extFields"]["group"] == "G"
+    assert body == b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:2}}'
+    ext = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 4}
+    ignored = await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+    assert "no consumer has continued from there yet" in str(ignored.remark)
+    assert await offset_of(client) == 2
+    # A member that missed the notice is moved by its next pull.
+    assert (await client.pull(offset=1)).ext["nextBeginOffset"] == "2"

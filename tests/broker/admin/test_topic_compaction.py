@@ -11,6 +11,7 @@ import trio
 
 from mq.broker.admin import topic_compaction
 from mq.broker.admin.topic_compaction import TopicCompaction
+from mq.broker.broker import Broker
 from mq.broker.retention_floor import NOTHING
 from mq.broker.state.commands import PutTopic, TopicConfig, encode_command
 from mq.broker.state.expired_messages import ExpireMessages
@@ -24,7 +25,7 @@ from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION, DELETE_RETENTION
 from tests.support.compaction import shorten_hours
 from tests.support.name_server_and_broker import cluster
-from tests.support.running_broker import Client, note_brokers, properties, running, send_ext
+from tests.support.running_broker import Client, broker_client, properties, running, send_ext
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -79,9 +80,7 @@ async def expires_all(client: Client, topic: str = "T") -> None:
 
 @pytest.mark.usefixtures("short_hours")
 async def test_the_newest_value_of_each_key_stays(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T")).code == 0
+    async with broker_client(tmp_path, queues=1, group="b-a") as client:
         for turn in range(3):
             for key in "abc":
                 assert (await put(client, key, b"%s%d" % (key.encode(), turn), TAGS="t")).code == 0
@@ -96,8 +95,7 @@ async def test_the_newest_value_of_each_key_stays(tmp_path: Path) -> None:
         found = await read_all(client)
         assert values(found) == {"a": b"a2", "b": b"b2", "c": b"c2"}
         assert all(each.properties[props.CARRIED].split()[0] in ("6", "7", "8") for each in found)
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert values(await read_all(client)) == {"a": b"a2", "b": b"b2", "c": b"c2"}
         await expires_all(client)
         assert values(await read_all(client)) == {"a": b"a2", "b": b"b2", "c": b"c2"}
@@ -110,8 +108,7 @@ async def test_old_messages_go_though_a_step_comes_before_the_next_retry(
     """Steps without anything to expire do not put off what is due."""
     monkeypatch.setattr(topic_compaction, "_LINGER_SECONDS", 0.2)
     monkeypatch.setattr(topic_compaction, "_AGAIN_SECONDS", 60.0)
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert (await client.create_topic("T", attributes=COMPACTED)).code == 0
         assert (await put(client, "a", b"1")).code == 0
         await expires_all(client)
@@ -119,12 +116,8 @@ async def test_old_messages_go_though_a_step_comes_before_the_next_retry(
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_a_tombstone_stays_for_its_time_and_its_key_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = note_brokers(monkeypatch)
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+async def test_a_tombstone_stays_for_its_time_and_its_key_is_gone(tmp_path: Path, brokers: list[Broker]) -> None:
+    async with broker_client(tmp_path, group="b-a") as client:
         assert (await client.create_topic("T", attributes=COMPACTED)).code == 0
         assert (await put(client, "a", b"1")).code == 0
         assert (await put(client, "b", b"1")).code == 0
@@ -137,7 +130,7 @@ async def test_a_tombstone_stays_for_its_time_and_its_key_is_gone(
         await expires_all(client)
         await expires_all(client)
         assert values(await read_all(client)) == {"b": b"1"}
-        [compaction] = [each for each in started[0].services._services if isinstance(each, TopicCompaction)]
+        [compaction] = [each for each in brokers[0].services._services if isinstance(each, TopicCompaction)]
         assert compaction.counters()["compacted_keys"] == 1
 
 
@@ -169,8 +162,7 @@ async def test_sends_while_messages_are_carried_never_come_before_the_copy(tmp_p
 
 
 async def test_compacted_topic_refuses_unsuitable_messages(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert (await client.create_topic("T", attributes=COMPACTED)).code == 0
         for more in ({}, {"KEYS": " "}):
             ext = send_ext("T", i=properties(UNIQ_KEY="u", **more))
@@ -221,8 +213,7 @@ async def test_a_group_with_older_members_compacts_no_topic(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("short_hours")
 async def test_a_topic_that_was_created_again_has_no_old_values(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         for turn in range(5):
             assert (await client.create_topic("T", attributes=COMPACTED)).code == 0
             assert values(await read_all(client)) == {}
@@ -237,8 +228,7 @@ async def test_a_topic_that_was_created_again_has_no_old_values(tmp_path: Path) 
 
 @pytest.mark.usefixtures("short_hours")
 async def test_too_many_keys_are_refused_until_some_are_deleted(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a", compacted_keys_max=1000) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a", compacted_keys_max=1000) as client:
         assert (await client.create_topic("T", attributes=f"{COMPACTED},+{DELETE_RETENTION}=0")).code == 0
         for number in range(0, 1000, 100):
             elements = [BatchedMessage(b"v", properties(KEYS=f"k{each}"), 0) for each in range(number, number + 100)]
@@ -301,20 +291,18 @@ async def test_the_sdk_builds_a_table_from_a_compacted_topic(tmp_path: Path) -> 
 
 
 async def test_files_of_a_compacted_topic_stay_until_its_messages_are_carried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, brokers: list[Broker]
 ) -> None:
-    started = note_brokers(monkeypatch)
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        kept = started[0].services.kept_messages
+    async with broker_client(tmp_path, group="b-a") as client:
+        kept = brokers[0].services.kept_messages
         assert kept.first_pos() == NOTHING
         assert (await client.create_topic("T", 2, attributes=COMPACTED)).code == 0
         assert kept.first_pos() == NOTHING
         first = int((await put(client, "a", b"1")).ext["msgId"][16:32], 16)
         second = int((await put(client, "a", b"2")).ext["msgId"][16:32], 16)
         assert kept.first_pos() == kept.first_pos() == first
-        started[0].appender.add_command(encode_command(ExpireMessages(rows=[("T", 0, QueueOffset(1))])))
-        started[0].end_turn()
+        brokers[0].appender.add_command(encode_command(ExpireMessages(rows=[("T", 0, QueueOffset(1))])))
+        brokers[0].end_turn()
         await until(partial(begins_behind, client, 1))
         assert kept.first_pos() == second
         assert (await client.create_topic("T", 2, attributes=f"-{CLEANUP_POLICY}")).code == 0
@@ -323,23 +311,21 @@ async def test_files_of_a_compacted_topic_stay_until_its_messages_are_carried(
 
 @pytest.mark.usefixtures("short_hours")
 async def test_a_topic_with_the_attribute_is_compacted_once_the_level_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, brokers: list[Broker]
 ) -> None:
     """An earlier release stored the attribute, and did not follow it."""
-    started = note_brokers(monkeypatch)
-    async with running(tmp_path, group="b-a", format_level_max=7) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a", format_level_max=7) as client:
         config = TopicConfig(name="T", read_queues=1, write_queues=1, attributes={CLEANUP_POLICY: COMPACTION})
-        started[0].appender.add_command(encode_command(PutTopic(config=config, timestamp_ms=1)))
-        started[0].end_turn()
+        brokers[0].appender.add_command(encode_command(PutTopic(config=config, timestamp_ms=1)))
+        brokers[0].end_turn()
         assert (await put(client, "a", b"1")).code == 0
         answer = await client.request(
             RequestCode.SEND_MESSAGE_V2, send_ext("T", i=properties(UNIQ_KEY="u", DELAY="1")), b"without a key"
         )
         assert answer.code == 0
         await trio.sleep(0.05)  # steps of the compaction
-        started[0].appender.add_command(encode_command(RaiseLevel(level=8, timestamp_ms=1)))
-        started[0].end_turn()
+        brokers[0].appender.add_command(encode_command(RaiseLevel(level=8, timestamp_ms=1)))
+        brokers[0].end_turn()
         await expires_all(client)
         assert values([each for each in await read_all(client) if props.KEYS in each.properties]) == {"a": b"1"}
 
@@ -347,8 +333,7 @@ async def test_a_topic_with_the_attribute_is_compacted_once_the_level_allows(
 @pytest.mark.usefixtures("short_hours")
 async def test_a_forged_mark_of_a_copy_changes_nothing(tmp_path: Path) -> None:
     """Programs that forward what they received, and others, may send the property of copies."""
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert (await client.create_topic("T", attributes=COMPACTED)).code == 0
         marks = ("0 0", "x", "9 999999999999999999", "-1 -1")
         for number, mark in enumerate(marks):
@@ -372,8 +357,7 @@ async def test_a_forged_mark_of_a_copy_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("short_hours")
 async def test_values_in_a_removed_queue_stay(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert (await client.create_topic("T", 2, attributes=COMPACTED)).code == 0
         ext = send_ext("T", i=properties(KEYS="a", UNIQ_KEY="u")) | {"e": 1}
         assert (await client.request(RequestCode.SEND_MESSAGE_V2, ext, b"1")).code == 0

@@ -11,12 +11,20 @@ from structlog.testing import capture_logs
 
 from mq.broker.admin import topic_expiry
 from mq.broker.base.message_times import StampedLog, old_until
+from mq.broker.broker import Broker
 from mq.broker.state.commands import encode_command
 from mq.broker.state.expired_messages import ExpireMessages
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.retention_attributes import RESERVE_TIME
-from tests.support.running_broker import Client, broker_settings, note_brokers, properties, running, send_ext
+from tests.support.running_broker import (
+    Client,
+    broker_client,
+    broker_settings,
+    properties,
+    running,
+    send_ext,
+)
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
@@ -48,8 +56,7 @@ async def begin(client: Client, topic: str = "T") -> int:
 
 @pytest.mark.usefixtures("short_hours")
 async def test_messages_expire_for_all_requests_and_for_this_topic_only(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         await client.create_topic("Other")
         await client.create_topic("T")
         await client.fill(3, "Other")
@@ -76,17 +83,14 @@ async def test_messages_expire_for_all_requests_and_for_this_topic_only(tmp_path
         assert "has expired" in (viewed.remark or "")
         assert len((await client.pull("Other")).records) == 3
         assert (await client.info())["raftmq.topicMessagesExpired"] == "3"
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert await begin(client) == 3, "a restart brings nothing back"
         assert int((await client.send("T")).ext["queueOffset"]) == 3
 
 
 @pytest.mark.usefixtures("short_hours")
 async def test_a_popped_message_stays_until_it_is_acknowledged(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
+    async with broker_client(tmp_path, queues=1, group="b-a") as client:
         await client.fill(3, "T")
         ext = {
             "consumerGroup": "G",
@@ -116,8 +120,7 @@ async def test_a_popped_message_stays_until_it_is_acknowledged(tmp_path: Path) -
     ("hours", "given"), [("73", {}), ("0", {}), ("1.5", {}), ("1", {"message.type": "LITE"})], ids=str
 )
 async def test_broker_refuses_retention_longer_than_its_log(tmp_path: Path, hours: str, given: dict[str, str]) -> None:
-    async with running(tmp_path, group="b-a", retention_hours=72.0) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a", retention_hours=72.0) as client:
         assert await limit(client, hours, **given) == ResponseCode.INVALID_PARAMETER
         assert await limit(client, "-1") == ResponseCode.SUCCESS
         assert await limit(client, "72") == ResponseCode.SUCCESS
@@ -131,26 +134,20 @@ async def test_a_topic_above_a_lowered_retention_limit_can_still_be_changed(tmp_
 
 
 async def test_a_topic_with_its_own_retention_cannot_get_lite_topics(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert await limit(client, "1") == ResponseCode.SUCCESS
         refused = await client.create_topic("T", attributes="+message.type=LITE")
         assert (refused.code, RESERVE_TIME in str(refused.remark)) == (ResponseCode.INVALID_PARAMETER, True)
         assert (await client.create_topic("T", attributes=f"+message.type=LITE,-{RESERVE_TIME}")).code == 0
 
 
-async def test_expiry_command_ignores_unknown_and_shorter_queues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = note_brokers(monkeypatch)
+async def test_expiry_command_ignores_unknown_and_shorter_queues(tmp_path: Path, brokers: list[Broker]) -> None:
     rows = [("T", 0, 2**62), ("T", 1, 2**62), ("T", 7, 9), ("Gone", 0, 5), ("T", 0, 1)]
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
+    async with broker_client(tmp_path, queues=2, group="b-a") as client:
         await client.fill(3)
         command = encode_command(ExpireMessages(rows=[(topic, at, QueueOffset(first)) for topic, at, first in rows]))
-        started[0].appender.add_command(command)
-        started[0].end_turn()
+        brokers[0].appender.add_command(command)
+        brokers[0].end_turn()
         await until(partial(begins_at, client, "T", 0, 3))
         await client.fill(2)
         await client.fill(1, "T", 1)
@@ -160,8 +157,7 @@ async def test_expiry_command_ignores_unknown_and_shorter_queues(
 
 
 async def test_a_group_with_older_members_refuses_it(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a", format_level_max=5) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a", format_level_max=5) as client:
         assert await limit(client, "1") == ResponseCode.VERSION_NOT_SUPPORTED
         assert await limit(client, "-1") == ResponseCode.SUCCESS
 
@@ -180,9 +176,7 @@ async def test_a_clock_that_is_set_a_day_ahead_expires_nothing_at_once(
         return old_until(log, before_ms)
 
     monkeypatch.setattr(topic_expiry, "old_until", look)
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
+    async with broker_client(tmp_path, queues=1, group="b-a") as client:
         await client.fill(3)
         right_ms = clock.now_ms
         clock.now_ms += 24 * 3_600_000
@@ -201,8 +195,7 @@ async def test_queues_begin_at_the_same_place_however_a_replica_comes_to_them(tm
     """
     live, whole, behind = (tmp_path / name for name in ("live", "whole", "behind"))
     address = broker_settings(live).listen
-    async with running(live, group="b-a", listen=address) as broker:
-        client = await broker.connect()
+    async with broker_client(live, group="b-a", listen=address) as client:
         for topic in ("Kept", "Again"):
             await client.create_topic(topic, 2, attributes=f"+{RESERVE_TIME}=1")
             await client.fill(3, topic, 1)
@@ -225,8 +218,7 @@ async def test_queues_begin_at_the_same_place_however_a_replica_comes_to_them(tm
     states = []
     for directory in (live, whole, behind):
         with capture_logs() as log:
-            async with running(directory, group="b-a", listen=address) as broker:
-                client = await broker.connect()
+            async with broker_client(directory, group="b-a", listen=address) as client:
                 places = [("Kept", 0), ("Kept", 1), ("Again", 1), ("T", 0)]
                 codes = RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET
                 states.append([[await client.offset(code, *place) for code in codes] for place in places])
@@ -240,8 +232,7 @@ async def begins_at(client: Client, topic: str, queue_id: int, offset: int) -> b
 
 @pytest.mark.usefixtures("looks_often")
 async def test_the_oldest_messages_go_when_a_topic_has_too_many_bytes(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         await client.create_topic("Other")
         await client.create_topic("T", attributes="+reserve.bytes=1048576")
         for number in range(12):
@@ -256,16 +247,14 @@ async def test_the_oldest_messages_go_when_a_topic_has_too_many_bytes(tmp_path: 
         assert (await client.pull("T", offset=6)).records[0].body[:1] == b"6"
         assert (await client.create_topic("T", attributes="-reserve.bytes")).code == 0
         assert (await client.send("T", body=bytes(300_000), e=0)).code == 0
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert await begin(client) == 6
         assert int((await client.send("T", e=0)).ext["queueOffset"]) == 13
 
 
 @pytest.mark.parametrize("value", ["0", "1000", "1 GB", "1e9", "-2"])
 async def test_limits_that_no_topic_can_have_are_refused(tmp_path: Path, value: str) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         answer = await client.create_topic("T", attributes=f"+reserve.bytes={value}")
         assert answer.code == ResponseCode.INVALID_PARAMETER
         assert "whole bytes from 1048576 on" in (answer.remark or "")

@@ -11,10 +11,11 @@ import trio
 from structlog.testing import capture_logs
 
 from mq.broker.access.sealing import is_sealed_with
+from mq.broker.broker import Broker
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog.net.secret_file import new_secret, read_secrets, write_secrets
 from tests.support.guarded import ADMIN, FILE, USER, connect, guarded
-from tests.support.running_broker import Answer, Client, limited, note_brokers, pull_ext, running, send_ext
+from tests.support.running_broker import Answer, Client, limited, pull_ext, send_ext
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -177,18 +178,15 @@ async def test_before_all_members_know_users_there_are_none(tmp_path: Path) -> N
         assert (answer.code, "format level 1" in str(answer.remark)) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
 
 
-async def test_a_broker_without_accounts_has_no_users(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        answer = await ask(client, RequestCode.AUTH_CREATE_USER, {"username": "u"}, password=USER[1])
-        assert (answer.code, "acl_file" in str(answer.remark)) == (NO_PERMISSION, True)
-        assert await shown(client, RequestCode.AUTH_LIST_USER) == []
+async def test_a_broker_without_accounts_has_no_users(client: Client) -> None:
+    answer = await ask(client, RequestCode.AUTH_CREATE_USER, {"username": "u"}, password=USER[1])
+    assert (answer.code, "acl_file" in str(answer.remark)) == (NO_PERMISSION, True)
+    assert await shown(client, RequestCode.AUTH_LIST_USER) == []
 
 
 async def test_users_outlive_a_restart_and_the_exchange_of_the_group_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, brokers: list[Broker]
 ) -> None:
-    brokers = note_brokers(monkeypatch)
     secret_file = tmp_path / "n0" / "group.secret"
     async with guarded(tmp_path, limits=limited(upkeep={"reseal_seconds": 0.02})) as (_, admin):
         await create(admin)

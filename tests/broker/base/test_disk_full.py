@@ -14,16 +14,14 @@ from mq.protocol.names import SCHEDULE_TOPIC
 from mq.store.checkpoint import load_checkpoint
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
-from tests.support.running_broker import limited, running, send_ext
+from tests.support.running_broker import broker_client, limited, running, send_ext
 
 pytestmark = pytest.mark.trio
 
 
 async def test_disk_full_refuses_sends_but_serves_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     propose = RaftCore.propose
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1) as client:
         assert (await client.send(body=b"before")).ext["queueOffset"] == "0"
 
         def full(core: RaftCore, *given: Any) -> int | Refusal:
@@ -52,9 +50,7 @@ async def test_disk_full_refuses_sends_but_serves_reads(tmp_path: Path, monkeypa
 async def test_disk_full_offsets_and_locks_are_refused_and_connections_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path, offset_commit_seconds=60) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
+    async with broker_client(tmp_path, queues=2, offset_commit_seconds=60) as client:
         for queue_id in (0, 1):
             await client.fill(1, queue_id=queue_id)
         await client.heartbeat("c", "G")
@@ -127,8 +123,7 @@ async def test_a_partly_failed_offset_clone_is_not_reported_as_done(
         refused = True
         return Refusal.DISK_FULL
 
-    async with running(tmp_path, limits=limited(net={"slice_seconds": 0.0})) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=limited(net={"slice_seconds": 0.0})) as client:
         for topic in ("T", "U"):
             await client.create_topic(topic, 1)
             await client.fill(5, topic)

@@ -11,7 +11,7 @@ import pytest
 from mq.broker import server
 from mq.broker.broker import Broker
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.support.running_broker import Client, running
+from tests.support.running_broker import Client, broker_client
 from tests.support.short_logs import COUNT, MIB, SMALL, body, fill, shortened
 from tests.support.waiting import until
 
@@ -35,9 +35,7 @@ async def check(client: Client, low: int, high: int) -> None:
 
 
 async def test_the_oldest_files_go_and_the_rest_is_served(tmp_path: Path) -> None:
-    async with running(tmp_path, **SMALL) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path, queues=1, **SMALL) as client:
         assert (await client.send("Early", b"first of all")).code == 0
         await fill(client)
         await client.request(
@@ -56,8 +54,7 @@ async def test_the_oldest_files_go_and_the_rest_is_served(tmp_path: Path) -> Non
             for path in (tmp_path / lost / "T").rglob("*0"):
                 if path.is_file():
                     path.write_bytes(b"")
-        async with running(tmp_path, **SMALL | {"retention_check_seconds": 1000}) as broker:
-            client = await broker.connect()
+        async with broker_client(tmp_path, **SMALL | {"retention_check_seconds": 1000}) as client:
             low = low or await client.offset(RequestCode.GET_MIN_OFFSET)
             await check(client, low, COUNT)
             assert await client.committed() == 3
@@ -67,15 +64,13 @@ async def test_the_oldest_files_go_and_the_rest_is_served(tmp_path: Path) -> Non
 
 
 async def test_files_stay_for_their_time(tmp_path: Path) -> None:
-    async with running(tmp_path, **SMALL | {"retention_bytes": 64 * MIB, "delete_when": -1}) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **SMALL | {"retention_bytes": 64 * MIB, "delete_when": -1}) as client:
         await fill(client, 100)
         await client.wait_for(lambda info: int(info["raftmq.appliedIndex"]) > 5)
         assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
     # A tenth of a second is over for all of them.
     young = SMALL | {"retention_bytes": 64 * MIB, "delete_when": -1, "retention_hours": 0.1 / 3600}
-    async with running(tmp_path, **young) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **young) as client:
         await fill(client, 40, 100)
 
         async def is_shorter() -> bool:
@@ -108,9 +103,7 @@ async def test_app_snapshot_and_log_cut(tmp_path: Path, monkeypatch: pytest.Monk
     def commit(offset: int) -> dict[str, object]:
         return {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": offset}
 
-    async with running(tmp_path / "one", **SMALL) as broker:
-        client = await broker.connect()
-        assert (await client.create_topic("T", 1)).code == 0
+    async with broker_client(tmp_path / "one", queues=1, **SMALL) as client:
         assert (await client.send("Early", b"first of all")).code == 0
         await fill(client)
         await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit(3))
@@ -124,14 +117,12 @@ async def test_app_snapshot_and_log_cut(tmp_path: Path, monkeypatch: pytest.Monk
         assert (await client.send("Late", b"last of all")).code == 0
         await shortened(client, tmp_path / "one" / "commitlog")
     still = SMALL | {"retention_check_seconds": 1000}
-    async with running(tmp_path / "one", **still) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path / "one", **still) as client:
         expected = await state(client)
         low = await client.offset(RequestCode.GET_MIN_OFFSET)
         assert int((await client.info())["raftmq.baseIndex"]) < index, "the snapshot is ahead of the base"
     shutil.copytree(tmp_path / "one" / "commitlog", tmp_path / "two" / "commitlog")
     (tmp_path / "two" / "commitlog" / "snapshot").write_bytes(snapshot)
-    async with running(tmp_path / "two", **still) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path / "two", **still) as client:
         assert await state(client) == expected
         await check(client, low, COUNT + 40)

@@ -14,7 +14,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
 from tests.support.bulk_reading import bulk, bulk_ext, bulk_request, read_all, records
 from tests.support.damaged_records import FIELDS, File, body_of, close_the_first_file, send
-from tests.support.running_broker import FAST, Client, limited, pull_ext, running
+from tests.support.running_broker import FAST, Client, RunningBroker, broker_client, limited, pull_ext, running
 from tests.support.sent_messages import sent
 from tests.support.short_logs import SMALL, fill, shortened
 
@@ -37,9 +37,7 @@ async def pulled(client: Client, topic: str, queue_id: int, end: int) -> list[by
 
 @pytest.mark.parametrize("bytes_max", [1, 1000, 10_000, BULK_BYTES_MAX])
 async def test_all_queues_are_read_in_log_order_and_match_pulls(tmp_path: Path, bytes_max: int) -> None:
-    async with running(tmp_path, entry_bytes_max=2000) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 3)
+    async with broker_client(tmp_path, queues=3, entry_bytes_max=2000) as client:
         await client.create_topic("Other", 1)
         for _ in range(3):
             await sent(client, 60)
@@ -59,74 +57,63 @@ async def test_all_queues_are_read_in_log_order_and_match_pulls(tmp_path: Path, 
 
 
 async def test_old_messages_are_read_from_the_files_of_the_log(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 3)
+    async with broker_client(tmp_path, queues=3) as client:
         await sent(client, 300, body_bytes=5000)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         found = await read_all(client, *((queue_id, 0, 100) for queue_id in range(3)))
         assert [record.body[:6] for record in found] == [b"%06d" % n for n in range(300)]
 
 
-async def test_only_wanted_tags_come_and_the_others_are_passed(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 3)
-        await sent(client, 60)
-        found = await read_all(client, (0, 0, 20), (2, 0, 20), tags="even || other")
-        assert sorted((record.queue_id, record.queue_offset) for record in found) == [
-            (queue_id, offset) for queue_id in (0, 2) for offset in range(0, 20, 2)
-        ]
-        answer = await bulk(client, (0, 0, 20), tags="other")
-        assert (answer.status, answer.offsets, len(answer.sizes)) == (BulkStatus.RECORDS, {0: 20}, 0)
+async def test_only_wanted_tags_come_and_the_others_are_passed(client: Client) -> None:
+    await client.create_topic("T", 3)
+    await sent(client, 60)
+    found = await read_all(client, (0, 0, 20), (2, 0, 20), tags="even || other")
+    assert sorted((record.queue_id, record.queue_offset) for record in found) == [
+        (queue_id, offset) for queue_id in (0, 2) for offset in range(0, 20, 2)
+    ]
+    answer = await bulk(client, (0, 0, 20), tags="other")
+    assert (answer.status, answer.offsets, len(answer.sizes)) == (BulkStatus.RECORDS, {0: 20}, 0)
 
 
-async def test_offsets_can_be_read_without_messages(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 3)
-        await sent(client, 60)
-        answer = await bulk(client, (0, 3, 50), (2, 0, 10), offsetsOnly=True)
-        assert (answer.status, answer.offsets) == (BulkStatus.RECORDS, {0: 20, 2: 10})
-        assert (answer.without_records, len(answer.sizes), len(answer.data)) == (True, 0, 0)
-        behind = await bulk(client, (0, 20, 50), offsetsOnly=True)
-        assert (behind.status, behind.offsets) == (BulkStatus.BEHIND, {0: 20})
-        tagged = await bulk(client, (0, 0, 20), offsetsOnly=True, tags="even")
-        assert (tagged.without_records, len(tagged.sizes)) == (False, 10)
-        whole = await bulk(client, (0, 0, 20))
-        assert (whole.without_records, len(whole.sizes)) == (False, 20)
+async def test_offsets_can_be_read_without_messages(client: Client) -> None:
+    await client.create_topic("T", 3)
+    await sent(client, 60)
+    answer = await bulk(client, (0, 3, 50), (2, 0, 10), offsetsOnly=True)
+    assert (answer.status, answer.offsets) == (BulkStatus.RECORDS, {0: 20, 2: 10})
+    assert (answer.without_records, len(answer.sizes), len(answer.data)) == (True, 0, 0)
+    behind = await bulk(client, (0, 20, 50), offsetsOnly=True)
+    assert (behind.status, behind.offsets) == (BulkStatus.BEHIND, {0: 20})
+    tagged = await bulk(client, (0, 0, 20), offsetsOnly=True, tags="even")
+    assert (tagged.without_records, len(tagged.sizes)) == (False, 10)
+    whole = await bulk(client, (0, 0, 20))
+    assert (whole.without_records, len(whole.sizes)) == (False, 20)
 
 
-async def test_without_bodies_the_rest_of_a_message_is_unchanged(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        await sent(client, 5, 1, body_bytes=600)
-        whole, cut = await bulk(client, (0, 0, 5)), await bulk(client, (0, 0, 5), bodies=False)
-        assert (whole.without_bodies, cut.without_bodies) == (False, True)
-        expected = b""
-        for record in records(whole):
-            at = len(expected) + 600 * record.queue_offset
-            expected += bytes(whole.data[at : at + 88]) + bytes(whole.data[at + 688 : at + record.size])
-        assert bytes(cut.data) == expected
+async def test_without_bodies_the_rest_of_a_message_is_unchanged(client: Client) -> None:
+    await client.create_topic("T", 1)
+    await sent(client, 5, 1, body_bytes=600)
+    whole, cut = await bulk(client, (0, 0, 5)), await bulk(client, (0, 0, 5), bodies=False)
+    assert (whole.without_bodies, cut.without_bodies) == (False, True)
+    expected = b""
+    for record in records(whole):
+        at = len(expected) + 600 * record.queue_offset
+        expected += bytes(whole.data[at : at + 88]) + bytes(whole.data[at + 688 : at + record.size])
+    assert bytes(cut.data) == expected
 
 
-async def test_bulk_read_waits_for_missing_offsets_then_answers_behind(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
-        await sent(client, 4, 2)
-        answer = await bulk(client, (0, 2, 9), (1, 5, 9))
-        assert (answer.status, answer.offsets) == (BulkStatus.BEHIND, {0: 2, 1: 2})
-        some = await bulk(client, (0, 1, 9), (1, 5, 9))
-        assert [record.queue_offset for record in records(some)] == [1]
-        other = await broker.connect()
-        body = encode_ranges([ReadRange(0, QueueOffset(2), QueueOffset(9))])
-        waiting = await other.post(RequestCode.BULK_READ, bulk_ext(waitMs=30_000), body)
-        await client.wait_for(lambda info: info["raftmq.bulkReadsWaiting"] == "1")
-        await sent(client, 2, 2)
-        assert [record.queue_offset for record in records(decode_answer((await other.answer(waiting)).body))] == [2]
+async def test_bulk_read_waits_for_missing_offsets_then_answers_behind(broker: RunningBroker, client: Client) -> None:
+    await client.create_topic("T", 2)
+    await sent(client, 4, 2)
+    answer = await bulk(client, (0, 2, 9), (1, 5, 9))
+    assert (answer.status, answer.offsets) == (BulkStatus.BEHIND, {0: 2, 1: 2})
+    some = await bulk(client, (0, 1, 9), (1, 5, 9))
+    assert [record.queue_offset for record in records(some)] == [1]
+    other = await broker.connect()
+    body = encode_ranges([ReadRange(0, QueueOffset(2), QueueOffset(9))])
+    waiting = await other.post(RequestCode.BULK_READ, bulk_ext(waitMs=30_000), body)
+    await client.wait_for(lambda info: info["raftmq.bulkReadsWaiting"] == "1")
+    await sent(client, 2, 2)
+    assert [record.queue_offset for record in records(decode_answer((await other.answer(waiting)).body))] == [2]
 
 
 async def test_waiting_readers_do_not_block_reads_of_stored_messages(tmp_path: Path) -> None:
@@ -148,9 +135,7 @@ async def test_waiting_readers_do_not_block_reads_of_stored_messages(tmp_path: P
 
 
 async def test_bulk_read_of_deleted_messages_names_the_first_offsets(tmp_path: Path) -> None:
-    async with running(tmp_path, **SMALL) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 4)
+    async with broker_client(tmp_path, queues=4, **SMALL) as client:
         await fill(client)
         await shortened(client, tmp_path / "commitlog")
         answer = await bulk(client, (0, 0, 400))
@@ -167,42 +152,35 @@ async def test_bulk_read_of_deleted_messages_names_the_first_offsets(tmp_path: P
         assert [record.queue_offset for record in found] == list(range(start, answer.offsets[0]))
 
 
-async def test_a_leader_serves_only_whom_it_is_allowed_to(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        await sent(client, 1, 1)
-        answer = await bulk(client, (0, 0, 1), allowLeader=False)
-        assert (answer.status, answer.text) == (BulkStatus.NOT_FOLLOWER, "")
-        assert (await client.info())["raftmq.bulkBytesAsLeader"] == "0"
+async def test_a_leader_serves_only_whom_it_is_allowed_to(client: Client) -> None:
+    await client.create_topic("T", 1)
+    await sent(client, 1, 1)
+    answer = await bulk(client, (0, 0, 1), allowLeader=False)
+    assert (answer.status, answer.text) == (BulkStatus.NOT_FOLLOWER, "")
+    assert (await client.info())["raftmq.bulkBytesAsLeader"] == "0"
 
 
-async def test_a_recreated_topic_is_a_different_topic(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        identity = (await client.request(RequestCode.GET_TOPIC_CONFIG, {"topic": "T"})).ext["topicIdentity"]
-        await sent(client, 3, 1)
-        assert len(records(await bulk(client, (0, 0, 3), topicIdentity=identity))) == 3
-        await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
-        await client.create_topic("T", 1)
-        await sent(client, 3, 1)
-        answer = await bulk(client, (0, 3, 6), topicIdentity=identity)
-        assert answer.status is BulkStatus.RECREATED
-        assert len(records(await bulk(client, (0, 3, 6), topicIdentity=answer.text))) == 3
+async def test_a_recreated_topic_is_a_different_topic(client: Client) -> None:
+    await client.create_topic("T", 1)
+    identity = (await client.request(RequestCode.GET_TOPIC_CONFIG, {"topic": "T"})).ext["topicIdentity"]
+    await sent(client, 3, 1)
+    assert len(records(await bulk(client, (0, 0, 3), topicIdentity=identity))) == 3
+    await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    await client.create_topic("T", 1)
+    await sent(client, 3, 1)
+    answer = await bulk(client, (0, 3, 6), topicIdentity=identity)
+    assert answer.status is BulkStatus.RECREATED
+    assert len(records(await bulk(client, (0, 3, 6), topicIdentity=answer.text))) == 3
 
 
 async def test_nothing_altered_is_given_to_bulk_readers(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1) as client:
         await client.create_topic("Filler", 1)
         for field in FIELDS:
             await send(client, "T", field)
         await close_the_first_file(client)
     file = File(tmp_path)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         for number, field in enumerate(FIELDS):
             file.restore()
             file.flip(field, field)
@@ -216,9 +194,7 @@ async def test_nothing_altered_is_given_to_bulk_readers(tmp_path: Path) -> None:
 
 
 async def test_throttled_reader_gets_the_time_to_retry(tmp_path: Path) -> None:
-    async with running(tmp_path, bulk_bytes_per_second=1024 * 1024) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, bulk_bytes_per_second=1024 * 1024) as client:
         await sent(client, 100, 1, body_bytes=30_000)
         answers = [await bulk(client, (0, 0, 100), bytesMax=BULK_BYTES_MAX) for _ in range(3)]
         assert [answer.status for answer in answers] == [BulkStatus.RECORDS, BulkStatus.BUSY, BulkStatus.BUSY]
@@ -227,9 +203,7 @@ async def test_throttled_reader_gets_the_time_to_retry(tmp_path: Path) -> None:
 
 
 async def test_too_many_waiting_reads_are_answered_busy(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=limited(bulk={"waiting_factor": 0})) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, limits=limited(bulk={"waiting_factor": 0})) as client:
         await sent(client, 1, 1)
         assert (await bulk(client, (0, 0, 1))).status is BulkStatus.BUSY
         assert (await client.info())["raftmq.bulkReadsBusy"] == "1"
@@ -281,26 +255,23 @@ BAD: list[tuple[dict[str, Any], bytes, ResponseCode]] = [
 ]
 
 
-async def test_bulk_read_refuses_bad_requests(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
-        await client.create_topic("Written", 1, perm=2)
-        await sent(client, 2, 2)
-        for ext, body, code in BAD:
-            answer = await client.request(RequestCode.BULK_READ, bulk_ext(**ext), body)
-            assert (answer.code, answer.body) == (code, b""), (ext, body, answer)
-            assert answer.remark
-        whole = await bulk_request(client, (0, 0, 2**63 - 1), (1, 0, 1), clientId="ü\0{}" * 20)
-        assert len(records(decode_answer(whole.body))) == 2
+async def test_bulk_read_refuses_bad_requests(client: Client) -> None:
+    await client.create_topic("T", 2)
+    await client.create_topic("Written", 1, perm=2)
+    await sent(client, 2, 2)
+    for ext, body, code in BAD:
+        answer = await client.request(RequestCode.BULK_READ, bulk_ext(**ext), body)
+        assert (answer.code, answer.body) == (code, b""), (ext, body, answer)
+        assert answer.remark
+    whole = await bulk_request(client, (0, 0, 2**63 - 1), (1, 0, 1), clientId="ü\0{}" * 20)
+    assert len(records(decode_answer(whole.body))) == 2
 
 
-async def test_disconnected_client_is_not_served(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client, other = await broker.connect(), await broker.connect()
-        await client.create_topic("T", 1)
-        body = encode_ranges([ReadRange(0, QueueOffset(0), QueueOffset(9))])
-        await other.post(RequestCode.BULK_READ, bulk_ext(waitMs=30_000), body)
-        await client.wait_for(lambda info: info["raftmq.bulkReadsWaiting"] == "1")
-        await other.stream.aclose()
-        await client.wait_for(lambda info: info["raftmq.bulkReadsWaiting"] == "0")
+async def test_disconnected_client_is_not_served(broker: RunningBroker) -> None:
+    client, other = await broker.connect(), await broker.connect()
+    await client.create_topic("T", 1)
+    body = encode_ranges([ReadRange(0, QueueOffset(0), QueueOffset(9))])
+    await other.post(RequestCode.BULK_READ, bulk_ext(waitMs=30_000), body)
+    await client.wait_for(lambda info: info["raftmq.bulkReadsWaiting"] == "1")
+    await other.stream.aclose()
+    await client.wait_for(lambda info: info["raftmq.bulkReadsWaiting"] == "0")

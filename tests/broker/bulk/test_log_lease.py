@@ -13,7 +13,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.bulk import HoldLog, HoldLogExt, LeaseList
 from tests.support.bulk_reading import bulk, read_all
-from tests.support.running_broker import Answer, Client, broker_settings, running
+from tests.support.running_broker import Answer, Client, broker_client, broker_settings
 from tests.support.short_logs import SMALL, fill, shortened
 
 
@@ -64,8 +64,7 @@ def test_no_lease_lasts_longer_than_the_setting_allows(tmp_path: Path) -> None:
 
 @pytest.mark.trio
 async def test_a_replica_lists_its_readers_and_the_time_left(tmp_path: Path) -> None:
-    async with running(tmp_path, **SMALL) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **SMALL) as client:
         assert LeaseList.decode((await client.request(RequestCode.LIST_LEASES)).body).leases == []
         await hold(client, "spark-2", 0, 600)
         await hold(client, "spark-1", 0, 60)
@@ -84,9 +83,7 @@ async def hold(client: Client, lease_id: object, position: object, seconds: obje
 
 @pytest.mark.trio
 async def test_retention_does_not_overtake_a_reader_until_it_lets_go(tmp_path: Path) -> None:
-    async with running(tmp_path, **SMALL) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 4)
+    async with broker_client(tmp_path, queues=4, **SMALL) as client:
         granted = await hold(client, "scan", 0, 600)
         assert (granted.code, granted.ext["seconds"], granted.ext["basePosition"]) == (0, "600", "0")
         await fill(client)
@@ -102,9 +99,7 @@ async def test_retention_does_not_overtake_a_reader_until_it_lets_go(tmp_path: P
 
 @pytest.mark.trio
 async def test_a_disk_that_is_almost_full_counts_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path, **SMALL) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 4)
+    async with broker_client(tmp_path, queues=4, **SMALL) as client:
         await hold(client, "scan", 0, 600)
         await fill(client)
         monkeypatch.setattr("mq.broker.base.disk.RealDisk.usage", lambda disk, directory: (10, 100))
@@ -113,8 +108,7 @@ async def test_a_disk_that_is_almost_full_counts_for_more(tmp_path: Path, monkey
 
 @pytest.mark.trio
 async def test_leases_are_bounded_and_bad_ones_refused(tmp_path: Path) -> None:
-    async with running(tmp_path, log_leases_max=2) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, log_leases_max=2) as client:
         for lease_id in ("a", "b", "a"):
             assert (await hold(client, lease_id, 0, 60)).code == 0
         assert (await hold(client, "c", 0, 60)).code == ResponseCode.SYSTEM_BUSY

@@ -9,7 +9,7 @@ import pytest
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.topic_ends import ENDS_TOPICS_MAX, decode_ends, encode_topics
 from tests.support.bulk_reading import plan
-from tests.support.running_broker import Client, limited, running
+from tests.support.running_broker import Client, broker_client, limited
 from tests.support.sent_messages import sent
 
 pytestmark = pytest.mark.trio
@@ -22,22 +22,19 @@ async def told(client: Client, *topics: str, current: bool = False) -> list[tupl
     return [(list(each.firsts), list(each.ends)) for each in decode_ends(answer.body)]
 
 
-async def test_the_ends_of_many_topics_are_those_of_their_plans(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 4)
-        await client.create_topic("U", 1)
-        await sent(client, 10, 3)
-        for current in (False, True):
-            assert await told(client, "U", "T", current=current) == [([0], [0]), ([0, 0, 0, 0], [4, 3, 3, 0])]
-        answer = await client.request(RequestCode.ASK_TOPIC_ENDS, {}, encode_topics(["T", "U"]))
-        identities = [(await plan(client, topic))[0]["topicIdentity"] for topic in ("T", "U")]
-        assert [each.identity for each in decode_ends(answer.body)] == identities
+async def test_the_ends_of_many_topics_are_those_of_their_plans(client: Client) -> None:
+    await client.create_topic("T", 4)
+    await client.create_topic("U", 1)
+    await sent(client, 10, 3)
+    for current in (False, True):
+        assert await told(client, "U", "T", current=current) == [([0], [0]), ([0, 0, 0, 0], [4, 3, 3, 0])]
+    answer = await client.request(RequestCode.ASK_TOPIC_ENDS, {}, encode_topics(["T", "U"]))
+    identities = [(await plan(client, topic))[0]["topicIdentity"] for topic in ("T", "U")]
+    assert [each.identity for each in decode_ends(answer.body)] == identities
 
 
 async def test_ends_beyond_the_limit_take_another_request(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=limited(bulk={"ends_queues_max": 5})) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=limited(bulk={"ends_queues_max": 5})) as client:
         for topic, queues in (("A", 2), ("B", 3), ("C", 6)):
             await client.create_topic(topic, queues)
         assert [len(ends) for _, ends in await told(client, "A", "B", "C")] == [2, 3]
@@ -55,19 +52,15 @@ async def test_ends_beyond_the_limit_take_another_request(tmp_path: Path) -> Non
         ([str(number) for number in range(ENDS_TOPICS_MAX + 1)], ResponseCode.SYSTEM_ERROR, "different names"),
     ],
 )
-async def test_bad_requests_are_refused(tmp_path: Path, topics: list[str], code: ResponseCode, remark: str) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
-        await client.create_topic("Written", 1, perm=2)
-        answer = await client.request(RequestCode.ASK_TOPIC_ENDS, {}, encode_topics(topics))
-        assert (answer.code, answer.body) == (code, b"")
-        assert remark in (answer.remark or "")
+async def test_bad_requests_are_refused(client: Client, topics: list[str], code: ResponseCode, remark: str) -> None:
+    await client.create_topic("T", 2)
+    await client.create_topic("Written", 1, perm=2)
+    answer = await client.request(RequestCode.ASK_TOPIC_ENDS, {}, encode_topics(topics))
+    assert (answer.code, answer.body) == (code, b"")
+    assert remark in (answer.remark or "")
 
 
-async def test_a_truth_value_that_is_none_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        answer = await client.request(RequestCode.ASK_TOPIC_ENDS, {"current": "maybe"}, encode_topics(["T"]))
-        assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert "current" in (answer.remark or "")
+async def test_a_truth_value_that_is_none_is_refused(client: Client) -> None:
+    answer = await client.request(RequestCode.ASK_TOPIC_ENDS, {"current": "maybe"}, encode_topics(["T"]))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "current" in (answer.remark or "")

@@ -19,7 +19,7 @@ from mq.namesrv.settings import NamesrvSettings
 from tests.support.console_browser import Browser, console
 from tests.support.guarded import ADMIN
 from tests.support.name_server_and_broker import cluster
-from tests.support.running_broker import running
+from tests.support.running_broker import broker_client
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -43,8 +43,7 @@ async def guarded_console(directory: Path, **settings: Any) -> AsyncIterator[Bro
     async with trio.open_nursery() as nursery:
         host, port = await nursery.start(serve, own)
         namesrv = f"{host}:{port}"
-        async with running(directory / "n0", keys=ADMIN, acl_file=path, namesrv=namesrv) as broker:
-            client = await broker.connect()
+        async with broker_client(directory / "n0", keys=ADMIN, acl_file=path, namesrv=namesrv) as client:
             client.keys = ADMIN
             await client.create_topic("T", 1)
             await client.send("T", b"BODY-of-T")

@@ -13,7 +13,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from raftlog import SegmentLog
 from tests.support.cold_disk import Reads
-from tests.support.running_broker import Answer, Client, properties, pull_ext, running, send_ext
+from tests.support.running_broker import Answer, Client, broker_client, properties, pull_ext, running, send_ext
 
 pytestmark = pytest.mark.trio
 
@@ -21,9 +21,7 @@ pytestmark = pytest.mark.trio
 async def stored(directory: Path, messages: int, body_bytes: int = 1000, queues: int = 1) -> list[list[bytes]]:
     """Bodies by queue, of a broker that has ended."""
     bodies: list[list[bytes]] = [[] for _ in range(queues)]
-    async with running(directory) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", queues)
+    async with broker_client(directory, queues=queues) as client:
         posted: list[int] = []
         for number in range(messages):
             body = b"%08d" % number * (body_bytes // 8)
@@ -91,8 +89,7 @@ async def test_event_loop_reads_only_prefetched_messages(
     tmp_path: Path, reads: Reads, body_bytes: int, queues: int, messages: int
 ) -> None:
     bodies = await stored(tmp_path, messages, body_bytes, queues)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         reads.by_loop = 0
         for queue_id in range(queues):
             assert await walk(client, queue_id) == bodies[queue_id]
@@ -113,8 +110,7 @@ async def test_event_loop_reads_messages_if_threads_fail(tmp_path: Path, reads: 
 
 async def test_verified_messages_in_memory_are_read_at_once(tmp_path: Path, reads: Reads) -> None:
     bodies = await stored(tmp_path, 200, queues=2)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         assert [await walk(client, queue_id) for queue_id in range(2)] == bodies
         reads.asked, reads.by_loop = threading.Event(), 0
         assert [await walk(client, queue_id) for queue_id in range(2)] == bodies
@@ -149,9 +145,7 @@ async def test_a_broker_stops_while_the_disk_is_waited_for(tmp_path: Path, reads
 
 
 async def test_messages_in_memory_are_not_prefetched(tmp_path: Path, reads: Reads) -> None:
-    async with running(tmp_path, slow_consumer_bytes=1) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, slow_consumer_bytes=1) as client:
         for _ in range(3):
             assert (await client.send(body=b"new")).code == 0
         assert await walk(client, 0) == [b"new"] * 3
@@ -167,9 +161,7 @@ async def test_messages_beyond_memory_are_prefetched(
         return open_log(*given, **named, tail_bytes_max=10_000)
 
     monkeypatch.setattr(SegmentLog, "open", with_little_memory)
-    async with running(tmp_path, slow_consumer_bytes=50_000) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, slow_consumer_bytes=50_000) as client:
         bodies = [b"%0500d" % number for number in range(200)]
         for body in bodies:
             assert (await client.send(body=body)).code == 0

@@ -17,10 +17,9 @@ from tests.support.running_broker import (
     SUBSCRIPTION,
     SUSPEND,
     Client,
+    broker_client,
     broker_settings,
-    note_brokers,
     pull_ext,
-    running,
 )
 from tests.support.steps import result_of
 from tests.support.waiting import until
@@ -57,82 +56,69 @@ async def store_as_before(broker: Broker, client: Client, offset: int, **given: 
         assert await client.committed(group=given.get("consumerGroup", "G")) == offset
 
 
-async def test_commit_beyond_end_is_refused_with_the_end(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await filled(client, 5)
-        refused = await commit(client, 1000)
-        assert refused.code == ResponseCode.INVALID_PARAMETER
-        assert "offset 1000 is beyond the end of queue 0 of T" in refused.remark
-        assert "its next message gets offset 5" in refused.remark
-        assert (await commit(client, 6)).code == ResponseCode.INVALID_PARAMETER
-        assert (await commit(client, 5)).code == 0
-        assert await client.committed() == 5
+async def test_commit_beyond_end_is_refused_with_the_end(client: Client) -> None:
+    await filled(client, 5)
+    refused = await commit(client, 1000)
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert "offset 1000 is beyond the end of queue 0 of T" in refused.remark
+    assert "its next message gets offset 5" in refused.remark
+    assert (await commit(client, 6)).code == ResponseCode.INVALID_PARAMETER
+    assert (await commit(client, 5)).code == 0
+    assert await client.committed() == 5
 
 
-async def test_commit_beyond_end_of_empty_queue_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        assert (await commit(client, 1)).code == ResponseCode.INVALID_PARAMETER
-        assert (await commit(client, 0)).code == 0
+async def test_commit_beyond_end_of_empty_queue_is_refused(client: Client) -> None:
+    await client.create_topic("T", 1)
+    assert (await commit(client, 1)).code == ResponseCode.INVALID_PARAMETER
+    assert (await commit(client, 0)).code == 0
 
 
-async def test_commits_without_answer_beyond_end_change_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await filled(client, 5)
-        await commit(client, 3)
-        await commit(client, 1000, oneway=True)
-        await client.pull(offset=3, sysFlag=COMMITS, commitOffset=1000)
-        assert await client.committed() == 3
-        await commit(client, 4, oneway=True)
-        assert await client.committed() == 4
+async def test_commits_without_answer_beyond_end_change_nothing(client: Client) -> None:
+    await filled(client, 5)
+    await commit(client, 3)
+    await commit(client, 1000, oneway=True)
+    await client.pull(offset=3, sysFlag=COMMITS, commitOffset=1000)
+    assert await client.committed() == 3
+    await commit(client, 4, oneway=True)
+    assert await client.committed() == 4
 
 
-async def test_reset_beyond_end_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await filled(client, 5)
-        await commit(client, 2)
-        ext = {"topic": "T", "group": "G", "timestamp": 0, "isForce": True, "queueId": 0, "offset": 1000}
-        refused = await client.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
-        assert refused.code == ResponseCode.SYSTEM_ERROR
-        assert refused.remark is not None
-        assert "beyond the end" in refused.remark
-        assert await client.committed() == 2
+async def test_reset_beyond_end_is_refused(client: Client) -> None:
+    await filled(client, 5)
+    await commit(client, 2)
+    ext = {"topic": "T", "group": "G", "timestamp": 0, "isForce": True, "queueId": 0, "offset": 1000}
+    refused = await client.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert refused.remark is not None
+    assert "beyond the end" in refused.remark
+    assert await client.committed() == 2
 
 
-async def test_pulls_beyond_end_go_where_group_is(tmp_path: Path) -> None:
+async def test_pulls_beyond_end_go_where_group_is(client: Client) -> None:
     """As after the restore of an older backup: what was written since is not skipped."""
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await filled(client, 5)
-        for flags, next_offset in ((COMMITS, 0), (SUBSCRIPTION, 5), (SUBSCRIPTION | LITE_PULL, 5)):
-            moved = await client.pull(offset=1000, sysFlag=flags, commitOffset=1000)
-            assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, str(next_offset))
-        await commit(client, 3)
-        for flags, next_offset in ((COMMITS, 3), (SUBSCRIPTION, 5), (SUBSCRIPTION | LITE_PULL, 3)):
-            moved = await client.pull(offset=1000, sysFlag=flags | SUSPEND, commitOffset=1000)
-            assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, str(next_offset))
-        sdk = await client.pull(offset=1000, forwardOnly=True)
-        assert (sdk.code, sdk.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "3")
-        lite = await client.request(RequestCode.LITE_PULL_MESSAGE, pull_ext(offset=1000))
-        assert (lite.code, lite.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "3")
-        assert await client.committed() == 3
+    await filled(client, 5)
+    for flags, next_offset in ((COMMITS, 0), (SUBSCRIPTION, 5), (SUBSCRIPTION | LITE_PULL, 5)):
+        moved = await client.pull(offset=1000, sysFlag=flags, commitOffset=1000)
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, str(next_offset))
+    await commit(client, 3)
+    for flags, next_offset in ((COMMITS, 3), (SUBSCRIPTION, 5), (SUBSCRIPTION | LITE_PULL, 3)):
+        moved = await client.pull(offset=1000, sysFlag=flags | SUSPEND, commitOffset=1000)
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, str(next_offset))
+    sdk = await client.pull(offset=1000, forwardOnly=True)
+    assert (sdk.code, sdk.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "3")
+    lite = await client.request(RequestCode.LITE_PULL_MESSAGE, pull_ext(offset=1000))
+    assert (lite.code, lite.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "3")
+    assert await client.committed() == 3
 
 
-async def test_new_leader_corrects_offsets_stored_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = note_brokers(monkeypatch)
+async def test_new_leader_corrects_offsets_stored_before(tmp_path: Path, brokers: list[Broker]) -> None:
     settings = broker_settings(tmp_path)
     same = {"listen": settings.listen, "peers": settings.peers}
-    async with running(tmp_path, **same) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **same) as client:
         await filled(client, 5)
         await store_as_before(brokers[0], client, 1000)
         assert (await commit(client, 4, consumerGroup="H")).code == 0
-    async with running(tmp_path, **same) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **same) as client:
 
         async def is_corrected() -> bool:
             return await client.committed() == 5
@@ -143,24 +129,21 @@ async def test_new_leader_corrects_offsets_stored_before(tmp_path: Path, monkeyp
         assert [each.body for each in await popped(client)] == [b"new"]
 
 
-async def test_offset_beyond_end_is_shown_and_not_cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await filled(client, 5, queues=2)
-        await commit(client, 0, queueId=1)
-        await store_as_before(brokers[0], client, 1000)
-        (beyond,) = [
-            family
-            for family in result_of(brokers[0].services.metrics.collect())
-            if family.name == "rocketmq_consumer_beyond_end_messages"
-        ]
-        assert isinstance(beyond, Family)
-        assert [value for _, value in beyond.samples] == [995]
-        stats = await client.request(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "G"})
-        shown = {ref.queue_id: behind(progress) for ref, progress in read_progress(stats.body).items()}
-        assert shown == {0: "beyond the end by 995", 1: "0"}
-        ext = {"srcGroup": "G", "destGroup": "H", "topic": "T", "offline": True}
-        assert (await client.request(RequestCode.CLONE_GROUP_OFFSET, ext)).code == 0
-        assert await client.committed("H") == 5
-        assert await client.committed("G") == 1000
+async def test_offset_beyond_end_is_shown_and_not_cloned(client: Client, brokers: list[Broker]) -> None:
+    await filled(client, 5, queues=2)
+    await commit(client, 0, queueId=1)
+    await store_as_before(brokers[0], client, 1000)
+    (beyond,) = [
+        family
+        for family in result_of(brokers[0].services.metrics.collect())
+        if family.name == "rocketmq_consumer_beyond_end_messages"
+    ]
+    assert isinstance(beyond, Family)
+    assert [value for _, value in beyond.samples] == [995]
+    stats = await client.request(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "G"})
+    shown = {ref.queue_id: behind(progress) for ref, progress in read_progress(stats.body).items()}
+    assert shown == {0: "beyond the end by 995", 1: "0"}
+    ext = {"srcGroup": "G", "destGroup": "H", "topic": "T", "offline": True}
+    assert (await client.request(RequestCode.CLONE_GROUP_OFFSET, ext)).code == 0
+    assert await client.committed("H") == 5
+    assert await client.committed("G") == 1000

@@ -14,7 +14,16 @@ from mq.broker.consume.record_reader import RecordReader
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.store.consume_queue import ConsumeQueue
-from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, properties, pull_ext, running
+from tests.support.running_broker import (
+    SUBSCRIPTION,
+    SUSPEND,
+    Client,
+    RunningBroker,
+    broker_client,
+    properties,
+    pull_ext,
+    running,
+)
 
 pytestmark = pytest.mark.trio
 
@@ -28,8 +37,7 @@ async def held_pulls(client: Client) -> int:
 
 
 async def test_messages_come_from_the_offset_on(tmp_path: Path) -> None:
-    async with running(tmp_path, pull_messages_max=10) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, pull_messages_max=10) as client:
         for number in range(15):
             await client.send(body=b"%d" % number)
         answer = await client.pull(offset=3, maxMsgNums=4)
@@ -48,8 +56,7 @@ async def test_messages_come_from_the_offset_on(tmp_path: Path) -> None:
 
 
 async def test_a_pull_answer_keeps_its_byte_limit_except_for_one_message(tmp_path: Path) -> None:
-    async with running(tmp_path, pull_bytes_max=10_000) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, pull_bytes_max=10_000) as client:
         for nbytes in (20_000, 4000, 4000, 4000):
             await client.send(body=bytes(nbytes))
         assert [len(record.body) for record in (await client.pull()).records] == [20_000]
@@ -58,8 +65,7 @@ async def test_a_pull_answer_keeps_its_byte_limit_except_for_one_message(tmp_pat
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 async def test_a_lagging_consumer_gets_smaller_answers(tmp_path: Path, serialization: int) -> None:
-    async with running(tmp_path, slow_consumer_bytes=20_000, slow_pull_bytes_max=10_000) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, slow_consumer_bytes=20_000, slow_pull_bytes_max=10_000) as client:
         for nbytes in [100] * 20 + [4000] * 20:
             await client.send(body=bytes(nbytes))
         far = await client.request(PULL, pull_ext(), serialization=serialization)
@@ -73,8 +79,9 @@ async def test_a_lagging_consumer_gets_smaller_answers(tmp_path: Path, serializa
 
 async def test_pull_returns_distant_records_together(tmp_path: Path) -> None:
     """Between the messages of one queue lie those of others: few bytes, many bytes, the end of a file."""
-    async with running(tmp_path, segment_bytes=128 * 1024, message_bytes_max=32 * 1024, entry_bytes_max=1024) as broker:
-        client = await broker.connect()
+    async with broker_client(
+        tmp_path, segment_bytes=128 * 1024, message_bytes_max=32 * 1024, entry_bytes_max=1024
+    ) as client:
         sent = []
         for number in range(20):
             await client.send(body=b"%d" % number * 100)
@@ -83,51 +90,47 @@ async def test_pull_returns_distant_records_together(tmp_path: Path) -> None:
         assert [record.body for record in (await client.pull()).records] == sent
 
 
-async def test_only_messages_with_a_wanted_tag_come(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for tag in ("a", "b", "c", "a", ""):
-            await client.send(body=tag.encode(), i=properties(TAGS=tag) if tag else "")
-        some = await client.pull(subscription="a || c")
-        assert [record.body for record in some.records] == [b"a", b"c", b"a"]
-        assert some.ext["nextBeginOffset"] == "5"
-        none = await client.pull(subscription="nobody", expressionType="TAG", sysFlag=HELD)
-        assert (none.code, none.body) == (ResponseCode.PULL_RETRY_IMMEDIATELY, b"")
-        assert none.ext["nextBeginOffset"] == "5"
-        # The answer ends before the first wanted message that does not fit, not behind it.
-        first = await client.pull(subscription="a", maxMsgNums=1)
-        assert (len(first.records), first.ext["nextBeginOffset"]) == (1, "3")
+async def test_only_messages_with_a_wanted_tag_come(client: Client) -> None:
+    for tag in ("a", "b", "c", "a", ""):
+        await client.send(body=tag.encode(), i=properties(TAGS=tag) if tag else "")
+    some = await client.pull(subscription="a || c")
+    assert [record.body for record in some.records] == [b"a", b"c", b"a"]
+    assert some.ext["nextBeginOffset"] == "5"
+    none = await client.pull(subscription="nobody", expressionType="TAG", sysFlag=HELD)
+    assert (none.code, none.body) == (ResponseCode.PULL_RETRY_IMMEDIATELY, b"")
+    assert none.ext["nextBeginOffset"] == "5"
+    # The answer ends before the first wanted message that does not fit, not behind it.
+    first = await client.pull(subscription="a", maxMsgNums=1)
+    assert (len(first.records), first.ext["nextBeginOffset"]) == (1, "3")
 
 
-async def test_a_waiting_pull_is_answered_by_the_next_message(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        waiting, client = await broker.connect(), await broker.connect()
-        await client.create_topic("T", 2)
-        opaque = await waiting.post(PULL, pull_ext(sysFlag=HELD))
-        assert await waiting.alive()
-        assert await held_pulls(client) == 1
-        await client.send(e=1, body=b"another queue")
-        assert await held_pulls(client) == 1
-        await client.send(body=b"at last")
-        answer = await waiting.answer(opaque)
-        assert answer.code == ResponseCode.SUCCESS
-        assert [record.body for record in answer.records] == [b"at last"]
-        assert await held_pulls(client) == 0
+async def test_a_waiting_pull_is_answered_by_the_next_message(broker: RunningBroker) -> None:
+    waiting, client = await broker.connect(), await broker.connect()
+    await client.create_topic("T", 2)
+    opaque = await waiting.post(PULL, pull_ext(sysFlag=HELD))
+    assert await waiting.alive()
+    assert await held_pulls(client) == 1
+    await client.send(e=1, body=b"another queue")
+    assert await held_pulls(client) == 1
+    await client.send(body=b"at last")
+    answer = await waiting.answer(opaque)
+    assert answer.code == ResponseCode.SUCCESS
+    assert [record.body for record in answer.records] == [b"at last"]
+    assert await held_pulls(client) == 0
 
 
-async def test_a_waiting_pull_is_answered_by_a_message_with_its_tag_only(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        waiting, client = await broker.connect(), await broker.connect()
-        await client.create_topic("T", 1)
-        opaque = await waiting.post(PULL, pull_ext(sysFlag=HELD, subscription="b"))
-        assert await waiting.alive()
-        for _ in range(2):
-            await client.send(i=properties(TAGS="a"))
-        assert await held_pulls(client) == 1
-        await client.send(body=b"wanted", i=properties(TAGS="b"))
-        answer = await waiting.answer(opaque)
-        assert [record.body for record in answer.records] == [b"wanted"]
-        assert answer.ext["nextBeginOffset"] == "3"
+async def test_a_waiting_pull_is_answered_by_a_message_with_its_tag_only(broker: RunningBroker) -> None:
+    waiting, client = await broker.connect(), await broker.connect()
+    await client.create_topic("T", 1)
+    opaque = await waiting.post(PULL, pull_ext(sysFlag=HELD, subscription="b"))
+    assert await waiting.alive()
+    for _ in range(2):
+        await client.send(i=properties(TAGS="a"))
+    assert await held_pulls(client) == 1
+    await client.send(body=b"wanted", i=properties(TAGS="b"))
+    answer = await waiting.answer(opaque)
+    assert [record.body for record in answer.records] == [b"wanted"]
+    assert answer.ext["nextBeginOffset"] == "3"
 
 
 @pytest.mark.parametrize(("reader", "method"), [(RecordReader, "read_entries"), (ConsumeQueue, "read")])
@@ -156,37 +159,32 @@ async def test_a_disk_that_gives_nothing_fails_the_waiting_pull_and_nothing_else
         assert [record.body for record in (await client.pull()).records] == [b"stored all the same"]
 
 
-async def test_a_pull_waits_no_longer_than_it_said(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        await client.send()
-        for milliseconds in (1, 0, -5, -(2**63)):
-            answer = await client.pull(offset=1, sysFlag=HELD, suspendTimeoutMillis=milliseconds)
-            assert answer.code == ResponseCode.PULL_NOT_FOUND
-            assert (answer.ext["nextBeginOffset"], answer.ext["maxOffset"]) == ("1", "1")
-        at_once = await client.pull(offset=1, suspendTimeoutMillis=15_000)
-        assert at_once.code == ResponseCode.PULL_NOT_FOUND
-        assert await held_pulls(client) == 0
+async def test_a_pull_waits_no_longer_than_it_said(client: Client) -> None:
+    await client.create_topic("T", 1)
+    await client.send()
+    for milliseconds in (1, 0, -5, -(2**63)):
+        answer = await client.pull(offset=1, sysFlag=HELD, suspendTimeoutMillis=milliseconds)
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+        assert (answer.ext["nextBeginOffset"], answer.ext["maxOffset"]) == ("1", "1")
+    at_once = await client.pull(offset=1, suspendTimeoutMillis=15_000)
+    assert at_once.code == ResponseCode.PULL_NOT_FOUND
+    assert await held_pulls(client) == 0
 
 
-async def test_waiting_pulls_are_forgotten_with_their_connection(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        waiting, client = await broker.connect(), await broker.connect()
-        await client.create_topic("T", 1)
-        for _ in range(5):
-            await waiting.post(PULL, pull_ext(sysFlag=HELD))
-        assert await waiting.alive()
-        assert await held_pulls(client) == 5
-        await waiting.stream.aclose()
-        await client.wait_for(lambda info: info["raftmq.heldPulls"] == "0")
-        assert (await client.send()).code == 0
+async def test_waiting_pulls_are_forgotten_with_their_connection(broker: RunningBroker) -> None:
+    waiting, client = await broker.connect(), await broker.connect()
+    await client.create_topic("T", 1)
+    for _ in range(5):
+        await waiting.post(PULL, pull_ext(sysFlag=HELD))
+    assert await waiting.alive()
+    assert await held_pulls(client) == 5
+    await waiting.stream.aclose()
+    await client.wait_for(lambda info: info["raftmq.heldPulls"] == "0")
+    assert (await client.send()).code == 0
 
 
 async def test_more_pulls_than_may_wait_are_answered_at_once(tmp_path: Path) -> None:
-    async with running(tmp_path, long_polls_max=2) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, long_polls_max=2) as client:
         posted = [await client.post(PULL, pull_ext(sysFlag=HELD)) for _ in range(3)]
         assert (await client.answer(posted[2])).code == ResponseCode.PULL_NOT_FOUND
         await client.send()
@@ -219,9 +217,7 @@ async def test_pulls_answered_by_one_message_delay_no_other_request(
 
 
 async def test_pulls_with_long_expressions_do_not_wait_beyond_their_memory(tmp_path: Path) -> None:
-    async with running(tmp_path, long_poll_bytes_max=1024 * 1024) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, long_poll_bytes_max=1024 * 1024) as client:
         long = "||".join(map(str, range(4000)))
         first = await client.post(PULL, pull_ext(sysFlag=HELD, subscription=long))
         refused = await client.request(PULL, pull_ext(sysFlag=HELD, subscription=long))
@@ -245,76 +241,68 @@ async def test_a_client_that_asks_faster_than_it_reads_gets_everything(tmp_path:
             assert (answer.code, len(answer.records)) == (0, 1)
 
 
-async def test_offsets_where_no_message_is(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
+async def test_offsets_where_no_message_is(client: Client) -> None:
+    await client.create_topic("T", 2)
+    await client.send()
+    for queue_id, offset, code, next_offset in (
+        (0, 1, ResponseCode.PULL_NOT_FOUND, 1),
+        (0, 2, ResponseCode.PULL_OFFSET_MOVED, 1),
+        (0, 2**63 - 1, ResponseCode.PULL_OFFSET_MOVED, 1),
+        (0, -1, ResponseCode.PULL_OFFSET_MOVED, 0),
+        (0, -(2**63), ResponseCode.PULL_OFFSET_MOVED, 0),
+        (1, 0, ResponseCode.PULL_NOT_FOUND, 0),
+        (1, 1, ResponseCode.PULL_OFFSET_MOVED, 0),
+        (1, -1, ResponseCode.PULL_OFFSET_MOVED, 0),
+    ):
+        answer = await client.pull(queue_id=queue_id, offset=offset)
+        assert (answer.code, int(answer.ext["nextBeginOffset"])) == (code, next_offset), (queue_id, offset)
+        assert answer.body == b""
+    moved = await client.pull(offset=7, sysFlag=HELD)
+    assert moved.code == ResponseCode.PULL_OFFSET_MOVED  # an offset that is wrong is not waited for
+
+
+async def test_broker_refuses_impossible_pulls(client: Client) -> None:
+    await client.create_topic("T", 2)
+    for what, ext, code in (
+        ("unknown topic", pull_ext("Nothing"), ResponseCode.TOPIC_NOT_EXIST),
+        ("topic of the metadata", pull_ext("rmq_sys_raftmq_meta"), ResponseCode.TOPIC_NOT_EXIST),
+        ("topic outside", pull_ext("../T"), ResponseCode.TOPIC_NOT_EXIST),
+        ("queue too large", pull_ext(queue_id=2), ResponseCode.INVALID_PARAMETER),
+        ("queue below zero", pull_ext(queue_id=-1), ResponseCode.INVALID_PARAMETER),
+        ("group outside", pull_ext(consumerGroup="../G"), ResponseCode.INVALID_PARAMETER),
+        ("empty group", pull_ext(consumerGroup=""), ResponseCode.INVALID_PARAMETER),
+        ("long group", pull_ext(consumerGroup="g" * 121), ResponseCode.INVALID_PARAMETER),
+        ("expression of another type", pull_ext(expressionType="CLASS"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        ("SQL92 for everything", pull_ext(expressionType="SQL92"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        ("expression without a tag", pull_ext(subscription="||"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        ("nobody subscribed", pull_ext(sysFlag=0), ResponseCode.SUBSCRIPTION_NOT_EXIST),
+    ):
+        answer = await client.request(PULL, ext)
+        assert answer.code == code, (what, answer)
+        assert answer.remark, what
+    assert await held_pulls(client) == 0
+
+
+async def test_pull_uses_the_subscription_of_its_group(client: Client) -> None:
+    await client.send(i=properties(TAGS="a"))
+    assert (await client.heartbeat("c1", "G")).code == 0
+    assert len((await client.pull(sysFlag=0)).records) == 1
+    other = await client.pull("TBW102", sysFlag=0)
+    assert other.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+async def test_a_pull_carries_the_groups_offset(broker: RunningBroker, client: Client) -> None:
+    for _ in range(3):
         await client.send()
-        for queue_id, offset, code, next_offset in (
-            (0, 1, ResponseCode.PULL_NOT_FOUND, 1),
-            (0, 2, ResponseCode.PULL_OFFSET_MOVED, 1),
-            (0, 2**63 - 1, ResponseCode.PULL_OFFSET_MOVED, 1),
-            (0, -1, ResponseCode.PULL_OFFSET_MOVED, 0),
-            (0, -(2**63), ResponseCode.PULL_OFFSET_MOVED, 0),
-            (1, 0, ResponseCode.PULL_NOT_FOUND, 0),
-            (1, 1, ResponseCode.PULL_OFFSET_MOVED, 0),
-            (1, -1, ResponseCode.PULL_OFFSET_MOVED, 0),
-        ):
-            answer = await client.pull(queue_id=queue_id, offset=offset)
-            assert (answer.code, int(answer.ext["nextBeginOffset"])) == (code, next_offset), (queue_id, offset)
-            assert answer.body == b""
-        moved = await client.pull(offset=7, sysFlag=HELD)
-        assert moved.code == ResponseCode.PULL_OFFSET_MOVED  # an offset that is wrong is not waited for
-
-
-async def test_broker_refuses_impossible_pulls(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
-        for what, ext, code in (
-            ("unknown topic", pull_ext("Nothing"), ResponseCode.TOPIC_NOT_EXIST),
-            ("topic of the metadata", pull_ext("rmq_sys_raftmq_meta"), ResponseCode.TOPIC_NOT_EXIST),
-            ("topic outside", pull_ext("../T"), ResponseCode.TOPIC_NOT_EXIST),
-            ("queue too large", pull_ext(queue_id=2), ResponseCode.INVALID_PARAMETER),
-            ("queue below zero", pull_ext(queue_id=-1), ResponseCode.INVALID_PARAMETER),
-            ("group outside", pull_ext(consumerGroup="../G"), ResponseCode.INVALID_PARAMETER),
-            ("empty group", pull_ext(consumerGroup=""), ResponseCode.INVALID_PARAMETER),
-            ("long group", pull_ext(consumerGroup="g" * 121), ResponseCode.INVALID_PARAMETER),
-            ("expression of another type", pull_ext(expressionType="CLASS"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
-            ("SQL92 for everything", pull_ext(expressionType="SQL92"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
-            ("expression without a tag", pull_ext(subscription="||"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
-            ("nobody subscribed", pull_ext(sysFlag=0), ResponseCode.SUBSCRIPTION_NOT_EXIST),
-        ):
-            answer = await client.request(PULL, ext)
-            assert answer.code == code, (what, answer)
-            assert answer.remark, what
-        assert await held_pulls(client) == 0
-
-
-async def test_pull_uses_the_subscription_of_its_group(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.send(i=properties(TAGS="a"))
-        assert (await client.heartbeat("c1", "G")).code == 0
-        assert len((await client.pull(sysFlag=0)).records) == 1
-        other = await client.pull("TBW102", sysFlag=0)
-        assert other.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
-
-
-async def test_a_pull_carries_the_groups_offset(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for _ in range(3):
-            await client.send()
-        await client.pull(commitOffset=2)
-        assert await client.committed() == 0  # without the flag it does not count
-        await client.pull(sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=2)
-        assert await client.committed() == 2
-        other = await broker.connect()
-        await other.pull(queueOffset=2)
-        await other.pull(queueOffset=2, sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=1)
-        await other.pull(queueOffset=2, sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=-1)
-        assert await client.committed() == 2
-        await client.pull(queueOffset=1)  # it reads from there, so the offset may go back
-        await client.pull(queueOffset=1, sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=1)
-        assert await client.committed() == 1
+    await client.pull(commitOffset=2)
+    assert await client.committed() == 0  # without the flag it does not count
+    await client.pull(sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=2)
+    assert await client.committed() == 2
+    other = await broker.connect()
+    await other.pull(queueOffset=2)
+    await other.pull(queueOffset=2, sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=1)
+    await other.pull(queueOffset=2, sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=-1)
+    assert await client.committed() == 2
+    await client.pull(queueOffset=1)  # it reads from there, so the offset may go back
+    await client.pull(queueOffset=1, sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=1)
+    assert await client.committed() == 1

@@ -17,9 +17,9 @@ from tests.support.running_broker import (
     SUBSCRIPTION,
     Answer,
     Client,
+    broker_client,
     change_limits,
     limited,
-    note_brokers,
     properties,
     running,
 )
@@ -31,11 +31,6 @@ COMMIT_OFFSET = 1
 
 NO_TIMER = limited(consume={"expire_some_seconds": 3600.0})
 """Nobody takes a lock away but who asks for it: some tests let all be over at once."""
-
-
-@pytest.fixture
-def brokers(monkeypatch: pytest.MonkeyPatch) -> list[Broker]:
-    return note_brokers(monkeypatch)
 
 
 def all_are_over(brokers: list[Broker], are_over: bool = True) -> None:
@@ -60,9 +55,7 @@ def update_ext(offset: int, queue_id: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 async def test_the_answers_to_lock_and_unlock(tmp_path: Path, serialization: int) -> None:
-    async with running(tmp_path, limits=NO_TIMER) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
+    async with broker_client(tmp_path, queues=2, limits=NO_TIMER) as client:
         answer = await client.request(
             RequestCode.LOCK_BATCH_MQ, body=lock_body("c1", 1, 0), serialization=serialization
         )
@@ -92,9 +85,7 @@ async def test_a_queue_has_one_holder_in_each_group(tmp_path: Path) -> None:
 
 async def test_of_two_concurrent_lock_requests_only_the_first_succeeds(tmp_path: Path) -> None:
     """The second request arrives while the first one is still on its way to the log."""
-    async with running(tmp_path, limits=NO_TIMER) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, limits=NO_TIMER) as client:
         (first, one), (second, other) = (
             client.frame(RequestCode.LOCK_BATCH_MQ, body=lock_body(client_id, 0)) for client_id in ("c1", "c2")
         )
@@ -106,9 +97,7 @@ async def test_of_two_concurrent_lock_requests_only_the_first_succeeds(tmp_path:
 @pytest.mark.parametrize("heir", ["c1", "c2"])
 async def test_a_queue_that_is_being_given_back(tmp_path: Path, heir: str) -> None:
     """Whoever asks while that is still on its way to the log gets the queue, and keeps it."""
-    async with running(tmp_path, limits=NO_TIMER) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, limits=NO_TIMER) as client:
         assert await lock(client, "c1", 0) == [0]
         _, one = client.frame(RequestCode.UNLOCK_BATCH_MQ, body=lock_body("c1", 0))
         opaque, other = client.frame(RequestCode.LOCK_BATCH_MQ, body=lock_body(heir, 0))
@@ -118,9 +107,7 @@ async def test_a_queue_that_is_being_given_back(tmp_path: Path, heir: str) -> No
 
 
 async def test_renewing_a_lock_takes_no_room_in_the_log(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=NO_TIMER) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
+    async with broker_client(tmp_path, queues=2, limits=NO_TIMER) as client:
         assert await lock(client, "c1", 0, 1) == [0, 1]
         last_index = (await client.info())["raftmq.lastIndex"]
         assert await lock(client, "c1", 0, 1) == [0, 1]
@@ -147,17 +134,14 @@ async def test_a_lock_outlives_connection_and_broker(tmp_path: Path) -> None:
         assert await lock(client, "c1", 0) == [0]
         await client.stream.aclose()
         assert await lock(await broker.connect(), "c2", 0) == []
-    async with running(tmp_path, limits=NO_TIMER) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=NO_TIMER) as client:
         assert await lock(client, "c2", 0) == []
         assert await lock(client, "c1", 0) == [0]
         assert (await client.info())["raftmq.lockedQueues"] == "1"
 
 
 async def test_locks_go_with_their_topic(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=NO_TIMER) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, limits=NO_TIMER) as client:
         assert await lock(client, "c1", 0) == [0]
         assert await lock(client, "c1", 0, topic="Nothing") == []
         assert await lock(client, "c1", -1, 1, 2**31 - 1) == []
@@ -254,9 +238,7 @@ async def test_the_former_holder_gives_nothing_back(tmp_path: Path, brokers: lis
 
 
 async def test_locks_that_are_refused(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=NO_TIMER) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, limits=NO_TIMER) as client:
         last_index = (await client.info())["raftmq.lastIndex"]
         for what, body in (
             ("empty", b""),

@@ -14,7 +14,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.store.queue_blocks import TRAILER
 from mq.store.queue_store import QueueStoreSettings
 from tests.support.popping import popped
-from tests.support.running_broker import Answer, Client, limited, properties, pull_ext, running
+from tests.support.running_broker import Answer, Client, broker_client, limited, properties, pull_ext
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -92,8 +92,7 @@ def bits(path: Path) -> Iterator[int]:
 async def test_every_bit_of_a_queue_file(tmp_path: Path, first: int) -> None:
     """Messages by tag, so that a tag code that is wrong would lose one without a word."""
     path = queue_file(tmp_path)
-    async with running(tmp_path, limits=FAST_REPAIR) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=FAST_REPAIR) as client:
         await send_three(client)
         await in_file(client, path, 3)
         whole = path.read_bytes()
@@ -109,8 +108,7 @@ async def test_every_bit_of_a_queue_file(tmp_path: Path, first: int) -> None:
 @pytest.mark.parametrize("byte", [0, 7, 8, 11, 12, 19, 45, 60, 68, 75])
 async def test_other_readers_of_a_damaged_queue_file_are_asked_to_retry(tmp_path: Path, byte: int) -> None:
     path = queue_file(tmp_path)
-    async with running(tmp_path, limits=FAST_REPAIR) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=FAST_REPAIR) as client:
         await send_three(client)
         await in_file(client, path, 3)
         place = {"topic": "T", "queueId": 0}
@@ -136,8 +134,7 @@ async def test_other_readers_of_a_damaged_queue_file_are_asked_to_retry(tmp_path
 
 
 async def test_a_broker_starts_with_damage_and_takes_messages(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=FAST_REPAIR) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=FAST_REPAIR) as client:
         for number in range(8):
             await client.send(body=b"%d" % number)
         await in_file(client, queue_file(tmp_path, first=6), 2)
@@ -145,8 +142,7 @@ async def test_a_broker_starts_with_damage_and_takes_messages(tmp_path: Path) ->
         data = bytearray(path.read_bytes())
         data[5] ^= 1
         path.write_bytes(data)
-    async with running(tmp_path, limits=FAST_REPAIR) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=FAST_REPAIR) as client:
         await client.send(body=b"8")
         for offset in range(9):
             answer = await final(partial(client.pull, maxMsgNums=1, offset=offset)) if offset == 0 else None
@@ -159,9 +155,7 @@ async def test_a_broker_starts_with_damage_and_takes_messages(tmp_path: Path) ->
 async def test_a_delayed_message_with_a_damaged_due_time_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.broker.schedule.delay_levels.DELAY_LEVELS_MS", (500,) * 18)
     path = queue_file(tmp_path, "SCHEDULE_TOPIC_XXXX", 0)
-    async with running(tmp_path, limits=FAST_REPAIR) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, limits=FAST_REPAIR) as client:
         await client.send(body=b"late", i=properties(DELAY="1"))
         await in_file(client, path, 1)
         flip(path, 8 * 12 + 1)  # as if it were due in centuries
@@ -174,9 +168,7 @@ async def test_a_delayed_message_with_a_damaged_due_time_comes(tmp_path: Path, m
 
 async def test_damaged_queue_delays_no_pop_of_another_queue(tmp_path: Path) -> None:
     path = queue_file(tmp_path)
-    async with running(tmp_path, limits=FAST_REPAIR) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
+    async with broker_client(tmp_path, queues=2, limits=FAST_REPAIR) as client:
         for number in range(6):
             await client.send(body=b"%d" % number, e=number % 2)
         await in_file(client, path, 3)

@@ -25,7 +25,7 @@ from mq.protocol.requests.assignment import AssignmentQuery
 from mq.protocol.requests.namesrv import QueueData, Route
 from mq.protocol.wire.queue_tables import QueueRef
 from tests.free_ports import free_ports
-from tests.support.running_broker import Answer, Client, running
+from tests.support.running_broker import Answer, Client, RunningBroker, broker_client, running
 from tests.unit.namesrv.serving import name_server
 
 ENCODINGS = pytest.mark.parametrize("serialization", [JSON, BINARY])
@@ -138,15 +138,13 @@ def queues_of(mode: str, *numbers: int, broker: str = "broker-a") -> Any:
 
 
 @pytest.mark.trio
-async def test_a_group_can_be_switched_to_pop_before_it_has_members(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 5)
-        assert (await set_mode(client)).code == ResponseCode.SUCCESS
-        await client.heartbeat("c1", "G")
-        assert await assignment(client) == queues_of("POP", -1)
-        refused = await set_mode(client, consumerGroup="not a name")
-        assert refused.code == ResponseCode.INVALID_PARAMETER
+async def test_a_group_can_be_switched_to_pop_before_it_has_members(client: Client) -> None:
+    await client.create_topic("T", 5)
+    assert (await set_mode(client)).code == ResponseCode.SUCCESS
+    await client.heartbeat("c1", "G")
+    assert await assignment(client) == queues_of("POP", -1)
+    refused = await set_mode(client, consumerGroup="not a name")
+    assert refused.code == ResponseCode.INVALID_PARAMETER
 
 
 @pytest.mark.trio
@@ -160,41 +158,38 @@ async def test_a_group_can_be_switched_to_pop_before_it_has_members(tmp_path: Pa
         ("messageModel", "message model"),
     ],
 )
-async def test_texts_without_end_are_not_kept(tmp_path: Path, serialization: int, field: str, what: str) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        query = body({"clientId": "c1", "consumerGroup": "G", "topic": "T"} | {field: "x" * 256})
-        answer = await client.request(RequestCode.QUERY_ASSIGNMENT, body=query, serialization=serialization)
-        remark = f"the {what} has 256 characters; maximum: 255"
-        assert (answer.code, answer.ext, answer.remark) == (ResponseCode.INVALID_PARAMETER, {}, remark)
+async def test_texts_without_end_are_not_kept(client: Client, serialization: int, field: str, what: str) -> None:
+    query = body({"clientId": "c1", "consumerGroup": "G", "topic": "T"} | {field: "x" * 256})
+    answer = await client.request(RequestCode.QUERY_ASSIGNMENT, body=query, serialization=serialization)
+    remark = f"the {what} has 256 characters; maximum: 255"
+    assert (answer.code, answer.ext, answer.remark) == (ResponseCode.INVALID_PARAMETER, {}, remark)
 
 
 @pytest.mark.trio
 @ENCODINGS
-async def test_a_group_with_members_can_be_switched_to_pop(tmp_path: Path, serialization: int) -> None:
-    async with running(tmp_path) as broker:
-        client, other = await broker.connect(), await broker.connect()
-        await client.create_topic("T", 5)
-        nobody = {"messageQueueAssignments": None}
-        assert await assignment(client, serialization=serialization) == nobody
-        await client.heartbeat("c1", "G")
-        await other.heartbeat("c2", "G")
-        assert await assignment(client, serialization=serialization) == queues_of("PULL", 0, 1, 2)
-        assert await assignment(other, "c2", serialization) == queues_of("PULL", 3, 4)
-        assert await assignment(client, topic="N") == nobody
-        assert await assignment(client, strategyName="MACHINE_ROOM") == nobody
-        assert await assignment(client, messageModel="BROADCASTING") == queues_of("PULL", *range(5))
+async def test_a_group_with_members_can_be_switched_to_pop(broker: RunningBroker, serialization: int) -> None:
+    client, other = await broker.connect(), await broker.connect()
+    await client.create_topic("T", 5)
+    nobody = {"messageQueueAssignments": None}
+    assert await assignment(client, serialization=serialization) == nobody
+    await client.heartbeat("c1", "G")
+    await other.heartbeat("c2", "G")
+    assert await assignment(client, serialization=serialization) == queues_of("PULL", 0, 1, 2)
+    assert await assignment(other, "c2", serialization) == queues_of("PULL", 3, 4)
+    assert await assignment(client, topic="N") == nobody
+    assert await assignment(client, strategyName="MACHINE_ROOM") == nobody
+    assert await assignment(client, messageModel="BROADCASTING") == queues_of("PULL", *range(5))
 
-        answer = await set_mode(client, serialization)
-        assert (answer.code, answer.ext, answer.body) == (ResponseCode.SUCCESS, {}, b"")
-        assert await assignment(client, serialization=serialization) == queues_of("POP", -1)
-        answer = await client.request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, serialization=serialization)
-        mode = {"topic": "T", "consumerGroup": "G", "mode": "POP", "popShareQueueNum": 0}
-        assert json.loads(answer.body) == {"messageRequestModeMap": {"T": {"G": mode}}}
-        await set_mode(client, mode="PULL")
-        assert await assignment(client) == queues_of("PULL", 0, 1, 2)
-        bad = await client.request(RequestCode.QUERY_ASSIGNMENT, body=b"[" * 10_000)
-        assert (bad.code, "JSON" in str(bad.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+    answer = await set_mode(client, serialization)
+    assert (answer.code, answer.ext, answer.body) == (ResponseCode.SUCCESS, {}, b"")
+    assert await assignment(client, serialization=serialization) == queues_of("POP", -1)
+    answer = await client.request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, serialization=serialization)
+    mode = {"topic": "T", "consumerGroup": "G", "mode": "POP", "popShareQueueNum": 0}
+    assert json.loads(answer.body) == {"messageRequestModeMap": {"T": {"G": mode}}}
+    await set_mode(client, mode="PULL")
+    assert await assignment(client) == queues_of("PULL", 0, 1, 2)
+    bad = await client.request(RequestCode.QUERY_ASSIGNMENT, body=b"[" * 10_000)
+    assert (bad.code, "JSON" in str(bad.remark)) == (ResponseCode.SYSTEM_ERROR, True)
 
 
 @pytest.mark.trio
@@ -227,8 +222,7 @@ async def test_names_of_topics_that_cannot_be_are_not_remembered(
         on_queues(None)
 
     monkeypatch.setattr(Routes, "find", find_none)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         for topic in ("t" * 100_000, "", "a b", "N"):
             assert await assignment(client, topic=topic) == {"messageQueueAssignments": None}
     assert asked == ["N"]

@@ -15,7 +15,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.popping import pop_ext, popped
 from tests.support.queue_locks import lock_body
-from tests.support.running_broker import Client, pull_ext, running
+from tests.support.running_broker import Client, RunningBroker, broker_client, pull_ext
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -169,100 +169,86 @@ async def read_and_recreated(client: Client, read: int = 5) -> None:
 
 
 @pytest.mark.parametrize("read", [0, 3, 5])
-async def test_old_position_gets_first_message_of_recreated_topic(tmp_path: Path, read: int) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await read_and_recreated(client, read)
-        assert await client.committed() == 5, "the group reads the new topic from its first message"
-        assert await commit(client, read) == 0, "late, from the old topic"
-        assert await client.committed() == 5
-        await client.send("T", b"new", e=0)
-        answer = await client.pull("T", 0, read, sysFlag=COMMIT | SUBSCRIPTION, commitOffset=read)
-        if read < 5:
-            assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "5")
-            answer = await client.pull("T", 0, 5)
-        assert [record.body for record in answer.records] == [b"new"]
-        assert await client.committed() == 5
+async def test_old_position_gets_first_message_of_recreated_topic(client: Client, read: int) -> None:
+    await read_and_recreated(client, read)
+    assert await client.committed() == 5, "the group reads the new topic from its first message"
+    assert await commit(client, read) == 0, "late, from the old topic"
+    assert await client.committed() == 5
+    await client.send("T", b"new", e=0)
+    answer = await client.pull("T", 0, read, sysFlag=COMMIT | SUBSCRIPTION, commitOffset=read)
+    if read < 5:
+        assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "5")
+        answer = await client.pull("T", 0, 5)
+    assert [record.body for record in answer.records] == [b"new"]
+    assert await client.committed() == 5
 
 
-async def test_late_commit_of_new_group_begins_with_recreated_topic(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await read_and_recreated(client)
-        assert await commit(client, 2, group="Late") == 0
-        assert await client.committed("Late") == 5
+async def test_late_commit_of_new_group_begins_with_recreated_topic(client: Client) -> None:
+    await read_and_recreated(client)
+    assert await commit(client, 2, group="Late") == 0
+    assert await client.committed("Late") == 5
 
 
 @pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.POP_MESSAGE])
-async def test_deletion_ends_held_request_with_error(tmp_path: Path, code: int) -> None:
-    async with running(tmp_path) as broker:
-        client, other = await broker.connect(), await broker.connect()
-        await client.create_topic("T")
-        await client.send("T", b"old", e=0)
-        assert await commit(client, 1) == 0
-        held = pull_ext("T", 0, 1, sysFlag=SUSPEND | SUBSCRIPTION)
-        opaque = await client.post(code, held if code == RequestCode.PULL_MESSAGE else pop_ext(pollTime=15_000))
-        await other.wait_for(lambda info: "1" in (info["raftmq.heldPulls"], info["raftmq.heldPops"]))
-        await delete(other)
-        assert (await client.answer(opaque)).code == ResponseCode.TOPIC_NOT_EXIST
+async def test_deletion_ends_held_request_with_error(broker: RunningBroker, code: int) -> None:
+    client, other = await broker.connect(), await broker.connect()
+    await client.create_topic("T")
+    await client.send("T", b"old", e=0)
+    assert await commit(client, 1) == 0
+    held = pull_ext("T", 0, 1, sysFlag=SUSPEND | SUBSCRIPTION)
+    opaque = await client.post(code, held if code == RequestCode.PULL_MESSAGE else pop_ext(pollTime=15_000))
+    await other.wait_for(lambda info: "1" in (info["raftmq.heldPulls"], info["raftmq.heldPops"]))
+    await delete(other)
+    assert (await client.answer(opaque)).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 async def test_group_begins_at_first_message_although_restarted(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await read_and_recreated(client)
         await delete(client)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await client.create_topic("T", queues=2)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         assert [await client.committed(queue_id=queue_id) for queue_id in range(2)] == [5, 0]
         assert (await client.send("T", b"new", e=0)).ext["queueOffset"] == "5"
         assert await client.committed("New") == 5, "also a group that never read, as with any young queue"
         assert [each.body for each in await popped(client, initMode=1)] == [b"new"]
 
 
-async def test_ack_of_deleted_topic_spares_new_messages(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
-        await client.send("T", b"old", e=0)
-        [old] = await popped(client)
-        await delete(client)
-        await client.create_topic("T")
-        await client.send("T", b"new", e=0)
-        [new] = await popped(client)
-        assert (old.body, new.body) == (b"old", b"new")
-        late = await client.request(RequestCode.ACK_MESSAGE, old.ack_ext())
-        assert late.code == ResponseCode.NO_MESSAGE
-        assert (await client.request(RequestCode.ACK_MESSAGE, new.ack_ext())).code == 0
+async def test_ack_of_deleted_topic_spares_new_messages(client: Client) -> None:
+    await client.create_topic("T")
+    await client.send("T", b"old", e=0)
+    [old] = await popped(client)
+    await delete(client)
+    await client.create_topic("T")
+    await client.send("T", b"new", e=0)
+    [new] = await popped(client)
+    assert (old.body, new.body) == (b"old", b"new")
+    late = await client.request(RequestCode.ACK_MESSAGE, old.ack_ext())
+    assert late.code == ResponseCode.NO_MESSAGE
+    assert (await client.request(RequestCode.ACK_MESSAGE, new.ack_ext())).code == 0
 
 
-async def test_queue_lock_outlives_its_topic(tmp_path: Path) -> None:
+async def test_queue_lock_outlives_its_topic(client: Client) -> None:
     """Its holder may rely on it for a while, and already handle messages of the new topic."""
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
-        await client.request(RequestCode.LOCK_BATCH_MQ, body=lock_body("holder", 0))
-        await delete(client)
-        await client.create_topic("T")
-        other = await client.request(RequestCode.LOCK_BATCH_MQ, body=lock_body("other", 0))
-        assert b"queueId" not in other.body
-        again = await client.request(RequestCode.LOCK_BATCH_MQ, body=lock_body("holder", 0))
-        assert b"queueId" in again.body
+    await client.create_topic("T")
+    await client.request(RequestCode.LOCK_BATCH_MQ, body=lock_body("holder", 0))
+    await delete(client)
+    await client.create_topic("T")
+    other = await client.request(RequestCode.LOCK_BATCH_MQ, body=lock_body("other", 0))
+    assert b"queueId" not in other.body
+    again = await client.request(RequestCode.LOCK_BATCH_MQ, body=lock_body("holder", 0))
+    assert b"queueId" in again.body
 
 
-async def test_query_by_key_finds_only_messages_of_new_topic(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
-        for _ in range(3):
-            await client.send("T", b"old", e=0, i="KEYS\1k\2")
-        await delete(client)
-        await client.create_topic("T")
-        query = {"topic": "T", "key": "k", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 2**62}
-        assert (await client.request(RequestCode.QUERY_MESSAGE, query)).code == ResponseCode.QUERY_NOT_FOUND
-        await client.send("T", b"new", e=0, i="KEYS\1k\2")
-        answer = await client.request(RequestCode.QUERY_MESSAGE, query)
-        assert [record.body for record in answer.records] == [b"new"]
+async def test_query_by_key_finds_only_messages_of_new_topic(client: Client) -> None:
+    await client.create_topic("T")
+    for _ in range(3):
+        await client.send("T", b"old", e=0, i="KEYS\1k\2")
+    await delete(client)
+    await client.create_topic("T")
+    query = {"topic": "T", "key": "k", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 2**62}
+    assert (await client.request(RequestCode.QUERY_MESSAGE, query)).code == ResponseCode.QUERY_NOT_FOUND
+    await client.send("T", b"new", e=0, i="KEYS\1k\2")
+    answer = await client.request(RequestCode.QUERY_MESSAGE, query)
+    assert [record.body for record in answer.records] == [b"new"]

@@ -9,7 +9,7 @@ import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
-from tests.support.running_broker import Client, limited, properties, running
+from tests.support.running_broker import Client, RunningBroker, broker_client, limited, properties
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -56,37 +56,34 @@ def subscription(version: int, topic: str = "T", expression: str = "b") -> dict[
     }
 
 
-async def test_a_newer_subscription_applies_as_soon_as_the_client_reports_it(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await consumer(client)
-        assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
-        question, _ = await client.question()
-        assert question.code == RequestCode.GET_CONSUMER_RUNNING_INFO
-        assert (question.ext.consumer_group, question.ext.client_id, question.ext.stack) == ("G", "c", False)
-        await client.reply(question, body=running_info(subscription(NEW), subscription(NEW, topic="Other")))
-        pulled = await client.pull(sysFlag=0, subVersion=NEW, subscription=None)
-        assert [record.properties["TAGS"] for record in pulled.records] == ["b"]
-        other = await client.pull("Other", sysFlag=0, subscription=None)
-        assert other.code == ResponseCode.TOPIC_NOT_EXIST  # it is not created, nor subscribed
-        subscribed = await client.request(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "G"})
-        assert b"Other" not in subscribed.body
+async def test_a_newer_subscription_applies_as_soon_as_the_client_reports_it(client: Client) -> None:
+    await consumer(client)
+    assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    question, _ = await client.question()
+    assert question.code == RequestCode.GET_CONSUMER_RUNNING_INFO
+    assert (question.ext.consumer_group, question.ext.client_id, question.ext.stack) == ("G", "c", False)
+    await client.reply(question, body=running_info(subscription(NEW), subscription(NEW, topic="Other")))
+    pulled = await client.pull(sysFlag=0, subVersion=NEW, subscription=None)
+    assert [record.properties["TAGS"] for record in pulled.records] == ["b"]
+    other = await client.pull("Other", sysFlag=0, subscription=None)
+    assert other.code == ResponseCode.TOPIC_NOT_EXIST  # it is not created, nor subscribed
+    subscribed = await client.request(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "G"})
+    assert b"Other" not in subscribed.body
 
 
-async def test_a_client_is_asked_once_until_its_next_heartbeat(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client, stranger = await broker.connect(), await broker.connect()
-        await consumer(client)
-        for _ in range(3):
-            assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
-        assert await pull_code(stranger) == ResponseCode.SUBSCRIPTION_NOT_LATEST
-        assert len(client.questions) == 1
-        assert stranger.questions == []  # it is not a member: what it says would not count
-        await heartbeat(client, OLD)
+async def test_a_client_is_asked_once_until_its_next_heartbeat(broker: RunningBroker) -> None:
+    client, stranger = await broker.connect(), await broker.connect()
+    await consumer(client)
+    for _ in range(3):
         assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
-        assert len(client.questions) == 2
-        await heartbeat(client, NEW)
-        assert await pull_code(client) == ResponseCode.SUCCESS
+    assert await pull_code(stranger) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    assert len(client.questions) == 1
+    assert stranger.questions == []  # it is not a member: what it says would not count
+    await heartbeat(client, OLD)
+    assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    assert len(client.questions) == 2
+    await heartbeat(client, NEW)
+    assert await pull_code(client) == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize(
@@ -104,8 +101,7 @@ async def test_a_client_is_asked_once_until_its_next_heartbeat(tmp_path: Path) -
     ids=["empty", "list", "open", "number", "no topic", "older", "long", "failed"],
 )
 async def test_an_answer_of_no_use_changes_nothing(tmp_path: Path, body: bytes, code: int) -> None:
-    async with running(tmp_path, limits=limited(consume={"refresh_pause_seconds": 0.0})) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=limited(consume={"refresh_pause_seconds": 0.0})) as client:
         await consumer(client)
         assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
         await client.reply((await client.question())[0], code, body)

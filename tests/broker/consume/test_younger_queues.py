@@ -11,7 +11,7 @@ from mq.client import MessageQueue, PullConsumer, PushConsumer
 from mq.protocol.codes import RequestCode
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.popping import popped
-from tests.support.running_broker import Client, running
+from tests.support.running_broker import Client, broker_client, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -50,8 +50,7 @@ async def queues_of(namesrv: str) -> list[MessageQueue]:
 
 
 async def test_query_for_younger_queue_is_answered_with_its_start(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await grown(client)
         for flag in (None, True, False):  # that of stock clients, and of a proxy
             assert await client.committed(queue_id=1, setZeroIfNotFound=flag) == 0
@@ -61,14 +60,12 @@ async def test_query_for_younger_queue_is_answered_with_its_start(tmp_path: Path
         assert await (await broker.connect()).committed(queue_id=1) == 0
 
 
-async def test_pop_from_end_reads_younger_queue_from_start(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await grown(client)
-        at_end: dict[str, Any] = {"initMode": 1, "queueId": 1}
-        assert [each.body for each in await popped(client, consumerGroup="New", **at_end)] == [b"3"]
-        assert [each.body for each in await popped(client, **at_end)] == [b"0", b"1", b"2", b"3"]
-        assert await client.committed(queue_id=1) == 4
+async def test_pop_from_end_reads_younger_queue_from_start(client: Client) -> None:
+    await grown(client)
+    at_end: dict[str, Any] = {"initMode": 1, "queueId": 1}
+    assert [each.body for each in await popped(client, consumerGroup="New", **at_end)] == [b"3"]
+    assert [each.body for each in await popped(client, **at_end)] == [b"0", b"1", b"2", b"3"]
+    assert await client.committed(queue_id=1) == 4
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -14,7 +14,7 @@ from mq.protocol.access.signing import signed
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.wire.encoding import encode_request
 from tests.support.guarded import ADMIN, USER, connect, guarded
-from tests.support.running_broker import Client, pull_ext, running
+from tests.support.running_broker import Client, broker_client, pull_ext
 
 pytestmark = pytest.mark.trio
 
@@ -38,8 +38,7 @@ async def test_filter_servers_are_named_in_the_route_while_they_register(
         services.append(self)
 
     monkeypatch.setattr(FilterServers, "__init__", note)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         assert await register(client, "10.0.0.1:10921") == OK
         assert await register(client, "10.0.0.1:10921") == OK
         assert await register(client, "nonsense") == ResponseCode.INVALID_PARAMETER
@@ -56,29 +55,25 @@ async def test_filter_servers_are_named_in_the_route_while_they_register(
         assert len([each for each in logs if each["event"] == "filter_server_gone"]) == FILTER_SERVERS_MAX
 
 
-async def test_a_program_is_kept_by_its_name(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.wait_for(lambda info: int(info["raftmq.formatLevel"]) >= LEVEL_OF_FILTERS)
-        put, get = RequestCode.PUT_FILTER, RequestCode.GET_FILTER
-        assert (await client.request(put, EXT, b"abc")).code == ResponseCode.TOPIC_NOT_EXIST
-        await client.create_topic("T")
-        assert (await client.request(get, EXT)).code == ResponseCode.FILTER_DATA_NOT_EXIST
-        assert (await client.request(put, EXT, b"abd")).code == ResponseCode.INVALID_PARAMETER
-        assert (await client.request(put, EXT, b"abc")).code == OK
-        assert (await client.request(put, EXT, b"abc")).code == OK
-        answer = await client.request(get, EXT)
-        assert (answer.code, answer.body, answer.ext["version"]) == (OK, b"abc", "1")
-        other = EXT | {"program": name_of("wasm", b"abc", "skip").text}
-        assert (await client.request(get, other)).code == ResponseCode.FILTER_DATA_NOT_LATEST
-        assert (await client.request(put, other, b"abc")).code == OK
-        assert (await client.request(get, other)).ext["version"] == "2"
+async def test_a_program_is_kept_by_its_name(client: Client) -> None:
+    await client.wait_for(lambda info: int(info["raftmq.formatLevel"]) >= LEVEL_OF_FILTERS)
+    put, get = RequestCode.PUT_FILTER, RequestCode.GET_FILTER
+    assert (await client.request(put, EXT, b"abc")).code == ResponseCode.TOPIC_NOT_EXIST
+    await client.create_topic("T")
+    assert (await client.request(get, EXT)).code == ResponseCode.FILTER_DATA_NOT_EXIST
+    assert (await client.request(put, EXT, b"abd")).code == ResponseCode.INVALID_PARAMETER
+    assert (await client.request(put, EXT, b"abc")).code == OK
+    assert (await client.request(put, EXT, b"abc")).code == OK
+    answer = await client.request(get, EXT)
+    assert (answer.code, answer.body, answer.ext["version"]) == (OK, b"abc", "1")
+    other = EXT | {"program": name_of("wasm", b"abc", "skip").text}
+    assert (await client.request(get, other)).code == ResponseCode.FILTER_DATA_NOT_LATEST
+    assert (await client.request(put, other, b"abc")).code == OK
+    assert (await client.request(get, other)).ext["version"] == "2"
 
 
 async def test_programs_are_refused_below_format_level_7(tmp_path: Path) -> None:
-    async with running(tmp_path, format_level_max=6) as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
+    async with broker_client(tmp_path, queues=1, format_level_max=6) as client:
         answer = await client.request(RequestCode.PUT_FILTER, EXT, b"abc")
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert "filter programs need 7" in str(answer.remark)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mq.broker.broker import Broker
 from mq.broker.context import wall_clock_ms
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.lite import NotifyUnsubscribeLiteExt
@@ -24,7 +25,7 @@ from tests.support.lite_topics import (
     send,
     told,
 )
-from tests.support.running_broker import Answer, Client, limited, note_brokers, running
+from tests.support.running_broker import Answer, Client, limited, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -119,9 +120,8 @@ async def test_the_start_offset_of_an_unused_lite_topic_is_not_kept(tmp_path: Pa
 
 
 async def test_open_pops_of_a_group_that_is_away_make_room_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brokers = note_brokers(monkeypatch)
     async with lite_client(tmp_path, limits=limited(pop={"checkpoints_max": 2})) as client:
         await put_group(client, "others")
         abandoned = brokers[0].services.abandoned_pops

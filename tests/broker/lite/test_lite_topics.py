@@ -24,7 +24,7 @@ from tests.support.lite_topics import (
     send,
     told,
 )
-from tests.support.running_broker import Answer, limited, running
+from tests.support.running_broker import Answer, broker_client, limited, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -290,8 +290,7 @@ async def test_reset_ends_earlier_pops(tmp_path: Path) -> None:
 @pytest.mark.parametrize("queues_lost", [False, True])
 async def test_lite_offsets_and_pops_survive_a_restart(tmp_path: Path, queues_lost: bool) -> None:
     """With ``queues_lost``, the queues of lite topics are derived from the records of the log again."""
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         await prepared(client)
         await control(client, "PARTIAL_ADD", "a", "b")
         for body in (b"1", b"2"):
@@ -302,8 +301,7 @@ async def test_lite_offsets_and_pops_survive_a_restart(tmp_path: Path, queues_lo
     if queues_lost:
         for name in ("checkpoint", "checkpoint.previous"):
             (tmp_path / name).unlink(missing_ok=True)
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         says = await pop(client, raftmqSaysSubscriptions="true")
         assert says.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
         held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))

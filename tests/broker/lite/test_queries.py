@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from mq.broker.broker import Broker
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.lite import BrokerLiteInfo, LiteClientInfo, LiteGroupInfo, LiteTopicInfo, ParentTopicInfo
 from mq.protocol.wire.json_body import Body
@@ -23,7 +24,7 @@ from tests.support.lite_topics import (
     send,
     told,
 )
-from tests.support.running_broker import Client, note_brokers, running
+from tests.support.running_broker import Client, running
 
 pytestmark = pytest.mark.trio
 BodyT = TypeVar("BodyT", bound=Body)
@@ -140,8 +141,9 @@ async def test_the_lag_of_a_wildcard_group_counts_unread_lite_topics(tmp_path: P
         assert (info.lag, sorted(each.lite_topic for each in info.longest or [])) == (2, ["a", "b"])
 
 
-async def test_a_dispatch_serves_a_client_whose_news_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = note_brokers(monkeypatch)
+async def test_a_dispatch_serves_a_client_whose_news_was_lost(
+    tmp_path: Path, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(tmp_path, group="b-a") as broker:
         client, other = await broker.connect(), await broker.connect()
         await prepared(client)

@@ -18,7 +18,7 @@ from mq.protocol.errors import BodyError, HeaderError
 from mq.protocol.frames import BINARY, JSON, encode_frame
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData
 from mq.protocol.wire.encoding import encode_response
-from tests.support.running_broker import LONG_NAMES, properties, pull_ext, running, send_ext
+from tests.support.running_broker import LONG_NAMES, broker_client, properties, pull_ext, running, send_ext
 
 pytestmark = pytest.mark.trio
 
@@ -245,9 +245,7 @@ async def test_requests_that_are_not_served_are_answered(tmp_path: Path) -> None
 
 async def test_requests_that_are_only_odd_are_served(tmp_path: Path) -> None:
     with capture_logs() as log:
-        async with running(tmp_path) as broker:
-            client = await broker.connect()
-            await client.create_topic("T", 1)
+        async with broker_client(tmp_path, queues=1) as client:
             log.clear()
             for what, data in ODD:
                 await client.stream.send_all(data)
@@ -261,9 +259,7 @@ async def test_refused_requests_are_freed_without_the_garbage_collector(tmp_path
     def kept() -> list[object]:
         return [each for each in gc.get_objects() if isinstance(each, HeaderError | RequestRefused | BodyError)]
 
-    async with running(tmp_path, message_bytes_max=4096) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, message_bytes_max=4096) as client:
         gc.collect()
         gc.disable()
         gc.freeze()  # what is there already need not be looked through for each case
@@ -278,8 +274,7 @@ async def test_refused_requests_are_freed_without_the_garbage_collector(tmp_path
 
 async def test_broker_ignores_unexpected_answers(tmp_path: Path) -> None:
     with capture_logs() as log:
-        async with running(tmp_path) as broker:
-            client = await broker.connect()
+        async with broker_client(tmp_path) as client:
             assert await client.alive()
             log.clear()
             client.order.clear()

@@ -15,7 +15,15 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.chunks import Incoming
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
 from raftlog import Reactor
-from tests.support.running_broker import SUBSCRIPTION, SUSPEND, limited, pull_ext, running
+from tests.support.running_broker import (
+    SUBSCRIPTION,
+    SUSPEND,
+    Client,
+    RunningBroker,
+    broker_client,
+    limited,
+    pull_ext,
+)
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -51,9 +59,7 @@ async def test_pulls_whose_time_is_over_are_answered_a_few_at_a_time(
 
     monkeypatch.setattr(Pulls, "resume", counted)
     monkeypatch.setattr(Pulls, "expire", watched)
-    async with running(tmp_path, limits=limited(consume={"expire_seconds_max": 0.0})) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, limits=limited(consume={"expire_seconds_max": 0.0})) as client:
         ext = pull_ext(sysFlag=SUSPEND | SUBSCRIPTION, suspendTimeoutMillis=100)
         asked = [await client.post(RequestCode.PULL_MESSAGE, ext) for _ in range(REQUESTS)]
         for opaque in asked:
@@ -61,17 +67,16 @@ async def test_pulls_whose_time_is_over_are_answered_a_few_at_a_time(
     assert 0 < most <= 32
 
 
-async def test_pipelined_requests_let_others_in_between(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        greedy, other = await broker.connect(), await broker.connect()
-        await other.create_topic("T", 1)
-        frames = [greedy.frame(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}) for _ in range(REQUESTS)]
-        await greedy.stream.send_all(b"".join(data for _, data in frames))
-        assert (await other.send()).code == ResponseCode.SUCCESS
-        last = await greedy.answer(frames[-1][0])
-        assert last.code == ResponseCode.SUCCESS
-        assert greedy.order == [opaque for opaque, _ in frames]
-        assert await greedy.alive()
+async def test_pipelined_requests_let_others_in_between(broker: RunningBroker) -> None:
+    greedy, other = await broker.connect(), await broker.connect()
+    await other.create_topic("T", 1)
+    frames = [greedy.frame(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}) for _ in range(REQUESTS)]
+    await greedy.stream.send_all(b"".join(data for _, data in frames))
+    assert (await other.send()).code == ResponseCode.SUCCESS
+    last = await greedy.answer(frames[-1][0])
+    assert last.code == ResponseCode.SUCCESS
+    assert greedy.order == [opaque for opaque, _ in frames]
+    assert await greedy.alive()
 
 
 async def test_only_a_few_requests_are_served_at_a_stretch(
@@ -84,9 +89,7 @@ async def test_only_a_few_requests_are_served_at_a_stretch(
         stretches.append(len(incoming))
         serve(table, connection, incoming)
 
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1) as client:
         monkeypatch.setattr(RequestTable, "serve", counted)
         frames = [client.frame(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}) for _ in range(REQUESTS)]
         await client.stream.send_all(b"".join(data for _, data in frames))
@@ -96,20 +99,19 @@ async def test_only_a_few_requests_are_served_at_a_stretch(
 
 
 @pytest.mark.usefixtures("small_shares")
-async def test_requests_of_a_disconnected_client_are_still_served(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client, other = await broker.connect(), await broker.connect()
-        await other.create_topic("T", 1)
-        ext = {"producerGroup": "P", "topic": "T", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "queueId": 0,
-               "sysFlag": 0, "bornTimestamp": 0, "flag": 0, "properties": "", "reconsumeTimes": 0}  # fmt: skip
-        frames = [client.frame(RequestCode.SEND_MESSAGE, ext, b"x", oneway=True)[1] for _ in range(100)]
-        await client.stream.send_all(b"".join(frames))
-        await client.stream.aclose()
+async def test_requests_of_a_disconnected_client_are_still_served(broker: RunningBroker) -> None:
+    client, other = await broker.connect(), await broker.connect()
+    await other.create_topic("T", 1)
+    ext = {"producerGroup": "P", "topic": "T", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "queueId": 0,
+           "sysFlag": 0, "bornTimestamp": 0, "flag": 0, "properties": "", "reconsumeTimes": 0}  # fmt: skip
+    frames = [client.frame(RequestCode.SEND_MESSAGE, ext, b"x", oneway=True)[1] for _ in range(100)]
+    await client.stream.send_all(b"".join(frames))
+    await client.stream.aclose()
 
-        async def stored() -> bool:
-            return await other.offset(RequestCode.GET_MAX_OFFSET) == 100
+    async def stored() -> bool:
+        return await other.offset(RequestCode.GET_MAX_OFFSET) == 100
 
-        await until(stored)
+    await until(stored)
 
 
 def heartbeat(topics: int, expression: str = "TagA||TagB") -> bytes:
@@ -128,14 +130,12 @@ def heartbeat(topics: int, expression: str = "TagA||TagB") -> bytes:
 
 
 async def test_heartbeat_larger_than_any_client_needs_is_refused_undecoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        monkeypatch.setattr(HeartbeatData, "decode", lambda body: pytest.fail("it was decoded"))
-        answer = await client.request(RequestCode.HEART_BEAT, body=b"x" * (3 * 1024 * 1024))
-        assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert answer.remark == "heartbeat refused: it has 3145728 bytes; maximum: 2097152"
+    monkeypatch.setattr(HeartbeatData, "decode", lambda body: pytest.fail("it was decoded"))
+    answer = await client.request(RequestCode.HEART_BEAT, body=b"x" * (3 * 1024 * 1024))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == "heartbeat refused: it has 3145728 bytes; maximum: 2097152"
 
 
 async def test_heartbeat_above_256_kib_is_not_decoded_in_its_turn(
@@ -149,30 +149,26 @@ async def test_heartbeat_above_256_kib_is_not_decoded_in_its_turn(
         work(gradually, *given, may_begin=may_begin)
 
     monkeypatch.setattr(SlowAnswers, "work", noted)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         for topics in (1000, 8000):
             assert (await client.request(RequestCode.HEART_BEAT, body=heartbeat(topics))).code == ResponseCode.SUCCESS
     assert begun == [True, False]
 
 
-async def test_large_heartbeat_is_taken_between_requests_of_others(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client, other = await broker.connect(), await broker.connect()
-        opaque = await client.post(RequestCode.HEART_BEAT, body=heartbeat(8000))
-        while opaque not in client.answers:
-            assert await other.alive()
-            assert await client.alive()
-        assert client.answers[opaque].code == ResponseCode.SUCCESS
-        members = await other.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g7000"})
-        assert members.body == b'{"consumerIdList":["C"]}'
+async def test_large_heartbeat_is_taken_between_requests_of_others(broker: RunningBroker) -> None:
+    client, other = await broker.connect(), await broker.connect()
+    opaque = await client.post(RequestCode.HEART_BEAT, body=heartbeat(8000))
+    while opaque not in client.answers:
+        assert await other.alive()
+        assert await client.alive()
+    assert client.answers[opaque].code == ResponseCode.SUCCESS
+    members = await other.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g7000"})
+    assert members.body == b'{"consumerIdList":["C"]}'
 
 
-async def test_large_heartbeat_with_a_fault_is_refused_as_a_whole(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        body = heartbeat(2000).replace(b"topic-1999", b"topic 1999")
-        answer = await client.request(RequestCode.HEART_BEAT, body=body)
-        assert answer.code == ResponseCode.SYSTEM_ERROR
-        members = await client.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g0"})
-        assert members.code == ResponseCode.SYSTEM_ERROR
+async def test_large_heartbeat_with_a_fault_is_refused_as_a_whole(client: Client) -> None:
+    body = heartbeat(2000).replace(b"topic-1999", b"topic 1999")
+    answer = await client.request(RequestCode.HEART_BEAT, body=body)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    members = await client.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g0"})
+    assert members.code == ResponseCode.SYSTEM_ERROR

@@ -17,7 +17,7 @@ from mq.broker.net.slow_answers import SlowAnswers
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.wire import fastjson
-from tests.support.running_broker import SUBSCRIPTION, limited, pull_ext, running
+from tests.support.running_broker import SUBSCRIPTION, Client, RunningBroker, broker_client, limited, pull_ext, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -48,26 +48,23 @@ async def test_an_answer_that_cannot_be_relayed_is_an_error_for_the_asker(tmp_pa
         assert await member.alive()
 
 
-async def test_broker_does_not_forward_impossible_offsets(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        member, asker = await broker.connect(), await broker.connect()
-        await asker.create_topic("T")
-        await member.heartbeat("c1", "G")
-        for number in (2**63, -(10**30)):
-            opaque = await asker.post(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"group": "G", "topic": "T"})
-            question, _ = await member.question()
-            key = '{"topic":"T","brokerName":"b","queueId":0}'
-            await member.reply(question, body=f'{{"messageQueueTable":{{{key}:{number}}}}}'.encode())
-            answer = await asker.answer(opaque)
-            assert fastjson.parse(answer.body) == {"consumerTable": {"c1": {}}, "messageQueueTable": {}}
+async def test_broker_does_not_forward_impossible_offsets(broker: RunningBroker) -> None:
+    member, asker = await broker.connect(), await broker.connect()
+    await asker.create_topic("T")
+    await member.heartbeat("c1", "G")
+    for number in (2**63, -(10**30)):
+        opaque = await asker.post(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"group": "G", "topic": "T"})
+        question, _ = await member.question()
+        key = '{"topic":"T","brokerName":"b","queueId":0}'
+        await member.reply(question, body=f'{{"messageQueueTable":{{{key}:{number}}}}}'.encode())
+        answer = await asker.answer(opaque)
+        assert fastjson.parse(answer.body) == {"consumerTable": {"c1": {}}, "messageQueueTable": {}}
 
 
 async def test_a_pull_of_an_invalid_group_is_refused_when_groups_are_full(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, limits=limited(state={"groups_max": 0})) as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
+    async with broker_client(tmp_path, queues=1, limits=limited(state={"groups_max": 0})) as client:
         fields = pull_ext(consumerGroup="no group!", sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=1)
         answer = await client.request(RequestCode.PULL_MESSAGE, fields)
         assert (answer.code, "no group!" in str(answer.remark)) == (ResponseCode.INVALID_PARAMETER, True)
@@ -77,14 +74,12 @@ async def test_a_pull_of_an_invalid_group_is_refused_when_groups_are_full(
 # -- questions about all queues ----------------------------------------------------------------------------------------
 
 
-async def test_topic_named_repeatedly_is_examined_once(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1000)
-        fields = {"consumerGroup": "G", "topicList": "T;" * 50_000}
-        answer = await client.request(RequestCode.GET_CONSUME_STATS, fields)
-        assert answer.code == ResponseCode.SUCCESS
-        assert len(fastjson.parse(answer.body)["offsetTable"]) == 1000
+async def test_topic_named_repeatedly_is_examined_once(client: Client) -> None:
+    await client.create_topic("T", 1000)
+    fields = {"consumerGroup": "G", "topicList": "T;" * 50_000}
+    answer = await client.request(RequestCode.GET_CONSUME_STATS, fields)
+    assert answer.code == ResponseCode.SUCCESS
+    assert len(fastjson.parse(answer.body)["offsetTable"]) == 1000
 
 
 async def test_others_are_served_while_a_long_answer_is_made(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from mq.broker.write_path.appender import Appender
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.queue_locks import lock_body
-from tests.support.running_broker import limited, running
+from tests.support.running_broker import broker_client, limited
 
 pytestmark = pytest.mark.trio
 
@@ -42,9 +42,7 @@ async def test_changes_are_refused_while_too_much_waits(
         return start_round(appender)
 
     monkeypatch.setattr(Appender, "start_round", noted)
-    async with running(tmp_path, uncommitted_bytes_max=2**20) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
+    async with broker_client(tmp_path, queues=2, uncommitted_bytes_max=2**20) as client:
         await client.fill(1)
         await client.request(RequestCode.LOCK_BATCH_MQ, body=lock_body("c1", 0))
         await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, COMMIT | {"commitOffset": 0})
@@ -62,9 +60,7 @@ async def test_changes_are_refused_while_too_much_waits(
 
 async def test_an_answered_commit_is_not_ignored_however_many_wait(tmp_path: Path) -> None:
     limits = limited(consume={"commits_pending_max": 1})
-    async with running(tmp_path, offset_commit_seconds=1000, limits=limits) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
+    async with broker_client(tmp_path, queues=2, offset_commit_seconds=1000, limits=limits) as client:
         for queue_id in (0, 1):
             await client.fill(1, queue_id=queue_id)
         await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, COMMIT, oneway=True)

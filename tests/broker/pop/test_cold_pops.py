@@ -11,7 +11,7 @@ import trio
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.cold_disk import Reads
 from tests.support.popping import again, pop, popped
-from tests.support.running_broker import Client, properties, running
+from tests.support.running_broker import Client, broker_client, properties, running
 
 pytestmark = pytest.mark.trio
 
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.trio
 async def send_some(directory: Path, messages: int, queues: int = 1) -> list[bytes]:
     """Sent to a broker that has ended."""
     bodies = [b"%04d" % number * 250 for number in range(messages)]
-    async with running(directory) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", queues)
+    async with broker_client(directory, queues=queues) as client:
         for number, body in enumerate(bodies):
             text = properties(TAGS="even" if number % 2 == 0 else "odd", n=str(number))
             assert (await client.send(e=number % queues, i=text, body=body)).code == 0
@@ -60,8 +58,7 @@ async def test_event_loop_pops_only_loaded_messages(
     tmp_path: Path, reads: Reads, given: dict[str, str], wanted: slice
 ) -> None:
     bodies = await send_some(tmp_path, 200, queues=4)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         reads.by_loop, got = 0, list[bytes]()
         while messages := await popped(client, **given):
             got += [message.body for message in messages]
@@ -72,12 +69,10 @@ async def test_event_loop_pops_only_loaded_messages(
 
 async def test_old_messages_of_the_retry_topic_are_loaded_as_well(tmp_path: Path, reads: Reads) -> None:
     bodies = await send_some(tmp_path, 5)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         assert len(await popped(client, invisibleTime=1)) == 5
         await client.wait_for(lambda info: info["raftmq.popRevived"] == "5")
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         reads.by_loop = 0
         assert sorted(message.body for message in await again(client)) == bodies
         assert reads.by_loop == 0
@@ -126,16 +121,13 @@ async def test_a_client_that_leaves_during_a_cold_pop_takes_nothing(tmp_path: Pa
 
 
 async def test_the_event_loop_reads_no_second_queue_from_disk(tmp_path: Path, reads: Reads) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 6)
+    async with broker_client(tmp_path, queues=6) as client:
         await client.create_topic("between", 1)
         for number in range(6):
             assert (await client.send(e=number, body=b"%d" % number)).code == 0
             for _ in range(3):
                 assert (await client.send("between", e=0, body=bytes(300_000))).code == 0
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         reads.by_loop, got = 0, list[bytes]()
         while messages := await popped(client):
             got += [message.body for message in messages]

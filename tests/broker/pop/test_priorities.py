@@ -11,7 +11,7 @@ import pytest
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from tests.support.popping import Popped, ack, again, pop_ext, popped, read_popped
-from tests.support.running_broker import Answer, Client, properties, running, send_ext
+from tests.support.running_broker import Answer, Client, RunningBroker, broker_client, properties, send_ext
 
 pytestmark = pytest.mark.trio
 
@@ -42,69 +42,60 @@ def bodies(messages: list[Popped]) -> list[int]:
     return [int(each.body) for each in messages]
 
 
-async def test_pops_get_the_most_urgent_messages_first(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await make_topic(client)
-        await sent(client, 1, 5, 9, 0, 5, 9)
-        assert bodies(await popped(client, maxMsgNums=3)) == [9, 9, 5]
-        await sent(client, 7)
-        assert bodies(await popped(client, maxMsgNums=1)) == [7]
-        assert bodies(await popped(client)) == [5, 1, 0]
+async def test_pops_get_the_most_urgent_messages_first(client: Client) -> None:
+    await make_topic(client)
+    await sent(client, 1, 5, 9, 0, 5, 9)
+    assert bodies(await popped(client, maxMsgNums=3)) == [9, 9, 5]
+    await sent(client, 7)
+    assert bodies(await popped(client, maxMsgNums=1)) == [7]
+    assert bodies(await popped(client)) == [5, 1, 0]
 
 
-async def test_the_broker_chooses_the_queue_over_the_client(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await make_topic(client, 4)
-        for priority, queue in ((0, 0), (2, 2), (3, 3), (4, 3), (2**31 - 1, 3)):
-            answer = await client.send(i=with_priority(priority), e=1)
-            assert (answer.code, answer.ext["queueId"]) == (0, str(queue))
-        answer = await client.send(i=properties(UNIQ_KEY="K"), e=3)  # without one: the least urgent
-        assert answer.ext["queueId"] == "0"
-        await client.create_topic("Plain", 4)  # as in RocketMQ: in any topic
-        answer = await client.send("Plain", i=with_priority(2), e=1)
-        assert answer.ext["queueId"] == "2"
-        answer = await client.send("Plain", e=1)
-        assert answer.ext["queueId"] == "1"
+async def test_the_broker_chooses_the_queue_over_the_client(client: Client) -> None:
+    await make_topic(client, 4)
+    for priority, queue in ((0, 0), (2, 2), (3, 3), (4, 3), (2**31 - 1, 3)):
+        answer = await client.send(i=with_priority(priority), e=1)
+        assert (answer.code, answer.ext["queueId"]) == (0, str(queue))
+    answer = await client.send(i=properties(UNIQ_KEY="K"), e=3)  # without one: the least urgent
+    assert answer.ext["queueId"] == "0"
+    await client.create_topic("Plain", 4)  # as in RocketMQ: in any topic
+    answer = await client.send("Plain", i=with_priority(2), e=1)
+    assert answer.ext["queueId"] == "2"
+    answer = await client.send("Plain", e=1)
+    assert answer.ext["queueId"] == "1"
 
 
-async def test_a_priority_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await make_topic(client)
-        for text in ("-1", str(10**30), str(2**31), "1.5", "high", "1e3", "\u0663"):
-            answer = await client.send(i=with_priority(text))
-            assert answer.code == ILLEGAL
-            assert "is not a number from 0 to 2147483647" in str(answer.remark)
-        assert await popped(client) == []
+async def test_a_priority_that_is_not_a_number_is_refused(client: Client) -> None:
+    await make_topic(client)
+    for text in ("-1", str(10**30), str(2**31), "1.5", "high", "1e3", "\u0663"):
+        answer = await client.send(i=with_priority(text))
+        assert answer.code == ILLEGAL
+        assert "is not a number from 0 to 2147483647" in str(answer.remark)
+    assert await popped(client) == []
 
 
-async def test_priority_excludes_other_queue_choices(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await make_topic(client)
-        for name, value, said in (
-            ("__SHARDINGKEY", "k", "a sharding key (message group)"),
-            ("DELAY", "3", "a delay"),
-            ("TIMER_DELAY_SEC", "3", "a delay"),
-            ("TIMER_DELAY_MS", "3", "a delay"),
-            ("TIMER_DELIVER_MS", "3", "a delay"),
-            ("__LITE_TOPIC", "l", "a lite topic"),
-        ):
-            answer = await client.send(i=with_priority(3, **{name: value}))
-            assert (answer.code, str(answer.remark)) == (ILLEGAL, f"a message with a priority cannot have {said}, too")
-        assert (await send(client, 3, DELAY="0")).code == 0
-        two = with_priority(1) + with_priority(8)  # the last one counts, as for every property
-        assert (await client.send(i=two)).ext["queueId"] == "8"
+async def test_priority_excludes_other_queue_choices(client: Client) -> None:
+    await make_topic(client)
+    for name, value, said in (
+        ("__SHARDINGKEY", "k", "a sharding key (message group)"),
+        ("DELAY", "3", "a delay"),
+        ("TIMER_DELAY_SEC", "3", "a delay"),
+        ("TIMER_DELAY_MS", "3", "a delay"),
+        ("TIMER_DELIVER_MS", "3", "a delay"),
+        ("__LITE_TOPIC", "l", "a lite topic"),
+    ):
+        answer = await client.send(i=with_priority(3, **{name: value}))
+        assert (answer.code, str(answer.remark)) == (ILLEGAL, f"a message with a priority cannot have {said}, too")
+    assert (await send(client, 3, DELAY="0")).code == 0
+    two = with_priority(1) + with_priority(8)  # the last one counts, as for every property
+    assert (await client.send(i=two)).ext["queueId"] == "8"
 
 
 async def test_a_batch_has_one_priority(tmp_path: Path) -> None:
     def batch(*texts: str) -> bytes:
         return encode_batch([BatchedMessage(b"b", text, 0) for text in texts])
 
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await make_topic(client)
         code, head = RequestCode.SEND_BATCH_MESSAGE, send_ext(m=True, e=1)
         one = batch(with_priority(4), with_priority(4))
@@ -124,8 +115,7 @@ async def test_a_batch_has_one_priority(tmp_path: Path) -> None:
 
 async def test_a_retried_message_keeps_its_priority(tmp_path: Path) -> None:
     """RocketMQ forgets it (apache/rocketmq issue 10350), and reads the retry topic last."""
-    async with running(tmp_path, lower_priorities_percent=0) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, lower_priorities_percent=0) as client:
         await make_topic(client)
         await sent(client, 2, 8)
         assert bodies(await popped(client, maxMsgNums=2, invisibleTime=1)) == [8, 2]
@@ -146,38 +136,33 @@ async def one_by_one(client: Client, count: int, **given: Any) -> Any:
         yield message
 
 
-async def test_a_repeatedly_redelivered_message_keeps_its_priority(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await make_topic(client)
-        await sent(client, 9)
-        await popped(client, invisibleTime=1)
-        for times in (1, 2):
-            (message,) = await again(client, invisibleTime=1)
-            assert (message.message.queue_id, message.message.reconsume_times) == (9, times)
+async def test_a_repeatedly_redelivered_message_keeps_its_priority(client: Client) -> None:
+    await make_topic(client)
+    await sent(client, 9)
+    await popped(client, invisibleTime=1)
+    for times in (1, 2):
+        (message,) = await again(client, invisibleTime=1)
+        assert (message.message.queue_id, message.message.reconsume_times) == (9, times)
 
 
-async def test_a_retry_topic_with_one_queue_gets_the_others(tmp_path: Path) -> None:
+async def test_a_retry_topic_with_one_queue_gets_the_others(client: Client) -> None:
     """It is there from when the topic had another type."""
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await make_topic(client, attributes="+message.type=NORMAL")
-        await client.send(body=b"0")
-        (message,) = await popped(client, invisibleTime=1)
-        (message,) = await again(client)
-        await ack(client, message)
-        await make_topic(client)
-        await sent(client, 9)
-        await popped(client, invisibleTime=1)
-        (message,) = await again(client)
-        assert message.message.queue_id == 9
-        assert message.body == b"9"
+    await make_topic(client, attributes="+message.type=NORMAL")
+    await client.send(body=b"0")
+    (message,) = await popped(client, invisibleTime=1)
+    (message,) = await again(client)
+    await ack(client, message)
+    await make_topic(client)
+    await sent(client, 9)
+    await popped(client, invisibleTime=1)
+    (message,) = await again(client)
+    assert message.message.queue_id == 9
+    assert message.body == b"9"
 
 
 async def test_lower_priorities_keep_their_share_under_constant_load(tmp_path: Path) -> None:
     """RabbitMQ's and RocketMQ's starve for as long as urgent messages come."""
-    async with running(tmp_path, lower_priorities_percent=10) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, lower_priorities_percent=10) as client:
         await make_topic(client)
         for priority in (0, 4, 9):
             await client.request(
@@ -199,8 +184,7 @@ async def test_lower_priorities_keep_their_share_under_constant_load(tmp_path: P
 
 async def test_the_last_level_gets_its_share_while_the_second_fills_every_pop(tmp_path: Path) -> None:
     """Each pop finds one urgent message and takes the rest of the second level: that pays nothing to the third."""
-    async with running(tmp_path, lower_priorities_percent=10) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, lower_priorities_percent=10) as client:
         await make_topic(client)
         for priority in (0, 4):
             await client.request(
@@ -218,8 +202,7 @@ async def test_the_last_level_gets_its_share_while_the_second_fills_every_pop(tm
 
 
 async def test_lower_priority_gets_no_share_for_messages_it_lacked(tmp_path: Path) -> None:
-    async with running(tmp_path, lower_priorities_percent=50) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, lower_priorities_percent=50) as client:
         await make_topic(client)
         await sent(client, *[9] * 20)
         assert len([each async for each in one_by_one(client, 10)]) == 10
@@ -228,8 +211,7 @@ async def test_lower_priority_gets_no_share_for_messages_it_lacked(tmp_path: Pat
 
 
 async def test_retries_of_lower_priorities_keep_a_share_too(tmp_path: Path) -> None:
-    async with running(tmp_path, lower_priorities_percent=50) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, lower_priorities_percent=50) as client:
         await make_topic(client)
         await sent(client, 0)
         await popped(client, invisibleTime=1)
@@ -239,26 +221,24 @@ async def test_retries_of_lower_priorities_keep_a_share_too(tmp_path: Path) -> N
 
 
 async def test_smaller_numbers_can_be_more_urgent(tmp_path: Path) -> None:
-    async with running(tmp_path, priority_order_asc=False) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, priority_order_asc=False) as client:
         await make_topic(client, 4)
         await sent(client, 2, 0, 1)
         assert (await client.send(body=b"99", i=properties(UNIQ_KEY="K"), e=0)).ext["queueId"] == "3"
         assert bodies(await popped(client)) == [0, 1, 2, 99]
 
 
-async def test_waiting_pop_gets_the_most_urgent_message_of_an_entry(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client, producer = await broker.connect(), await broker.connect()
-        await make_topic(client)
-        waiting = await client.post(RequestCode.POP_MESSAGE, pop_ext(maxMsgNums=1, pollTime=30_000))
-        await client.wait_for(lambda info: info["raftmq.heldPops"] == "1")
-        frames = [
-            producer.frame(RequestCode.SEND_MESSAGE_V2, send_ext(i=with_priority(each)), b"%d" % each)[1]
-            for each in (3, 9, 6)
-        ]
-        await producer.stream.send_all(b"".join(frames))  # one entry
-        assert bodies(read_popped(await client.answer(waiting))) == [9]
+async def test_waiting_pop_gets_the_most_urgent_message_of_an_entry(broker: RunningBroker) -> None:
+    client, producer = await broker.connect(), await broker.connect()
+    await make_topic(client)
+    waiting = await client.post(RequestCode.POP_MESSAGE, pop_ext(maxMsgNums=1, pollTime=30_000))
+    await client.wait_for(lambda info: info["raftmq.heldPops"] == "1")
+    frames = [
+        producer.frame(RequestCode.SEND_MESSAGE_V2, send_ext(i=with_priority(each)), b"%d" % each)[1]
+        for each in (3, 9, 6)
+    ]
+    await producer.stream.send_all(b"".join(frames))  # one entry
+    assert bodies(read_popped(await client.answer(waiting))) == [9]
 
 
 async def test_a_group_may_have_a_factor(tmp_path: Path) -> None:
@@ -266,8 +246,7 @@ async def test_a_group_may_have_a_factor(tmp_path: Path) -> None:
         body = b'{"groupName":"G","attributes":{"+priority.factor":"%s"}}' % str(factor).encode()
         return await client.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
 
-    async with running(tmp_path, lower_priorities_percent=0) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, lower_priorities_percent=0) as client:
         await make_topic(client)
         for bad in (-1, 101, 10**30, "all", "0050", "0100000"):
             answer = await put(client, bad)
@@ -283,18 +262,15 @@ async def test_a_group_may_have_a_factor(tmp_path: Path) -> None:
         assert set(got[30:]) == {9, 5, 0}
 
 
-async def test_pops_in_order_and_of_one_queue_know_no_priorities(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await make_topic(client)
-        await sent(client, 2, 8)
-        assert bodies(await popped(client, queueId=2)) == [2]
-        assert bodies(await popped(client, order=True)) == [8]
+async def test_pops_in_order_and_of_one_queue_know_no_priorities(client: Client) -> None:
+    await make_topic(client)
+    await sent(client, 2, 8)
+    assert bodies(await popped(client, queueId=2)) == [2]
+    assert bodies(await popped(client, order=True)) == [8]
 
 
 async def test_peeks_see_the_same_order_and_change_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path, lower_priorities_percent=50) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, lower_priorities_percent=50) as client:
         await make_topic(client)
         await sent(client, 2, 8, 8)
         ext = {name: pop_ext()[name] for name in ("consumerGroup", "topic", "queueId")} | {"maxMsgNums": 2}
@@ -305,8 +281,7 @@ async def test_peeks_see_the_same_order_and_change_nothing(tmp_path: Path) -> No
 
 
 async def test_the_number_of_queues_and_the_type_may_change_while_messages_wait(tmp_path: Path) -> None:
-    async with running(tmp_path, lower_priorities_percent=0) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, lower_priorities_percent=0) as client:
         await make_topic(client, 3)
         await sent(client, 7, 1)
         await make_topic(client, 10)
@@ -318,22 +293,18 @@ async def test_the_number_of_queues_and_the_type_may_change_while_messages_wait(
         assert bodies(await popped(client)) == [5, 7, 1]
 
 
-async def test_an_unknown_message_type_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        answer = await client.create_topic("T", attributes="+message.type=priority")
-        assert answer.code == ResponseCode.INVALID_PARAMETER
-        assert "allowed: DELAY, FIFO, LITE, MIXED, NORMAL, PRIORITY, TRANSACTION, UNSPECIFIED" in str(answer.remark)
-        for kind in ("PRIORITY", "LITE", "MIXED"):
-            assert (await client.create_topic(kind, attributes=f"+message.type={kind}")).code == 0
-        assert (await client.create_topic("MIXED", attributes="-message.type")).code == 0
+async def test_an_unknown_message_type_is_refused(client: Client) -> None:
+    answer = await client.create_topic("T", attributes="+message.type=priority")
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert "allowed: DELAY, FIFO, LITE, MIXED, NORMAL, PRIORITY, TRANSACTION, UNSPECIFIED" in str(answer.remark)
+    for kind in ("PRIORITY", "LITE", "MIXED"):
+        assert (await client.create_topic(kind, attributes=f"+message.type={kind}")).code == 0
+    assert (await client.create_topic("MIXED", attributes="-message.type")).code == 0
 
 
-async def test_consumers_copies_go_where_they_say(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await make_topic(client)
-        body = b'{"groupName":"G"}'
-        assert (await client.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0
-        copy = with_priority(9, DELAY="3", RETRY_TOPIC="T")
-        assert (await client.send("%RETRY%G", i=copy, j=1)).code == 0
+async def test_consumers_copies_go_where_they_say(client: Client) -> None:
+    await make_topic(client)
+    body = b'{"groupName":"G"}'
+    assert (await client.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0
+    copy = with_priority(9, DELAY="3", RETRY_TOPIC="T")
+    assert (await client.send("%RETRY%G", i=copy, j=1)).code == 0

@@ -21,7 +21,7 @@ from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from tests.support.popping import pop, popped
-from tests.support.running_broker import running
+from tests.support.running_broker import Client
 
 QUEUES = 4
 NOW_MS = 1_700_000_000_000
@@ -123,12 +123,10 @@ def test_a_damaged_retried_message_is_refused_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_pop_finds_one_message_in_a_thousand_queues(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1000)
-        for queue_id in (0, 999, 500):
-            await client.send(e=queue_id, body=b"%d" % queue_id)
-            (message,) = await popped(client)
-            assert message.body == b"%d" % queue_id
-        assert (await pop(client)).code == 19
+async def test_pop_finds_one_message_in_a_thousand_queues(client: Client) -> None:
+    await client.create_topic("T", 1000)
+    for queue_id in (0, 999, 500):
+        await client.send(e=queue_id, body=b"%d" % queue_id)
+        (message,) = await popped(client)
+        assert message.body == b"%d" % queue_id
+    assert (await pop(client)).code == 19

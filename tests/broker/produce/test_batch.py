@@ -13,7 +13,7 @@ from mq.protocol.errors import BodyError
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.messages.batch import BatchedMessage, encode_batch, split_batch
-from tests.support.running_broker import Answer, Client, properties, running, send_ext
+from tests.support.running_broker import Answer, Client, broker_client, properties, send_ext
 
 pytestmark = pytest.mark.trio
 
@@ -34,8 +34,7 @@ async def test_a_batch_is_stored_in_order_and_answered_once(tmp_path: Path, code
         BatchedMessage(b"", properties(UNIQ_KEY="K2")),
         BatchedMessage(bytes(5000), properties(UNIQ_KEY="K3", TAGS="b", KEYS="x y", own="\u20ac"), -1),
     ]
-    async with running(tmp_path, cluster="C1") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, cluster="C1") as client:
         await client.send(e=1)
         shared = properties(UNIQ_KEY="of the batch", WAIT="true")
         answer = await send_batch(client, encode_batch(messages), code, serialization, e=1, i=shared)
@@ -67,52 +66,45 @@ async def test_a_batch_is_stored_in_order_and_answered_once(tmp_path: Path, code
         assert [record.body for record in tagged.records] == [bytes(5000)]
 
 
-async def test_messages_of_a_batch_without_unique_keys_get_some(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        answer = await send_batch(client, encode_batch([BatchedMessage(b"x", "a\x01b")] * 3))
-        keys = answer.ext["transactionId"].split(",")
-        assert len(set(keys)) == 3
-        stored = (await client.pull(queue_id=int(answer.ext["queueId"]))).records
-        assert [record.properties["UNIQ_KEY"] for record in stored] == keys
-        assert {record.properties["a"] for record in stored} == {"b"}
+async def test_messages_of_a_batch_without_unique_keys_get_some(client: Client) -> None:
+    answer = await send_batch(client, encode_batch([BatchedMessage(b"x", "a\x01b")] * 3))
+    keys = answer.ext["transactionId"].split(",")
+    assert len(set(keys)) == 3
+    stored = (await client.pull(queue_id=int(answer.ext["queueId"]))).records
+    assert [record.properties["UNIQ_KEY"] for record in stored] == keys
+    assert {record.properties["a"] for record in stored} == {"b"}
 
 
-async def test_batches_and_single_messages_keep_the_order_of_their_connection(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.send(e=0)
-        opaques = []
-        for number in range(50):
-            if number % 2:
-                batch = encode_batch([BatchedMessage(b"%d.%d" % (number, part), "") for part in range(3)])
-                opaques.append(await client.post(RequestCode.SEND_BATCH_MESSAGE, send_ext(e=0, m=True), batch))
-            else:
-                opaques.append(await client.post(RequestCode.SEND_MESSAGE_V2, send_ext(e=0), b"%d" % number))
-        offsets = [int((await client.answer(opaque)).ext["queueOffset"]) for opaque in opaques]
-        assert offsets == sorted(offsets)
-        bodies: list[bytes] = []
-        while len(bodies) < 100:
-            bodies += [record.body for record in (await client.pull(offset=1 + len(bodies))).records]
-        assert bodies == [
-            body
-            for number in range(50)
-            for body in ([b"%d.%d" % (number, part) for part in range(3)] if number % 2 else [b"%d" % number])
-        ]
+async def test_batches_and_single_messages_keep_the_order_of_their_connection(client: Client) -> None:
+    await client.send(e=0)
+    opaques = []
+    for number in range(50):
+        if number % 2:
+            batch = encode_batch([BatchedMessage(b"%d.%d" % (number, part), "") for part in range(3)])
+            opaques.append(await client.post(RequestCode.SEND_BATCH_MESSAGE, send_ext(e=0, m=True), batch))
+        else:
+            opaques.append(await client.post(RequestCode.SEND_MESSAGE_V2, send_ext(e=0), b"%d" % number))
+    offsets = [int((await client.answer(opaque)).ext["queueOffset"]) for opaque in opaques]
+    assert offsets == sorted(offsets)
+    bodies: list[bytes] = []
+    while len(bodies) < 100:
+        bodies += [record.body for record in (await client.pull(offset=1 + len(bodies))).records]
+    assert bodies == [
+        body
+        for number in range(50)
+        for body in ([b"%d.%d" % (number, part) for part in range(3)] if number % 2 else [b"%d" % number])
+    ]
 
 
-async def test_the_first_batch_to_a_topic_makes_it(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        answer = await send_batch(client, encode_batch([BatchedMessage(b"x", "")] * 2), topic="fresh", e=-1)
-        assert answer.code == ResponseCode.SUCCESS
-        pulled = await client.pull("fresh", queue_id=int(answer.ext["queueId"]))
-        assert len(pulled.records) == 2
+async def test_the_first_batch_to_a_topic_makes_it(client: Client) -> None:
+    answer = await send_batch(client, encode_batch([BatchedMessage(b"x", "")] * 2), topic="fresh", e=-1)
+    assert answer.code == ResponseCode.SUCCESS
+    pulled = await client.pull("fresh", queue_id=int(answer.ext["queueId"]))
+    assert len(pulled.records) == 2
 
 
 async def test_a_batch_larger_than_a_round_is_one_entry(tmp_path: Path) -> None:
-    async with running(tmp_path, entry_bytes_max=64 * 1024) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, entry_bytes_max=64 * 1024) as client:
         answer = await send_batch(client, encode_batch([BatchedMessage(bytes(1000), "")] * 1000))
         assert answer.code == ResponseCode.SUCCESS
         places = [parse_offset_message_id(text).physical_offset for text in answer.ext["msgId"].split(",")]
@@ -152,8 +144,7 @@ REFUSED: list[tuple[str, bytes, dict[str, Any], int]] = [
 async def test_a_refused_batch_leaves_nothing_behind(
     tmp_path: Path, body: bytes, given: dict[str, Any], code: int
 ) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         for topic in ("T", "%RETRY%G"):
             await client.create_topic(topic, 1)
         answer = await send_batch(client, body, **({"e": 0} | given))

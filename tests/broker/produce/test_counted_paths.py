@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from mq.compiled import IS_COMPILED
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.support.running_broker import Client, properties, running, send_ext
+from tests.support.running_broker import Client, properties, send_ext
 from tests.support.send_paths import batched
 
 pytestmark = pytest.mark.trio
@@ -23,17 +21,15 @@ async def counted(client: Client) -> tuple[int, int]:
     return compiled, int(info["raftmq.messages"]) - compiled
 
 
-async def test_a_broker_counts_the_messages_of_each_send_path(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 4)
-        assert (await client.send(i=PLAIN)).code == ResponseCode.SUCCESS  # the first one opens the topic
-        before = await counted(client)
-        assert before[0] == 0
-        batch = batched(b"one", PLAIN) + batched(b"two", PLAIN)
-        assert (await client.send(i=PLAIN)).code == ResponseCode.SUCCESS
-        answer = await client.request(RequestCode.SEND_BATCH_MESSAGE, send_ext(m=True), batch)
-        assert answer.code == ResponseCode.SUCCESS
-        assert (await client.send(i=properties(TAGS="a"))).code == ResponseCode.SUCCESS  # without a unique key
-        plain = 3 if IS_COMPILED else 0
-        assert await counted(client) == (plain, before[1] + 4 - plain)
+async def test_a_broker_counts_the_messages_of_each_send_path(client: Client) -> None:
+    await client.create_topic("T", 4)
+    assert (await client.send(i=PLAIN)).code == ResponseCode.SUCCESS  # the first one opens the topic
+    before = await counted(client)
+    assert before[0] == 0
+    batch = batched(b"one", PLAIN) + batched(b"two", PLAIN)
+    assert (await client.send(i=PLAIN)).code == ResponseCode.SUCCESS
+    answer = await client.request(RequestCode.SEND_BATCH_MESSAGE, send_ext(m=True), batch)
+    assert answer.code == ResponseCode.SUCCESS
+    assert (await client.send(i=properties(TAGS="a"))).code == ResponseCode.SUCCESS  # without a unique key
+    plain = 3 if IS_COMPILED else 0
+    assert await counted(client) == (plain, before[1] + 4 - plain)

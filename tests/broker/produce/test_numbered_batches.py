@@ -19,7 +19,7 @@ from mq.protocol.messages.sequencing import SEQUENCE_MAX
 from tests.free_ports import free_ports
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.numbered_messages import numbered, one, place
-from tests.support.running_broker import FAST, Answer, Client, running, send_ext
+from tests.support.running_broker import FAST, Answer, Client, send_ext
 
 pytestmark = pytest.mark.trio
 
@@ -183,16 +183,14 @@ async def test_a_batch_without_room_for_its_numbers_is_refused_and_remains_new(t
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_numbers_and_shared_properties_go_together(tmp_path: Path, serialization: int) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        ext = send_ext(m=True, i=numbered(1, TAGS="t", UNIQ_KEY="of the batch", own="x"))
-        body = encode_batch([BatchedMessage(b"a", ""), BatchedMessage(b"b", "")])
-        answer = await client.request(RequestCode.SEND_BATCH_MESSAGE, ext, body, serialization=serialization)
-        assert (answer.serialization, place(answer)["alreadyStored"]) == (serialization, "0")
-        records = (await client.pull()).records
-        assert [(record.properties["TAGS"], record.properties["own"]) for record in records] == [("t", "x")] * 2
-        assert [record.properties.get("RAFTMQ_SEQUENCE") for record in records] == ["1-2", None]
+async def test_numbers_and_shared_properties_go_together(client: Client, serialization: int) -> None:
+    ext = send_ext(m=True, i=numbered(1, TAGS="t", UNIQ_KEY="of the batch", own="x"))
+    body = encode_batch([BatchedMessage(b"a", ""), BatchedMessage(b"b", "")])
+    answer = await client.request(RequestCode.SEND_BATCH_MESSAGE, ext, body, serialization=serialization)
+    assert (answer.serialization, place(answer)["alreadyStored"]) == (serialization, "0")
+    records = (await client.pull()).records
+    assert [(record.properties["TAGS"], record.properties["own"]) for record in records] == [("t", "x")] * 2
+    assert [record.properties.get("RAFTMQ_SEQUENCE") for record in records] == ["1-2", None]
 
 
 async def test_the_sdk_sends_them_and_says_when_places_are_not_known(tmp_path: Path) -> None:

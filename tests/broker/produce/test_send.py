@@ -17,7 +17,16 @@ from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.messages.records import CRC_MASK, FIXED, IN_LITE_TOPIC, Host, encode_host, encode_record
 from mq.protocol.numbers import QueueOffset
-from tests.support.running_broker import ADDED, LONG_NAMES, Client, properties, running, send_ext
+from tests.support.running_broker import (
+    ADDED,
+    LONG_NAMES,
+    Client,
+    RunningBroker,
+    broker_client,
+    properties,
+    running,
+    send_ext,
+)
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -87,140 +96,121 @@ async def test_a_message_is_stored_unchanged(tmp_path: Path, code: int, serializ
         assert empty.offset_message_id == second.ext["msgId"]
 
 
-async def test_a_message_without_a_unique_key_gets_one(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        answers = [
-            await client.send(i=properties(TAGS="a")),
-            await client.send(i="XUNIQ_KEY\x01no"),
-            await client.send(),
-        ]
-        records = (await client.pull()).records
-        keys = [record.properties["UNIQ_KEY"] for record in records]
-        assert [answer.ext["transactionId"] for answer in answers] == keys
-        assert len(set(keys)) == 3
-        assert all(len(key) == 32 and int(key, 16) for key in keys)
-        assert [set(record.properties) for record in records] == [
-            {"TAGS", "UNIQ_KEY", *ADDED},
-            {"XUNIQ_KEY", "UNIQ_KEY", *ADDED},
-            {"UNIQ_KEY", *ADDED},
-        ]
+async def test_a_message_without_a_unique_key_gets_one(client: Client) -> None:
+    answers = [
+        await client.send(i=properties(TAGS="a")),
+        await client.send(i="XUNIQ_KEY\x01no"),
+        await client.send(),
+    ]
+    records = (await client.pull()).records
+    keys = [record.properties["UNIQ_KEY"] for record in records]
+    assert [answer.ext["transactionId"] for answer in answers] == keys
+    assert len(set(keys)) == 3
+    assert all(len(key) == 32 and int(key, 16) for key in keys)
+    assert [set(record.properties) for record in records] == [
+        {"TAGS", "UNIQ_KEY", *ADDED},
+        {"XUNIQ_KEY", "UNIQ_KEY", *ADDED},
+        {"UNIQ_KEY", *ADDED},
+    ]
 
 
-async def test_a_unique_key_may_be_any_text(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for serialization in (JSON, BINARY):
-            answer = await client.send(i=properties(UNIQ_KEY='"\\ %d é'), serialization=serialization)
-            assert answer.ext["transactionId"] == '"\\ %d é'
+async def test_a_unique_key_may_be_any_text(client: Client) -> None:
+    for serialization in (JSON, BINARY):
+        answer = await client.send(i=properties(UNIQ_KEY='"\\ %d é'), serialization=serialization)
+        assert answer.ext["transactionId"] == '"\\ %d é'
 
 
-async def test_a_sender_decides_neither_about_hosts_nor_about_transactions(tmp_path: Path) -> None:
+async def test_a_sender_decides_neither_about_hosts_nor_about_transactions(client: Client) -> None:
     flags = [0, 1, 0x10, 0x20, 0x30, 0x4, 0x8, 0xC, -1, 0x7FFFFFFF, -(2**31)]
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for flag in flags:
-            assert (await client.send(f=flag)).code == 0
-        records = (await client.pull()).records
-        assert [record.sys_flag for record in records] == [flag & ~0x3C & ~IN_LITE_TOPIC for flag in flags]
-        for record in records:
-            assert record.body == b"body"
-            assert record.size == FIXED + 4 + 1 + len(props.encode(record.properties))
+    for flag in flags:
+        assert (await client.send(f=flag)).code == 0
+    records = (await client.pull()).records
+    assert [record.sys_flag for record in records] == [flag & ~0x3C & ~IN_LITE_TOPIC for flag in flags]
+    for record in records:
+        assert record.body == b"body"
+        assert record.size == FIXED + 4 + 1 + len(props.encode(record.properties))
 
 
 # -- topics ------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_receipt_of_a_popped_message_is_not_stored_with_its_copy(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
-        receipt = "0 1 60000 0 0 b 0 0"
-        given = properties(a="1", POP_CK=receipt, MY_POP_CK="2", UNIQ_KEY="U")
-        assert (await client.send(i=given)).code == 0
-        assert (await client.send(i=given + properties(DELAY="1"))).code == 0
-        body = encode_batch([BatchedMessage(b"x", properties=properties(c="3", POP_CK=receipt, UNIQ_KEY="V"))])
-        batch = await client.request(RequestCode.SEND_BATCH_MESSAGE, send_ext(i=given, m=True), body)
-        assert batch.code == 0, batch
-        wanted = {"a": "1", "MY_POP_CK": "2"}
-        found: list[dict[str, str]] = []
+async def test_the_receipt_of_a_popped_message_is_not_stored_with_its_copy(client: Client) -> None:
+    await client.create_topic("T")
+    receipt = "0 1 60000 0 0 b 0 0"
+    given = properties(a="1", POP_CK=receipt, MY_POP_CK="2", UNIQ_KEY="U")
+    assert (await client.send(i=given)).code == 0
+    assert (await client.send(i=given + properties(DELAY="1"))).code == 0
+    body = encode_batch([BatchedMessage(b"x", properties=properties(c="3", POP_CK=receipt, UNIQ_KEY="V"))])
+    batch = await client.request(RequestCode.SEND_BATCH_MESSAGE, send_ext(i=given, m=True), body)
+    assert batch.code == 0, batch
+    wanted = {"a": "1", "MY_POP_CK": "2"}
+    found: list[dict[str, str]] = []
 
-        async def all_stored() -> bool:
-            found[:] = [record.properties for record in (await client.pull()).records]
-            return len(found) == 3
+    async def all_stored() -> bool:
+        found[:] = [record.properties for record in (await client.pull()).records]
+        return len(found) == 3
 
-        await until(all_stored)
-        for stored in found:
-            assert "POP_CK" not in stored
-            assert wanted.items() <= stored.items()
+    await until(all_stored)
+    for stored in found:
+        assert "POP_CK" not in stored
+        assert wanted.items() <= stored.items()
 
 
-async def test_the_first_message_makes_the_topic(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for asked, queues in ((1, 1), (4, 4), (8, 8), (9, 8), (2**31 - 1, 8)):
-            topic = f"New{asked}"
-            assert (await client.send(topic, d=asked, e=queues - 1)).ext["queueId"] == str(queues - 1)
-            refused = await client.send(topic, e=queues)
-            assert refused.code == ResponseCode.INVALID_PARAMETER
-            assert f"queue id {queues} is illegal" in str(refused.remark)
-            assert [await client.offset(GET_MAX, topic, queue) for queue in range(queues)] == [0] * (queues - 1) + [1]
+async def test_the_first_message_makes_the_topic(client: Client) -> None:
+    for asked, queues in ((1, 1), (4, 4), (8, 8), (9, 8), (2**31 - 1, 8)):
+        topic = f"New{asked}"
+        assert (await client.send(topic, d=asked, e=queues - 1)).ext["queueId"] == str(queues - 1)
+        refused = await client.send(topic, e=queues)
+        assert refused.code == ResponseCode.INVALID_PARAMETER
+        assert f"queue id {queues} is illegal" in str(refused.remark)
+        assert [await client.offset(GET_MAX, topic, queue) for queue in range(queues)] == [0] * (queues - 1) + [1]
 
 
-async def test_the_rules_of_automatic_creation(tmp_path: Path) -> None:
+async def test_the_rules_of_automatic_creation(client: Client) -> None:
     no_queue, no_template, no_inheritance = ({"d": 0}, {"d": -1}), ({"c": "Nothing"}, {"c": ""}), ({"c": "Plain"},)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("Plain", perm=6)
-        for given in (*no_queue, *no_template, *no_inheritance):
-            answer = await client.send("New", **given)
-            assert answer.code == ResponseCode.TOPIC_NOT_EXIST, given
-            assert "New" in str(answer.remark)
-            assert (await client.pull("New")).code == ResponseCode.TOPIC_NOT_EXIST, given
+    await client.create_topic("Plain", perm=6)
+    for given in (*no_queue, *no_template, *no_inheritance):
+        answer = await client.send("New", **given)
+        assert answer.code == ResponseCode.TOPIC_NOT_EXIST, given
+        assert "New" in str(answer.remark)
+        assert (await client.pull("New")).code == ResponseCode.TOPIC_NOT_EXIST, given
 
 
 async def test_without_automatic_creation_an_unknown_topic_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path, auto_create_topics=False) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, auto_create_topics=False) as client:
         assert (await client.send("New")).code == ResponseCode.TOPIC_NOT_EXIST
         assert (await client.create_topic("New")).code == ResponseCode.SUCCESS
         assert (await client.send("New")).code == ResponseCode.SUCCESS
 
 
-async def test_topic_permissions_restrict_sends_and_pulls(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("ReadOnly", perm=4)
-        await client.create_topic("WriteOnly", perm=2)
-        assert (await client.send("ReadOnly")).code == ResponseCode.NO_PERMISSION
-        assert (await client.send("WriteOnly")).code == ResponseCode.SUCCESS
-        assert (await client.pull("WriteOnly")).code == ResponseCode.NO_PERMISSION
-        await client.create_topic("WriteOnly", perm=4)
-        assert (await client.send("WriteOnly")).code == ResponseCode.NO_PERMISSION
-        assert len((await client.pull("WriteOnly")).records) == 1
+async def test_topic_permissions_restrict_sends_and_pulls(client: Client) -> None:
+    await client.create_topic("ReadOnly", perm=4)
+    await client.create_topic("WriteOnly", perm=2)
+    assert (await client.send("ReadOnly")).code == ResponseCode.NO_PERMISSION
+    assert (await client.send("WriteOnly")).code == ResponseCode.SUCCESS
+    assert (await client.pull("WriteOnly")).code == ResponseCode.NO_PERMISSION
+    await client.create_topic("WriteOnly", perm=4)
+    assert (await client.send("WriteOnly")).code == ResponseCode.NO_PERMISSION
+    assert len((await client.pull("WriteOnly")).records) == 1
 
 
-async def test_topics_that_no_client_may_write_to(tmp_path: Path) -> None:
+async def test_topics_that_no_client_may_write_to(client: Client) -> None:
     internal = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "rmq_sys_raftmq_meta")
     others = ("SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "TRANS_CHECK_MAX_TIME_TOPIC")
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        last = (await client.info())["raftmq.lastIndex"]
-        for topic in internal + others:
-            assert (await client.send(topic)).code == ResponseCode.NO_PERMISSION, topic
-        assert (await client.info())["raftmq.lastIndex"] == last
+    last = (await client.info())["raftmq.lastIndex"]
+    for topic in internal + others:
+        assert (await client.send(topic)).code == ResponseCode.NO_PERMISSION, topic
+    assert (await client.info())["raftmq.lastIndex"] == last
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_queue_below_zero_is_chosen_by_the_broker(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for queue_id in (-1, -(2**31)):
-            queues = [int((await client.send(e=queue_id)).ext["queueId"]) for _ in range(60)]
-            assert set(queues) == {0, 1, 2, 3}
-        assert sum([await client.offset(GET_MAX, queue_id=queue) for queue in range(4)]) == 120
+async def test_a_queue_below_zero_is_chosen_by_the_broker(client: Client) -> None:
+    for queue_id in (-1, -(2**31)):
+        queues = [int((await client.send(e=queue_id)).ext["queueId"]) for _ in range(60)]
+        assert set(queues) == {0, 1, 2, 3}
+    assert sum([await client.offset(GET_MAX, queue_id=queue) for queue in range(4)]) == 120
 
 
 REFUSED: list[tuple[str, dict[str, Any], bytes, ResponseCode]] = [
@@ -271,8 +261,7 @@ def _topic(given: dict[str, Any]) -> dict[str, Any]:
 async def test_the_limits_themselves_are_allowed(tmp_path: Path) -> None:
     unique, added = "UNIQ_KEY\x01u\x02", properties(**ADDED | {"CLUSTER": "DefaultCluster"})
     longest = properties(KEYS="k" * (29_696 - len(unique) - len(added) - len(properties(KEYS=""))))
-    async with running(tmp_path, message_bytes_max=4096) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, message_bytes_max=4096) as client:
         assert (await client.send("t" * 127, bytes(4096), e=3, i=longest + unique)).code == 0
         (record,) = (await client.pull("t" * 127, 3)).records
         assert len(record.properties["KEYS"]) == len(longest) - 6
@@ -282,24 +271,21 @@ async def test_the_limits_themselves_are_allowed(tmp_path: Path) -> None:
 # -- many, large, one-way ----------------------------------------------------------------------------------------------
 
 
-async def test_one_way_messages_are_stored_and_not_answered(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
-        for number in range(3):
-            await client.post(RequestCode.SEND_MESSAGE_V2, send_ext(), b"%d" % number, oneway=True)
-        await client.post(RequestCode.SEND_MESSAGE_V2, send_ext(e=99), oneway=True)
-        await client.post(77, oneway=True)
-        answer = await client.send(body=b"last")
-        assert answer.ext["queueOffset"] == "3"
-        assert client.order == [1, answer.opaque]
-        assert [record.body for record in (await client.pull()).records] == [b"0", b"1", b"2", b"last"]
+async def test_one_way_messages_are_stored_and_not_answered(client: Client) -> None:
+    await client.create_topic("T", 1)
+    for number in range(3):
+        await client.post(RequestCode.SEND_MESSAGE_V2, send_ext(), b"%d" % number, oneway=True)
+    await client.post(RequestCode.SEND_MESSAGE_V2, send_ext(e=99), oneway=True)
+    await client.post(77, oneway=True)
+    answer = await client.send(body=b"last")
+    assert answer.ext["queueOffset"] == "3"
+    assert client.order == [1, answer.opaque]
+    assert [record.body for record in (await client.pull()).records] == [b"0", b"1", b"2", b"last"]
 
 
 async def test_many_messages_in_one_write_keep_their_order_in_each_queue(tmp_path: Path) -> None:
     count, queues = 2000, 4
-    async with running(tmp_path, entry_bytes_max=16 * 1024) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, entry_bytes_max=16 * 1024) as client:
         frames = [
             client.frame(RequestCode.SEND_MESSAGE_V2, send_ext(e=number % queues), b"%d" % number)
             for number in range(count)
@@ -317,46 +303,44 @@ async def test_many_messages_in_one_write_keep_their_order_in_each_queue(tmp_pat
             assert bodies == [b"%d" % number for number in range(queue, count, queues)]
 
 
-async def test_messages_to_a_topic_in_the_making_are_stored_in_order(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        clients = [await broker.connect() for _ in range(3)]
-        frames = [
-            [client.frame(RequestCode.SEND_MESSAGE_V2, send_ext("New"), b"%d" % number) for number in range(20)]
-            for client in clients
-        ]
-        for client, own in zip(clients, frames, strict=True):
-            await client.stream.send_all(b"".join(data for _, data in own))
-        offsets = []
-        for client, own in zip(clients, frames, strict=True):
-            mine = [int((await client.answer(opaque)).ext["queueOffset"]) for opaque, _ in own]
-            assert mine == sorted(mine)
-            offsets += mine
-        assert sorted(offsets) == list(range(60))
+async def test_messages_to_a_topic_in_the_making_are_stored_in_order(broker: RunningBroker) -> None:
+    clients = [await broker.connect() for _ in range(3)]
+    frames = [
+        [client.frame(RequestCode.SEND_MESSAGE_V2, send_ext("New"), b"%d" % number) for number in range(20)]
+        for client in clients
+    ]
+    for client, own in zip(clients, frames, strict=True):
+        await client.stream.send_all(b"".join(data for _, data in own))
+    offsets = []
+    for client, own in zip(clients, frames, strict=True):
+        mine = [int((await client.answer(opaque)).ext["queueOffset"]) for opaque, _ in own]
+        assert mine == sorted(mine)
+        offsets += mine
+    assert sorted(offsets) == list(range(60))
 
 
-async def test_offsets_go_on_counting_while_the_topic_changes(tmp_path: Path) -> None:
+async def test_offsets_go_on_counting_while_the_topic_changes(broker: RunningBroker) -> None:
     """Queues are looked up anew after a change, with messages for them still under way."""
-    async with running(tmp_path) as broker:
-        client, admin = await broker.connect(), await broker.connect()
-        await client.create_topic("T", 1)
-        offsets: list[int] = []
+    client, admin = await broker.connect(), await broker.connect()
+    await client.create_topic("T", 1)
+    offsets: list[int] = []
 
-        async def change() -> None:
-            for number in range(40):
-                assert (await admin.create_topic("T", 1 + number % 5)).code == 0
+    async def change() -> None:
+        for number in range(40):
+            assert (await admin.create_topic("T", 1 + number % 5)).code == 0
 
-        async def send() -> None:
-            waiting: list[int] = []
-            for _ in range(400):
-                waiting.append(await client.post(RequestCode.SEND_MESSAGE_V2, send_ext()))
-                if len(waiting) > 3:
-                    offsets.append(int((await client.answer(waiting.pop(0))).ext["queueOffset"]))
-            offsets.extend([int((await client.answer(opaque)).ext["queueOffset"]) for opaque in waiting])
+    async def send() -> None:
+        waiting: list[int] = []
+        for _ in range(400):
+            waiting.append(await client.post(RequestCode.SEND_MESSAGE_V2, send_ext()))
+            if len(waiting) > 3:
+                offsets.append(int((await client.answer(waiting.pop(0))).ext["queueOffset"]))
+        offsets.extend([int((await client.answer(opaque)).ext["queueOffset"]) for opaque in waiting])
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(change)
-            nursery.start_soon(send)
-        assert offsets == list(range(400))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(change)
+        nursery.start_soon(send)
+    assert offsets == list(range(400))
 
 
 async def test_a_large_body_in_small_pieces(tmp_path: Path) -> None:
@@ -385,9 +369,7 @@ async def test_a_large_body_in_small_pieces(tmp_path: Path) -> None:
 
 async def test_messages_wait_in_memory_only_up_to_a_limit(tmp_path: Path) -> None:
     """More than a round can take in comes at once: the broker says it is busy, and takes messages again afterwards."""
-    async with running(tmp_path, uncommitted_bytes_max=1024 * 1024) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, uncommitted_bytes_max=1024 * 1024) as client:
         frames = [client.frame(RequestCode.SEND_MESSAGE_V2, send_ext(), bytes(600 * 1024)) for _ in range(8)]
         await client.stream.send_all(b"".join(data for _, data in frames))
         codes = [(await client.answer(opaque)).code for opaque, _ in frames]
@@ -397,11 +379,9 @@ async def test_messages_wait_in_memory_only_up_to_a_limit(tmp_path: Path) -> Non
         assert (await client.info())["raftmq.pendingBytes"] == "0"
 
 
-async def test_a_read_only_queue_still_stores_messages_sent_to_it(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("S", readQueueNums=4, writeQueueNums=2)
-        assert (await client.send("S", e=3)).code == ResponseCode.SUCCESS
-        chosen = {(await client.send("S", e=-1)).ext["queueId"] for _ in range(50)}
-        assert chosen == {"0", "1"}
-        assert (await client.send("S", e=4)).code == ResponseCode.INVALID_PARAMETER
+async def test_a_read_only_queue_still_stores_messages_sent_to_it(client: Client) -> None:
+    await client.create_topic("S", readQueueNums=4, writeQueueNums=2)
+    assert (await client.send("S", e=3)).code == ResponseCode.SUCCESS
+    chosen = {(await client.send("S", e=-1)).ext["queueId"] for _ in range(50)}
+    assert chosen == {"0", "1"}
+    assert (await client.send("S", e=4)).code == ResponseCode.INVALID_PARAMETER

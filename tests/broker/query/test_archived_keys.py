@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mq.broker.broker import Broker
 from mq.broker.query import archived_keys
 from mq.broker.query.archived_keys import ArchivedKeys, Found
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -18,7 +19,15 @@ from mq.store.key_index.archived_parts import Fetch, copy_part
 from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.search import KeyQuery, KeySearch, SearchResult
 from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
-from tests.support.running_broker import Answer, Client, limited, note_brokers, properties, running, send_ext
+from tests.support.running_broker import (
+    Answer,
+    Client,
+    broker_client,
+    limited,
+    properties,
+    running,
+    send_ext,
+)
 from tests.support.short_logs import COUNT, MIB, SMALL, body
 from tests.support.waiting import until, wait_until
 
@@ -97,8 +106,7 @@ async def shortened(client: Client) -> None:
 
 
 async def test_query_finds_archived_messages_by_key(tmp_path: Path, storage: ObjectStorage) -> None:
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         await fill(client)
         await shortened(client)
         await found(client, "order3", [3])
@@ -120,21 +128,18 @@ async def test_query_finds_archived_messages_by_key(tmp_path: Path, storage: Obj
         await found(client, "order3", [3])
     # A restart keeps the files of the index.
     before = sorted((tmp_path / "index").glob("*.hashes"))
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         assert numbers(await ask(client, "order3")) == [3]
         assert set(before) <= set((tmp_path / "index").glob("*.hashes"))
 
 
 @pytest.mark.slow
 async def test_lost_index_is_built_again_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         await fill(client)
         await shortened(client)
     shutil.rmtree(tmp_path / "index")
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         await found(client, "order3", [3])
         await found(client, "order17", [17])
 
@@ -176,10 +181,9 @@ async def test_stuck_store_delays_no_query_for_local_messages(tmp_path: Path, st
 
 @pytest.mark.slow
 async def test_part_that_cannot_be_indexed_is_copied_once(
-    tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, storage: ObjectStorage, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path, limits=LIMITS, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         await fill(client)
         await shortened(client)
     shutil.rmtree(tmp_path / "index")
@@ -194,9 +198,7 @@ async def test_part_that_cannot_be_indexed_is_copied_once(
 
     monkeypatch.setattr(archived_keys, "copy_part", first_one_is_no_log)
     limits = replace(LIMITS, archive=replace(LIMITS.archive, index_retry_seconds=0.01))
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path, limits=limits, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=limits, **settings(storage)) as client:
         await found(client, "order3", [3])
         keys = brokers[0].services.keys._archived
         assert keys is not None
@@ -234,8 +236,7 @@ async def test_index_that_is_built_during_a_search_hides_no_message(
     tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = replace(LIMITS, archive=replace(LIMITS.archive, key_search_seconds=60))
-    async with running(tmp_path, limits=limits, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=limits, **settings(storage)) as client:
         await fill(client)
         await shortened(client)
     shutil.rmtree(tmp_path / "index")
@@ -253,8 +254,7 @@ async def test_index_that_is_built_during_a_search_hides_no_message(
             return self._search.run()
 
     monkeypatch.setattr(KeyIndex, "search_archived", lambda index, *given: Late(index, search_archived(index, *given)))
-    async with running(tmp_path, limits=limits, **settings(storage)) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=limits, **settings(storage)) as client:
         early = await ask(client, "order3")
         assert early.code == ResponseCode.SYSTEM_BUSY, early
         await found(client, "order3", [3])

@@ -18,7 +18,7 @@ from mq.broker.query.by_key import QUERIES_MAX, QUERIES_PER_CONNECTION_MAX
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.store.key_index.search import KeySearch, SearchResult
-from tests.support.running_broker import SECONDS_MAX, Answer, Client, properties, running
+from tests.support.running_broker import SECONDS_MAX, Answer, Client, broker_client, properties, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -62,49 +62,47 @@ def failures(logs: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[st
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_query_finds_messages_by_key(tmp_path: Path, serialization: int) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await keyed(client, 100)
+async def test_query_finds_messages_by_key(client: Client, serialization: int) -> None:
+    await keyed(client, 100)
 
-        async def ask(key: str, **given: Any) -> Answer:
-            return await client.request(QUERY, by_key(key, **given), serialization=serialization)
+    async def ask(key: str, **given: Any) -> Answer:
+        return await client.request(QUERY, by_key(key, **given), serialization=serialization)
 
-        answer = await ask("order7")
-        assert (answer.code, answer.remark, answer.serialization) == (ResponseCode.SUCCESS, None, serialization)
-        assert numbers(answer) == [7]
-        (record,) = answer.records
+    answer = await ask("order7")
+    assert (answer.code, answer.remark, answer.serialization) == (ResponseCode.SUCCESS, None, serialization)
+    assert numbers(answer) == [7]
+    (record,) = answer.records
+    assert set(answer.ext) == {"indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"}
+    assert int(answer.ext["indexLastUpdatePhyoffset"]) >= record.physical_offset + record.size
+    assert int(answer.ext["indexLastUpdateTimestamp"]) >= record.store_timestamp_ms
+    assert numbers(await ask("all")) == [*range(36, 100)]
+    assert numbers(await ask("all", maxNum=2**31 - 1)) == [*range(36, 100)]
+    assert numbers(await ask("all", maxNum=3)) == [97, 98, 99]
+    assert numbers(await ask(f"{5:032X}")) == [5]
+    unique = {"_UNIQUE_KEY_QUERY": "true"}
+    assert numbers(await ask(f"{5:032X}", maxNum=0, **unique)) == [5]
+    for key, given in (
+        ("order7", unique),
+        ("order", {}),
+        ("order7 all", {}),
+        ("", {}),
+        (" ", {}),
+        ("KEYS", {}),
+        ("x" * 40_000, {}),
+        ("all", {"topic": "U"}),
+        ("all", {"topic": "rmq_sys_raftmq_meta"}),
+        ("all", {"topic": "../T"}),
+        ("all", {"maxNum": 0}),
+        ("all", {"maxNum": -5}),
+        ("all", {"endTimestamp": 0}),
+        ("all", {"beginTimestamp": 2**62}),
+        ("all", {"beginTimestamp": -(2**63), "endTimestamp": -1}),
+    ):
+        if serialization == BINARY and not 0 < len(key) <= 32767:
+            continue
+        answer = await ask(key, **given)
+        assert (answer.code, answer.body) == (ResponseCode.QUERY_NOT_FOUND, b""), (key, given)
         assert set(answer.ext) == {"indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"}
-        assert int(answer.ext["indexLastUpdatePhyoffset"]) >= record.physical_offset + record.size
-        assert int(answer.ext["indexLastUpdateTimestamp"]) >= record.store_timestamp_ms
-        assert numbers(await ask("all")) == [*range(36, 100)]
-        assert numbers(await ask("all", maxNum=2**31 - 1)) == [*range(36, 100)]
-        assert numbers(await ask("all", maxNum=3)) == [97, 98, 99]
-        assert numbers(await ask(f"{5:032X}")) == [5]
-        unique = {"_UNIQUE_KEY_QUERY": "true"}
-        assert numbers(await ask(f"{5:032X}", maxNum=0, **unique)) == [5]
-        for key, given in (
-            ("order7", unique),
-            ("order", {}),
-            ("order7 all", {}),
-            ("", {}),
-            (" ", {}),
-            ("KEYS", {}),
-            ("x" * 40_000, {}),
-            ("all", {"topic": "U"}),
-            ("all", {"topic": "rmq_sys_raftmq_meta"}),
-            ("all", {"topic": "../T"}),
-            ("all", {"maxNum": 0}),
-            ("all", {"maxNum": -5}),
-            ("all", {"endTimestamp": 0}),
-            ("all", {"beginTimestamp": 2**62}),
-            ("all", {"beginTimestamp": -(2**63), "endTimestamp": -1}),
-        ):
-            if serialization == BINARY and not 0 < len(key) <= 32767:
-                continue
-            answer = await ask(key, **given)
-            assert (answer.code, answer.body) == (ResponseCode.QUERY_NOT_FOUND, b""), (key, given)
-            assert set(answer.ext) == {"indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"}
 
 
 async def test_index_is_built_in_background_and_survives_restart(
@@ -112,8 +110,7 @@ async def test_index_is_built_in_background_and_survives_restart(
 ) -> None:
     files = tmp_path / "index"
     monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")  # a test must not wait for a machine to be idle
-    async with running(tmp_path, key_index_poll_seconds=0.01, **SMALL) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, key_index_poll_seconds=0.01, **SMALL) as client:
         await keyed(client, 300, nbytes=1500)
 
         async def indexed() -> bool:
@@ -135,8 +132,7 @@ async def test_index_is_built_in_background_and_survives_restart(
     made = sorted(files.glob("*.hashes"))
     broken = made[1]
     broken.write_bytes(broken.read_bytes()[:-1])
-    async with running(tmp_path, **SMALL) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **SMALL) as client:
         # The first search goes through all files, so it finds out that one is broken.
         for number in (3, 150, 100):
             assert numbers(await client.request(QUERY, by_key(f"order{number}"))) == [number]
@@ -186,8 +182,7 @@ async def test_a_part_with_a_damaged_key_is_indexed_after_log_repair(
     damaged[whole.index(b"order7 ") + 5] ^= 1
     segment.write_bytes(damaged)
     with capture_logs() as logs:
-        async with running(tmp_path, key_index_poll_seconds=0.01, **SMALL) as broker:
-            client = await broker.connect()
+        async with broker_client(tmp_path, key_index_poll_seconds=0.01, **SMALL) as client:
 
             async def tried() -> bool:
                 return await client.alive() and (len(failures(logs)) >= 2 or first.exists())
@@ -199,8 +194,7 @@ async def test_a_part_with_a_damaged_key_is_indexed_after_log_repair(
     assert "checksum of the body differs" in by_process["reason"]
     assert "checksum of the body differs" in by_log["error"], "the log does not know that it must be repaired"
     segment.write_bytes(whole)
-    async with running(tmp_path, key_index_poll_seconds=0.01, **SMALL) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, key_index_poll_seconds=0.01, **SMALL) as client:
 
         async def indexed() -> bool:
             return await client.alive() and first.exists()
@@ -239,8 +233,7 @@ async def test_a_flood_of_queries_is_answered_busy(tmp_path: Path, monkeypatch: 
 
 async def test_incomplete_search_is_answered_with_system_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeySearch, "run", lambda search: SearchResult(is_complete=False))
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await keyed(client, 1)
         assert (await client.request(QUERY, by_key("all"))).code == ResponseCode.SYSTEM_BUSY
 

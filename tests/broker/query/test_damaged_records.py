@@ -14,7 +14,7 @@ from tests.support.check_backs import FAST, grows
 from tests.support.damaged_records import FIELDS, File, body_of, close_the_first_file, named, send
 from tests.support.half_messages import COMMIT, PREPARED, end, half_text
 from tests.support.popping import popped
-from tests.support.running_broker import Answer, Client, properties, running
+from tests.support.running_broker import Answer, Client, broker_client, properties
 from tests.support.stored_messages import stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
 
@@ -41,8 +41,7 @@ async def test_damaged_messages_are_not_delivered_or_copied_until_they_are_resto
 ) -> None:
     given_back: list[Answer] = []
     halves: list[Answer] = []
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         for topic in ("T", "P", "Filler"):
             await client.create_topic(topic, 1)
         await client.heartbeat("c", "G", topics=("T", "P"))
@@ -58,8 +57,7 @@ async def test_damaged_messages_are_not_delivered_or_copied_until_they_are_resto
     for kind in ("given-back", "popped", "delay", "timer", "transaction"):
         for field in FIELDS:
             file.flip(f"{kind}-{field}", field)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         assert (await client.pull("Filler", 0, 0)).records[0].body == bytes(4_000_000)
         for number, (message, half) in enumerate(zip(given_back, halves, strict=True)):
             for answer in (
@@ -108,8 +106,7 @@ async def wait_stored_at(client: Client, offset: int) -> StoredMessage:
 
 async def test_a_damaged_half_message_that_was_given_up_is_not_resumed(tmp_path: Path) -> None:
     one_check = FAST | {"transaction_checks_max": 1}
-    async with running(tmp_path, **one_check) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **one_check) as client:
         for topic in ("T", "Filler"):
             await client.create_topic(topic, 1)
         await send_half(client, "resumed")
@@ -118,8 +115,7 @@ async def test_a_damaged_half_message_that_was_given_up_is_not_resumed(tmp_path:
         await close_the_first_file(client)
     file = File(tmp_path)
     file.write(file.path.read_bytes().rindex(b"value-of-resumed"), b"w")
-    async with running(tmp_path, **one_check) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **one_check) as client:
         halves = await client.offset(RequestCode.GET_MAX_OFFSET, HALF_TOPIC)
         resume = RequestCode.RESUME_CHECK_HALF_MESSAGE
         assert (await client.request(resume, {"msgId": message_id})).code == ResponseCode.SYSTEM_ERROR

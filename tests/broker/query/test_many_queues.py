@@ -10,7 +10,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset
 from mq.protocol.requests.many_queues import TOPICS_MAX, QueueQuestion, QueueQuestions, QueueSight, QueueSights
 from mq.protocol.requests.topics import read_topic_stats
-from tests.support.running_broker import Answer, Client, limited, running
+from tests.support.running_broker import Answer, Client, broker_client, limited
 from tests.support.timed_messages import BEGIN_MS, Clock, by_time, stored
 
 pytestmark = pytest.mark.trio
@@ -26,53 +26,48 @@ async def told(client: Client, *topics: QueueQuestion) -> list[list[QueueSight]]
     return [list(each) for each in QueueSights.decode(answer.body).topics]
 
 
-async def test_many_queues_are_answered_as_each_alone(tmp_path: Path, clock: Clock) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 4)
-        await client.create_topic("U", 1)
-        for queue_id in range(3):
-            await stored(client, clock, 0, queue_id, 10, queue_id=queue_id)
-        since_ms = BEGIN_MS + 1500
-        whole, gone, some = await told(
-            client,
-            QueueQuestion(topic="T", since_ms=[since_ms]),
-            QueueQuestion(topic="Nowhere", since_ms=[since_ms]),
-            QueueQuestion(topic="T", queues=[1, 0, 99], since_ms=[0, since_ms, 0]),
+async def test_many_queues_are_answered_as_each_alone(client: Client, clock: Clock) -> None:
+    await client.create_topic("T", 4)
+    await client.create_topic("U", 1)
+    for queue_id in range(3):
+        await stored(client, clock, 0, queue_id, 10, queue_id=queue_id)
+    since_ms = BEGIN_MS + 1500
+    whole, gone, some = await told(
+        client,
+        QueueQuestion(topic="T", since_ms=[since_ms]),
+        QueueQuestion(topic="Nowhere", since_ms=[since_ms]),
+        QueueQuestion(topic="T", queues=[1, 0, 99], since_ms=[0, since_ms, 0]),
+    )
+    alone = [int((await by_time(client, since_ms, queueId=each)).ext["offset"]) for each in range(4)]
+    assert [each.since_offset for each in whole] == alone == [2, 2, 1, 0]
+    assert gone == []
+    assert [(each.queue_id, each.since_offset) for each in some] == [(1, 0), (0, 2)]
+    answer = await client.request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"})
+    stats = {ref.queue_id: each for ref, each in read_topic_stats(answer.body).items()}
+    for each in whole:
+        ends = stats[each.queue_id]
+        assert (each.min_offset, each.max_offset, each.last_update_ms) == (
+            ends.min_offset,
+            ends.max_offset,
+            ends.last_update_ms,
         )
-        alone = [int((await by_time(client, since_ms, queueId=each)).ext["offset"]) for each in range(4)]
-        assert [each.since_offset for each in whole] == alone == [2, 2, 1, 0]
-        assert gone == []
-        assert [(each.queue_id, each.since_offset) for each in some] == [(1, 0), (0, 2)]
-        answer = await client.request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"})
-        stats = {ref.queue_id: each for ref, each in read_topic_stats(answer.body).items()}
-        for each in whole:
-            ends = stats[each.queue_id]
-            assert (each.min_offset, each.max_offset, each.last_update_ms) == (
-                ends.min_offset,
-                ends.max_offset,
-                ends.last_update_ms,
-            )
-        assert (await told(client, QueueQuestion(topic="U"))) == [[QueueSight(0, FIRST_OFFSET, FIRST_OFFSET, 0, None)]]
+    assert (await told(client, QueueQuestion(topic="U"))) == [[QueueSight(0, FIRST_OFFSET, FIRST_OFFSET, 0, None)]]
 
 
-async def test_offsets_by_position_are_those_of_the_next_message(tmp_path: Path, clock: Clock) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 2)
-        first, second, third = await stored(client, clock, 0, 1, 2)
+async def test_offsets_by_position_are_those_of_the_next_message(client: Client, clock: Clock) -> None:
+    await client.create_topic("T", 2)
+    first, second, third = await stored(client, clock, 0, 1, 2)
 
-        async def offset(position: int) -> int | None:
-            [[sight, empty]] = await told(client, QueueQuestion(topic="T", position=PhysicalOffset(position)))
-            assert empty.position_offset == 0
-            return sight.position_offset
+    async def offset(position: int) -> int | None:
+        [[sight, empty]] = await told(client, QueueQuestion(topic="T", position=PhysicalOffset(position)))
+        assert empty.position_offset == 0
+        return sight.position_offset
 
-        assert [await offset(each) for each in (0, first, first + 1, second, third, third + 1)] == [0, 0, 1, 1, 2, 3]
+    assert [await offset(each) for each in (0, first, first + 1, second, third, third + 1)] == [0, 0, 1, 1, 2, 3]
 
 
 async def test_queues_that_do_not_fit_are_left_for_the_next_request(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=limited(bulk={"ends_queues_max": 5})) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=limited(bulk={"ends_queues_max": 5})) as client:
         for topic, queues in (("A", 2), ("B", 3), ("C", 6)):
             await client.create_topic(topic, queues)
         a, b, c = (QueueQuestion(topic=topic) for topic in "ABC")
@@ -89,11 +84,9 @@ async def test_queues_that_do_not_fit_are_left_for_the_next_request(tmp_path: Pa
         ([QueueQuestion(topic="T", queues=[*range(40_000)])], "40000 queues of T; maximum"),
     ],
 )
-async def test_bad_questions_about_queues_are_refused(tmp_path: Path, topics: list[QueueQuestion], words: str) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        answer = await ask(client, *topics)
-        assert answer.code == ResponseCode.INVALID_PARAMETER
-        assert words in (answer.remark or "")
-        answer = await client.request(RequestCode.ASK_QUEUES, body=b"{")
-        assert answer.code == ResponseCode.SYSTEM_ERROR
+async def test_bad_questions_about_queues_are_refused(client: Client, topics: list[QueueQuestion], words: str) -> None:
+    answer = await ask(client, *topics)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert words in (answer.remark or "")
+    answer = await client.request(RequestCode.ASK_QUEUES, body=b"{")
+    assert answer.code == ResponseCode.SYSTEM_ERROR

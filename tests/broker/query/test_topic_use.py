@@ -10,7 +10,7 @@ from mq.client import Message, Producer
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.topic_use import TopicUse
 from tests.support.name_server_and_broker import cluster_and_broker
-from tests.support.running_broker import Client, limited, running
+from tests.support.running_broker import Client, broker_client, limited
 
 pytestmark = pytest.mark.trio
 
@@ -22,9 +22,7 @@ async def use_of(client: Client, topic: str = "T") -> TopicUse:
 
 
 async def test_the_bytes_of_queues_are_those_of_their_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 3)
+    async with broker_client(tmp_path, queues=3) as client:
         for number in range(40):
             answer = await client.send(body=b"x" * (7 * number), e=number % 2)
             assert answer.code == 0
@@ -32,8 +30,7 @@ async def test_the_bytes_of_queues_are_those_of_their_messages(tmp_path: Path, m
         use = await use_of(client)
         assert all(each.is_exact for each in use.queues)
         assert {each.queue_id: each.nbytes for each in use.queues} == {0: stored[0], 1: stored[1], 2: 0}
-    async with running(tmp_path, limits=limited(upkeep={"summed_entries_max": 3})) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=limited(upkeep={"summed_entries_max": 3})) as client:
         sampled = (await use_of(client)).queues[0]
         assert not sampled.is_exact
         assert abs(sampled.nbytes - stored[0]) < stored[0] / 4
@@ -54,11 +51,9 @@ async def test_senders_are_named_while_they_are_connected(tmp_path: Path) -> Non
         assert [(each.client_id, each.address, each.messages) for each in use.senders] == [("", "127.0.0.1", 5)]
 
 
-async def test_topic_use_refuses_an_unknown_topic(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        answer = await client.request(RequestCode.ASK_TOPIC_USE, {"topic": "Nowhere"})
-        assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-        await client.create_topic("T", 2)
-        use = await use_of(client)
-        assert (use.senders, use.looked_at, [each.nbytes for each in use.queues]) == ([], 0, [0, 0])
+async def test_topic_use_refuses_an_unknown_topic(client: Client) -> None:
+    answer = await client.request(RequestCode.ASK_TOPIC_USE, {"topic": "Nowhere"})
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    await client.create_topic("T", 2)
+    use = await use_of(client)
+    assert (use.senders, use.looked_at, [each.nbytes for each in use.queues]) == ([], 0, [0, 0])

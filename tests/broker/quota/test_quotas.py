@@ -9,6 +9,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from mq.broker.broker import Broker
 from mq.client.send_outcome import Retry, judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
@@ -16,7 +17,7 @@ from mq.protocol.requests.quota_attributes import Quota
 from mq.protocol.requests.quotas import QuotaList, UserQuota
 from mq.protocol.requests.users import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from tests.support.guarded import USER, connect, guarded
-from tests.support.running_broker import Client, limited, note_brokers, running, send_ext
+from tests.support.running_broker import Client, broker_client, limited, send_ext
 
 pytestmark = pytest.mark.trio
 
@@ -54,8 +55,7 @@ async def user(admin: Client, keys: tuple[str, str] = USER) -> None:
 
 
 async def test_quota_delays_sends_and_refuses_long_waits(tmp_path: Path) -> None:
-    async with running(tmp_path, group="q-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="q-a") as client:
         assert await limit(client, produce_messages=10) == 0
         start = trio.current_time()
         with capture_logs() as logs:
@@ -82,8 +82,7 @@ async def test_quota_delays_sends_and_refuses_long_waits(tmp_path: Path) -> None
 
 
 async def test_a_refused_client_that_repeats_at_once_is_slowed_down(tmp_path: Path) -> None:
-    async with running(tmp_path, group="q-b") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="q-b") as client:
         await limit(client, produce_bytes=100)
         assert (await client.request(SEND, send_ext("T"), b"x" * 1000)).code == 0
         attempts, start = 0, trio.current_time()
@@ -94,8 +93,7 @@ async def test_a_refused_client_that_repeats_at_once_is_slowed_down(tmp_path: Pa
 
 
 async def test_waiting_sends_keep_their_order(tmp_path: Path) -> None:
-    async with running(tmp_path, group="q-c") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="q-c") as client:
         await limit(client, produce_messages=20)
         posted = [await client.post(SEND, send_ext("T"), b"%d" % number) for number in range(35)]
         codes = [(await client.answer(opaque)).code for opaque in posted]
@@ -107,8 +105,7 @@ async def test_waiting_sends_keep_their_order(tmp_path: Path) -> None:
 
 
 async def test_a_batch_counts_as_its_messages(tmp_path: Path) -> None:
-    async with running(tmp_path, group="q-d") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="q-d") as client:
         await limit(client, produce_messages=10)
         batch = encode_batch(BatchedMessage(b"x", "") for _ in range(50))
         assert (await client.request(RequestCode.SEND_BATCH_MESSAGE, send_ext("T", m=True), batch)).code == 0
@@ -116,9 +113,7 @@ async def test_a_batch_counts_as_its_messages(tmp_path: Path) -> None:
 
 
 async def test_pulls_wait_and_never_fail(tmp_path: Path) -> None:
-    async with running(tmp_path, group="q-e") as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
+    async with broker_client(tmp_path, queues=1, group="q-e") as client:
         await client.fill(40)
         await limit(client, consume_messages=10)
         assert len((await client.pull(maxMsgNums=20)).records) == 20
@@ -140,9 +135,7 @@ async def test_pulls_wait_and_never_fail(tmp_path: Path) -> None:
 
 
 async def test_pops_wait_and_never_fail(tmp_path: Path) -> None:
-    async with running(tmp_path, group="q-f") as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
+    async with broker_client(tmp_path, queues=1, group="q-f") as client:
         await client.fill(30)
         await limit(client, consume_bytes=1000)
         ext = {"consumerGroup": "G", "topic": "T", "queueId": -1, "maxMsgNums": 16, "invisibleTime": 60_000}
@@ -206,9 +199,7 @@ async def test_connections_of_a_user(tmp_path: Path) -> None:
 
 
 async def test_a_full_topic_refuses_until_messages_expire(tmp_path: Path) -> None:
-    async with running(tmp_path, group="q-j") as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
+    async with broker_client(tmp_path, queues=1, group="q-j") as client:
         await limit(client, stored_bytes=20_000)
         codes = [(await client.request(SEND, send_ext("T"), b"x" * 1000)).code for _ in range(30)]
         assert codes.count(0) in range(17, 21), codes
@@ -230,32 +221,24 @@ async def test_a_full_topic_refuses_until_messages_expire(tmp_path: Path) -> Non
         ("produce_megabytes", "1", "there is no attribute"),
     ],
 )
-async def test_a_quota_that_there_is_not(tmp_path: Path, name: str, value: str, part: str) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        answer = await client.create_topic("T", attributes=f"+quota.{name.replace('_', '.')}={value}")
-        assert answer.code == ResponseCode.INVALID_PARAMETER
-        assert part in str(answer.remark)
+async def test_a_quota_that_there_is_not(client: Client, name: str, value: str, part: str) -> None:
+    answer = await client.create_topic("T", attributes=f"+quota.{name.replace('_', '.')}={value}")
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert part in str(answer.remark)
 
 
-async def test_a_broker_without_accounts_knows_no_users(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        assert await put_quota(client, "ann", produce_messages=1) == ResponseCode.NO_PERMISSION
+async def test_a_broker_without_accounts_knows_no_users(client: Client) -> None:
+    assert await put_quota(client, "ann", produce_messages=1) == ResponseCode.NO_PERMISSION
 
 
 async def test_older_replicas_would_ignore_a_quota_so_there_is_none(tmp_path: Path) -> None:
-    async with running(tmp_path, format_level_max=7) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, format_level_max=7) as client:
         await client.wait_for(lambda info: int(info["raftmq.formatLevel"]) == 7)
         assert await limit(client, produce_messages=1) == ResponseCode.VERSION_NOT_SUPPORTED
 
 
-async def test_without_quotas_nothing_stands_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
+async def test_without_quotas_nothing_stands_in_the_way(tmp_path: Path, brokers: list[Broker]) -> None:
+    async with broker_client(tmp_path, queues=1) as client:
         await client.create_topic("Another")
         services = brokers[0].services
         gated = [services.requests.is_gated]
@@ -274,8 +257,7 @@ async def test_without_quotas_nothing_stands_in_the_way(tmp_path: Path, monkeypa
 
 async def test_quota_bounds_the_sends_it_holds(tmp_path: Path) -> None:
     limits = limited(quota={"held_max": 3})
-    async with running(tmp_path, group="q-k", limits=limits) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="q-k", limits=limits) as client:
         await limit(client, produce_messages=5)
         start = trio.current_time()
         codes = await all_codes(client, 100)

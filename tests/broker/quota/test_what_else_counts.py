@@ -31,7 +31,7 @@ from tests.support.bulk_reading import bulk
 from tests.support.filter_servers import begins_with, filter_server
 from tests.support.guarded import ADMIN, FILE, connect
 from tests.support.replies import V2, reply_ext, three_replicas
-from tests.support.running_broker import Answer, Client, running
+from tests.support.running_broker import Answer, Client, broker_client, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -66,8 +66,7 @@ async def stage(client: Client, *topics: str, body: bytes = b"x" * 100) -> Answe
 
 
 async def test_a_transaction_counts_for_each_topic_of_its_messages(tmp_path: Path) -> None:
-    async with running(tmp_path, group="q-s") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="q-s") as client:
         await client.create_topic("Free")
         await limit(client, "T", produce_messages=5)
         assert (await stage(client, "Free", *["T"] * 20)).code == 0
@@ -79,8 +78,7 @@ async def test_a_transaction_counts_for_each_topic_of_its_messages(tmp_path: Pat
 
 
 async def test_a_transaction_goes_to_no_full_topic(tmp_path: Path) -> None:
-    async with running(tmp_path, group="q-t") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="q-t") as client:
         await client.create_topic("Free")
         await limit(client, "T", stored_bytes=3_000)
         assert (await stage(client, "T", body=b"x" * 4_000)).code == 0
@@ -103,9 +101,7 @@ async def test_a_reply_counts_as_a_message_of_its_user(tmp_path: Path) -> None:
 
 async def test_a_look_that_would_exceed_a_quota_is_refused(tmp_path: Path) -> None:
     """An answer without messages would say that there are none."""
-    async with running(tmp_path, group="q-v") as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
+    async with broker_client(tmp_path, queues=1, group="q-v") as client:
         await client.fill(30)
         await limit(client, consume_messages=2)
         ext = {"consumerGroup": "G", "topic": "T", "queueId": -1, "maxMsgNums": 20}
@@ -119,9 +115,7 @@ async def test_a_look_that_would_exceed_a_quota_is_refused(tmp_path: Path) -> No
 
 
 async def test_a_bulk_read_waits_for_the_quota_of_its_topic(tmp_path: Path) -> None:
-    async with running(tmp_path, group="q-w") as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 1)
+    async with broker_client(tmp_path, queues=1, group="q-w") as client:
         await client.fill(40)
         await limit(client, consume_messages=20)
         assert (await bulk(client, (0, 0, 40))).status is BulkStatus.RECORDS

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mq.broker.broker import Broker
 from mq.broker.state.commands import DeleteTopic, encode_command
 from mq.broker.write_path.appender import Appender
 from mq.protocol import properties as props
@@ -20,7 +21,7 @@ from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.numbers import QueueOffset
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
-from tests.support.running_broker import LONG_NAMES, note_brokers, properties, running, send_ext
+from tests.support.running_broker import LONG_NAMES, Client, broker_client, properties, send_ext
 from tests.support.stored_messages import figure, stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
 
@@ -35,9 +36,7 @@ async def test_a_delayed_message_comes_when_it_is_due(
     tmp_path: Path, clock: WallClock, code: int, serialization: int
 ) -> None:
     text = properties(KEYS="k", TAGS="café", WAIT="true", UNIQ_KEY="0A0B", own="\u20ac", DELAY="3")
-    async with running(tmp_path, cluster="C1") as broker:
-        client = await broker.connect()
-        await client.create_topic("T", 4)
+    async with broker_client(tmp_path, queues=4, cluster="C1") as client:
         ext: dict[str, Any] = send_ext("T", e=2, f=1, h=-7, i=text, j=5)
         if code == RequestCode.SEND_MESSAGE:
             ext = {LONG_NAMES[name]: value for name, value in ext.items()}
@@ -73,33 +72,28 @@ async def test_a_delayed_message_comes_when_it_is_due(
         assert len((await client.pull("T", 2, subscription="café")).records) == 1, "the tag code is that of the tags"
 
 
-async def test_every_level_waits_as_long_as_it_says(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        start_ms = clock.now_ms
-        for level in reversed(range(1, 19)):
-            assert (await client.send(body=b"%d" % level, i=properties(DELAY=str(level)))).code == 0
-        assert (await client.send(body=b"19", i=properties(DELAY="2000000000"))).code == 0
-        for level, delay_ms in enumerate(DELAY_LEVELS_MS, 1):
-            clock.now_ms = start_ms + delay_ms - 1
-            await beats(client)
-            assert len(await stored(client)) == level - 1
-            clock.now_ms += 1
-            await wait_stored(client, level)
-        assert [message.body for message in await wait_stored(client, 19)] == [b"%d" % n for n in range(1, 20)]
+async def test_every_level_waits_as_long_as_it_says(client: Client, clock: WallClock) -> None:
+    start_ms = clock.now_ms
+    for level in reversed(range(1, 19)):
+        assert (await client.send(body=b"%d" % level, i=properties(DELAY=str(level)))).code == 0
+    assert (await client.send(body=b"19", i=properties(DELAY="2000000000"))).code == 0
+    for level, delay_ms in enumerate(DELAY_LEVELS_MS, 1):
+        clock.now_ms = start_ms + delay_ms - 1
+        await beats(client)
+        assert len(await stored(client)) == level - 1
+        clock.now_ms += 1
+        await wait_stored(client, level)
+    assert [message.body for message in await wait_stored(client, 19)] == [b"%d" % n for n in range(1, 20)]
 
 
 @pytest.mark.parametrize("delay", ["0", "-5", "-99999999999999999999"])
-async def test_no_delay_is_none(tmp_path: Path, clock: WallClock, delay: str) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        assert (await client.send(i=properties(DELAY=delay))).ext["queueOffset"] == "0"
-        assert len(await stored(client)) == 1
+async def test_no_delay_is_none(client: Client, clock: WallClock, delay: str) -> None:
+    assert (await client.send(i=properties(DELAY=delay))).ext["queueOffset"] == "0"
+    assert len(await stored(client)) == 1
 
 
 async def test_broker_refuses_invalid_delays(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path, message_bytes_max=2048) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, message_bytes_max=2048) as client:
         await client.create_topic("ReadOnly", perm=4)
         for code, given in (
             (ResponseCode.MESSAGE_ILLEGAL, {"i": properties(DELAY="x")}),
@@ -118,19 +112,16 @@ async def test_broker_refuses_invalid_delays(tmp_path: Path, clock: WallClock) -
             assert await client.offset(RequestCode.GET_MAX_OFFSET, SCHEDULE_TOPIC, level) == 0
 
 
-async def test_the_name_of_the_real_topic_cannot_be_forged(tmp_path: Path, clock: WallClock) -> None:
+async def test_the_name_of_the_real_topic_cannot_be_forged(client: Client, clock: WallClock) -> None:
     forged = properties(REAL_TOPIC="rmq_sys_raftmq_meta", REAL_QID="-1", DELAY="1")
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        assert (await client.send(i=forged + forged, e=3)).code == 0
-        clock.now_ms += 1000
-        [message] = await wait_stored(client, 1, "T", 3)
-        assert (message.properties["REAL_TOPIC"], message.properties["REAL_QID"]) == ("T", "3")
+    assert (await client.send(i=forged + forged, e=3)).code == 0
+    clock.now_ms += 1000
+    [message] = await wait_stored(client, 1, "T", 3)
+    assert (message.properties["REAL_TOPIC"], message.properties["REAL_QID"]) == ("T", "3")
 
 
 async def test_many_messages_come_in_order_and_once(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path, entry_bytes_max=4096) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, entry_bytes_max=4096) as client:
         delayed = properties(DELAY="1")
         frames = [client.frame(SEND_V2, send_ext(i=delayed), b"%d" % n + bytes(n % 50)) for n in range(1000)]
         await client.stream.send_all(b"".join(data for _, data in frames))
@@ -145,11 +136,9 @@ async def test_many_messages_come_in_order_and_once(tmp_path: Path, clock: WallC
 
 
 async def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(
-    tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: WallClock, brokers: list[Broker]
 ) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path, uncommitted_bytes_max=2**20) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, uncommitted_bytes_max=2**20) as client:
         for number in range(100):
             assert (await client.send(body=b"%d" % number, i=properties(DELAY="1"))).code == 0
         brokers[0].appender.pending_bytes += 2**20
@@ -157,59 +146,49 @@ async def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(
         assert len(await wait_stored(client, 100)) == 100
 
 
-async def test_a_large_message_is_delivered_alone(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for size in (10, 4 * 1024 * 1024, 10):
-            assert (await client.send(body=bytes(size), i=properties(DELAY="1"))).code == 0
-        clock.now_ms += 1000
-        assert [len(message.body) for message in await wait_stored(client, 3)] == [10, 4 * 1024 * 1024, 10]
+async def test_a_large_message_is_delivered_alone(client: Client, clock: WallClock) -> None:
+    for size in (10, 4 * 1024 * 1024, 10):
+        assert (await client.send(body=bytes(size), i=properties(DELAY="1"))).code == 0
+    clock.now_ms += 1000
+    assert [len(message.body) for message in await wait_stored(client, 3)] == [10, 4 * 1024 * 1024, 10]
 
 
-async def test_a_topic_may_become_smaller_meanwhile(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("Big", 4)
-        assert (await client.send("Big", b"body", e=3, i=properties(DELAY="1"))).code == 0
-        await client.create_topic("Big", 2)
-        clock.now_ms += 1000
-        assert [message.body for message in await wait_stored(client, 1, "Big", 1)] == [b"body"]
+async def test_a_topic_may_become_smaller_meanwhile(client: Client, clock: WallClock) -> None:
+    await client.create_topic("Big", 4)
+    assert (await client.send("Big", b"body", e=3, i=properties(DELAY="1"))).code == 0
+    await client.create_topic("Big", 2)
+    clock.now_ms += 1000
+    assert [message.body for message in await wait_stored(client, 1, "Big", 1)] == [b"body"]
 
 
 async def test_message_of_a_deleted_topic_is_dropped(
-    tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
+    client: Client, clock: WallClock, brokers: list[Broker]
 ) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("Gone", 1)
-        for topic in ("T", "Gone", "T"):
-            assert (await client.send(topic, i=properties(DELAY="1"))).code == 0
-        gone = encode_command(DeleteTopic(name="Gone", timestamp_ms=clock.now_ms))
-        brokers[0].appender.add_command(gone)
-        assert (await client.create_topic("Behind", 1)).code == 0
-        clock.now_ms += 1000
-        await wait_stored(client, 2)
-        assert await figure(client, "delayedDropped") == 1
-        await client.create_topic("Gone", 1)
-        await beats(client)
-        assert await stored(client, "Gone") == []
+    await client.create_topic("Gone", 1)
+    for topic in ("T", "Gone", "T"):
+        assert (await client.send(topic, i=properties(DELAY="1"))).code == 0
+    gone = encode_command(DeleteTopic(name="Gone", timestamp_ms=clock.now_ms))
+    brokers[0].appender.add_command(gone)
+    assert (await client.create_topic("Behind", 1)).code == 0
+    clock.now_ms += 1000
+    await wait_stored(client, 2)
+    assert await figure(client, "delayedDropped") == 1
+    await client.create_topic("Gone", 1)
+    await beats(client)
+    assert await stored(client, "Gone") == []
 
 
 async def test_messages_that_the_log_lost_before_they_were_due_are_counted(
-    tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
+    client: Client, clock: WallClock, brokers: list[Broker]
 ) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for number in range(10):
-            assert (await client.send(body=b"%d" % number, i=properties(DELAY="1"))).code == 0
-        queue = brokers[0]._store.get(SCHEDULE_TOPIC, 0)
-        assert queue is not None
-        queue.min_offset = QueueOffset(4)
-        clock.now_ms += 1000
-        assert [message.body for message in await wait_stored(client, 6)] == [b"%d" % n for n in range(4, 10)]
-        assert await figure(client, "delayedExpired") == 4
+    for number in range(10):
+        assert (await client.send(body=b"%d" % number, i=properties(DELAY="1"))).code == 0
+    queue = brokers[0]._store.get(SCHEDULE_TOPIC, 0)
+    assert queue is not None
+    queue.min_offset = QueueOffset(4)
+    clock.now_ms += 1000
+    assert [message.body for message in await wait_stored(client, 6)] == [b"%d" % n for n in range(4, 10)]
+    assert await figure(client, "delayedExpired") == 4
 
 
 def copied_at_once(directory: Path, copy: Path) -> bool:
@@ -228,8 +207,7 @@ def copied_at_once(directory: Path, copy: Path) -> bool:
 
 
 async def test_overdue_messages_are_delivered_once_after_an_outage(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path / "a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path / "a") as client:
         for number in range(100):
             assert (await client.send(body=b"%d" % number, i=properties(DELAY=str(1 + number % 2)))).code == 0
         clock.now_ms += 1000
@@ -239,8 +217,7 @@ async def test_overdue_messages_are_delivered_once_after_an_outage(tmp_path: Pat
     clock.now_ms += 60_000
     for directory in ("a", "b"):  # stopped, and crashed
         for _ in range(2):
-            async with running(tmp_path / directory) as broker:
-                client = await broker.connect()
+            async with broker_client(tmp_path / directory) as client:
                 await wait_stored(client, 100)
                 await beats(client)
                 bodies = sorted(int(message.body) for message in await stored(client))
@@ -248,15 +225,13 @@ async def test_overdue_messages_are_delivered_once_after_an_outage(tmp_path: Pat
 
 
 async def test_progress_survives_the_loss_of_everything_but_the_log(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await client.send(i=properties(DELAY="1"))
         clock.now_ms += 1000
         await wait_stored(client, 1)
     (tmp_path / "checkpoint").unlink()
     shutil.rmtree(tmp_path / "queues")
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await client.send(i=properties(DELAY="1"))
         await beats(client)
         assert len(await stored(client)) == 1
@@ -267,8 +242,7 @@ async def test_progress_survives_the_loss_of_everything_but_the_log(tmp_path: Pa
 async def test_a_full_disk_puts_delivery_off_and_loses_nothing(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path, entry_bytes_max=4096) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, entry_bytes_max=4096) as client:
         for number in range(100):
             await client.send(body=b"%d" % number, i=properties(DELAY="1"))
         with monkeypatch.context() as patched:
@@ -288,9 +262,8 @@ async def test_a_full_disk_puts_delivery_off_and_loses_nothing(
 
 
 async def test_deliveries_in_progress_when_the_disk_fills_are_not_repeated(
-    tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: WallClock, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brokers = note_brokers(monkeypatch)
     monkeypatch.setattr("mq.broker.schedule.delivery._PAUSE_MS", 0)
     propose, report = RaftCore.propose, Appender._report
     rooms = 0
@@ -304,8 +277,7 @@ async def test_deliveries_in_progress_when_the_disk_fills_are_not_repeated(
         report(appender, *given)
         brokers[0].services.delays.run()  # as its timer may at this moment
 
-    async with running(tmp_path, entry_bytes_max=4096) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, entry_bytes_max=4096) as client:
         for number in range(200):
             await client.send(body=b"%d" % number, i=properties(DELAY="1"))
         with monkeypatch.context() as patched:
@@ -319,19 +291,17 @@ async def test_deliveries_in_progress_when_the_disk_fills_are_not_repeated(
         assert await client.offset(RequestCode.GET_MAX_OFFSET) == 200
 
 
-async def test_no_message_waits_longer_when_the_clock_goes_back(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for number in range(100):
-            await client.send(body=b"%d" % number, i=properties(DELAY="1"))
-            clock.now_ms += 1
-        clock.now_ms -= 3_600_000
-        await beats(client)
-        back_ms = clock.now_ms
-        await client.send(body=b"100", i=properties(DELAY="1"))
-        clock.now_ms = back_ms + 899
-        await beats(client)
-        assert len(await stored(client)) == 0
-        clock.now_ms = back_ms + 1099
-        bodies = [message.body for message in await wait_stored(client, 101)]
-        assert bodies == [b"%d" % number for number in range(101)]
+async def test_no_message_waits_longer_when_the_clock_goes_back(client: Client, clock: WallClock) -> None:
+    for number in range(100):
+        await client.send(body=b"%d" % number, i=properties(DELAY="1"))
+        clock.now_ms += 1
+    clock.now_ms -= 3_600_000
+    await beats(client)
+    back_ms = clock.now_ms
+    await client.send(body=b"100", i=properties(DELAY="1"))
+    clock.now_ms = back_ms + 899
+    await beats(client)
+    assert len(await stored(client)) == 0
+    clock.now_ms = back_ms + 1099
+    bodies = [message.body for message in await wait_stored(client, 101)]
+    assert bodies == [b"%d" % number for number in range(101)]

@@ -19,7 +19,7 @@ from raftlog import Job
 from raftlog.segment import EntryGone
 from raftlog.segment.verified_reads import VerifiedReads
 from tests.support.popping import again, popped
-from tests.support.running_broker import Client, properties, running
+from tests.support.running_broker import Client, broker_client, properties, running
 from tests.support.stored_messages import wait_stored
 from tests.support.waiting_messages import WallClock
 
@@ -85,8 +85,7 @@ async def test_worker_thread_reads_due_messages_after_a_restart(
 ) -> None:
     async with running(tmp_path) as broker:
         await prepare(await broker.connect(), clock)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         loads.threads.clear()
         clock.now_ms += 11_000
         with trio.fail_after(30):

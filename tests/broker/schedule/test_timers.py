@@ -25,8 +25,8 @@ from tests.support.running_broker import (
     LONG_NAMES,
     Answer,
     Client,
+    broker_client,
     limited,
-    note_brokers,
     properties,
     running,
     send_ext,
@@ -43,11 +43,6 @@ SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 def clock(clock: WallClock) -> WallClock:
     clock.now_ms += HOUR - clock.now_ms % HOUR  # so that slots are where the tests say
     return clock
-
-
-@pytest.fixture
-def brokers(monkeypatch: pytest.MonkeyPatch) -> list[Broker]:
-    return note_brokers(monkeypatch)
 
 
 async def send_at(client: Client, due_ms: int, body: bytes = b"body", **given: Any) -> Answer:
@@ -111,7 +106,7 @@ async def test_a_message_comes_at_its_time(tmp_path: Path, clock: WallClock, cod
         assert (await figure(client, "timersPending"), await figure(client, "timersDelivered")) == (0, 1)
 
 
-async def test_each_way_to_say_when(tmp_path: Path, clock: WallClock) -> None:
+async def test_each_way_to_say_when(client: Client, clock: WallClock) -> None:
     start_ms = clock.now_ms
     asked = (
         (b"s", 3 * SECOND, {"TIMER_DELAY_SEC": "3", "TIMER_DELAY_MS": "1", "TIMER_DELIVER_MS": "x"}),
@@ -120,18 +115,16 @@ async def test_each_way_to_say_when(tmp_path: Path, clock: WallClock) -> None:
         (b"z", 5 * SECOND, {"DELAY": "0", "TIMER_DELAY_SEC": "+5"}),
         (b"l", 10 * SECOND, {"DELAY": "3", "TIMER_DELAY_SEC": "1", "TIMER_DELIVER_MS": "x"}),
     )
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for body, _, given in asked:
-            answer = await client.send(body=body, i=properties(**given))
-            assert (answer.code, "recallHandle" in answer.ext) == (0, body != b"l")
-        for count, (body, after_ms, _) in enumerate(sorted(asked, key=lambda each: each[1])):
-            clock.now_ms = start_ms + after_ms - 1
-            await beats(client)
-            assert len(await stored(client)) == count
-            clock.now_ms += 1
-            assert (await wait_stored(client, count + 1))[-1].body == body
-        assert set(props.TIMER_PROPERTIES) & set((await stored(client))[-1].properties) == set(), "a level counts first"
+    for body, _, given in asked:
+        answer = await client.send(body=body, i=properties(**given))
+        assert (answer.code, "recallHandle" in answer.ext) == (0, body != b"l")
+    for count, (body, after_ms, _) in enumerate(sorted(asked, key=lambda each: each[1])):
+        clock.now_ms = start_ms + after_ms - 1
+        await beats(client)
+        assert len(await stored(client)) == count
+        clock.now_ms += 1
+        assert (await wait_stored(client, count + 1))[-1].body == body
+    assert set(props.TIMER_PROPERTIES) & set((await stored(client))[-1].properties) == set(), "a level counts first"
 
 
 @pytest.mark.parametrize(
@@ -147,8 +140,7 @@ async def test_each_way_to_say_when(tmp_path: Path, clock: WallClock) -> None:
 async def test_message_due_already_is_delivered_at_once(
     tmp_path: Path, clock: WallClock, given: dict[str, str]
 ) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         answer = await client.send(i=properties(**given))
         assert (answer.code, answer.ext["queueOffset"], "recallHandle" in answer.ext) == (0, "0", False)
         [message] = await stored(client)
@@ -157,8 +149,7 @@ async def test_message_due_already_is_delivered_at_once(
 
 
 async def test_broker_refuses_invalid_delivery_times(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path, timer_delay_max_seconds=60, message_bytes_max=2048) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, timer_delay_max_seconds=60, message_bytes_max=2048) as client:
         for given in (
             *(
                 {name: text}
@@ -180,32 +171,29 @@ async def test_broker_refuses_invalid_delivery_times(tmp_path: Path, clock: Wall
         assert await figure(client, "timersPending") == 1
 
 
-async def test_a_message_far_ahead_is_stored_again_each_day(tmp_path: Path, clock: WallClock, brokers: Any) -> None:
+async def test_a_message_far_ahead_is_stored_again_each_day(client: Client, clock: WallClock, brokers: Any) -> None:
     start_ms = clock.now_ms
     due_ms = start_ms + 3 * DAY + 5 * MINUTE + 7
     slot = timer_slot(due_ms)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        sent = await send_at(client, due_ms, b"far")
-        turns_ms = [start_ms + 5 * MINUTE + 7 + day * DAY for day in range(4)]
-        for day, turn_ms in enumerate(turns_ms):
-            clock.now_ms = turn_ms - 1
-            await beats(client)
-            assert await client.offset(RequestCode.GET_MAX_OFFSET, TIMER_TOPIC, slot) == day + 1
-            clock.now_ms += 1
-            if day < 3:
-                await wait_stored(client, day + 2, TIMER_TOPIC, slot)
-                brokers[-1]._store.get(TIMER_TOPIC, slot).min_offset = day + 1  # the log forgets the old one
-        [message] = await wait_stored(client, 1)
-        assert (message.body, message.properties["TIMER_ROLL_TIMES"]) == (b"far", "3")
-        assert message.properties["UNIQ_KEY"] == sent.ext["transactionId"]
-        assert await figure(client, "timersRolled") == 3
-        assert await figure(client, "timersExpired") == 0
+    sent = await send_at(client, due_ms, b"far")
+    turns_ms = [start_ms + 5 * MINUTE + 7 + day * DAY for day in range(4)]
+    for day, turn_ms in enumerate(turns_ms):
+        clock.now_ms = turn_ms - 1
+        await beats(client)
+        assert await client.offset(RequestCode.GET_MAX_OFFSET, TIMER_TOPIC, slot) == day + 1
+        clock.now_ms += 1
+        if day < 3:
+            await wait_stored(client, day + 2, TIMER_TOPIC, slot)
+            brokers[-1]._store.get(TIMER_TOPIC, slot).min_offset = day + 1  # the log forgets the old one
+    [message] = await wait_stored(client, 1)
+    assert (message.body, message.properties["TIMER_ROLL_TIMES"]) == (b"far", "3")
+    assert message.properties["UNIQ_KEY"] == sent.ext["transactionId"]
+    assert await figure(client, "timersRolled") == 3
+    assert await figure(client, "timersExpired") == 0
 
 
 async def test_many_messages_come_once_and_in_the_order_of_their_times(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path, entry_bytes_max=32768) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, entry_bytes_max=32768) as client:
         order = [number * 7919 % 1000 for number in range(1000)]
         frames = []
         for number in order:
@@ -222,8 +210,7 @@ async def test_many_messages_come_once_and_in_the_order_of_their_times(tmp_path:
 
 
 async def test_overdue_messages_are_delivered_once_after_an_outage(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path / "a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path / "a") as client:
         for number in range(100):
             await send_at(client, clock.now_ms + 1 + (number % 2) * 40 * MINUTE, b"%d" % number)
         clock.now_ms += 1000
@@ -232,45 +219,40 @@ async def test_overdue_messages_are_delivered_once_after_an_outage(tmp_path: Pat
     clock.now_ms += 2 * HOUR
     for directory in ("a", "b"):  # stopped, and crashed
         for _ in range(2):
-            async with running(tmp_path / directory) as broker:
-                client = await broker.connect()
+            async with broker_client(tmp_path / directory) as client:
                 await wait_stored(client, 100)
                 await beats(client)
                 assert sorted(map(int, await bodies(client))) == list(range(100))
         (tmp_path / directory / "checkpoint").unlink()
         shutil.rmtree(tmp_path / directory / "queues")
-        async with running(tmp_path / directory) as broker:
-            client = await broker.connect()
+        async with broker_client(tmp_path / directory) as client:
             await beats(client)
             assert len(await bodies(client)) == 100, "progress survives the loss of everything but the log"
 
 
-async def test_clock_steps_lose_nothing_and_repeat_nothing(tmp_path: Path, clock: WallClock) -> None:
+async def test_clock_steps_lose_nothing_and_repeat_nothing(client: Client, clock: WallClock) -> None:
     start_ms = clock.now_ms
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await send_at(client, start_ms + 30 * SECOND, b"before")
-        clock.now_ms = start_ms - 7 * HOUR
-        await beats(client)
-        await send_at(client, clock.now_ms + 10 * SECOND, b"behind")
-        await send_at(client, start_ms + 40 * SECOND, b"both")
-        clock.now_ms += 10 * SECOND
-        assert [message.body for message in await wait_stored(client, 1)] == [b"behind"]
-        clock.now_ms = start_ms + 5 * DAY
-        assert sorted(message.body for message in await wait_stored(client, 3)) == [b"before", b"behind", b"both"]
-        clock.now_ms = start_ms
-        await send_at(client, start_ms + 1, b"again")
-        clock.now_ms += 1
-        await wait_stored(client, 4)
-        await beats(client)
-        assert len(await bodies(client)) == 4
+    await send_at(client, start_ms + 30 * SECOND, b"before")
+    clock.now_ms = start_ms - 7 * HOUR
+    await beats(client)
+    await send_at(client, clock.now_ms + 10 * SECOND, b"behind")
+    await send_at(client, start_ms + 40 * SECOND, b"both")
+    clock.now_ms += 10 * SECOND
+    assert [message.body for message in await wait_stored(client, 1)] == [b"behind"]
+    clock.now_ms = start_ms + 5 * DAY
+    assert sorted(message.body for message in await wait_stored(client, 3)) == [b"before", b"behind", b"both"]
+    clock.now_ms = start_ms
+    await send_at(client, start_ms + 1, b"again")
+    clock.now_ms += 1
+    await wait_stored(client, 4)
+    await beats(client)
+    assert len(await bodies(client)) == 4
 
 
 async def test_a_full_disk_puts_delivery_off_and_loses_nothing(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path, entry_bytes_max=32768) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, entry_bytes_max=32768) as client:
         answers = [await send_at(client, clock.now_ms + 5, b"%d" % number) for number in range(200)]
         with monkeypatch.context() as patched:
             patched.setattr(RaftCore, "propose", lambda *_: Refusal.DISK_FULL)
@@ -297,8 +279,7 @@ async def test_a_message_that_the_disk_does_not_give_holds_up_no_other(
         return split_record(data)
 
     monkeypatch.setattr("mq.broker.schedule.timers.split_record", split)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         for number, body in enumerate((b"first", b"damaged", b"behind"), 1):
             await send_at(client, clock.now_ms + number, body)
         clock.now_ms += 5000
@@ -311,33 +292,29 @@ async def test_a_message_that_the_disk_does_not_give_holds_up_no_other(
 
 
 async def test_messages_that_the_log_lost_before_they_were_due_are_counted(
-    tmp_path: Path, clock: WallClock, brokers: list[Broker]
+    client: Client, clock: WallClock, brokers: list[Broker]
 ) -> None:
     due_ms = clock.now_ms + 10 * MINUTE
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for number in range(10):
-            await send_at(client, due_ms, b"%d" % number)
-        queue = brokers[0]._store.get(TIMER_TOPIC, timer_slot(due_ms))
-        assert queue is not None
-        queue.min_offset = QueueOffset(4)
-        clock.now_ms = due_ms
-        assert [message.body for message in await wait_stored(client, 6)] == [b"%d" % n for n in range(4, 10)]
-        assert await figure(client, "timersExpired") == 4
-        await client.wait_for(lambda table: table["raftmq.timersPending"] == "0")
+    for number in range(10):
+        await send_at(client, due_ms, b"%d" % number)
+    queue = brokers[0]._store.get(TIMER_TOPIC, timer_slot(due_ms))
+    assert queue is not None
+    queue.min_offset = QueueOffset(4)
+    clock.now_ms = due_ms
+    assert [message.body for message in await wait_stored(client, 6)] == [b"%d" % n for n in range(4, 10)]
+    assert await figure(client, "timersExpired") == 4
+    await client.wait_for(lambda table: table["raftmq.timersPending"] == "0")
 
 
-async def test_message_of_a_deleted_topic_is_dropped(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("Gone", 1)
-        for topic in ("T", "Gone", "T"):
-            await send_at(client, clock.now_ms + 1, topic=topic)
-        deleted = await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Gone"})
-        assert deleted.code == 0
-        clock.now_ms += 1
-        await wait_stored(client, 2)
-        assert await figure(client, "timersDropped") == 1
+async def test_message_of_a_deleted_topic_is_dropped(client: Client, clock: WallClock) -> None:
+    await client.create_topic("Gone", 1)
+    for topic in ("T", "Gone", "T"):
+        await send_at(client, clock.now_ms + 1, topic=topic)
+    deleted = await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Gone"})
+    assert deleted.code == 0
+    clock.now_ms += 1
+    await wait_stored(client, 2)
+    assert await figure(client, "timersDropped") == 1
 
 
 # -- levels of one's own -----------------------------------------------------------------------------------------------
@@ -346,8 +323,7 @@ async def test_message_of_a_deleted_topic_is_dropped(tmp_path: Path, clock: Wall
 async def test_levels_of_ones_own(tmp_path: Path, clock: WallClock) -> None:
     start_ms = clock.now_ms
     table = "1s 3s " + " ".join(["1m"] * 17) + " 2d"
-    async with running(tmp_path, delay_levels=table) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, delay_levels=table) as client:
         for level in (1, 2, 20, 99):
             answer = await client.send(body=b"%d" % level, i=properties(DELAY=str(level), TIMER_DELAY_MS="1"))
             assert (answer.code, "recallHandle" in answer.ext) == (0, False)
@@ -360,8 +336,7 @@ async def test_levels_of_ones_own(tmp_path: Path, clock: WallClock) -> None:
         clock.now_ms += 1
         assert (await wait_stored(client, 2))[1].properties["DELAY"] == "2"
     # With another table, those that wait keep their time.
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         clock.now_ms = start_ms + 2 * DAY - 1
         await beats(client)
         assert len(await bodies(client)) == 2
@@ -376,8 +351,7 @@ async def test_levels_of_ones_own(tmp_path: Path, clock: WallClock) -> None:
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 async def test_a_recalled_message_never_comes(tmp_path: Path, clock: WallClock, serialization: int) -> None:
     due_ms = clock.now_ms + 50
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         first, second = [await send_at(client, due_ms, body) for body in (b"first", b"second")]
         answer = await recall(client, first.ext["recallHandle"], serialization=serialization)
         assert answer == Answer(0, answer.opaque, {"msgId": first.ext["transactionId"]}, None, b"", serialization)
@@ -393,8 +367,7 @@ async def test_a_recalled_message_never_comes(tmp_path: Path, clock: WallClock, 
             ResponseCode.ILLEGAL_OPERATION,
             f"recall failed, too late: the message was due {DAY} ms ago, and is delivered or recalled already",
         )
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await beats(client)
         assert await bodies(client) == [b"second"]
         assert await figure(client, "timersPending") == 0
@@ -403,8 +376,7 @@ async def test_a_recalled_message_never_comes(tmp_path: Path, clock: WallClock, 
 async def test_recall_finds_a_rolled_message(tmp_path: Path, clock: WallClock) -> None:
     due_ms = clock.now_ms + 2 * DAY + HOUR
     one_by_one = limited(waiting={"recall_bytes_max": 4096})
-    async with running(tmp_path, limits=one_by_one) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=one_by_one) as client:
         sent = [await send_at(client, due_ms, b"%d" % number) for number in range(3)]
         for day in range(3):
             stock = RecallHandle.decode(sent[day].ext["recallHandle"])._replace(queue_offset=None).encode()
@@ -415,59 +387,54 @@ async def test_recall_finds_a_rolled_message(tmp_path: Path, clock: WallClock) -
         assert await bodies(client) == []
 
 
-async def test_forged_recall_handles_are_refused(tmp_path: Path, clock: WallClock) -> None:
+async def test_forged_recall_handles_are_refused(client: Client, clock: WallClock) -> None:
     due_ms = clock.now_ms + 5000
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await client.create_topic("Other", 1)
-        sent = await send_at(client, due_ms)
-        level = await client.send(i=properties(DELAY="2"))
-        true = RecallHandle.decode(sent.ext["recallHandle"])
-        forged: list[tuple[int, str, str]] = [
-            (ResponseCode.TOPIC_NOT_EXIST, "Nowhere", sent.ext["recallHandle"]),
-            (ResponseCode.ILLEGAL_OPERATION, "Other", sent.ext["recallHandle"]),
-            *((ResponseCode.ILLEGAL_OPERATION, "T", text) for text in ("", "x", "é" * 8, "A" * 9000, "djEgVA==")),
-        ]
-        for change in (
-            {"broker_name": "broker-x"},
-            {"due_ms": due_ms + 1},
-            {"due_ms": due_ms - 1},
-            {"due_ms": due_ms + 86_400_000},
-            {"due_ms": clock.now_ms - 1},
-            {"due_ms": 10**17},
-            {"unique_key": "nobody"},
-            {"unique_key": level.ext["transactionId"]},
-            {"unique_key": "nobody", "queue_offset": 10**17},
-        ):
-            handle = true._replace(**change).encode()
-            assert handle is not None
-            forged.append((ResponseCode.ILLEGAL_OPERATION, "T", handle))
-        other = true._replace(topic="Other").encode()
-        assert other is not None
-        forged.append((ResponseCode.ILLEGAL_OPERATION, "Other", other))
-        for code, topic, handle in forged:
-            assert (await recall(client, handle, topic)).code == code, (topic, handle)
-        clock.now_ms = due_ms
-        await wait_stored(client, 2)
+    await client.create_topic("Other", 1)
+    sent = await send_at(client, due_ms)
+    level = await client.send(i=properties(DELAY="2"))
+    true = RecallHandle.decode(sent.ext["recallHandle"])
+    forged: list[tuple[int, str, str]] = [
+        (ResponseCode.TOPIC_NOT_EXIST, "Nowhere", sent.ext["recallHandle"]),
+        (ResponseCode.ILLEGAL_OPERATION, "Other", sent.ext["recallHandle"]),
+        *((ResponseCode.ILLEGAL_OPERATION, "T", text) for text in ("", "x", "é" * 8, "A" * 9000, "djEgVA==")),
+    ]
+    for change in (
+        {"broker_name": "broker-x"},
+        {"due_ms": due_ms + 1},
+        {"due_ms": due_ms - 1},
+        {"due_ms": due_ms + 86_400_000},
+        {"due_ms": clock.now_ms - 1},
+        {"due_ms": 10**17},
+        {"unique_key": "nobody"},
+        {"unique_key": level.ext["transactionId"]},
+        {"unique_key": "nobody", "queue_offset": 10**17},
+    ):
+        handle = true._replace(**change).encode()
+        assert handle is not None
+        forged.append((ResponseCode.ILLEGAL_OPERATION, "T", handle))
+    other = true._replace(topic="Other").encode()
+    assert other is not None
+    forged.append((ResponseCode.ILLEGAL_OPERATION, "Other", other))
+    for code, topic, handle in forged:
+        assert (await recall(client, handle, topic)).code == code, (topic, handle)
+    clock.now_ms = due_ms
+    await wait_stored(client, 2)
 
 
-async def test_a_handle_recalls_only_one_of_two_stored_copies(tmp_path: Path, clock: WallClock) -> None:
+async def test_a_handle_recalls_only_one_of_two_stored_copies(client: Client, clock: WallClock) -> None:
     due_ms = clock.now_ms + 50
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        asked = properties(TIMER_DELIVER_MS=str(due_ms), UNIQ_KEY="U")
-        first, again = [await client.send(body=body, i=asked) for body in (b"first", b"again")]
-        assert (await recall(client, again.ext["recallHandle"])).code == 0
-        assert (await recall(client, again.ext["recallHandle"])).code == ResponseCode.ILLEGAL_OPERATION
-        clock.now_ms = due_ms
-        assert [message.body for message in await wait_stored(client, 1)] == [b"first"]
-        assert (await recall(client, first.ext["recallHandle"])).code == ResponseCode.ILLEGAL_OPERATION
+    asked = properties(TIMER_DELIVER_MS=str(due_ms), UNIQ_KEY="U")
+    first, again = [await client.send(body=body, i=asked) for body in (b"first", b"again")]
+    assert (await recall(client, again.ext["recallHandle"])).code == 0
+    assert (await recall(client, again.ext["recallHandle"])).code == ResponseCode.ILLEGAL_OPERATION
+    clock.now_ms = due_ms
+    assert [message.body for message in await wait_stored(client, 1)] == [b"first"]
+    assert (await recall(client, first.ext["recallHandle"])).code == ResponseCode.ILLEGAL_OPERATION
 
 
 async def test_of_delivery_and_recall_exactly_one_wins(tmp_path: Path, clock: WallClock) -> None:
     """Recalls arrive in the same turn in which messages become due; each is either answered with 0 or delivered."""
-    async with running(tmp_path, entry_bytes_max=32768) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, entry_bytes_max=32768) as client:
         recalled: set[bytes] = set()
         for turn in range(20):
             due_ms = clock.now_ms + 10

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mq.broker.broker import Broker
 from mq.broker.schedule import delay_levels
 from mq.protocol.messages.records import RawRecord, RecordError, split_record
 from mq.protocol.numbers import QueueOffset
-from tests.support.running_broker import Client, limited, note_brokers, properties, running
+from tests.support.running_broker import Client, broker_client, limited, properties, running
 from tests.support.stored_messages import stored, wait_stored
 from tests.support.waiting_messages import WallClock
 
@@ -63,8 +64,7 @@ async def test_unreadable_delayed_message_delays_no_other_and_comes_once(
 ) -> None:
     disk.lost = {b"m1", b"m3"}
     names = [b"m%d" % number for number in range(6)]
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await send(client, *names)
         clock.now_ms += SECONDS * 1000
         assert await delivered(client, 4) == [b"m0", b"m2", b"m4", b"m5"]
@@ -77,39 +77,34 @@ async def test_unreadable_delayed_message_delays_no_other_and_comes_once(
         clock.now_ms += SECONDS * 1000
         assert (await delivered(client, 6))[5:] == [b"m6"]
     for _ in range(2):
-        async with running(tmp_path) as broker:
-            client = await broker.connect()
+        async with broker_client(tmp_path) as client:
             await figures(client, 1, 1)
             assert len(await stored(client)) == 6, "delivered again"
     disk.lost = set()
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         assert (await delivered(client, 7))[6:] == [b"m3"]
         await figures(client, 0, 0)
         await send(client, b"m7")
         clock.now_ms += SECONDS * 1000
         assert (await delivered(client, 8))[7:] == [b"m7"]
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         await figures(client, 0, 0)
         assert sorted(message.body for message in await stored(client)) == [*names, b"m6", b"m7"]
 
 
-async def test_it_is_tried_ever_less_often(tmp_path: Path, clock: WallClock, disk: Disk) -> None:
+async def test_it_is_tried_ever_less_often(client: Client, clock: WallClock, disk: Disk) -> None:
     disk.lost = {b"m0"}
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        await send(client, b"m0")
-        clock.now_ms += SECONDS * 1000
-        await figures(client, 1, 1)
-        tries = []
-        for _ in range(16):
-            await client.wait_for(lambda info: True)
-            tries.append(disk.wanted[b"m0"])
-            clock.now_ms += 1000
-            before = (await client.info())["raftmq.delayedUnreadable"]
-            assert before == "1"
-        assert tries[-1] <= 6
+    await send(client, b"m0")
+    clock.now_ms += SECONDS * 1000
+    await figures(client, 1, 1)
+    tries = []
+    for _ in range(16):
+        await client.wait_for(lambda info: True)
+        tries.append(disk.wanted[b"m0"])
+        clock.now_ms += 1000
+        before = (await client.info())["raftmq.delayedUnreadable"]
+        assert before == "1"
+    assert tries[-1] <= 6
 
 
 async def test_a_disk_that_gives_nothing_is_not_gone_through_to_its_end(
@@ -117,8 +112,7 @@ async def test_a_disk_that_gives_nothing_is_not_gone_through_to_its_end(
 ) -> None:
     names = [b"m%d" % number for number in range(8)]
     disk.lost = set(names)
-    async with running(tmp_path, limits=limited(waiting={"unreadable_skipped_max": 3})) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, limits=limited(waiting={"passed_over_max": 3})) as client:
         await send(client, *names)
         clock.now_ms += SECONDS * 1000
         await figures(client, 8, 3)
@@ -131,9 +125,8 @@ async def test_a_disk_that_gives_nothing_is_not_gone_through_to_its_end(
 
 
 async def test_lost_delayed_message_is_skipped_for_good(
-    tmp_path: Path, clock: WallClock, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: WallClock, disk: Disk, brokers: list[Broker]
 ) -> None:
-    brokers = note_brokers(monkeypatch)
     disk.lost = {b"m0"}
     async with running(tmp_path) as served:
         client = await served.connect()

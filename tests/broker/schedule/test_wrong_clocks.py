@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from mq.protocol.messages.delay import timer_slot
 from mq.protocol.names import TIMER_TOPIC
-from tests.support.running_broker import Client, properties, running
+from tests.support.running_broker import Client, broker_client, properties, running
 from tests.support.stored_messages import figure, stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
 
@@ -40,8 +40,7 @@ async def check_that_each_waits(client: Client, clock: WallClock, seconds: int =
 
 @pytest.mark.parametrize("ahead_ms", [YEAR, 10 * HOUR, 30 * SECOND])
 async def test_a_delay_restarts_when_the_clock_goes_back(tmp_path: Path, clock: WallClock, ahead_ms: int) -> None:
-    async with running(tmp_path, delay_levels=LEVELS) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, delay_levels=LEVELS) as client:
         await client.send(body=b"before", topic="Other")
         clock.now_ms += ahead_ms
         await beats(client)
@@ -65,30 +64,26 @@ async def test_a_delay_restarts_with_the_next_leader(tmp_path: Path, clock: Wall
         await check_that_each_waits(await broker.connect(), clock)
 
 
-async def test_a_message_for_a_time_keeps_it(tmp_path: Path, clock: WallClock) -> None:
+async def test_a_message_for_a_time_keeps_it(client: Client, clock: WallClock) -> None:
     start_ms = clock.now_ms
     due_ms = start_ms + 3 * DAY
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        clock.now_ms += 2 * DAY
-        assert (await client.send(body=b"absolute", i=properties(TIMER_DELIVER_MS=str(due_ms)))).code == 0
-        clock.now_ms = start_ms
-        await wait_stored(client, 2, TIMER_TOPIC, timer_slot(due_ms))
-        for day in (1, 2, 3):
-            await beats(client)
-            assert await stored(client) == []
-            clock.now_ms = start_ms + day * DAY
-        [message] = await wait_stored(client, 1)
-        assert (message.body, message.store_timestamp_ms) == (b"absolute", due_ms)
+    clock.now_ms += 2 * DAY
+    assert (await client.send(body=b"absolute", i=properties(TIMER_DELIVER_MS=str(due_ms)))).code == 0
+    clock.now_ms = start_ms
+    await wait_stored(client, 2, TIMER_TOPIC, timer_slot(due_ms))
+    for day in (1, 2, 3):
+        await beats(client)
+        assert await stored(client) == []
+        clock.now_ms = start_ms + day * DAY
+    [message] = await wait_stored(client, 1)
+    assert (message.body, message.store_timestamp_ms) == (b"absolute", due_ms)
 
 
-async def test_messages_of_a_right_clock_stay_where_they_are(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        for number in range(20):
-            await client.send(body=b"%d" % number, i=properties(TIMER_DELAY_SEC=str(3600 + 60 * number)))
-        clock.now_ms += 10 * 60 * SECOND
-        await beats(client)
-        clock.now_ms -= 10 * 60 * SECOND
-        await beats(client)
-        assert (await figure(client, "timersRolled"), await figure(client, "timersPending")) == (0, 20)
+async def test_messages_of_a_right_clock_stay_where_they_are(client: Client, clock: WallClock) -> None:
+    for number in range(20):
+        await client.send(body=b"%d" % number, i=properties(TIMER_DELAY_SEC=str(3600 + 60 * number)))
+    clock.now_ms += 10 * 60 * SECOND
+    await beats(client)
+    clock.now_ms -= 10 * 60 * SECOND
+    await beats(client)
+    assert (await figure(client, "timersRolled"), await figure(client, "timersPending")) == (0, 20)

@@ -22,7 +22,7 @@ from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset
 from mq.protocol.requests.transactions import CheckTransactionState
 from tests.support.check_backs import FAST, grows, produce
 from tests.support.half_messages import COMMIT, PREPARED, ROLLBACK, end, end_ext, half_text, send_half
-from tests.support.running_broker import properties, running, send_ext
+from tests.support.running_broker import broker_client, properties, running, send_ext
 from tests.support.stored_messages import figure, stored
 from tests.support.waiting_messages import WallClock
 
@@ -172,8 +172,7 @@ async def test_a_producer_gets_requested_extra_time_and_is_still_asked(
 @pytest.mark.trio
 async def test_the_number_of_checks_outlives_a_restart(tmp_path: Path) -> None:
     slow = FAST | {"transaction_checks_max": 2}
-    async with running(tmp_path, **slow | {"transaction_check_seconds": 60.0}) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **slow | {"transaction_check_seconds": 60.0}) as client:
         await send_half(client)
         await grows(client, "transactionChecksUnanswerable")
     # Time for the producer to be there before it is asked.
@@ -188,8 +187,7 @@ async def test_the_number_of_checks_outlives_a_restart(tmp_path: Path) -> None:
 @pytest.mark.trio
 async def test_more_or_fewer_checks_than_before_lose_nothing(tmp_path: Path) -> None:
     for most in (1, 4, 2):
-        async with running(tmp_path, transaction_checks_max=most, **FAST) as broker:
-            client = await broker.connect()
+        async with broker_client(tmp_path, transaction_checks_max=most, **FAST) as client:
             await send_half(client, b"%d" % most)
             await grows(client, "transactionsGivenUp")
             assert (await stored(client, UNENDED_TOPIC))[-1].body == b"%d" % most
@@ -210,8 +208,7 @@ async def test_lost_half_messages_are_counted_and_cannot_be_ended(
         "retention_check_seconds": 0.02,
         "checkpoint_seconds": 0.02,
     }
-    async with running(tmp_path, **small) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **small) as client:
         half = await send_half(client)
         ended = await send_half(client)
         assert (await end(client, ended, ROLLBACK)).code == 0
@@ -227,8 +224,7 @@ async def test_lost_half_messages_are_counted_and_cannot_be_ended(
 async def test_unknown_producer_is_ignored(tmp_path: Path) -> None:
     """Properties of a half message are a client's: what cannot be is asked about as it is, and put aside."""
     odd = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "soon", "REAL_QID": "x", "REAL_TOPIC": "no topic"}
-    async with running(tmp_path, transaction_checks_max=1, **FAST) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, transaction_checks_max=1, **FAST) as client:
         await client.send(i=properties(TRAN_MSG="TRUE", PGROUP="nobody", **odd), f=PREPARED)
         await grows(client, "transactionsGivenUp")
         assert await client.alive()

@@ -13,7 +13,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.check_backs import FAST, produce
 from tests.support.cold_disk import Reads
 from tests.support.half_messages import COMMIT, ROLLBACK, end, end_ext, send_half
-from tests.support.running_broker import Answer, running
+from tests.support.running_broker import Answer, broker_client, running
 from tests.support.stored_messages import stored
 from tests.support.waiting import until
 
@@ -22,9 +22,7 @@ pytestmark = pytest.mark.trio
 
 async def send_halves(directory: Path, count: int) -> list[Answer]:
     """Half messages of a broker that has ended."""
-    async with running(directory) as broker:
-        client = await broker.connect()
-        await client.create_topic("T")
+    async with broker_client(directory, queues=1) as client:
         return [await send_half(client, b"%d" % number * 1000) for number in range(count)]
 
 
@@ -50,8 +48,7 @@ async def test_others_are_served_while_an_end_waits_for_the_disk(tmp_path: Path,
 
 async def test_event_loop_ends_only_loaded_half_messages(tmp_path: Path, reads: Reads) -> None:
     halves = await send_halves(tmp_path, 40)
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         reads.by_loop = 0
         for number, half in enumerate(halves):
             assert (await end(client, half, ROLLBACK if number % 2 else COMMIT)).code == 0
@@ -85,8 +82,7 @@ async def test_the_first_of_two_ends_decides_even_if_loaded_later(
         assert (await loser.answer(repeated)).code == 0
         copies = [record.body for record in await stored(other) if record.body != b"meanwhile"]
         assert copies == ([b"0" * 1000] if first == COMMIT else [])
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         assert (await end(client, half, first)).code == 0
         assert (await end(client, half, second)).code == ResponseCode.SYSTEM_ERROR
 
@@ -151,8 +147,7 @@ async def test_a_loaded_end_is_refused_if_too_much_is_pending(
 
 @pytest.mark.parametrize("given", [{}, {"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}], ids=["passed", "postponed"])
 async def test_event_loop_checks_only_loaded_half_messages(tmp_path: Path, reads: Reads, given: dict[str, Any]) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path) as client:
         for number in range(10):
             await send_half(client, b"%d" % number * 1000, **given)
     async with running(tmp_path, transaction_checks_max=1, **FAST) as broker:

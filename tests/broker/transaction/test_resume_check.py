@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mq.broker.broker import Broker
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
@@ -15,7 +16,7 @@ from mq.protocol.requests.transactions import CheckTransactionState
 from tests.support.check_backs import FAST, grows, produce
 from tests.support.half_messages import COMMIT, send_half
 from tests.support.replies import three_replicas
-from tests.support.running_broker import Answer, Client, note_brokers, running
+from tests.support.running_broker import Answer, Client, broker_client, running
 from tests.support.stored_messages import stored
 
 pytestmark = pytest.mark.trio
@@ -69,8 +70,7 @@ async def test_a_resumed_message_is_asked_about_again_and_can_be_committed(tmp_p
 
 
 async def test_check_is_resumed_once_even_after_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path, **ONE_CHECK) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **ONE_CHECK) as client:
         for body in (b"one", b"two"):
             await send_half(client, body)
         first, second = await given_up(client, 2)
@@ -83,8 +83,7 @@ async def test_check_is_resumed_once_even_after_a_restart(tmp_path: Path) -> Non
         assert (repeated.code, bool(repeated.remark)) == (ResponseCode.SUCCESS, True)
         assert [record.body for record in await stored(client, HALF_TOPIC)] == [b"one", b"two", b"two"]
         assert (await client.info())["raftmq.transactionsResumed"] == "1"
-    async with running(tmp_path, **ONE_CHECK) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **ONE_CHECK) as client:
         assert (await resume(client, second)).remark
         assert len(await stored(client, HALF_TOPIC)) == 3
         assert (await resume(client, first)).remark is None
@@ -95,8 +94,7 @@ async def test_check_is_resumed_once_even_after_a_restart(tmp_path: Path) -> Non
 
 
 async def test_broker_refuses_to_resume_other_messages(tmp_path: Path) -> None:
-    async with running(tmp_path, **ONE_CHECK) as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, **ONE_CHECK) as client:
         plain = await client.send("T", b"plain")
         await send_half(client)
         [message_id] = await given_up(client)
@@ -113,10 +111,8 @@ async def test_broker_refuses_to_resume_other_messages(tmp_path: Path) -> None:
         assert refused.code == ResponseCode.NO_PERMISSION
 
 
-async def test_marks_of_lost_half_messages_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = note_brokers(monkeypatch)
-    async with running(tmp_path, **ONE_CHECK) as broker:
-        client = await broker.connect()
+async def test_marks_of_lost_half_messages_are_removed(tmp_path: Path, brokers: list[Broker]) -> None:
+    async with broker_client(tmp_path, **ONE_CHECK) as client:
         for number in range(20):
             await send_half(client, b"%d" % number)
         ids = await given_up(client, 20)

@@ -15,7 +15,7 @@ from mq.protocol.names import HALF_TOPIC, TIMER_TOPIC
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.clients import HeartbeatData, ProducerData
 from tests.support.half_messages import COMMIT, ROLLBACK, half_text, send_half
-from tests.support.running_broker import ADDED, Answer, Client, running
+from tests.support.running_broker import ADDED, Answer, Client, RunningBroker, broker_client, running
 from tests.support.stored_messages import stored
 from tests.support.waiting import until
 
@@ -122,26 +122,24 @@ async def test_one_of_two_sets_with_the_same_messages_is_refused_for_ever(tmp_pa
         assert await offset(await broker.connect()) == 4
 
 
-async def test_a_rolled_back_set_moves_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await ready(await broker.connect(), messages=1)
-        half = await stage(client, message(b"1"), consumed(0, 1))
-        assert (await end(client, half, ROLLBACK)).code == 0
-        late = await end(client, half, COMMIT)
-        assert (late.code, "was rolled back" in str(late.remark)) == (ResponseCode.SYSTEM_ERROR, True)
-        assert (await end(client, half, COMMIT, producerGroup="Q")).code == ResponseCode.SYSTEM_ERROR
-        assert [each.body for each in await stored(client)] == [b"in0"]
-        assert await offset(client) is None
+async def test_a_rolled_back_set_moves_nothing(broker: RunningBroker) -> None:
+    client = await ready(await broker.connect(), messages=1)
+    half = await stage(client, message(b"1"), consumed(0, 1))
+    assert (await end(client, half, ROLLBACK)).code == 0
+    late = await end(client, half, COMMIT)
+    assert (late.code, "was rolled back" in str(late.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+    assert (await end(client, half, COMMIT, producerGroup="Q")).code == ResponseCode.SYSTEM_ERROR
+    assert [each.body for each in await stored(client)] == [b"in0"]
+    assert await offset(client) is None
 
 
-async def test_a_message_of_a_set_may_be_delayed(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        client = await ready(await broker.connect())
-        half = await stage(client, message(b"1", TIMER_DELAY_SEC="3600"), message(b"2"))
-        assert (await end(client, half, COMMIT)).code == 0
-        assert [each.body for each in await stored(client)] == [b"2"]
-        queues = [await stored(client, TIMER_TOPIC, number) for number in range(1440)]
-        assert [each.body for queue in queues for each in queue] == [b"1"]
+async def test_a_message_of_a_set_may_be_delayed(broker: RunningBroker) -> None:
+    client = await ready(await broker.connect())
+    half = await stage(client, message(b"1", TIMER_DELAY_SEC="3600"), message(b"2"))
+    assert (await end(client, half, COMMIT)).code == 0
+    assert [each.body for each in await stored(client)] == [b"2"]
+    queues = [await stored(client, TIMER_TOPIC, number) for number in range(1440)]
+    assert [each.body for queue in queues for each in queue] == [b"1"]
 
 
 async def test_staging_refuses_messages_that_cannot_become_visible(tmp_path: Path) -> None:
@@ -173,14 +171,13 @@ async def test_staging_refuses_messages_that_cannot_become_visible(tmp_path: Pat
         assert await stored(client, HALF_TOPIC) == []
 
 
-async def test_a_half_message_with_the_property_of_sets_is_refused(tmp_path: Path) -> None:
+async def test_a_half_message_with_the_property_of_sets_is_refused(broker: RunningBroker) -> None:
     """Otherwise whoever may send to one topic could send to all, and move the offsets of all groups."""
-    async with running(tmp_path) as broker:
-        client = await ready(await broker.connect())
-        smuggled = TransactionSet([message(b"1")], []).encode()
-        answer = await client.send("T", smuggled, e=0, f=4, i=half_text(RAFTMQ_SET="1"))
-        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-        assert (await send_half(client)).code == 0
+    client = await ready(await broker.connect())
+    smuggled = TransactionSet([message(b"1")], []).encode()
+    answer = await client.send("T", smuggled, e=0, f=4, i=half_text(RAFTMQ_SET="1"))
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert (await send_half(client)).code == 0
 
 
 async def test_producers_are_asked_about_the_set_as_a_whole(tmp_path: Path) -> None:
@@ -204,8 +201,7 @@ async def test_producers_are_asked_about_the_set_as_a_whole(tmp_path: Path) -> N
 
 
 async def test_a_set_with_a_message_for_a_compacted_topic_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path, group="b-a") as broker:
-        client = await broker.connect()
+    async with broker_client(tmp_path, group="b-a") as client:
         assert (await client.create_topic("T", attributes="+cleanup.policy=COMPACTION")).code == 0
         answer = await stage(client, message(b"1"))
         assert (answer.code, "cleanup.policy" in (answer.remark or "")) == (ResponseCode.MESSAGE_ILLEGAL, True)
