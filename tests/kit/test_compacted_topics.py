@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
+import pytest
 import trio
 import trio.testing
 
 from mq.client import Admin, Message, PopConsumer, Producer, PullConsumer, ReceivedMessage, tombstone
 from mq.testing import Kit, open_kit
 from tests.support.proxies import open_proxy
+from tests.support.virtual_time import VIRTUAL_TIME
 
-Test = Callable[[Kit, Producer, Admin], Coroutine[Any, Any, None]]
+pytestmark = VIRTUAL_TIME
+
 OLD_HOURS = 0.1
 COMPACTED_SECONDS = 2 * OLD_HOURS * 3600 + 60
 """Until old messages are carried, and their originals gone."""
 
 
-def run(test: Test, *, replicas: int = 1) -> None:
-    async def opened() -> None:
-        async with (
-            open_kit(replicas=replicas, retention_hours=OLD_HOURS) as kit,
-            Producer(kit.namesrv) as producer,
-            Admin(kit.namesrv) as admin,
-        ):
-            await admin.create_topic("Prices", queues=2, compacted=True)
-            await test(kit, producer, admin)
+@pytest.fixture
+async def kit() -> AsyncIterator[Kit]:
+    async with open_kit(retention_hours=OLD_HOURS) as kit, Admin(kit.namesrv) as admin:
+        await admin.create_topic("Prices", queues=2, compacted=True)
+        yield kit
 
-    trio.run(opened, clock=trio.testing.MockClock(autojump_threshold=0))
+
+@pytest.fixture
+async def producer(kit: Kit) -> AsyncIterator[Producer]:
+    async with Producer(kit.namesrv) as producer:
+        yield producer
+
+
+@pytest.fixture
+async def admin(kit: Kit) -> AsyncIterator[Admin]:
+    async with Admin(kit.namesrv) as admin:
+        yield admin
 
 
 async def put(producer: Producer, key: str, value: str) -> None:
@@ -63,59 +71,49 @@ def table(messages: list[ReceivedMessage]) -> dict[str, bytes]:
     return found
 
 
-def test_popped_messages_of_a_compacted_topic_are_its_newest_values() -> None:
-    async def test(kit: Kit, producer: Producer, admin: Admin) -> None:
+async def test_popped_messages_of_a_compacted_topic_are_its_newest_values(kit: Kit, producer: Producer) -> None:
+    left = await some_values(producer)
+    await trio.sleep(COMPACTED_SECONDS)
+    stored = await read(kit)
+    assert {message.is_carried for message in stored} == {True}
+    assert len({key for message in stored for key in message.keys}) == 10, "eight values and two tombstones"
+    got: list[ReceivedMessage] = []
+    async with PopConsumer(kit.namesrv, "popping", "Prices", consume_from="first", invisible=60.0) as consumer:
+        async for message in consumer:
+            await consumer.ack(message)
+            got.append(message)
+            if len(got) == len(stored):
+                break
+    assert table(got) == left == table(await read(kit))
+    assert {key for message in got if not message.body for key in message.keys} == {"k3", "k4"}
+
+
+async def test_a_popped_message_is_not_removed_before_it_is_acknowledged(kit: Kit, producer: Producer) -> None:
+    """What a consumer holds stays until its time is over, though a copy of it is stored already."""
+    await put(producer, "k", "held")
+    async with PopConsumer(
+        kit.namesrv, "popping", "Prices", consume_from="first", invisible=1800.0, ahead=0
+    ) as consumer:
+        held = await anext(consumer)
+        await trio.sleep(COMPACTED_SECONDS)
+        original, *copies = await read(kit)
+        assert (original.queue_offset, original.is_carried) == (held.queue_offset, False)
+        assert copies
+        await consumer.ack(held)
+        await trio.sleep(60)  # in virtual time: the leader looks at what may go
+        assert {(message.body, message.is_carried) for message in await read(kit)} == {(b"held", True)}
+
+
+async def test_grpc_clients_get_values_and_tombstones(kit: Kit, producer: Producer) -> None:
+    async with open_proxy(kit) as proxy:
+        await proxy.receive("billing", "Prices")  # a new group begins at the end
         left = await some_values(producer)
         await trio.sleep(COMPACTED_SECONDS)
-        stored = await read(kit)
-        assert {message.is_carried for message in stored} == {True}
-        assert len({key for message in stored for key in message.keys}) == 10, "eight values and two tombstones"
-        got: list[ReceivedMessage] = []
-        async with PopConsumer(kit.namesrv, "popping", "Prices", consume_from="first", invisible=60.0) as consumer:
-            async for message in consumer:
-                await consumer.ack(message)
-                got.append(message)
-                if len(got) == len(stored):
-                    break
-        assert table(got) == left == table(await read(kit))
-        assert {key for message in got if not message.body for key in message.keys} == {"k3", "k4"}
-
-    run(test)
-
-
-def test_a_popped_message_is_not_removed_before_it_is_acknowledged() -> None:
-    """What a consumer holds stays until its time is over, though a copy of it is stored already."""
-
-    async def test(kit: Kit, producer: Producer, admin: Admin) -> None:
-        await put(producer, "k", "held")
-        async with PopConsumer(
-            kit.namesrv, "popping", "Prices", consume_from="first", invisible=1800.0, ahead=0
-        ) as consumer:
-            held = await anext(consumer)
-            await trio.sleep(COMPACTED_SECONDS)
-            original, *copies = await read(kit)
-            assert (original.queue_offset, original.is_carried) == (held.queue_offset, False)
-            assert copies
-            await consumer.ack(held)
-            await trio.sleep(60)  # in virtual time: the leader looks at what may go
-            assert {(message.body, message.is_carried) for message in await read(kit)} == {(b"held", True)}
-
-    run(test)
-
-
-def test_grpc_clients_get_values_and_tombstones() -> None:
-    async def test(kit: Kit, producer: Producer, admin: Admin) -> None:
-        async with open_proxy(kit) as proxy:
-            await proxy.receive("billing", "Prices")  # a new group begins at the end
-            left = await some_values(producer)
-            await trio.sleep(COMPACTED_SECONDS)
-            last: dict[str, bytes] = {}
-            while messages := (await proxy.receive("billing", "Prices"))[1]:
-                await proxy.acknowledge("billing", *messages)
-                for message in messages:
-                    [key] = message.system_properties.keys
-                    last[key] = message.body
-            assert {key: body for key, body in last.items() if body} == left
-            assert sorted(key for key, body in last.items() if not body) == ["k3", "k4"]
-
-    run(test)
+        last: dict[str, bytes] = {}
+        while messages := (await proxy.receive("billing", "Prices"))[1]:
+            await proxy.acknowledge("billing", *messages)
+            for message in messages:
+                [key] = message.system_properties.keys
+                last[key] = message.body
+        assert {key: body for key, body in last.items() if body} == left
+        assert sorted(key for key, body in last.items() if not body) == ["k3", "k4"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,14 +12,21 @@ import trio.testing
 from mq.client import Message, Producer, PushConsumer, SendOutcomeUnknown, SendRejected
 from mq.protocol.codes import ResponseCode
 from mq.testing import Kit, open_kit
+from tests.support.virtual_time import VIRTUAL_TIME
+
+pytestmark = VIRTUAL_TIME
 
 
-def run(test: Callable[[Kit, Producer], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with open_kit() as kit, Producer(kit.namesrv, retry_unknown=False) as producer:
-            await test(kit, producer)
+@pytest.fixture
+async def kit() -> AsyncIterator[Kit]:
+    async with open_kit() as kit:
+        yield kit
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+@pytest.fixture
+async def producer(kit: Kit) -> AsyncIterator[Producer]:
+    async with Producer(kit.namesrv, retry_unknown=False) as producer:
+        yield producer
 
 
 @asynccontextmanager
@@ -37,107 +44,80 @@ async def collecting(kit: Kit, topic: str) -> AsyncIterator[list[str]]:
         consumer.stop()
 
 
-def test_an_unknown_outcome_of_a_stored_message() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        kit.faults.outcome_unknown()
-        with pytest.raises(SendOutcomeUnknown) as caught:
-            await producer.send(Message("Orders", b"one"))
-        assert caught.value.stored == "unknown"
-        await kit.settle()
-        [message] = kit.messages("Orders")
-        assert message.message_id == caught.value.message_id
-        assert (kit.faults.played, kit.faults.pending) == (1, 0)
-
-    run(test)
+async def test_an_unknown_outcome_of_a_stored_message(kit: Kit, producer: Producer) -> None:
+    kit.faults.outcome_unknown()
+    with pytest.raises(SendOutcomeUnknown) as caught:
+        await producer.send(Message("Orders", b"one"))
+    assert caught.value.stored == "unknown"
+    await kit.settle()
+    [message] = kit.messages("Orders")
+    assert message.message_id == caught.value.message_id
+    assert (kit.faults.played, kit.faults.pending) == (1, 0)
 
 
-def test_an_unknown_outcome_of_a_lost_message() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        kit.faults.lost()
-        with pytest.raises(SendOutcomeUnknown):
-            await producer.send(Message("Orders", b"one"))
-        await kit.settle()
-        assert kit.messages("Orders") == []
-
-    run(test)
+async def test_an_unknown_outcome_of_a_lost_message(kit: Kit, producer: Producer) -> None:
+    kit.faults.lost()
+    with pytest.raises(SendOutcomeUnknown):
+        await producer.send(Message("Orders", b"one"))
+    await kit.settle()
+    assert kit.messages("Orders") == []
 
 
-def test_a_retry_after_an_unknown_outcome_stores_twice() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        kit.faults.outcome_unknown()
-        async with Producer(kit.namesrv) as retrying:
-            result = await retrying.send(Message("Orders", b"one"))
-        assert result.maybe_duplicated
-        kit.assert_stored("Orders", b"one", b"one")
-
-    run(test)
+async def test_a_retry_after_an_unknown_outcome_stores_twice(kit: Kit) -> None:
+    kit.faults.outcome_unknown()
+    async with Producer(kit.namesrv) as retrying:
+        result = await retrying.send(Message("Orders", b"one"))
+    assert result.maybe_duplicated
+    kit.assert_stored("Orders", b"one", b"one")
 
 
-def test_a_duplicate_is_delivered_twice() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        kit.faults.duplicate()
-        result = await producer.send(Message("Orders", b"one"))
-        async with collecting(kit, "Orders") as ids:
-            await kit.advance_until(lambda: len(ids) == 2)
-        assert ids == [result.message_id] * 2
+async def test_a_duplicate_is_delivered_twice(kit: Kit, producer: Producer) -> None:
+    kit.faults.duplicate()
+    result = await producer.send(Message("Orders", b"one"))
+    async with collecting(kit, "Orders") as ids:
+        await kit.advance_until(lambda: len(ids) == 2)
+    assert ids == [result.message_id] * 2
+    await producer.send(Message("Orders", b"two"))
+    kit.assert_stored("Orders", b"one", b"one", b"two")
+
+
+async def test_a_chosen_refusal(kit: Kit, producer: Producer) -> None:
+    kit.faults.refuse(ResponseCode.NO_PERMISSION, "closed for today")
+    with pytest.raises(SendRejected, match="closed for today") as caught:
+        await producer.send(Message("Orders", b"one"))
+    assert caught.value.code == ResponseCode.NO_PERMISSION
+    assert kit.messages("Orders") == []
+    with pytest.raises(ValueError, match="choose another one"):
+        kit.faults.refuse(ResponseCode.SUCCESS)
+
+
+async def test_a_slow_broker(kit: Kit, producer: Producer) -> None:
+    await producer.send(Message("Orders", b"one"))
+    began = trio.current_time()
+    with kit.faults.slow(2.0):
         await producer.send(Message("Orders", b"two"))
-        kit.assert_stored("Orders", b"one", b"one", b"two")
-
-    run(test)
-
-
-def test_a_chosen_refusal() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        kit.faults.refuse(ResponseCode.NO_PERMISSION, "closed for today")
-        with pytest.raises(SendRejected, match="closed for today") as caught:
-            await producer.send(Message("Orders", b"one"))
-        assert caught.value.code == ResponseCode.NO_PERMISSION
-        assert kit.messages("Orders") == []
-        with pytest.raises(ValueError, match="choose another one"):
-            kit.faults.refuse(ResponseCode.SUCCESS)
-
-    run(test)
+    assert 1.999 < trio.current_time() - began < 2.5
+    with kit.faults.slow(20.0), pytest.raises(SendOutcomeUnknown):
+        await producer.send(Message("Orders", b"three"))
 
 
-def test_a_slow_broker() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
+async def test_broken_connections_are_opened_again(kit: Kit, producer: Producer) -> None:
+    async with collecting(kit, "Orders") as ids:
         await producer.send(Message("Orders", b"one"))
-        began = trio.current_time()
-        with kit.faults.slow(2.0):
-            await producer.send(Message("Orders", b"two"))
-        assert 1.999 < trio.current_time() - began < 2.5
-        with kit.faults.slow(20.0), pytest.raises(SendOutcomeUnknown):
-            await producer.send(Message("Orders", b"three"))
-
-    run(test)
+        await kit.advance_until(lambda: len(ids) == 1)
+        kit.break_connections()
+        await kit.settle()
+        await producer.send(Message("Orders", b"two"))
+        await kit.advance_until(lambda: len(ids) == 2)
 
 
-def test_broken_connections_are_opened_again() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        async with collecting(kit, "Orders") as ids:
-            await producer.send(Message("Orders", b"one"))
-            await kit.advance_until(lambda: len(ids) == 1)
-            kit.break_connections()
-            await kit.settle()
-            await producer.send(Message("Orders", b"two"))
-            await kit.advance_until(lambda: len(ids) == 2)
-
-    run(test)
+async def test_faults_that_have_not_happened_can_be_taken_back(kit: Kit, producer: Producer) -> None:
+    kit.faults.lost(3)
+    kit.faults.clear()
+    await producer.send(Message("Orders", b"one"))
+    assert kit.faults.played == 0
 
 
-def test_faults_that_have_not_happened_can_be_taken_back() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        kit.faults.lost(3)
-        kit.faults.clear()
-        await producer.send(Message("Orders", b"one"))
-        assert kit.faults.played == 0
-
-    run(test)
-
-
-def test_one_replica_has_no_leader_to_lose() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        with pytest.raises(ValueError, match="replicas=3"):
-            await kit.lose_leader()
-
-    run(test)
+async def test_one_replica_has_no_leader_to_lose(kit: Kit) -> None:
+    with pytest.raises(ValueError, match="replicas=3"):
+        await kit.lose_leader()

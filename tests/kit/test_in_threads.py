@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -180,3 +181,28 @@ def test_wrong_settings_leave_no_thread() -> None:
     with pytest.raises(ValueError, match="no_such_setting"), running_kit(no_such_setting=1):
         pass
     assert not [thread for thread in threading.enumerate() if thread.name == "raftmq.testing"]
+
+
+def test_numbered_sends_without_an_event_loop() -> None:
+    with running_kit() as kit, SyncProducer(kit.namesrv, numbered="billing") as producer:
+        producer.send(Message("Warm", b"up"))
+        kit.faults.outcome_unknown()
+        assert not producer.send(Message("Orders", b"one")).maybe_duplicated
+        kit.settle()
+        assert [message.body for message in kit.messages("Orders")] == [b"one"]
+
+
+def test_threads_that_share_a_producer_store_each_message_once() -> None:
+    with running_kit() as kit, SyncProducer(kit.namesrv, numbered=True, retries=9) as producer:
+        producer.send(Message("Warm", b"up"))
+        kit.faults.outcome_unknown(5)
+
+        def send(thread: int) -> None:
+            for number in range(20):
+                assert not producer.send(Message("Orders", b"%d-%d" % (thread, number))).maybe_duplicated
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(send, range(8)))
+        kit.settle()
+        bodies = sorted(message.body for message in kit.messages("Orders"))
+        assert bodies == sorted(b"%d-%d" % (thread, number) for thread in range(8) for number in range(20))

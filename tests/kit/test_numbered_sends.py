@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -22,22 +21,36 @@ from mq.client import (
     SendResult,
     TransactionProducer,
 )
-from mq.client.sync import SyncProducer
-from mq.testing import Kit, SyncKit, open_kit, running_kit
+from mq.testing import Kit, SyncKit, open_kit
+from tests.support.virtual_time import VIRTUAL_TIME
+
+pytestmark = VIRTUAL_TIME
 
 
-def run(
-    test: Callable[[Kit, Producer], Awaitable[None]], *, replicas: int = 1, numbered: bool | str = True, **options: Any
-) -> None:
-    async def main() -> None:
-        async with (
-            open_kit(replicas=replicas) as kit,
-            Producer(kit.namesrv, numbered=numbered, retries=4, **options) as producer,
-        ):
-            await producer.send(Message("Warm", b"up"))
-            await test(kit, producer)
+@pytest.fixture
+def replicas() -> int:
+    """How many replicas the group of brokers has; a test gives another number by `parametrize`."""
+    return 1
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+@pytest.fixture
+async def kit(replicas: int) -> AsyncIterator[Kit]:
+    async with open_kit(replicas=replicas) as kit:
+        yield kit
+
+
+@pytest.fixture
+def options() -> dict[str, Any]:
+    """Of the producer; a test gives others by `parametrize`."""
+    return {}
+
+
+@pytest.fixture
+async def producer(kit: Kit, options: dict[str, Any]) -> AsyncIterator[Producer]:
+    """It has sent one message, elsewhere."""
+    async with Producer(kit.namesrv, **{"numbered": True, "retries": 4} | options) as producer:
+        await producer.send(Message("Warm", b"up"))
+        yield producer
 
 
 def stored(kit: Kit | SyncKit, topic: str = "Orders") -> list[bytes]:
@@ -45,295 +58,224 @@ def stored(kit: Kit | SyncKit, topic: str = "Orders") -> list[bytes]:
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_a_message_sent_again_is_stored_once(repeats: int) -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        kit.faults.outcome_unknown(repeats)
-        result = await producer.send(Message("Orders", b"one"))
-        assert (result.attempts, result.maybe_duplicated) == (1 + repeats, False)
-        await kit.settle()
-        [message] = kit.messages("Orders")
-        assert message.message_id == result.message_id
-        assert (message.queue, message.queue_offset) == (result.queue, result.queue_offset)
-        assert message.offset_message_id == result.offset_message_id
-
-    run(test)
+async def test_a_message_sent_again_is_stored_once(kit: Kit, producer: Producer, repeats: int) -> None:
+    kit.faults.outcome_unknown(repeats)
+    result = await producer.send(Message("Orders", b"one"))
+    assert (result.attempts, result.maybe_duplicated) == (1 + repeats, False)
+    await kit.settle()
+    [message] = kit.messages("Orders")
+    assert message.message_id == result.message_id
+    assert (message.queue, message.queue_offset) == (result.queue, result.queue_offset)
+    assert message.offset_message_id == result.offset_message_id
 
 
 @pytest.mark.parametrize("faults", [("lost", "outcome_unknown"), ("outcome_unknown", "lost"), ("duplicate",)])
-def test_numbered_message_is_stored_once_under_faults(faults: tuple[str, ...]) -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        for fault in faults:
-            getattr(kit.faults, fault)()
-        await producer.send(Message("Orders", b"one"))
-        await kit.settle()
-        assert stored(kit) == [b"one"]
-        assert kit.faults.pending == 0
-
-    run(test)
+async def test_numbered_message_is_stored_once_under_faults(kit: Kit, producer: Producer, faults: tuple[str, ...]) -> None:
+    for fault in faults:
+        getattr(kit.faults, fault)()
+    await producer.send(Message("Orders", b"one"))
+    await kit.settle()
+    assert stored(kit) == [b"one"]
+    assert kit.faults.pending == 0
 
 
-def test_without_numbers_it_is_stored_twice() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
+@pytest.mark.parametrize("options", [{"numbered": False}])
+async def test_without_numbers_it_is_stored_twice(kit: Kit, producer: Producer) -> None:
+    kit.faults.outcome_unknown()
+    assert (await producer.send(Message("Orders", b"one"))).maybe_duplicated
+    await kit.settle()
+    assert stored(kit) == [b"one", b"one"]
+
+
+async def test_the_same_message_sent_twice_is_stored_twice(kit: Kit, producer: Producer) -> None:
+    message = Message("Orders", b"one", keys=["k"])
+    first, second = [await producer.send(message) for _ in range(2)]
+    assert first.message_id != second.message_id
+    assert stored(kit) == [b"one", b"one"]
+
+
+async def test_a_batch_sent_again_is_stored_once(kit: Kit, producer: Producer) -> None:
+    kit.faults.outcome_unknown(2)
+    bodies = [b"%02d" % number for number in range(50)]
+    results = await producer.send_batch([Message("Orders", body) for body in bodies])
+    await kit.settle()
+    messages = kit.messages("Orders")
+    assert [message.body for message in messages] == bodies
+    assert [message.message_id for message in messages] == [each.message_id for each in results]
+    assert [message.queue_offset for message in messages] == [each.queue_offset for each in results]
+    await producer.send(Message("Orders", b"next"))
+
+
+@pytest.mark.parametrize("options", [{"linger": 0.01, "batch_bytes": 4096}])
+async def test_automatic_batches_sent_again_are_stored_once(kit: Kit, producer: Producer) -> None:
+    bodies = [b"%04d" % number for number in range(2000)]
+    for _ in range(3):
         kit.faults.outcome_unknown()
-        assert (await producer.send(Message("Orders", b"one"))).maybe_duplicated
-        await kit.settle()
-        assert stored(kit) == [b"one", b"one"]
-
-    run(test, numbered=False)
-
-
-def test_the_same_message_sent_twice_is_stored_twice() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        message = Message("Orders", b"one", keys=["k"])
-        first, second = [await producer.send(message) for _ in range(2)]
-        assert first.message_id != second.message_id
-        assert stored(kit) == [b"one", b"one"]
-
-    run(test)
+        kit.faults.lost()
+    outcomes = await producer.send_many([Message("Orders", body) for body in bodies])
+    assert all(isinstance(each, SendResult) for each in outcomes)
+    await kit.settle()
+    assert stored(kit) == bodies
+    assert kit.faults.pending == 0
 
 
-def test_a_batch_sent_again_is_stored_once() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        kit.faults.outcome_unknown(2)
-        bodies = [b"%02d" % number for number in range(50)]
-        results = await producer.send_batch([Message("Orders", body) for body in bodies])
-        await kit.settle()
-        messages = kit.messages("Orders")
-        assert [message.body for message in messages] == bodies
-        assert [message.message_id for message in messages] == [each.message_id for each in results]
-        assert [message.queue_offset for message in messages] == [each.queue_offset for each in results]
-        await producer.send(Message("Orders", b"next"))
-
-    run(test)
+async def test_a_delayed_message_sent_again_is_delivered_once(kit: Kit, producer: Producer) -> None:
+    kit.faults.outcome_unknown(2)
+    result = await producer.send(Message("Orders", b"late", delay=3600.0))
+    assert result.recall_handle
+    await kit.advance(hours=2)
+    assert stored(kit) == [b"late"]
 
 
-def test_automatic_batches_sent_again_are_stored_once() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        bodies = [b"%04d" % number for number in range(2000)]
-        for _ in range(3):
-            kit.faults.outcome_unknown()
-            kit.faults.lost()
-        outcomes = await producer.send_many([Message("Orders", body) for body in bodies])
-        assert all(isinstance(each, SendResult) for each in outcomes)
-        await kit.settle()
-        assert stored(kit) == bodies
-        assert kit.faults.pending == 0
-
-    run(test, linger=0.01, batch_bytes=4096)
-
-
-def test_a_delayed_message_sent_again_is_delivered_once() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        kit.faults.outcome_unknown(2)
-        result = await producer.send(Message("Orders", b"late", delay=3600.0))
-        assert result.recall_handle
-        await kit.advance(hours=2)
-        assert stored(kit) == [b"late"]
-
-    run(test)
-
-
-def test_a_half_message_sent_again_is_committed_once() -> None:
+async def test_a_half_message_sent_again_is_committed_once() -> None:
     async def committed(message: ReceivedMessage) -> bool | None:
         return True
 
-    async def main() -> None:
-        async with (
-            open_kit() as kit,
-            TransactionProducer(kit.namesrv, "shop", check=committed, numbered=True) as producer,
-        ):
-            await producer.send(Message("Warm", b"up"))
-            kit.faults.outcome_unknown(2)
-            async with producer.transaction(Message("Orders", b"two apples")) as transaction:
-                pass
-            assert transaction.confirmed
-            await kit.advance(hours=1)  # a second half message would be committed by the check
-            assert stored(kit) == [b"two apples"]
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_a_thousand_messages_in_flight_survive_the_leader_once() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        bodies = [b"%05d" % number for number in range(1500)]
-
-        async def lose_leaders() -> None:
-            for _ in range(2):
-                await trio.sleep(0.002)
-                lost = await kit.lose_leader()
-                await trio.sleep(0.5)
-                await kit.restore(lost)
-                await kit.wait_ready()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lose_leaders)
-            outcomes = await producer.send_many([Message("Orders", body) for body in bodies])
-        assert all(isinstance(each, SendResult) for each in outcomes)
-        await kit.settle()
-        assert stored(kit) == bodies
-
-    run(test, replicas=3, timeout=120.0)
-
-
-def test_many_sends_pass_one_without_an_outcome_only_while_it_is_remembered() -> None:
-    """If more passed it, the broker would refuse to store or to recognize it."""
-
-    async def test(kit: Kit, producer: Producer) -> None:
-        kit.faults.outcome_unknown()
-        outcomes = await producer.send_many([Message("Orders", b"%05d" % number) for number in range(2200)])
-        assert all(isinstance(each, SendResult) for each in outcomes)
-        await kit.settle()
-        assert stored(kit) == [b"%05d" % number for number in range(2200)]
-
-    run(test)
-
-
-def test_producers_that_share_an_id_lose_nothing() -> None:
-    async def test(kit: Kit, first: Producer) -> None:
-        async with Producer(kit.namesrv, numbered="billing", first_number=2) as second:
-            for number in range(5):
-                await first.send(Message("Orders", b"first %d" % number))
-            for number in range(2, 6):
-                with pytest.raises(NumberUsed, match="Another process uses this producer id") as caught:
-                    await second.send(Message("Orders", b"second %d" % number))
-                assert caught.value.stored == "no"
-            await second.send(Message("Orders", b"second 6"))
-            with pytest.raises(NumberUsed):
-                await first.send(Message("Orders", b"first 6"))
-            await second.send(Message("Orders", b"second 7"))
-            with pytest.raises(NumberUsed, match="is in topic Orders"):
-                await first.send(Message("Warm", b"first 7"))
-            assert stored(kit) == [*(b"first %d" % number for number in range(5)), b"second 6", b"second 7"]
-
-    run(test, numbered="billing", first_number=0)
-
-
-def test_batches_that_share_numbers_have_an_unknown_outcome() -> None:
-    async def test(kit: Kit, first: Producer) -> None:
-        async with Producer(kit.namesrv, numbered="billing", first_number=104) as second:
-            await first.send_batch([Message("Orders", b"first")] * 5)
-            with pytest.raises(SendOutcomeUnknown, match=r"2 of .* were stored before") as caught:
-                await second.send_batch([Message("Orders", b"second")] * 4)
-            assert isinstance(caught.value.__cause__, NumberUsed)
-            assert stored(kit) == [b"first"] * 5 + [b"second"] * 2
-
-    run(test, numbered="billing", first_number=100)
-
-
-def test_numbers_below_all_that_are_remembered_are_refused() -> None:
-    """As after a restart with a clock that has gone back."""
-
-    async def test(kit: Kit, first: Producer) -> None:
-        await first.send_many([Message("Orders", b"x") for _ in range(1100)])
-        async with Producer(kit.namesrv, numbered="billing", first_number=5000) as second:
-            with pytest.raises(NumberUsed, match=r"SEQUENCE_FORGOTTEN.*first_number above all"):
-                await second.send(Message("Orders", b"y"))
-        async with Producer(kit.namesrv, numbered="billing") as third:
-            await third.send(Message("Orders", b"z"))
-        assert stored(kit).count(b"y") == 0
-        assert stored(kit).count(b"z") == 1
-
-    run(test, numbered="billing", first_number=10_000)
-
-
-def test_sequence_numbers_continue_after_a_restart() -> None:
-    async def main() -> None:
-        async with open_kit() as kit:
-            for turn in range(3):
-                async with Producer(kit.namesrv, numbered="billing") as producer:
-                    outcomes = await producer.send_many([Message("Orders", b"%d" % turn) for _ in range(50)])
-                    assert all(isinstance(each, SendResult) for each in outcomes)
-            assert len(kit.messages("Orders")) == 150
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_a_cancelled_send_leaves_the_next_ones_alone() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await producer.send(Message("Orders", b"cancelled"))
-        await producer.send(Message("Orders", b"next"))
-        assert stored(kit)[-1] == b"next"
-
-    run(test)
-
-
-def test_a_send_cancelled_on_its_way_takes_no_other_number_along() -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
+    async with (
+        open_kit() as kit,
+        TransactionProducer(kit.namesrv, "shop", check=committed, numbered=True) as producer,
+    ):
+        await producer.send(Message("Warm", b"up"))
         kit.faults.outcome_unknown(2)
-        with trio.move_on_after(0):
-            await producer.send(Message("Orders", b"cancelled"))
-        async with trio.open_nursery() as nursery:
-            for number in range(20):
-                nursery.start_soon(producer.send, Message("Orders", b"%d" % number))
-        await kit.settle()
-        bodies = stored(kit)
-        assert [bodies.count(b"%d" % number) for number in range(20)] == [1] * 20
-        assert bodies.count(b"cancelled") <= 1
-
-    run(test)
+        async with producer.transaction(Message("Orders", b"two apples")) as transaction:
+            pass
+        assert transaction.confirmed
+        await kit.advance(hours=1)  # a second half message would be committed by the check
+        assert stored(kit) == [b"two apples"]
 
 
-def test_a_consumer_can_forward_the_properties_of_a_numbered_message() -> None:
+@pytest.mark.parametrize("replicas", [3])
+@pytest.mark.parametrize("options", [{"timeout": 120.0}])
+async def test_a_thousand_messages_in_flight_survive_the_leader_once(kit: Kit, producer: Producer) -> None:
+    bodies = [b"%05d" % number for number in range(1500)]
+
+    async def lose_leaders() -> None:
+        for _ in range(2):
+            await trio.sleep(0.002)
+            lost = await kit.lose_leader()
+            await trio.sleep(0.5)
+            await kit.restore(lost)
+            await kit.wait_ready()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lose_leaders)
+        outcomes = await producer.send_many([Message("Orders", body) for body in bodies])
+    assert all(isinstance(each, SendResult) for each in outcomes)
+    await kit.settle()
+    assert stored(kit) == bodies
+
+
+async def test_many_sends_pass_one_without_an_outcome_only_while_it_is_remembered(kit: Kit, producer: Producer) -> None:
+    """If more passed it, the broker would refuse to store or to recognize it."""
+    kit.faults.outcome_unknown()
+    outcomes = await producer.send_many([Message("Orders", b"%05d" % number) for number in range(2200)])
+    assert all(isinstance(each, SendResult) for each in outcomes)
+    await kit.settle()
+    assert stored(kit) == [b"%05d" % number for number in range(2200)]
+
+
+@pytest.mark.parametrize("options", [{"numbered": "billing", "first_number": 0}])
+async def test_producers_that_share_an_id_lose_nothing(kit: Kit, producer: Producer) -> None:
+    async with Producer(kit.namesrv, numbered="billing", first_number=2) as second:
+        for number in range(5):
+            await producer.send(Message("Orders", b"first %d" % number))
+        for number in range(2, 6):
+            with pytest.raises(NumberUsed, match="Another process uses this producer id") as caught:
+                await second.send(Message("Orders", b"second %d" % number))
+            assert caught.value.stored == "no"
+        await second.send(Message("Orders", b"second 6"))
+        with pytest.raises(NumberUsed):
+            await producer.send(Message("Orders", b"first 6"))
+        await second.send(Message("Orders", b"second 7"))
+        with pytest.raises(NumberUsed, match="is in topic Orders"):
+            await producer.send(Message("Warm", b"first 7"))
+        assert stored(kit) == [*(b"first %d" % number for number in range(5)), b"second 6", b"second 7"]
+
+
+@pytest.mark.parametrize("options", [{"numbered": "billing", "first_number": 100}])
+async def test_batches_that_share_numbers_have_an_unknown_outcome(kit: Kit, producer: Producer) -> None:
+    async with Producer(kit.namesrv, numbered="billing", first_number=104) as second:
+        await producer.send_batch([Message("Orders", b"first")] * 5)
+        with pytest.raises(SendOutcomeUnknown, match=r"2 of .* were stored before") as caught:
+            await second.send_batch([Message("Orders", b"second")] * 4)
+        assert isinstance(caught.value.__cause__, NumberUsed)
+        assert stored(kit) == [b"first"] * 5 + [b"second"] * 2
+
+
+@pytest.mark.parametrize("options", [{"numbered": "billing", "first_number": 10_000}])
+async def test_numbers_below_all_that_are_remembered_are_refused(kit: Kit, producer: Producer) -> None:
+    """As after a restart with a clock that has gone back."""
+    await producer.send_many([Message("Orders", b"x") for _ in range(1100)])
+    async with Producer(kit.namesrv, numbered="billing", first_number=5000) as second:
+        with pytest.raises(NumberUsed, match=r"SEQUENCE_FORGOTTEN.*first_number above all"):
+            await second.send(Message("Orders", b"y"))
+    async with Producer(kit.namesrv, numbered="billing") as third:
+        await third.send(Message("Orders", b"z"))
+    assert stored(kit).count(b"y") == 0
+    assert stored(kit).count(b"z") == 1
+
+
+async def test_sequence_numbers_continue_after_a_restart() -> None:
+    async with open_kit() as kit:
+        for turn in range(3):
+            async with Producer(kit.namesrv, numbered="billing") as producer:
+                outcomes = await producer.send_many([Message("Orders", b"%d" % turn) for _ in range(50)])
+                assert all(isinstance(each, SendResult) for each in outcomes)
+        assert len(kit.messages("Orders")) == 150
+
+
+async def test_a_cancelled_send_leaves_the_next_ones_alone(kit: Kit, producer: Producer) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await producer.send(Message("Orders", b"cancelled"))
+    await producer.send(Message("Orders", b"next"))
+    assert stored(kit)[-1] == b"next"
+
+
+async def test_a_send_cancelled_on_its_way_takes_no_other_number_along(kit: Kit, producer: Producer) -> None:
+    kit.faults.outcome_unknown(2)
+    with trio.move_on_after(0):
+        await producer.send(Message("Orders", b"cancelled"))
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(producer.send, Message("Orders", b"%d" % number))
+    await kit.settle()
+    bodies = stored(kit)
+    assert [bodies.count(b"%d" % number) for number in range(20)] == [1] * 20
+    assert bodies.count(b"cancelled") <= 1
+
+
+@pytest.mark.parametrize("options", [{"numbered": "billing"}])
+async def test_a_consumer_can_forward_the_properties_of_a_numbered_message(kit: Kit, producer: Producer) -> None:
     """With the numbers, the broker would take the message for a repeat, and not store it."""
-
-    async def test(kit: Kit, producer: Producer) -> None:
-        await producer.send(Message("Orders", b"one", properties={"colour": "red"}))
-        [message] = kit.messages("Orders")
-        assert message.properties["RAFTMQ_PRODUCER"] == "billing"
-        assert message.user_properties == {"colour": "red"}
-        async with Producer(kit.namesrv) as forwarding:
-            await forwarding.send(Message("Orders", message.body, properties=message.user_properties))
-        assert stored(kit) == [b"one", b"one"]
-
-    run(test, numbered="billing")
+    await producer.send(Message("Orders", b"one", properties={"colour": "red"}))
+    [message] = kit.messages("Orders")
+    assert message.properties["RAFTMQ_PRODUCER"] == "billing"
+    assert message.user_properties == {"colour": "red"}
+    async with Producer(kit.namesrv) as forwarding:
+        await forwarding.send(Message("Orders", message.body, properties=message.user_properties))
+    assert stored(kit) == [b"one", b"one"]
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
-def test_a_dead_letter_of_a_numbered_message_is_requeued_to_its_topic(*, is_batch: bool) -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        consumer = PushConsumer(kit.namesrv, group="readers", consume_from="first")
+async def test_a_dead_letter_of_a_numbered_message_is_requeued_to_its_topic(
+    kit: Kit, producer: Producer, *, is_batch: bool
+) -> None:
+    consumer = PushConsumer(kit.namesrv, group="readers", consume_from="first")
 
-        @consumer.on("Orders", on_error={LookupError: DeadLetter()})
-        async def fail(message: ReceivedMessage) -> None:
-            raise LookupError("no such fruit")
+    @consumer.on("Orders", on_error={LookupError: DeadLetter()})
+    async def fail(message: ReceivedMessage) -> None:
+        raise LookupError("no such fruit")
 
-        async with consumer, Admin(kit.namesrv) as admin, trio.open_nursery() as nursery:
-            nursery.start_soon(consumer.run)
-            if is_batch:
-                await producer.send_batch([Message("Orders", b"one")] * 2)
-            else:
-                await producer.send(Message("Orders", b"one"))
-            await kit.advance_until(lambda: kit.dead_letters("readers"))
-            consumer.stop()
-            before = len(stored(kit))
-            await admin.requeue_dead_letter("readers", kit.dead_letters("readers")[0], to_topic=True)
-            await kit.settle()
-            assert len(stored(kit)) == before + 1
-
-    run(test)
-
-
-def test_numbered_sends_without_an_event_loop() -> None:
-    with running_kit() as kit, SyncProducer(kit.namesrv, numbered="billing") as producer:
-        producer.send(Message("Warm", b"up"))
-        kit.faults.outcome_unknown()
-        assert not producer.send(Message("Orders", b"one")).maybe_duplicated
-        kit.settle()
-        assert [message.body for message in kit.messages("Orders")] == [b"one"]
-
-
-def test_threads_that_share_a_producer_store_each_message_once() -> None:
-    with running_kit() as kit, SyncProducer(kit.namesrv, numbered=True, retries=9) as producer:
-        producer.send(Message("Warm", b"up"))
-        kit.faults.outcome_unknown(5)
-
-        def send(thread: int) -> None:
-            for number in range(20):
-                assert not producer.send(Message("Orders", b"%d-%d" % (thread, number))).maybe_duplicated
-
-        with ThreadPoolExecutor(8) as threads:
-            list(threads.map(send, range(8)))
-        kit.settle()
-        assert stored(kit) == sorted(b"%d-%d" % (thread, number) for thread in range(8) for number in range(20))
+    async with consumer, Admin(kit.namesrv) as admin, trio.open_nursery() as nursery:
+        nursery.start_soon(consumer.run)
+        if is_batch:
+            await producer.send_batch([Message("Orders", b"one")] * 2)
+        else:
+            await producer.send(Message("Orders", b"one"))
+        await kit.advance_until(lambda: kit.dead_letters("readers"))
+        consumer.stop()
+        before = len(stored(kit))
+        await admin.requeue_dead_letter("readers", kit.dead_letters("readers")[0], to_topic=True)
+        await kit.settle()
+        assert len(stored(kit)) == before + 1

@@ -21,19 +21,19 @@ from mq.client import (
     TransactionProducer,
 )
 from mq.testing import Kit, open_kit
+from tests.support.virtual_time import VIRTUAL_TIME
+
+pytestmark = pytest.mark.trio
 
 DAYS = 40
 
-
-def run(test: Callable[..., object], *, virtual: bool) -> None:
-    """Run a test with the clock of the machine, or with one that jumps whenever all tasks wait."""
-    clock = trio.testing.MockClock(autojump_threshold=0) if virtual else None
-    trio.run(test, clock=clock)  # type: ignore[arg-type]
+Clock = trio.abc.Clock | None
 
 
 @pytest.fixture(params=[False, True], ids=["real", "virtual"])
-def virtual(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+def clock(request: pytest.FixtureRequest) -> Clock:
+    """The clock of the event loop: that of the machine, or one that jumps whenever all tasks wait."""
+    return trio.testing.MockClock(autojump_threshold=0) if request.param else None
 
 
 @asynccontextmanager
@@ -50,175 +50,149 @@ async def consuming(kit: Kit, group: str, topic: str, handle: Callable[[Received
         consumer.stop()
 
 
-def test_a_message_waits_for_40_days(virtual: bool) -> None:
-    async def main() -> None:
-        async with open_kit() as kit, Producer(kit.namesrv) as producer:
-            await producer.send(Message("Letters", b"late", delay=DAYS * 86_400))
-            began = kit.now()
-            [waiting] = kit.pending("Letters")
-            assert waiting.kind == "delayed"
-            assert waiting.message.body == b"late"
-            assert abs(waiting.due_at - began - dt.timedelta(days=DAYS)) < dt.timedelta(seconds=5)
-            await kit.advance(days=DAYS - 1)
-            assert kit.messages("Letters") == []
-            await kit.advance(days=1)
-            [message] = kit.messages("Letters")
-            assert (message.body, message.topic) == (b"late", "Letters")
-            assert abs(kit.now() - began - dt.timedelta(days=DAYS)) < dt.timedelta(seconds=5)
-            assert kit.pending() == []
-
-    run(main, virtual=virtual)
+async def test_a_message_waits_for_40_days(clock: Clock) -> None:
+    async with open_kit() as kit, Producer(kit.namesrv) as producer:
+        await producer.send(Message("Letters", b"late", delay=DAYS * 86_400))
+        began = kit.now()
+        [waiting] = kit.pending("Letters")
+        assert waiting.kind == "delayed"
+        assert waiting.message.body == b"late"
+        assert abs(waiting.due_at - began - dt.timedelta(days=DAYS)) < dt.timedelta(seconds=5)
+        await kit.advance(days=DAYS - 1)
+        assert kit.messages("Letters") == []
+        await kit.advance(days=1)
+        [message] = kit.messages("Letters")
+        assert (message.body, message.topic) == (b"late", "Letters")
+        assert abs(kit.now() - began - dt.timedelta(days=DAYS)) < dt.timedelta(seconds=5)
+        assert kit.pending() == []
 
 
-def test_sixteen_retries_after_half_an_hour_each_and_a_dead_letter(virtual: bool) -> None:
+async def test_sixteen_retries_after_half_an_hour_each_and_a_dead_letter(clock: Clock) -> None:
     calls: list[ReceivedMessage] = []
 
     def fail(message: ReceivedMessage) -> None:
         calls.append(message)
         raise RetryLater(1800)
 
-    async def main() -> None:
-        async with open_kit() as kit, Producer(kit.namesrv) as producer:
-            await producer.send(Message("Orders", b"bad"))
-            began = kit.now()
-            async with consuming(kit, "billing", "Orders", fail):
-                await kit.advance_until(lambda: kit.dead_letters("billing"))
-            assert len(calls) == 17
-            assert [message.reconsume_times for message in calls] == list(range(17))
-            [letter] = kit.dead_letters("billing")
-            assert letter.body == b"bad"
-            assert dt.timedelta(hours=8) <= kit.now() - began < dt.timedelta(hours=8, minutes=1)
-            with pytest.raises(AssertionError, match="billing has 1 dead letters"):
-                kit.assert_no_dead_letters("billing")
-
-    run(main, virtual=virtual)
+    async with open_kit() as kit, Producer(kit.namesrv) as producer:
+        await producer.send(Message("Orders", b"bad"))
+        began = kit.now()
+        async with consuming(kit, "billing", "Orders", fail):
+            await kit.advance_until(lambda: kit.dead_letters("billing"))
+        assert len(calls) == 17
+        assert [message.reconsume_times for message in calls] == list(range(17))
+        [letter] = kit.dead_letters("billing")
+        assert letter.body == b"bad"
+        assert dt.timedelta(hours=8) <= kit.now() - began < dt.timedelta(hours=8, minutes=1)
+        with pytest.raises(AssertionError, match="billing has 1 dead letters"):
+            kit.assert_no_dead_letters("billing")
 
 
-def test_a_transaction_is_checked(virtual: bool) -> None:
+async def test_a_transaction_is_checked(clock: Clock) -> None:
     asked: list[str] = []
 
     async def check(message: ReceivedMessage) -> bool | None:
         asked.append(message.message_id)
         return True if len(asked) == 3 else None
 
-    async def main() -> None:
-        async with open_kit() as kit, TransactionProducer(kit.namesrv, group="shop", check=check) as producer:
-            async with producer.transaction(Message("Bills", b"two apples")) as transaction:
-                transaction.leave_open()
+    async with open_kit() as kit, TransactionProducer(kit.namesrv, group="shop", check=check) as producer:
+        async with producer.transaction(Message("Bills", b"two apples")) as transaction:
+            transaction.leave_open()
+        await kit.settle()
+        assert [each.kind for each in kit.pending("Bills")] == ["transaction"]
+        assert kit.messages("Bills") == []
+        began = kit.now()
+        await kit.advance_until(lambda: kit.messages("Bills"))
+        assert asked == [transaction.message_id] * 3
+        assert dt.timedelta(seconds=60) < kit.now() - began < dt.timedelta(seconds=90)
+
+
+async def test_a_popped_message_comes_back_after_its_invisible_time(clock: Clock) -> None:
+    async with open_kit() as kit, Producer(kit.namesrv) as producer:
+        await producer.send(Message("Jobs", b"one"))
+        async with PopConsumer(kit.namesrv, group="workers", topic="Jobs", invisible=3600) as consumer:
+            first = await anext(consumer)
             await kit.settle()
-            assert [each.kind for each in kit.pending("Bills")] == ["transaction"]
-            assert kit.messages("Bills") == []
-            began = kit.now()
-            await kit.advance_until(lambda: kit.messages("Bills"))
-            assert asked == [transaction.message_id] * 3
-            assert dt.timedelta(seconds=60) < kit.now() - began < dt.timedelta(seconds=90)
-
-    run(main, virtual=virtual)
+            assert [each.kind for each in kit.pending()] == ["popped"]
+            await kit.advance(hours=1)
+            again = await anext(consumer)
+            assert (first.body, again.body, again.reconsume_times) == (b"one", b"one", 1)
 
 
-def test_a_popped_message_comes_back_after_its_invisible_time(virtual: bool) -> None:
-    async def main() -> None:
-        async with open_kit() as kit, Producer(kit.namesrv) as producer:
-            await producer.send(Message("Jobs", b"one"))
-            async with PopConsumer(kit.namesrv, group="workers", topic="Jobs", invisible=3600) as consumer:
-                first = await anext(consumer)
-                await kit.settle()
-                assert [each.kind for each in kit.pending()] == ["popped"]
-                await kit.advance(hours=1)
-                again = await anext(consumer)
-                assert (first.body, again.body, again.reconsume_times) == (b"one", b"one", 1)
-
-    run(main, virtual=virtual)
+@VIRTUAL_TIME
+async def test_time_advances_past_abandoned_popped_messages() -> None:
+    async with open_kit() as kit, Producer(kit.namesrv) as producer:
+        await producer.send(Message("Orders", b"first"))
+        async with PopConsumer(kit.namesrv, "billing", "Orders", consume_from="first", ordered=True) as consumer:
+            await anext(consumer)
+            assert [each.kind for each in kit.pending("Orders")] == ["popped"]
+        await producer.send(Message("Letters", b"late", delay=3600))
+        await kit.advance_until(lambda: kit.messages("Letters"))
 
 
-def test_time_advances_past_abandoned_popped_messages() -> None:
-    async def main() -> None:
-        async with open_kit() as kit, Producer(kit.namesrv) as producer:
-            await producer.send(Message("Orders", b"first"))
-            async with PopConsumer(kit.namesrv, "billing", "Orders", consume_from="first", ordered=True) as consumer:
-                await anext(consumer)
-                assert [each.kind for each in kit.pending("Orders")] == ["popped"]
-            await producer.send(Message("Letters", b"late", delay=3600))
-            await kit.advance_until(lambda: kit.messages("Letters"))
-
-    run(main, virtual=True)
-
-
-def test_another_replica_takes_over(virtual: bool) -> None:
-    async def main() -> None:
-        async with open_kit(replicas=3) as kit, Producer(kit.namesrv) as producer:
-            await producer.send(Message("Orders", b"before"))
-            lost = await kit.lose_leader()
-            assert kit.leader not in (lost, None)
-            await producer.send(Message("Orders", b"after"))
-            kit.assert_stored("Orders", b"before", b"after")
-            await kit.restore(lost)
-            await producer.send(Message("Orders", b"restored"))
-            assert len(kit.messages("Orders")) == 3
-
-    run(main, virtual=virtual)
+async def test_another_replica_takes_over(clock: Clock) -> None:
+    async with open_kit(replicas=3) as kit, Producer(kit.namesrv) as producer:
+        await producer.send(Message("Orders", b"before"))
+        lost = await kit.lose_leader()
+        assert kit.leader not in (lost, None)
+        await producer.send(Message("Orders", b"after"))
+        kit.assert_stored("Orders", b"before", b"after")
+        await kit.restore(lost)
+        await producer.send(Message("Orders", b"restored"))
+        assert len(kit.messages("Orders")) == 3
 
 
-def test_consumers_of_all_kinds_work_while_time_goes_ahead(virtual: bool) -> None:
+async def test_consumers_of_all_kinds_work_while_time_goes_ahead(clock: Clock) -> None:
     received: list[bytes] = []
-
-    async def main() -> None:
-        async with open_kit() as kit, Producer(kit.namesrv) as producer:
-            async with consuming(kit, "readers", "Orders", lambda message: received.append(message.body)):
-                for number in range(5):
-                    await producer.send(Message("Orders", b"%d" % number, delay=7200.0))
-                    await kit.advance(hours=2)
-                await kit.advance_until(lambda: len(received) == 5)
-            assert sorted(received) == [b"0", b"1", b"2", b"3", b"4"]
-            async with PullConsumer(kit.namesrv, group="pulling") as puller:
-                queues = await producer.queues("Orders")
-                await puller.assign(queues)
-                for queue in queues:
-                    await puller.seek(queue, "first")
-                assert await puller.poll(timeout=1.0)
-
-    run(main, virtual=virtual)
+    async with open_kit() as kit, Producer(kit.namesrv) as producer:
+        async with consuming(kit, "readers", "Orders", lambda message: received.append(message.body)):
+            for number in range(5):
+                await producer.send(Message("Orders", b"%d" % number, delay=7200.0))
+                await kit.advance(hours=2)
+            await kit.advance_until(lambda: len(received) == 5)
+        assert sorted(received) == [b"0", b"1", b"2", b"3", b"4"]
+        async with PullConsumer(kit.namesrv, group="pulling") as puller:
+            queues = await producer.queues("Orders")
+            await puller.assign(queues)
+            for queue in queues:
+                await puller.seek(queue, "first")
+            assert await puller.poll(timeout=1.0)
 
 
-def test_failed_condition_describes_the_kit() -> None:
-    async def main() -> None:
-        async with open_kit() as kit, Producer(kit.namesrv) as producer:
-            await producer.send(Message("Orders", b"one"))
-            with pytest.raises(AssertionError) as caught:
-                await kit.advance_until(lambda: False, timeout=0.2)
-            assert "the condition is still false" in str(caught.value)
-            assert "1 messages in Orders" in str(caught.value)
-            with pytest.raises(AssertionError, match="does not have \\[b'two'\\], and has \\[b'one'\\]"):
-                kit.assert_stored("Orders", b"two")
-            with pytest.raises(ValueError, match="time goes ahead"):
-                await kit.advance(seconds=-1)
-
-    run(main, virtual=True)
+@VIRTUAL_TIME
+async def test_failed_condition_describes_the_kit() -> None:
+    async with open_kit() as kit, Producer(kit.namesrv) as producer:
+        await producer.send(Message("Orders", b"one"))
+        with pytest.raises(AssertionError) as caught:
+            await kit.advance_until(lambda: False, timeout=0.2)
+        assert "the condition is still false" in str(caught.value)
+        assert "1 messages in Orders" in str(caught.value)
+        with pytest.raises(AssertionError, match="does not have \\[b'two'\\], and has \\[b'one'\\]"):
+            kit.assert_stored("Orders", b"two")
+        with pytest.raises(ValueError, match="time goes ahead"):
+            await kit.advance(seconds=-1)
 
 
-def test_the_error_of_a_test_is_raised_unchanged() -> None:
-    async def main() -> None:
+async def test_the_error_of_a_test_is_raised_unchanged() -> None:
+    async def failing() -> None:
         async with open_kit() as kit:
             assert kit.leader == "n0"
             raise LookupError("of the test")
 
     with pytest.raises(LookupError, match="of the test"):
-        run(main, virtual=False)
+        await failing()
 
 
-def test_settings_are_those_of_a_broker() -> None:
-    async def main() -> None:
-        with pytest.raises(ValueError, match="transaction_timeout"):
-            async with open_kit(transaction_timeout_minutes=1):
-                pass
-        with pytest.raises(ValueError, match="1, 3 or 5 replicas, not 2"):
-            async with open_kit(replicas=2):
-                pass
-        with pytest.raises(ValueError, match="the test kit sets listen itself"):
-            async with open_kit(listen="127.0.0.1:1"):
-                pass
-        async with open_kit(auto_create_topics=False) as kit, Producer(kit.namesrv, timeout=0.5) as producer:
-            with pytest.raises(Exception, match="Unknown"):
-                await producer.send(Message("Unknown", b"x"))
-
-    run(main, virtual=False)
+async def test_settings_are_those_of_a_broker() -> None:
+    with pytest.raises(ValueError, match="transaction_timeout"):
+        async with open_kit(transaction_timeout_minutes=1):
+            pass
+    with pytest.raises(ValueError, match="1, 3 or 5 replicas, not 2"):
+        async with open_kit(replicas=2):
+            pass
+    with pytest.raises(ValueError, match="the test kit sets listen itself"):
+        async with open_kit(listen="127.0.0.1:1"):
+            pass
+    async with open_kit(auto_create_topics=False) as kit, Producer(kit.namesrv, timeout=0.5) as producer:
+        with pytest.raises(Exception, match="Unknown"):
+            await producer.send(Message("Unknown", b"x"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import kombu
 import pytest
@@ -14,23 +14,25 @@ import trio.testing
 import raftmq.celery  # noqa: F401 - makes the URLs known
 from mq.client import Admin, Every, Message, PopConsumer, Producer, PushConsumer, RetryLater, Schedule
 from mq.testing import Kit, open_kit, running_kit
+from tests.support.virtual_time import VIRTUAL_TIME
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("hours", [5, -5])
 
 
-def on_a_wrong_clock(
-    monkeypatch: pytest.MonkeyPatch, hours: float, test: Callable[[Kit, Producer], Awaitable[None]]
-) -> None:
-    """Run it on the test kit, whose brokers keep the right time."""
+@pytest.fixture
+async def kit() -> AsyncIterator[Kit]:
+    """Its brokers keep the right time."""
+    async with open_kit() as kit:
+        yield kit
 
-    async def main() -> None:
-        async with open_kit() as kit:
-            set_clock(monkeypatch, hours)
-            async with Producer(kit.namesrv) as producer:
-                await test(kit, producer)
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+@pytest.fixture
+async def producer(kit: Kit, monkeypatch: pytest.MonkeyPatch, hours: float) -> AsyncIterator[Producer]:
+    """From now on, all clients have the wrong clock."""
+    set_clock(monkeypatch, hours)
+    async with Producer(kit.namesrv) as producer:
+        yield producer
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, hours: float) -> None:
@@ -39,90 +41,81 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, hours: float) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: right_ns() + int(3600 * hours) * 1_000_000_000)
 
 
-def test_a_popped_message_is_hidden_for_its_time(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        await producer.send(Message("T", b"a"))
-        async with PopConsumer(kit.namesrv, "G", "T", invisible=60, consume_from="first") as consumer:
-            message = await anext(consumer)
-            await consumer.extend(message, 600)
-            await kit.advance(minutes=9)
-            with trio.move_on_after(5):
-                pytest.fail(f"{await anext(consumer)} was delivered twice")
-            await kit.advance(minutes=1)
-            again = await anext(consumer)
-            assert (again.body, again.reconsume_times) == (b"a", 1)
-            await consumer.nack(again, delay=30)
-            await kit.advance(seconds=31)
-            await consumer.ack(await anext(consumer))
-            await kit.advance(minutes=30)
-            assert kit.pending() == []
-
-    on_a_wrong_clock(monkeypatch, hours, test)
+@VIRTUAL_TIME
+async def test_a_popped_message_is_hidden_for_its_time(kit: Kit, producer: Producer) -> None:
+    await producer.send(Message("T", b"a"))
+    async with PopConsumer(kit.namesrv, "G", "T", invisible=60, consume_from="first") as consumer:
+        message = await anext(consumer)
+        await consumer.extend(message, 600)
+        await kit.advance(minutes=9)
+        with trio.move_on_after(5):
+            pytest.fail(f"{await anext(consumer)} was delivered twice")
+        await kit.advance(minutes=1)
+        again = await anext(consumer)
+        assert (again.body, again.reconsume_times) == (b"a", 1)
+        await consumer.nack(again, delay=30)
+        await kit.advance(seconds=31)
+        await consumer.ack(await anext(consumer))
+        await kit.advance(minutes=30)
+        assert kit.pending() == []
 
 
-def test_a_pop_is_held_until_a_message_comes(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+@VIRTUAL_TIME
+async def test_a_pop_is_held_until_a_message_comes(kit: Kit, producer: Producer) -> None:
     """A request that seemed to be old was not held, or held for hours."""
+    await producer.send(Message("T", b"first"))
+    async with PopConsumer(kit.namesrv, "G", "T", consume_from="first") as consumer:
+        await consumer.ack(await anext(consumer))
+        async with trio.open_nursery() as nursery:
 
-    async def test(kit: Kit, producer: Producer) -> None:
-        await producer.send(Message("T", b"first"))
-        async with PopConsumer(kit.namesrv, "G", "T", consume_from="first") as consumer:
-            await consumer.ack(await anext(consumer))
-            async with trio.open_nursery() as nursery:
+            @nursery.start_soon
+            async def send_later() -> None:
+                await trio.sleep(40)  # the broker holds the pop
+                await producer.send(Message("T", b"second"))
 
-                @nursery.start_soon
-                async def send_later() -> None:
-                    await trio.sleep(40)  # the broker holds the pop
-                    await producer.send(Message("T", b"second"))
-
-                began = trio.current_time()
-                message = await anext(consumer)
-                assert message.body == b"second"
-                assert trio.current_time() - began < 42
-                await consumer.ack(message)
-
-    on_a_wrong_clock(monkeypatch, hours, test)
+            began = trio.current_time()
+            message = await anext(consumer)
+            assert message.body == b"second"
+            assert trio.current_time() - began < 42
+            await consumer.ack(message)
 
 
-def test_delays_and_retries_last_as_long_as_they_say(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        await producer.send(Message("T", b"a", delay=90))
-        began, calls = kit.now(), list[dt.datetime]()
-        consumer = PushConsumer(kit.namesrv, "G", consume_from="first", ordered=False)
+@VIRTUAL_TIME
+async def test_delays_and_retries_last_as_long_as_they_say(kit: Kit, producer: Producer) -> None:
+    await producer.send(Message("T", b"a", delay=90))
+    began, calls = kit.now(), list[dt.datetime]()
+    consumer = PushConsumer(kit.namesrv, "G", consume_from="first", ordered=False)
 
-        @consumer.on("T")
-        async def handle(message: object) -> None:
-            calls.append(kit.now())
-            if len(calls) == 1:
-                raise RetryLater(1800)
+    @consumer.on("T")
+    async def handle(message: object) -> None:
+        calls.append(kit.now())
+        if len(calls) == 1:
+            raise RetryLater(1800)
 
-        async with consumer, trio.open_nursery() as nursery:
-            nursery.start_soon(consumer.run)
-            await kit.advance_until(lambda: len(calls) == 2)
-            consumer.stop()
-        first, second = (call - began for call in calls)
-        assert dt.timedelta(seconds=90) <= first < dt.timedelta(seconds=100)
-        assert dt.timedelta(seconds=1800) <= second - first < dt.timedelta(seconds=1830)
-
-    on_a_wrong_clock(monkeypatch, hours, test)
+    async with consumer, trio.open_nursery() as nursery:
+        nursery.start_soon(consumer.run)
+        await kit.advance_until(lambda: len(calls) == 2)
+        consumer.stop()
+    first, second = (call - began for call in calls)
+    assert dt.timedelta(seconds=90) <= first < dt.timedelta(seconds=100)
+    assert dt.timedelta(seconds=1800) <= second - first < dt.timedelta(seconds=1830)
 
 
-def test_a_schedule_ticks_at_once_and_evenly(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    async def test(kit: Kit, producer: Producer) -> None:
-        async with Admin(kit.namesrv) as admin:
-            await admin.create_topic("T")
-            schedule = Schedule("a", "T", b"hi", Every(dt.timedelta(minutes=1)))
-            await admin.schedules.create(schedule)
-            await kit.advance(minutes=5)
-            await admin.schedules.pause("a")
-            await kit.advance(minutes=5)
-            await admin.schedules.resume("a")
-            await kit.advance(minutes=5)
-        dues = [int(each.properties["RAFTMQ_SCHEDULE_DUE"]) for each in kit.messages("T")]
-        assert len(dues) == len(set(dues))
-        assert 10 <= len(dues) <= 11
-        assert all(abs(due / 1000 - kit.now().timestamp()) < 16 * 60 for due in dues)
-
-    on_a_wrong_clock(monkeypatch, hours, test)
+@VIRTUAL_TIME
+async def test_a_schedule_ticks_at_once_and_evenly(kit: Kit, producer: Producer) -> None:
+    async with Admin(kit.namesrv) as admin:
+        await admin.create_topic("T")
+        schedule = Schedule("a", "T", b"hi", Every(dt.timedelta(minutes=1)))
+        await admin.schedules.create(schedule)
+        await kit.advance(minutes=5)
+        await admin.schedules.pause("a")
+        await kit.advance(minutes=5)
+        await admin.schedules.resume("a")
+        await kit.advance(minutes=5)
+    dues = [int(each.properties["RAFTMQ_SCHEDULE_DUE"]) for each in kit.messages("T")]
+    assert len(dues) == len(set(dues))
+    assert 10 <= len(dues) <= 11
+    assert all(abs(due / 1000 - kit.now().timestamp()) < 16 * 60 for due in dues)
 
 
 def test_a_celery_message_expires_and_is_redelivered_by_the_broker_clock(

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
-import trio
-import trio.testing
 from celery import Celery
 from celery.beat import BeatLazyFunc, Service
 from celery.contrib.testing.worker import start_worker
@@ -25,6 +23,7 @@ from mq.client import Admin, Cron, Every, Schedule
 from mq.client.schedules import Schedules, ScheduleStatus
 from mq.client.sync import SyncAdmin
 from mq.testing import SyncKit, open_kit, running_kit
+from tests.support.virtual_time import VIRTUAL_TIME
 from tests.support.waiting import wait_until
 
 
@@ -234,21 +233,18 @@ class Overtaken:
         return getattr(self._schedules, name)
 
 
-def test_entries_of_two_beats_writing_concurrently_do_not_mix() -> None:
+@VIRTUAL_TIME
+async def test_entries_of_two_beats_writing_concurrently_do_not_mix() -> None:
     """Both created theirs, and neither saw the other's: tasks of two versions ran for ever."""
+    async with open_kit() as kit, Admin(kit.namesrv) as admin:
+        await admin.create_topic("T")
 
-    async def both_write() -> None:
-        async with open_kit() as kit, Admin(kit.namesrv) as admin:
-            await admin.create_topic("T")
+        def wanted(name: str) -> dict[str, Schedule]:
+            return {name: Schedule(name, "T", b"tick", Every(MINUTE), owner="shop")}
 
-            def wanted(name: str) -> dict[str, Schedule]:
-                return {name: Schedule(name, "T", b"tick", Every(MINUTE), owner="shop")}
-
-            overtaken = Overtaken(admin.schedules, lambda: push_schedules(admin.schedules, "shop", wanted("new")))
-            await push_schedules(cast("Schedules", overtaken), "shop", wanted("old"))
-            assert [each.schedule.name for each in await admin.schedules.list()] == ["old"]
-
-    trio.run(both_write, clock=trio.testing.MockClock(autojump_threshold=0))
+        overtaken = Overtaken(admin.schedules, lambda: push_schedules(admin.schedules, "shop", wanted("new")))
+        await push_schedules(cast("Schedules", overtaken), "shop", wanted("old"))
+        assert [each.schedule.name for each in await admin.schedules.list()] == ["old"]
 
 
 def test_a_schedule_keeps_the_queue_priority_of_a_task_unknown_here() -> None:

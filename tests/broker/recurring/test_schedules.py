@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import trio
-import trio.testing
 
 from mq.broker.recurring.requests import PAGE_MAX
 from mq.client import (
@@ -27,12 +24,9 @@ from mq.client import (
 from mq.client.sync import SyncAdmin
 from mq.protocol.codes import PERM_READ
 from mq.testing import Kit, open_kit, running_kit
+from tests.support.virtual_time import VIRTUAL_TIME
 
 MINUTE = Every(dt.timedelta(minutes=1))
-
-
-def on_trio(test: Callable[[], Any]) -> None:
-    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def dues(kit: Kit, topic: str = "T") -> list[int]:
@@ -46,44 +40,40 @@ def check_minutes(kit: Kit, topic: str = "T") -> None:
     assert all(each.stored_at.timestamp() * 1000 >= due for each, due in zip(kit.messages(topic), found, strict=True))
 
 
-def test_every_tick_is_a_message_with_its_time() -> None:
-    async def main() -> None:
-        async with open_kit() as kit, Admin(kit.namesrv) as admin:
-            await admin.create_topic("T", queues=4)
-            schedule = Schedule("a", "T", b"hi", MINUTE, tags="red", keys=["k1", "k2"], properties={"x": "y"})
-            created = await admin.schedules.create(schedule)
-            assert len(created.next) == 3
-            await kit.advance(minutes=5)
-            messages = kit.messages("T")
-            assert len(messages) == 5
-            check_minutes(kit)
-            assert {(each.body, each.tags, tuple(each.keys)) for each in messages} == {(b"hi", "red", ("k1", "k2"))}
-            assert {each.properties["RAFTMQ_SCHEDULE"] for each in messages} == {"a"}
-            assert {each.properties["x"] for each in messages} == {"y"}
-            assert len({each.queue.queue_id for each in messages}) == 1, "one queue, so they are in order"
-            assert len({each.message_id for each in messages}) == 5
-            status = await admin.schedules.get("a")
-            assert (status.sent, status.skipped) == (5, 0)
-            assert status.last is not None
-            assert status.last.timestamp() * 1000 == dues(kit)[-1]
-
-    on_trio(main)
+@VIRTUAL_TIME
+async def test_every_tick_is_a_message_with_its_time() -> None:
+    async with open_kit() as kit, Admin(kit.namesrv) as admin:
+        await admin.create_topic("T", queues=4)
+        schedule = Schedule("a", "T", b"hi", MINUTE, tags="red", keys=["k1", "k2"], properties={"x": "y"})
+        created = await admin.schedules.create(schedule)
+        assert len(created.next) == 3
+        await kit.advance(minutes=5)
+        messages = kit.messages("T")
+        assert len(messages) == 5
+        check_minutes(kit)
+        assert {(each.body, each.tags, tuple(each.keys)) for each in messages} == {(b"hi", "red", ("k1", "k2"))}
+        assert {each.properties["RAFTMQ_SCHEDULE"] for each in messages} == {"a"}
+        assert {each.properties["x"] for each in messages} == {"y"}
+        assert len({each.queue.queue_id for each in messages}) == 1, "one queue, so they are in order"
+        assert len({each.message_id for each in messages}) == 5
+        status = await admin.schedules.get("a")
+        assert (status.sent, status.skipped) == (5, 0)
+        assert status.last is not None
+        assert status.last.timestamp() * 1000 == dues(kit)[-1]
 
 
-def test_a_lost_leader_loses_and_repeats_no_tick() -> None:
-    async def main() -> None:
-        async with open_kit(replicas=3) as kit, Admin(kit.namesrv) as admin:
-            await admin.create_topic("T", queues=1)
-            await admin.schedules.create(Schedule("a", "T", b"hi", MINUTE))
-            for _ in range(2):
-                await kit.advance(minutes=2)
-                lost = await kit.lose_leader()
-                await kit.advance(minutes=2)
-                await kit.restore(lost)
-            assert len(kit.messages("T")) == 8
-            check_minutes(kit)
-
-    on_trio(main)
+@VIRTUAL_TIME
+async def test_a_lost_leader_loses_and_repeats_no_tick() -> None:
+    async with open_kit(replicas=3) as kit, Admin(kit.namesrv) as admin:
+        await admin.create_topic("T", queues=1)
+        await admin.schedules.create(Schedule("a", "T", b"hi", MINUTE))
+        for _ in range(2):
+            await kit.advance(minutes=2)
+            lost = await kit.lose_leader()
+            await kit.advance(minutes=2)
+            await kit.restore(lost)
+        assert len(kit.messages("T")) == 8
+        check_minutes(kit)
 
 
 def test_pause_resume_trigger_and_delete() -> None:
