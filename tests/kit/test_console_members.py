@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import trio
 
 from mq.testing import SyncKit
-from tests.support.console_browser import HOSTILE, Browser, ended, quiet_kit, run
+from tests.support.console_browser import HOSTILE, Browser, console, ended, quiet_kit
+
+pytestmark = pytest.mark.trio
 
 
 @pytest.fixture
@@ -19,11 +22,10 @@ def kit() -> Iterator[SyncKit]:
 FORM = {"name": "broker-a", "address": "", "replaced": "", "voter": ""}
 
 
-def test_a_voter_is_removed_after_a_preview_and_a_learner_added(kit: SyncKit) -> None:
-    leader = kit.leader or ""
+async def test_a_voter_is_removed_after_a_preview_and_a_learner_added(kit: SyncKit) -> None:
+    leader = await trio.to_thread.run_sync(lambda: kit.leader) or ""
     leaver = next(node for node in ("n0", "n1", "n2") if node != leader)
-
-    async def main(browser: Browser) -> None:
+    async with console(kit.namesrv, allow_changes=True) as browser:
         page = await browser.get("/members?name=broker-a")
         assert page.status == 200
         assert page.content.count("<tr>") == 4
@@ -59,36 +61,28 @@ def test_a_voter_is_removed_after_a_preview_and_a_learner_added(kit: SyncKit) ->
         assert "member change ended" in record
         assert "NOT_CAUGHT_UP" in record
 
-    run(main, kit, allow_changes=True)
+
+async def test_console_refuses_impossible_member_changes(operator: Browser) -> None:
+    await operator.get("/new-topic")
+    for wrong in (
+        {"action": "remove", "node": "n7", "typed": "n7"},
+        {"action": "promote", "node": HOSTILE[0]},
+        {"action": "replace", "node": "n9", "address": "h:1", "replaced": "n7", "typed": "n7"},
+        {"action": "force", "node": "n0"},
+        {"action": "add", "node": "n9", "address": "h:²"},
+    ):
+        answer = await operator.post("/member-change", FORM | wrong)
+        assert answer.status == 400, wrong
+        assert HOSTILE[0] not in answer.text
+    missing = await operator.post("/member-change", FORM | {"name": "nowhere", "action": "promote", "node": "n0"})
+    assert missing.status == 400
+    assert (await operator.get("/members?name=nowhere")).status == 404
 
 
-def test_console_refuses_impossible_member_changes(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        await browser.get("/new-topic")
-        for wrong in (
-            {"action": "remove", "node": "n7", "typed": "n7"},
-            {"action": "promote", "node": HOSTILE[0]},
-            {"action": "replace", "node": "n9", "address": "h:1", "replaced": "n7", "typed": "n7"},
-            {"action": "force", "node": "n0"},
-            {"action": "add", "node": "n9", "address": "h:²"},
-        ):
-            answer = await browser.post("/member-change", FORM | wrong)
-            assert answer.status == 400, wrong
-            assert HOSTILE[0] not in answer.text
-        missing = await browser.post("/member-change", FORM | {"name": "nowhere", "action": "promote", "node": "n0"})
-        assert missing.status == 400
-        assert (await browser.get("/members?name=nowhere")).status == 404
-
-    run(main, kit, allow_changes=True)
-
-
-def test_members_are_only_shown_where_nothing_may_be_changed(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        for address in ("/members?name=broker-a", "/member-change?name=broker-a&action=remove&node=n1"):
-            page = await browser.get(address)
-            assert page.status == 200
-            assert "<form" not in page.content
-        answer = await browser.post("/member-change", FORM | {"action": "remove", "node": "n1", "typed": "n1"})
-        assert answer.status == 403
-
-    run(main, kit)
+async def test_members_are_only_shown_where_nothing_may_be_changed(browser: Browser) -> None:
+    for address in ("/members?name=broker-a", "/member-change?name=broker-a&action=remove&node=n1"):
+        page = await browser.get(address)
+        assert page.status == 200
+        assert "<form" not in page.content
+    answer = await browser.post("/member-change", FORM | {"action": "remove", "node": "n1", "typed": "n1"})
+    assert answer.status == 403

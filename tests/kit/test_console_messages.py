@@ -16,8 +16,10 @@ from mq.console.tails import Followed, TailLimits, Tails
 from mq.inspection.cluster import GroupStatus
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit
-from tests.support.console_browser import HOSTILE, Browser, count_requests, quiet_kit, run
+from tests.support.console_browser import HOSTILE, Browser, console, count_requests, quiet_kit
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.trio
 
 
 @pytest.fixture(scope="module")
@@ -51,30 +53,24 @@ async def fill(namesrv: str) -> None:
             await consumer.run()
 
 
-def test_a_topic_page_has_its_size_and_its_producers(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        async with Producer(kit.namesrv, group="shop") as producer:
-            for _ in range(3):
-                await producer.send(Message("Bills", b"b" * 1000))
-            page = (await browser.get("/topic?name=Bills")).content
-            assert f'<th scope="row">{producer.client_id}<td>' in page
-            assert "<td>PYTHON<td" in page
-            assert "<td>shop<td" in page
-            assert "From the newest 3 messages" in page
-            assert re.search(r"<b>\d[\d.]* kB</b>", page), "the bytes of the topic"
-
-    run(main, kit)
+async def test_a_topic_page_has_its_size_and_its_producers(kit: SyncKit, browser: Browser) -> None:
+    async with Producer(kit.namesrv, group="shop") as producer:
+        for _ in range(3):
+            await producer.send(Message("Bills", b"b" * 1000))
+        page = (await browser.get("/topic?name=Bills")).content
+        assert f'<th scope="row">{producer.client_id}<td>' in page
+        assert "<td>PYTHON<td" in page
+        assert "<td>shop<td" in page
+        assert "From the newest 3 messages" in page
+        assert re.search(r"<b>\d[\d.]* kB</b>", page), "the bytes of the topic"
 
 
-def test_an_sql_filter_chooses_messages(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        page = await browser.get("/messages?topic=Orders&sql=region%20%3D%20%27eu%27%20AND%20amount%20%3E%2020")
-        assert re.findall(r"order \d+", page.content) == ["order 36", "order 32", "order 28", "order 24"]
-        wrong = await browser.get("/messages?topic=Orders&sql=region%20%3D%20%3D")
-        assert 'role="alert"' in wrong.content
-        assert "order 1" not in wrong.content
-
-    run(main, kit)
+async def test_an_sql_filter_chooses_messages(browser: Browser) -> None:
+    page = await browser.get("/messages?topic=Orders&sql=region%20%3D%20%27eu%27%20AND%20amount%20%3E%2020")
+    assert re.findall(r"order \d+", page.content) == ["order 36", "order 32", "order 28", "order 24"]
+    wrong = await browser.get("/messages?topic=Orders&sql=region%20%3D%20%3D")
+    assert 'role="alert"' in wrong.content
+    assert "order 1" not in wrong.content
 
 
 @pytest.mark.parametrize(
@@ -89,66 +85,56 @@ def test_an_sql_filter_chooses_messages(kit: SyncKit) -> None:
         ("oldest", "&queue=broker-a/1", 20),
     ],
 )
-def test_pages_of_messages_show_each_of_them_once(kit: SyncKit, by: str, more: str, count: int) -> None:
-    async def main(browser: Browser) -> None:
-        address = f"/messages?topic=Orders&count=7&by={by}{more}"
-        shown: list[str] = []
-        for _ in range(10):
-            page = await browser.get(address)
-            assert 'role="alert"' not in page.content, page.content
-            rows = re.findall(r"order \d+", page.content)
-            assert len(rows) <= 7
-            shown += rows
-            following = re.search(r'rel="next" href="([^"]+)"', page.content)
-            if following is None:
-                break
-            address = html.unescape(following[1])
-        assert len(shown) == len(set(shown)) == count, shown
-        if not more:
-            numbers = [int(row.split()[1]) for row in shown]
-            assert numbers == sorted(numbers, reverse=by == "newest")
-
-    run(main, kit)
+async def test_pages_of_messages_show_each_of_them_once(browser: Browser, by: str, more: str, count: int) -> None:
+    address = f"/messages?topic=Orders&count=7&by={by}{more}"
+    shown: list[str] = []
+    for _ in range(10):
+        page = await browser.get(address)
+        assert 'role="alert"' not in page.content, page.content
+        rows = re.findall(r"order \d+", page.content)
+        assert len(rows) <= 7
+        shown += rows
+        following = re.search(r'rel="next" href="([^"]+)"', page.content)
+        if following is None:
+            break
+        address = html.unescape(following[1])
+    assert len(shown) == len(set(shown)) == count, shown
+    if not more:
+        numbers = [int(row.split()[1]) for row in shown]
+        assert numbers == sorted(numbers, reverse=by == "newest")
 
 
-def test_a_message_that_is_not_there_is_explained(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        words = "This topic has no such message."
-        for by in ("key", "id"):
-            assert words in (await browser.get(f"/messages?topic=Letters&by={by}&value=nope")).content
-        assert words not in (await browser.get("/messages?topic=Letters&by=key&value=l1")).content
-        assert words not in (await browser.get("/messages?topic=Letters&by=key&value=")).content
-
-    run(main, kit)
+async def test_a_message_that_is_not_there_is_explained(browser: Browser) -> None:
+    words = "This topic has no such message."
+    for by in ("key", "id"):
+        assert words in (await browser.get(f"/messages?topic=Letters&by={by}&value=nope")).content
+    assert words not in (await browser.get("/messages?topic=Letters&by=key&value=l1")).content
+    assert words not in (await browser.get("/messages?topic=Letters&by=key&value=")).content
 
 
-def test_a_message_may_be_in_a_broker_group_without_a_leader(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_may_be_in_a_broker_group_without_a_leader(
+    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def without(admin: object) -> list[GroupStatus]:
         del admin
         return [GroupStatus("c", "broker-b", None, None, ())]
 
     monkeypatch.setattr(watch, "ask_brokers", without)
-
-    async def main(browser: Browser) -> None:
+    async with console(kit.namesrv) as browser:
         for more in ("", "&by=key&value=nope"):
             page = await browser.get(f"/messages?topic=Letters{more}")
             assert "This is a part: broker-b without a leader" in page.content
             assert "This topic has no such message." not in page.content
 
-    run(main, kit)
-
 
 @pytest.mark.parametrize("at", ["1", "1.2.3", "x.1", "-1.0", "1" * 30 + ".1", "."])
-def test_a_page_of_messages_that_was_made_up_is_refused(kit: SyncKit, at: str) -> None:
-    async def main(browser: Browser) -> None:
-        page = await browser.get(f"/messages?topic=Orders&at={at}&path=x")
-        assert "begin again" in page.content
-
-    run(main, kit)
+async def test_a_page_of_messages_that_was_made_up_is_refused(browser: Browser, at: str) -> None:
+    page = await browser.get(f"/messages?topic=Orders&at={at}&path=x")
+    assert "begin again" in page.content
 
 
-def test_a_filter_does_not_reveal_hidden_properties(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
+async def test_a_filter_does_not_reveal_hidden_properties(kit: SyncKit) -> None:
+    async with console(kit.namesrv, hide_bodies=True) as browser:
         for address in ("/messages", "/tail"):
             page = await browser.get(f"{address}?topic=Orders&sql=region%20%3D%20%27eu%27")
             assert "would tell them" in page.content, address
@@ -157,10 +143,10 @@ def test_a_filter_does_not_reveal_hidden_properties(kit: SyncKit) -> None:
         assert "<td" in shown.content
         assert "order 39" not in shown.content
 
-    run(main, kit, hide_bodies=True)
 
-
-def test_a_topic_is_followed_by_many_tabs_at_the_price_of_one(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_topic_is_followed_by_many_tabs_at_the_price_of_one(
+    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[Followed] = []
     begin = Tails._read
 
@@ -169,8 +155,7 @@ def test_a_topic_is_followed_by_many_tabs_at_the_price_of_one(kit: SyncKit, monk
         await begin(self, followed, tail, show)
 
     monkeypatch.setattr(Tails, "_read", noted)
-
-    async def main(browser: Browser) -> None:
+    async with console(kit.namesrv) as browser:
         page = await browser.get("/tail?topic=Orders")
         assert "order 39" in page.content, "the last ones are there at once"
 
@@ -191,15 +176,13 @@ def test_a_topic_is_followed_by_many_tabs_at_the_price_of_one(kit: SyncKit, monk
                 await producer.send(Message("Orders", b"one more"))
         assert opened == [Followed("Orders", "", "")]
 
-    run(main, kit)
-
 
 ONE_TAIL = TailLimits(tails_max=1, watched_seconds=0.1)
 """A console follows a single topic, and only for a moment if nobody looks."""
 
 
-def test_console_stops_reading_a_topic_without_viewers(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
+async def test_console_stops_reading_a_topic_without_viewers(kit: SyncKit) -> None:
+    async with console(kit.namesrv, tail_limits=ONE_TAIL) as browser:
         refused: list[str] = []
 
         async def is_refused() -> bool:
@@ -217,10 +200,10 @@ def test_console_stops_reading_a_topic_without_viewers(kit: SyncKit) -> None:
         await until(is_refused)
         await until(is_shown)
 
-    run(main, kit, tail_limits=ONE_TAIL)
 
-
-def test_console_drops_an_unanswered_topic_without_viewers(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_console_drops_an_unanswered_topic_without_viewers(
+    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = Tails._follow
 
     async def wait(self: Tails, followed: Followed, tail: tails.Tail, show: tails.Show) -> None:
@@ -233,26 +216,21 @@ def test_console_drops_an_unanswered_topic_without_viewers(kit: SyncKit, monkeyp
     async def is_shown(browser: Browser) -> bool:
         return (await browser.get("/tail?topic=Letters")).status == 200
 
-    async def main(browser: Browser) -> None:
+    async with console(kit.namesrv, tail_limits=ONE_TAIL) as browser:
         with trio.move_on_after(0.05):
             await browser.get("/tail?topic=Orders")
         await until(partial(is_shown, browser))
 
-    run(main, kit, tail_limits=ONE_TAIL)
+
+async def test_a_topic_that_is_not_there_is_not_followed(browser: Browser) -> None:
+    page = await browser.get("/tail?topic=Nowhere")
+    assert 'role="alert"' in page.content
+    wrong = await browser.get("/tail?topic=Orders&sql=a%20%3D%20%3D")
+    assert 'role="alert"' in wrong.content
 
 
-def test_a_topic_that_is_not_there_is_not_followed(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        page = await browser.get("/tail?topic=Nowhere")
-        assert 'role="alert"' in page.content
-        wrong = await browser.get("/tail?topic=Orders&sql=a%20%3D%20%3D")
-        assert 'role="alert"' in wrong.content
-
-    run(main, kit)
-
-
-def test_of_a_topic_that_gets_too_much_a_part_is_shown(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
+async def test_of_a_topic_that_gets_too_much_a_part_is_shown(kit: SyncKit) -> None:
+    async with console(kit.namesrv, tail_limits=TailLimits(per_second_max=5)) as browser:
         await browser.get("/tail?topic=Orders&tags=new")
         async with Producer(kit.namesrv) as producer:
             for number in range(60):
@@ -263,75 +241,64 @@ def test_of_a_topic_that_gets_too_much_a_part_is_shown(kit: SyncKit) -> None:
 
         await until(is_left_out, seconds=20)
 
-    run(main, kit, tail_limits=TailLimits(per_second_max=5))
+
+async def test_a_message_is_sent_by_hand(operator: Browser) -> None:
+    await operator.get("/send?topic=Letters")
+    form = {
+        "name": "Letters",
+        "body": "by hand\r\n" + HOSTILE[1],
+        "tag": "t",
+        "keys": "k1 k2",
+        "properties": "a=b=c",
+    }
+    page = await operator.follow(await operator.post("/send", form))
+    assert "Stored at broker-a/0" in page.text
+    for each in ("by hand", "k1 k2", ">b=c<", "&lt;img"):
+        assert each in page.content
+    assert HOSTILE[1] not in page.text
+    later = await operator.follow(await operator.post("/send", {"name": "Letters", "body": "x", "delay": "60"}))
+    assert "comes to Letters in 60 s" in later.text
+    for wrong in (
+        {"body": ""},
+        {"body": "x", "properties": "no value"},
+        {"body": "x", "properties": "a=1\na=2"},
+        {"body": "x", "delay": "-1"},
+        {"body": "x", "tag": "a b|c", "keys": "k" * 70_000},
+        {"name": "SCHEDULE_TOPIC_XXXX", "body": "x"},
+        {"name": "", "body": "x"},
+    ):
+        assert (await operator.post("/send", {"name": "Letters"} | wrong)).status == 400, wrong
+    assert (await operator.post("/send", {"name": "Nope", "body": "x"})).status in (400, 502)
+    assert "Nope" not in (await operator.get("/topics")).content, "no topic is created"
+    record = (await operator.get("/changes")).content
+    assert "send a message" in record
+    assert "by hand" not in record
 
 
-def test_a_message_is_sent_by_hand(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        await browser.get("/send?topic=Letters")
-        form = {
-            "name": "Letters",
-            "body": "by hand\r\n" + HOSTILE[1],
-            "tag": "t",
-            "keys": "k1 k2",
-            "properties": "a=b=c",
-        }
-        page = await browser.follow(await browser.post("/send", form))
-        assert "Stored at broker-a/0" in page.text
-        for each in ("by hand", "k1 k2", ">b=c<", "&lt;img"):
-            assert each in page.content
-        assert HOSTILE[1] not in page.text
-        later = await browser.follow(await browser.post("/send", {"name": "Letters", "body": "x", "delay": "60"}))
-        assert "comes to Letters in 60 s" in later.text
-        for wrong in (
-            {"body": ""},
-            {"body": "x", "properties": "no value"},
-            {"body": "x", "properties": "a=1\na=2"},
-            {"body": "x", "delay": "-1"},
-            {"body": "x", "tag": "a b|c", "keys": "k" * 70_000},
-            {"name": "SCHEDULE_TOPIC_XXXX", "body": "x"},
-            {"name": "", "body": "x"},
-        ):
-            assert (await browser.post("/send", {"name": "Letters"} | wrong)).status == 400, wrong
-        assert (await browser.post("/send", {"name": "Nope", "body": "x"})).status in (400, 502)
-        assert "Nope" not in (await browser.get("/topics")).content, "no topic is created"
-        record = (await browser.get("/changes")).content
-        assert "send a message" in record
-        assert "by hand" not in record
-
-    run(main, kit, allow_changes=True)
+async def test_message_page_shows_its_history(browser: Browser) -> None:
+    page = await browser.get("/message?topic=Letters&broker=broker-a&queue=0&offset=0")
+    text = re.sub(r"<[^>]+>", " ", page.content)
+    for each in (
+        "sent by",
+        "stored by",
+        "given up by mail",
+        "no such address",
+        "failed to handle it",
+        "has got it",
+    ):
+        assert each in text, each
+    assert "No client wrote a trace" not in text
+    assert HOSTILE[0] not in page.text
+    silent = await browser.get("/message?topic=Orders&broker=broker-a&queue=0&offset=0")
+    assert silent.status == 200
+    assert "No client wrote a trace" in silent.content
+    assert 'role="alert"' not in silent.content
 
 
-def test_message_page_shows_its_history(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        page = await browser.get("/message?topic=Letters&broker=broker-a&queue=0&offset=0")
-        text = re.sub(r"<[^>]+>", " ", page.content)
-        for each in (
-            "sent by",
-            "stored by",
-            "given up by mail",
-            "no such address",
-            "failed to handle it",
-            "has got it",
-        ):
-            assert each in text, each
-        assert "No client wrote a trace" not in text
-        assert HOSTILE[0] not in page.text
-        silent = await browser.get("/message?topic=Orders&broker=broker-a&queue=0&offset=0")
-        assert silent.status == 200
-        assert "No client wrote a trace" in silent.content
-        assert 'role="alert"' not in silent.content
-
-    run(main, kit)
-
-
-def test_message_history_takes_few_requests(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_message_history_takes_few_requests(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = count_requests(monkeypatch)
-
-    async def main(browser: Browser) -> None:
+    async with console(kit.namesrv) as browser:
         await browser.get("/message?topic=Letters&broker=broker-a&queue=0&offset=0")
         counts.clear()
         await browser.get("/message?topic=Letters&broker=broker-a&queue=0&offset=0")
         assert counts[RequestCode.QUERY_MESSAGE] <= 3, "the trace, and the redeliveries of one group"
-
-    run(main, kit)

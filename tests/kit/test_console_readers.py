@@ -9,7 +9,9 @@ import pytest
 
 from mq.client import Admin, Message, Producer, PullConsumer
 from mq.testing import SyncKit
-from tests.support.console_browser import Answer, Browser, quiet_kit, run
+from tests.support.console_browser import Answer, Browser, quiet_kit
+
+pytestmark = pytest.mark.trio
 
 
 @pytest.fixture(scope="module")
@@ -37,30 +39,21 @@ def row_of(page: Answer, group: str) -> str:
     return str(row)
 
 
-def test_a_topic_names_groups_that_have_offsets_only(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        page = await browser.get("/topic?name=Orders")
-        assert page.status == 200
-        for group in ("nightly", "deleted"):
-            assert '<td class="n">2<' in row_of(page, group), group
-        assert "it has offsets only" in row_of(page, "deleted")
-
-    run(main, kit)
+async def test_a_topic_names_groups_that_have_offsets_only(browser: Browser) -> None:
+    page = await browser.get("/topic?name=Orders")
+    assert page.status == 200
+    for group in ("nightly", "deleted"):
+        assert '<td class="n">2<' in row_of(page, group), group
+    assert "it has offsets only" in row_of(page, "deleted")
 
 
-def test_a_message_says_whether_a_group_with_offsets_only_has_got_it(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        for offset, words in ((2, "has got it"), (3, "stands at it"), (4, "has not come to it")):
-            page = await browser.get(f"/message?topic=Orders&broker=broker-a&queue=0&offset={offset}")
-            row = page.content.split(">deleted<", 1)[1].split("</tr>", 1)[0]
-            assert words in row, (offset, row)
-
-    run(main, kit)
+async def test_a_message_says_whether_a_group_with_offsets_only_has_got_it(browser: Browser) -> None:
+    for offset, words in ((2, "has got it"), (3, "stands at it"), (4, "has not come to it")):
+        page = await browser.get(f"/message?topic=Orders&broker=broker-a&queue=0&offset={offset}")
+        row = page.content.split(">deleted<", 1)[1].split("</tr>", 1)[0]
+        assert words in row, (offset, row)
 
 
-def test_the_page_of_a_group_with_offsets_only_shows_its_queues(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        page = await browser.get("/group?name=deleted")
-        assert "<b>2</b> messages to consume" in page.content
-
-    run(main, kit)
+async def test_the_page_of_a_group_with_offsets_only_shows_its_queues(browser: Browser) -> None:
+    page = await browser.get("/group?name=deleted")
+    assert "<b>2</b> messages to consume" in page.content

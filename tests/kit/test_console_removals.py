@@ -10,7 +10,9 @@ import trio
 from mq.client import Admin
 from mq.client.sync import SyncAdmin, SyncPushConsumer
 from mq.testing import SyncKit
-from tests.support.console_browser import HOSTILE, Browser, quiet_kit, run
+from tests.support.console_browser import HOSTILE, Browser, quiet_kit
+
+pytestmark = pytest.mark.trio
 
 
 @pytest.fixture
@@ -19,52 +21,54 @@ def kit() -> Iterator[SyncKit]:
         yield running
 
 
-def test_removing_a_member_needs_a_confirmation_page(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        await trio.to_thread.run_sync(consumer.wait_assigned)
-        async with Admin(kit.namesrv) as looking:
-            [member] = [each.client_id for each in await looking.group_members("billing")]
-        page = await browser.get("/group?name=billing")
-        assert f"member={member.replace('@', '%40').replace('#', '%23')}" in page.content, page.content
-        preview = await browser.get(f"/remove-member?name=billing&member={member.replace('#', '%23')}")
-        assert "Nothing is changed yet" in preview.content
-        assert "nobody consumes for the group then" in preview.content
-        form = {"name": "billing", "member": member, "minutes": "5", "reason": HOSTILE[0]}
-        for wrong in (
-            {"typed": "bill"},
-            {"typed": "billing", "minutes": "0"},
-            {"typed": "billing", "reason": "x" * 999},
-        ):
-            refused = await browser.post("/remove-member", form | wrong)
-            assert refused.status == 400, wrong
-        done = await browser.post("/remove-member", form | {"typed": "billing"})
-        assert done.to.startswith("/group"), done.text
-        page = await browser.get("/group?name=billing")
-        assert "stays out for" in page.content
-        assert "no members: nobody consumes" in page.content
-        assert HOSTILE[0] not in page.content
-        assert (await browser.get(f"/remove-member?name=billing&member={member.replace('#', '%23')}")).status == 404
-        await browser.post("/let-in", {"name": "billing", "member": member})
-        async with Admin(kit.namesrv) as looking:
-            with trio.fail_after(30):
-                while not await looking.group_members("billing"):  # noqa: ASYNC110 - nobody tells the test
-                    await trio.sleep(0.05)
-        changes = (await browser.get("/changes")).content
-        assert "remove member" in changes
-        assert "let a member in" in changes
-        assert HOSTILE[0] not in changes
-
+@pytest.fixture
+def consumer(kit: SyncKit) -> Iterator[SyncPushConsumer]:
+    """A member of group billing that has the queues of Orders."""
     with SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("Orders")
     with SyncPushConsumer(kit.namesrv, group="billing", consume_from="first", ordered=False) as consumer:
         consumer.subscribe("Orders")
-        run(main, kit, allow_changes=True)
+        consumer.wait_assigned()
+        yield consumer
 
 
-def test_read_only_console_removes_no_member(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        form = {"name": "billing", "member": "somebody", "minutes": "5", "typed": "billing"}
-        for path in ("/remove-member", "/let-in"):
-            assert (await browser.post(path, form)).status == 403
+async def test_removing_a_member_needs_a_confirmation_page(
+    kit: SyncKit, consumer: SyncPushConsumer, operator: Browser
+) -> None:
+    async with Admin(kit.namesrv) as looking:
+        [member] = [each.client_id for each in await looking.group_members("billing")]
+    page = await operator.get("/group?name=billing")
+    assert f"member={member.replace('@', '%40').replace('#', '%23')}" in page.content, page.content
+    preview = await operator.get(f"/remove-member?name=billing&member={member.replace('#', '%23')}")
+    assert "Nothing is changed yet" in preview.content
+    assert "nobody consumes for the group then" in preview.content
+    form = {"name": "billing", "member": member, "minutes": "5", "reason": HOSTILE[0]}
+    for wrong in (
+        {"typed": "bill"},
+        {"typed": "billing", "minutes": "0"},
+        {"typed": "billing", "reason": "x" * 999},
+    ):
+        refused = await operator.post("/remove-member", form | wrong)
+        assert refused.status == 400, wrong
+    done = await operator.post("/remove-member", form | {"typed": "billing"})
+    assert done.to.startswith("/group"), done.text
+    page = await operator.get("/group?name=billing")
+    assert "stays out for" in page.content
+    assert "no members: nobody consumes" in page.content
+    assert HOSTILE[0] not in page.content
+    assert (await operator.get(f"/remove-member?name=billing&member={member.replace('#', '%23')}")).status == 404
+    await operator.post("/let-in", {"name": "billing", "member": member})
+    async with Admin(kit.namesrv) as looking:
+        with trio.fail_after(30):
+            while not await looking.group_members("billing"):  # noqa: ASYNC110 - nobody tells the test
+                await trio.sleep(0.05)
+    changes = (await operator.get("/changes")).content
+    assert "remove member" in changes
+    assert "let a member in" in changes
+    assert HOSTILE[0] not in changes
 
-    run(main, kit)
+
+async def test_read_only_console_removes_no_member(browser: Browser) -> None:
+    form = {"name": "billing", "member": "somebody", "minutes": "5", "typed": "billing"}
+    for path in ("/remove-member", "/let-in"):
+        assert (await browser.post(path, form)).status == 403

@@ -19,7 +19,7 @@ from mq.protocol.names import dead_letter_topic
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.topics import TopicConfig
 from mq.testing import SyncKit
-from tests.support.console_browser import Browser, count_requests, quiet_kit, run
+from tests.support.console_browser import console, count_requests, quiet_kit
 from tests.support.waiting import until
 
 TOPICS, GROUPS, QUEUES, MEMBERS = 400, 130, 4, 3
@@ -105,19 +105,17 @@ def count_by_address(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]
         f"/messages?topic={TOPIC}&by=time&time=2020-01-01T00:00",
     ],
 )
-def test_offsets_by_time_take_one_request_for_all_queues(
+@pytest.mark.trio
+async def test_offsets_by_time_take_one_request_for_all_queues(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     counts = count_by_address(monkeypatch)
-
-    async def main(browser: Browser) -> None:
+    async with console(kit.namesrv) as browser:
         answer = await browser.get(address)
         assert answer.status == 200, answer.content
         codes = [code for _, code in counts.elements()]
         assert codes.count(RequestCode.ASK_QUEUES) == 1
         assert RequestCode.SEARCH_OFFSET_BY_TIMESTAMP not in codes
-
-    run(main, kit)
 
 
 async def consume_with(consumer: PushConsumer) -> None:
@@ -125,63 +123,57 @@ async def consume_with(consumer: PushConsumer) -> None:
         await consumer.run()
 
 
-def test_a_group_page_asks_for_all_members_at_once(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trio
+async def test_a_group_page_asks_for_all_members_at_once(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker asks the members, and the page shows what each of them has."""
     counts = count_by_address(monkeypatch)
+    async with console(kit.namesrv) as browser, trio.open_nursery() as nursery:
+        names = []
+        for _ in range(MEMBERS):
+            consumer = PushConsumer(kit.namesrv, "members", consume_from="first")
 
-    async def main(browser: Browser) -> None:
-        async with trio.open_nursery() as nursery:
-            names = []
-            for _ in range(MEMBERS):
-                consumer = PushConsumer(kit.namesrv, "members", consume_from="first")
+            @consumer.on(TOPIC)
+            async def handle(message: ReceivedMessage) -> None:
+                del message
 
-                @consumer.on(TOPIC)
-                async def handle(message: ReceivedMessage) -> None:
-                    del message
+            nursery.start_soon(consume_with, consumer)
+            names.append(consumer.client_id)
 
-                nursery.start_soon(consume_with, consumer)
-                names.append(consumer.client_id)
+        async def all_have_a_queue() -> bool:
+            content = (await browser.get("/group?name=members")).content
+            queues = [f"{TOPIC} broker-a/{queue}" for queue in range(QUEUES)]
+            return all(name in content for name in names) and all(queue in content for queue in queues)
 
-            async def all_have_a_queue() -> bool:
-                content = (await browser.get("/group?name=members")).content
-                queues = [f"{TOPIC} broker-a/{queue}" for queue in range(QUEUES)]
-                return all(name in content for name in names) and all(queue in content for queue in queues)
-
-            began = trio.current_time()
-            await until(all_have_a_queue)
-            codes = [code for _, code in counts.elements()]
-            assert 1 <= codes.count(RequestCode.ASK_MEMBERS) <= 1 + (trio.current_time() - began) / MEMBERS_SECONDS
-            assert RequestCode.GET_CONSUMER_RUNNING_INFO not in codes
-            assert RequestCode.GET_CONSUMER_CONNECTION_LIST not in codes
-            nursery.cancel_scope.cancel()
-
-    run(main, kit)
+        began = trio.current_time()
+        await until(all_have_a_queue)
+        codes = [code for _, code in counts.elements()]
+        assert 1 <= codes.count(RequestCode.ASK_MEMBERS) <= 1 + (trio.current_time() - began) / MEMBERS_SECONDS
+        assert RequestCode.GET_CONSUMER_RUNNING_INFO not in codes
+        assert RequestCode.GET_CONSUMER_CONNECTION_LIST not in codes
+        nursery.cancel_scope.cancel()
 
 
-def test_doctor_asks_a_broker_for_each_thing_once(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trio
+async def test_doctor_asks_a_broker_for_each_thing_once(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with many groups that lag, dead letters of each, and messages that retention deletes soon."""
     counts = count_by_address(monkeypatch)
-
-    async def main() -> None:
-        found = await survey(kit.namesrv, watch_seconds=0)
-        assert found.consumers is not None, found.consumers_reason
-        assert len(found.consumers.members) >= GROUPS
-        assert found.open_name_servers == {kit.namesrv}, "it has no accounts"
-        twice = {RequestCode.GET_BROKER_CONSUME_STATS: 4, RequestCode.ASK_QUEUES: 2}
-        for (address, code), count in counts.items():
-            assert count <= twice.get(RequestCode(code), 1), (address, RequestCode(code).name, count)
-
-    trio.run(main)
+    found = await survey(kit.namesrv, watch_seconds=0)
+    assert found.consumers is not None, found.consumers_reason
+    assert len(found.consumers.members) >= GROUPS
+    assert found.open_name_servers == {kit.namesrv}, "it has no accounts"
+    twice = {RequestCode.GET_BROKER_CONSUME_STATS: 4, RequestCode.ASK_QUEUES: 2}
+    for (address, code), count in counts.items():
+        assert count <= twice.get(RequestCode(code), 1), (address, RequestCode(code).name, count)
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_asks_as_much_with_many_topics_and_groups(
+@pytest.mark.trio
+async def test_a_page_asks_as_much_with_many_topics_and_groups(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     total = count_requests(monkeypatch)
     counts = count_by_address(monkeypatch)
-
-    async def main(browser: Browser) -> None:
+    async with console(kit.namesrv) as browser:
         await browser.get("/changes")  # the overview looks for what is wrong in the background
         await until(lambda: total[RequestCode.GET_BROKER_RUNTIME_INFO])
         counts.clear()
@@ -191,5 +183,3 @@ def test_a_page_asks_as_much_with_many_topics_and_groups(
         for (address, code), count in asked.items():
             limit = 12 * QUEUES if code in READS else MOST.get(RequestCode(code), 1)
             assert count <= limit, (address, RequestCode(code).name, count)
-
-    run(main, kit)

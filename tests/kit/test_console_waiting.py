@@ -20,9 +20,11 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pending import KINDS, SHOWN_MAX
 from mq.store.consume_queue import ConsumeQueue
-from mq.testing import SyncKit, running_kit
-from tests.support.console_browser import HOSTILE, Browser, count_requests, quiet_kit, run
+from mq.testing import SyncKit, open_kit
+from tests.support.console_browser import HOSTILE, Browser, console, count_requests, quiet_kit
 from tests.support.waiting import until, wait_until
+
+pytestmark = pytest.mark.trio
 
 
 @pytest.fixture(scope="module")
@@ -64,114 +66,98 @@ def rows_of(page: str) -> list[str]:
     return [re.sub(r"<[^>]+>", " ", row) for row in re.findall(r"<tr.*?</tr>", page, re.DOTALL)][1:]
 
 
-def test_console_shows_delayed_messages_in_due_order(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        page = await browser.get("/pending")
-        assert page.status == 200
-        assert "<b>4</b> wait" in page.content
-        order = [key for row in rows_of(page.content) for key in ("in30 ", "in5000", "level", "in259200") if key in row]
-        assert order[0] == "in30 "
-        assert sorted(order) == ["in259200", "in30 ", "in5000", "level"]
-        assert "delay level 18" in page.content
-        assert "Recall</button>" not in page.content, "this console only shows"
-        assert "x<img>" not in page.content
-
-    run(main, kit)
+async def test_console_shows_delayed_messages_in_due_order(browser: Browser) -> None:
+    page = await browser.get("/pending")
+    assert page.status == 200
+    assert "<b>4</b> wait" in page.content
+    order = [key for row in rows_of(page.content) for key in ("in30 ", "in5000", "level", "in259200") if key in row]
+    assert order[0] == "in30 "
+    assert sorted(order) == ["in259200", "in30 ", "in5000", "level"]
+    assert "delay level 18" in page.content
+    assert "Recall</button>" not in page.content, "this console only shows"
+    assert "x<img>" not in page.content
 
 
-def test_a_delayed_message_is_recalled(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        async with Producer(kit.namesrv) as producer:
-            await producer.send(Message("Orders", b"never", keys=["regret"], delay=7200))
-        page = await browser.get("/pending")
-        assert page.content.count("Recall</button>") == 4, "one of a delay level cannot be recalled"
-        [row] = [row for row in re.findall(r"<tr.*?</tr>", page.content, re.DOTALL) if "regret" in row]
-        [handle] = re.findall(r'name="handle" value="([^"]+)"', row)
-        done = await browser.follow(await browser.post("/recall", {"handle": handle}))
-        assert "was recalled" in done.text
-        assert "regret" not in done.content
-        again = await browser.post("/recall", {"handle": handle})
-        assert again.status == 502
-        assert "recalled" in again.content
-        for wrong in ("", "nonsense", "djEgYQ=="):
-            assert (await browser.post("/recall", {"handle": wrong})).status == 400, wrong
-
-    run(main, kit, allow_changes=True)
+async def test_a_delayed_message_is_recalled(kit: SyncKit, operator: Browser) -> None:
+    async with Producer(kit.namesrv) as producer:
+        await producer.send(Message("Orders", b"never", keys=["regret"], delay=7200))
+    page = await operator.get("/pending")
+    assert page.content.count("Recall</button>") == 4, "one of a delay level cannot be recalled"
+    [row] = [row for row in re.findall(r"<tr.*?</tr>", page.content, re.DOTALL) if "regret" in row]
+    [handle] = re.findall(r'name="handle" value="([^"]+)"', row)
+    done = await operator.follow(await operator.post("/recall", {"handle": handle}))
+    assert "was recalled" in done.text
+    assert "regret" not in done.content
+    again = await operator.post("/recall", {"handle": handle})
+    assert again.status == 502
+    assert "recalled" in again.content
+    for wrong in ("", "nonsense", "djEgYQ=="):
+        assert (await operator.post("/recall", {"handle": wrong})).status == 400, wrong
 
 
-def test_transactions_are_shown_and_one_that_was_given_up_is_resumed(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        [open_one] = rows_of((await browser.get("/pending?kind=half")).content)
-        for each in ("open", "shop", "Orders", "never asked"):
-            assert each in open_one
-        page = await browser.get("/pending?kind=given-up")
-        [lost] = rows_of(page.content)
-        assert "lost" in lost
-        form = {name: re.findall(rf'name="{name}" value="([^"]+)"', page.content)[-1] for name in ("broker", "id")}
-        done = await browser.follow(await browser.post("/resume", form))
-        assert "is open again" in done.text
-        assert len(rows_of(done.content)) == 2
-        assert "none" in rows_of((await browser.get("/pending?kind=given-up")).content)[0]
-        twice = await browser.follow(await browser.post("/resume", form))
-        assert len(rows_of(twice.content)) == 2, "resumed once"
-        for wrong in ({"id": "xyz"}, {"broker": "nowhere"}, {"id": ""}):
-            assert (await browser.post("/resume", form | wrong)).status in (400, 502), wrong
-
-    run(main, kit, allow_changes=True)
+async def test_transactions_are_shown_and_one_that_was_given_up_is_resumed(operator: Browser) -> None:
+    [open_one] = rows_of((await operator.get("/pending?kind=half")).content)
+    for each in ("open", "shop", "Orders", "never asked"):
+        assert each in open_one
+    page = await operator.get("/pending?kind=given-up")
+    [lost] = rows_of(page.content)
+    assert "lost" in lost
+    form = {name: re.findall(rf'name="{name}" value="([^"]+)"', page.content)[-1] for name in ("broker", "id")}
+    done = await operator.follow(await operator.post("/resume", form))
+    assert "is open again" in done.text
+    assert len(rows_of(done.content)) == 2
+    assert "none" in rows_of((await operator.get("/pending?kind=given-up")).content)[0]
+    twice = await operator.follow(await operator.post("/resume", form))
+    assert len(rows_of(twice.content)) == 2, "resumed once"
+    for wrong in ({"id": "xyz"}, {"broker": "nowhere"}, {"id": ""}):
+        assert (await operator.post("/resume", form | wrong)).status in (400, 502), wrong
 
 
-def test_schedules_are_shown_paused_and_sent(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        page = await browser.get("/schedules")
-        [row] = rows_of(page.content)
-        assert "every 3600s" in row
-        assert "active" in row
-        assert HOSTILE[0] not in page.content
-        form = {"name": HOSTILE[0], "broker": "broker-a"}
-        page = await browser.follow(await browser.post("/change-schedule", form | {"action": "pause"}))
-        assert "paused" in rows_of(page.content)[0]
-        page = await browser.follow(await browser.post("/change-schedule", form | {"action": "resume"}))
-        assert "active" in rows_of(page.content)[0]
-        await browser.post("/change-schedule", form | {"action": "trigger"})
+async def test_schedules_are_shown_paused_and_sent(operator: Browser) -> None:
+    page = await operator.get("/schedules")
+    [row] = rows_of(page.content)
+    assert "every 3600s" in row
+    assert "active" in row
+    assert HOSTILE[0] not in page.content
+    form = {"name": HOSTILE[0], "broker": "broker-a"}
+    page = await operator.follow(await operator.post("/change-schedule", form | {"action": "pause"}))
+    assert "paused" in rows_of(page.content)[0]
+    page = await operator.follow(await operator.post("/change-schedule", form | {"action": "resume"}))
+    assert "active" in rows_of(page.content)[0]
+    await operator.post("/change-schedule", form | {"action": "trigger"})
 
-        async def has_come() -> bool:
-            return "tick" in (await browser.get("/messages?topic=Orders")).content
+    async def has_come() -> bool:
+        return "tick" in (await operator.get("/messages?topic=Orders")).content
 
-        await until(has_come)
-        assert (await browser.post("/change-schedule", form | {"action": "delete"})).status == 400
-        assert (await browser.post("/change-schedule", form | {"name": "nope", "action": "pause"})).status == 502
-
-    run(main, kit, allow_changes=True)
+    await until(has_come)
+    assert (await operator.post("/change-schedule", form | {"action": "delete"})).status == 400
+    assert (await operator.post("/change-schedule", form | {"name": "nope", "action": "pause"})).status == 502
 
 
-def test_pending_page_takes_one_request_per_broker_group(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pending_page_takes_one_request_per_broker_group(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = count_requests(monkeypatch)
-
-    async def main(browser: Browser) -> None:
+    async with console(kit.namesrv) as browser:
         await browser.get("/changes")
         counts.clear()
         for kind in ("timed", "half", "given-up", "timed"):
             assert (await browser.get(f"/pending?kind={kind}")).status == 200
         assert counts[RequestCode.ASK_PENDING] == 3
 
-    run(main, kit)
-
 
 @pytest.mark.parametrize("address", ["/pending", "/pending?kind=half", "/schedules", "/accounts", "/topics", "/groups"])
-def test_list_names_broker_groups_without_a_leader(kit: SyncKit, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_names_broker_groups_without_a_leader(
+    kit: SyncKit, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def without(admin: object) -> list[GroupStatus]:
         del admin
         return [GroupStatus("c", "broker-b", None, None, ())]
 
     monkeypatch.setattr(watch, "ask_brokers", without)
-
-    async def main(browser: Browser) -> None:
+    async with console(kit.namesrv) as browser:
         assert "This is a part: broker-b without a leader" in (await browser.get(address)).content
 
-    run(main, kit)
 
-
-def test_brokers_without_these_requests_are_distinguished_from_brokers_with_nothing_waiting(
+async def test_brokers_without_these_requests_are_distinguished_from_brokers_with_nothing_waiting(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = ClientCore.call
@@ -182,8 +168,7 @@ def test_brokers_without_these_requests_are_distinguished_from_brokers_with_noth
         return await call(self, address, code, *arguments, **more)
 
     monkeypatch.setattr(ClientCore, "call", unknown)
-
-    async def main(browser: Browser) -> None:
+    async with console(kit.namesrv) as browser:
         for kind in KINDS:
             assert "do not tell what waits" in (await browser.get(f"/pending?kind={kind}")).content
         page = await browser.get("/schedules")
@@ -201,35 +186,27 @@ def test_brokers_without_these_requests_are_distinguished_from_brokers_with_noth
         topic = await browser.get("/delete-topic?name=Orders")
         assert topic.status in (200, 404), "these requests are RocketMQ's"
 
-    run(main, kit)
+
+async def test_pages_that_only_show_have_no_way_to_change(browser: Browser) -> None:
+    await browser.get("/pending")
+    for address in ("/recall", "/resume", "/change-schedule"):
+        assert (await browser.post(address, {"handle": "x", "name": "x", "broker": "x", "id": "x"})).status == 403
+    for address in ("/pending", "/pending?kind=given-up", "/schedules"):
+        assert 'method="post"' not in (await browser.get(address)).content
 
 
-def test_pages_that_only_show_have_no_way_to_change(kit: SyncKit) -> None:
-    async def main(browser: Browser) -> None:
-        await browser.get("/pending")
-        for address in ("/recall", "/resume", "/change-schedule"):
-            assert (await browser.post(address, {"handle": "x", "name": "x", "broker": "x", "id": "x"})).status == 403
-        for address in ("/pending", "/pending?kind=given-up", "/schedules"):
-            assert 'method="post"' not in (await browser.get(address)).content
-
-    run(main, kit)
-
-
-def test_answers_about_pending_messages_contain_no_bodies(kit: SyncKit) -> None:
-    async def main() -> None:
-        async with LookingAdmin(kit.namesrv) as admin:
-            found = await admin.pending("half", 10**6)
-            assert found is not None
-            assert len(found["broker-a"].messages) <= SHOWN_MAX
-            assert "body of" not in repr(found)
-            assert (await admin.pending("half", -1) or {})["broker-a"].messages == []
-            with pytest.raises(BrokerError, match="is unknown; allowed: timed, half, given-up"):
-                await admin.pending("all", 1)  # type: ignore[arg-type]
-
-    trio.run(main)
+async def test_answers_about_pending_messages_contain_no_bodies(kit: SyncKit) -> None:
+    async with LookingAdmin(kit.namesrv) as admin:
+        found = await admin.pending("half", 10**6)
+        assert found is not None
+        assert len(found["broker-a"].messages) <= SHOWN_MAX
+        assert "body of" not in repr(found)
+        assert (await admin.pending("half", -1) or {})["broker-a"].messages == []
+        with pytest.raises(BrokerError, match="is unknown; allowed: timed, half, given-up"):
+            await admin.pending("all", 1)  # type: ignore[arg-type]
 
 
-def test_finished_messages_after_an_open_one_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_finished_messages_after_an_open_one_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """One transaction that stays open for days must not make each look cost as much as all that were finished."""
     begun: list[int] = []
     read = ConsumeQueue.read
@@ -239,18 +216,15 @@ def test_finished_messages_after_an_open_one_are_skipped(monkeypatch: pytest.Mon
             begun.append(offset)
         return read(self, offset, count)
 
-    async def main(namesrv: str) -> None:
-        await transaction(namesrv, "open")
-        async with TransactionProducer(namesrv, "shop", check=lambda message: None) as producer:
+    async with open_kit() as kit:
+        await transaction(kit.namesrv, "open")
+        async with TransactionProducer(kit.namesrv, "shop", check=lambda message: None) as producer:
             for number in range(STEP_ENTRIES + 20):
                 async with producer.transaction(Message("Orders", b"%d" % number)):
                     pass
-        await transaction(namesrv, "last")
-        async with LookingAdmin(namesrv) as admin:
+        await transaction(kit.namesrv, "last")
+        async with LookingAdmin(kit.namesrv) as admin:
             monkeypatch.setattr(ConsumeQueue, "read", counted)
             found = (await admin.pending("half", 10) or {})["broker-a"]
         assert (found.total, [each.keys for each in found.messages]) == (2, ["open", "last"])
         assert begun == [0, STEP_ENTRIES + 21]
-
-    with running_kit() as kit:
-        trio.run(main, kit.namesrv)
