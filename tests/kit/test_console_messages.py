@@ -201,9 +201,7 @@ async def test_console_stops_reading_a_topic_without_viewers(kit: SyncKit) -> No
         await until(is_shown)
 
 
-async def test_console_drops_an_unanswered_topic_without_viewers(
-    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_console_drops_an_unanswered_topic_without_viewers(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Tails._follow
 
     async def wait(self: Tails, followed: Followed, tail: tails.Tail, show: tails.Show) -> None:

@@ -70,7 +70,9 @@ async def test_a_message_sent_again_is_stored_once(kit: Kit, producer: Producer,
 
 
 @pytest.mark.parametrize("faults", [("lost", "outcome_unknown"), ("outcome_unknown", "lost"), ("duplicate",)])
-async def test_numbered_message_is_stored_once_under_faults(kit: Kit, producer: Producer, faults: tuple[str, ...]) -> None:
+async def test_numbered_message_is_stored_once_under_faults(
+    kit: Kit, producer: Producer, faults: tuple[str, ...]
+) -> None:
     for fault in faults:
         getattr(kit.faults, fault)()
     await producer.send(Message("Orders", b"one"))
