@@ -70,7 +70,18 @@ async def would_go(broker: Broker, client: Client) -> None:
     with trio.fail_after(30):
         while broker._checkpointer.floor_pos < 2 * MIB:  # noqa: ASYNC110 - tasks of the broker
             await trio.sleep(0.02)
-    await trio.sleep(0.2)  # retention's next turn
+    await retention_looked(broker)
+
+
+async def retention_looked(broker: Broker) -> None:
+    """Wait until retention has had two turns from now on."""
+    retention = broker.services.retention
+
+    def turns() -> int:
+        return retention._tight_checks + retention._calm_checks
+
+    before = turns()
+    await until(lambda: turns() >= before + 2)
 
 
 async def base(client: Client) -> int:
@@ -284,9 +295,9 @@ async def test_a_clock_set_right_between_two_starts_deletes_nothing_early(
         await would_go(brokers[0], client)
     clock.behind_ms = 0
     async with broker_client(tmp_path, **given) as client:
-        await trio.sleep(0.1)  # retention looks at the files
+        await retention_looked(brokers[1])
         clock.now_ms += 120 * MINUTE  # longer than a jump is doubted
-        await trio.sleep(0.3)  # its next looks
+        await retention_looked(brokers[1])
         assert await base(client) == 0
         clock.now_ms += 10 * 60 * MINUTE
 

@@ -311,9 +311,16 @@ async def test_files_of_a_compacted_topic_stay_until_its_messages_are_carried(
 
 @pytest.mark.usefixtures("short_hours")
 async def test_a_topic_with_the_attribute_is_compacted_once_the_level_allows(
-    tmp_path: Path, brokers: list[Broker]
+    tmp_path: Path, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier release stored the attribute, and did not follow it."""
+    step, steps = TopicCompaction.run, list[TopicCompaction]()
+
+    def noted(compaction: TopicCompaction) -> None:
+        step(compaction)
+        steps.append(compaction)
+
+    monkeypatch.setattr(TopicCompaction, "run", noted)
     async with broker_client(tmp_path, group="b-a", format_level_max=7) as client:
         config = TopicConfig(name="T", read_queues=1, write_queues=1, attributes={CLEANUP_POLICY: COMPACTION})
         brokers[0].appender.add_command(encode_command(PutTopic(config=config, timestamp_ms=1)))
@@ -323,7 +330,8 @@ async def test_a_topic_with_the_attribute_is_compacted_once_the_level_allows(
             RequestCode.SEND_MESSAGE_V2, send_ext("T", i=properties(UNIQ_KEY="u", DELAY="1")), b"without a key"
         )
         assert answer.code == 0
-        await trio.sleep(0.05)  # steps of the compaction
+        before = len(steps)
+        await until(lambda: len(steps) > before + 1)
         brokers[0].appender.add_command(encode_command(RaiseLevel(level=8, timestamp_ms=1)))
         brokers[0].end_turn()
         await expires_all(client)
