@@ -166,8 +166,12 @@ class BulkCluster(Cluster):
 RANGES = (QueueRange(0, 3, 40), QueueRange(2, 0, 50), QueueRange(3, 7, 8))
 
 
-def test_messages_come_in_the_order_of_the_log_from_the_first_replica() -> None:
-    cluster = BulkCluster()
+@pytest.fixture
+def cluster() -> BulkCluster:
+    return BulkCluster()
+
+
+def test_messages_come_in_the_order_of_the_log_from_the_first_replica(cluster: BulkCluster) -> None:
     reader = cluster.reader(*RANGES)
 
     assert rows(reader) == cluster.expected(*RANGES)
@@ -190,8 +194,7 @@ def places(reader: TaskReader) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_of_messages_that_need_only_be_there_none_is_sent(is_old: bool) -> None:
-    cluster = BulkCluster()
+def test_of_messages_that_need_only_be_there_none_is_sent(cluster: BulkCluster, is_old: bool) -> None:
     replica = cluster.bulk_replicas["f1:1"]
     replica.is_old = is_old
     reader = cluster.reader(*RANGES, columns=PLACES)
@@ -201,8 +204,7 @@ def test_of_messages_that_need_only_be_there_none_is_sent(is_old: bool) -> None:
     assert reader.statistics.rows == 88
 
 
-def test_messages_that_need_only_be_there_are_counted_where_they_are() -> None:
-    cluster = BulkCluster()
+def test_messages_that_need_only_be_there_are_counted_where_they_are(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].end = 20  # the rest is at another replica
 
     assert sorted(places(cluster.reader(*RANGES, columns=PLACES))) == [
@@ -215,8 +217,7 @@ def test_messages_that_need_only_be_there_are_counted_where_they_are() -> None:
     assert len(places(cluster.reader(*RANGES, columns=PLACES, on_data_loss="skip"))) == 88 - 2 - 5
 
 
-def test_with_tags_messages_have_to_be_looked_at() -> None:
-    cluster = BulkCluster()
+def test_with_tags_messages_have_to_be_looked_at(cluster: BulkCluster) -> None:
     reader = cluster.reader(*RANGES, columns=("queue_offset",), tags=("even",))
 
     list(reader.read())
@@ -289,8 +290,9 @@ FAULTS = [cut, shifted, too_far, nowhere, of_others, garbage, failed, damaged, l
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_another_replica_continues_after_a_failure(fault: Callable[[Answer], Answer | None]) -> None:
-    cluster = BulkCluster()
+def test_another_replica_continues_after_a_failure(
+    cluster: BulkCluster, fault: Callable[[Answer], Answer | None]
+) -> None:
     cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer, fault]
     reader = cluster.reader(*RANGES)
 
@@ -300,8 +302,7 @@ def test_another_replica_continues_after_a_failure(fault: Callable[[Answer], Ans
     assert cluster.bulk_replicas["leader:1"].served == 0
 
 
-def test_a_busy_replica_is_asked_again_after_its_pause() -> None:
-    cluster = BulkCluster()
+def test_a_busy_replica_is_asked_again_after_its_pause(cluster: BulkCluster) -> None:
     busy = memoryview(encode_no_records(BulkStatus.BUSY, pause_ms=50))
     cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer._replace(body=busy)] * 3
     reader = cluster.reader(*RANGES)
@@ -311,8 +312,7 @@ def test_a_busy_replica_is_asked_again_after_its_pause() -> None:
     assert list(reader.statistics.replicas) == ["f1:1"]
 
 
-def test_one_that_is_always_busy_is_left() -> None:
-    cluster = BulkCluster()
+def test_one_that_is_always_busy_is_left(cluster: BulkCluster) -> None:
     busy = memoryview(encode_no_records(BulkStatus.BUSY, pause_ms=50))
     cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer._replace(body=busy)] * 1000
     reader = cluster.reader(*RANGES)
@@ -321,8 +321,7 @@ def test_one_that_is_always_busy_is_left() -> None:
     assert list(reader.statistics.replicas) == ["f2:1"]
 
 
-def test_the_leader_sends_nothing_while_a_follower_lives() -> None:
-    cluster = BulkCluster()
+def test_the_leader_sends_nothing_while_a_follower_lives(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].end = 20
     cluster.bulk_replicas["f2:1"].leads = True  # since the query was planned
     cluster.bulk_replicas["leader:1"].leads = False
@@ -332,8 +331,7 @@ def test_the_leader_sends_nothing_while_a_follower_lives() -> None:
     assert cluster.bulk_replicas["f2:1"].served == 0
 
 
-def test_leader_serves_if_all_followers_fail() -> None:
-    cluster = BulkCluster()
+def test_leader_serves_if_all_followers_fail(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].is_down = cluster.bulk_replicas["f2:1"].is_down = True
     reader = cluster.reader(*RANGES)
 
@@ -341,8 +339,7 @@ def test_leader_serves_if_all_followers_fail() -> None:
     assert list(reader.statistics.replicas) == ["leader:1"]
 
 
-def test_follower_only_is_meant() -> None:
-    cluster = BulkCluster()
+def test_follower_only_is_meant(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].is_down = cluster.bulk_replicas["f2:1"].is_down = True
 
     with pytest.raises(ReadFailed, match="leads now"):
@@ -350,8 +347,7 @@ def test_follower_only_is_meant() -> None:
     assert cluster.bulk_replicas["leader:1"].served == 0
 
 
-def test_deleted_messages_fail_the_query_or_are_counted() -> None:
-    cluster = BulkCluster()
+def test_deleted_messages_fail_the_query_or_are_counted(cluster: BulkCluster) -> None:
     for replica in cluster.bulk_replicas.values():
         replica.first = 10
 
@@ -362,8 +358,7 @@ def test_deleted_messages_fail_the_query_or_are_counted() -> None:
     assert reader.statistics.skipped == 18
 
 
-def test_messages_deleted_by_one_replica_are_read_from_another() -> None:
-    cluster = BulkCluster()
+def test_messages_deleted_by_one_replica_are_read_from_another(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].first = 10
     reader = cluster.reader(*RANGES, on_data_loss="skip")
 
@@ -371,15 +366,13 @@ def test_messages_deleted_by_one_replica_are_read_from_another() -> None:
     assert (reader.statistics.skipped, list(reader.statistics.replicas)) == (0, ["f2:1"])
 
 
-def test_only_the_leader_has_not_deleted_the_messages() -> None:
-    cluster = BulkCluster()
+def test_only_the_leader_has_not_deleted_the_messages(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].first = cluster.bulk_replicas["f2:1"].first = 10
 
     assert rows(cluster.reader(*RANGES)) == cluster.expected(*RANGES)
 
 
-def test_only_messages_that_all_replicas_deleted_are_lost() -> None:
-    cluster = BulkCluster()
+def test_only_messages_that_all_replicas_deleted_are_lost(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].first = 30
     cluster.bulk_replicas["f2:1"].first = 10
     cluster.bulk_replicas["leader:1"].first = 20
@@ -393,8 +386,7 @@ def test_only_messages_that_all_replicas_deleted_are_lost() -> None:
         rows(cluster.reader(*RANGES))
 
 
-def test_unreachable_replica_does_not_delay_the_loss_report() -> None:
-    cluster = BulkCluster()
+def test_unreachable_replica_does_not_delay_the_loss_report(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f2:1"].is_down = True
     cluster.bulk_replicas["f1:1"].first = cluster.bulk_replicas["leader:1"].first = 10
     reader = cluster.reader(*RANGES, on_data_loss="skip")
@@ -403,8 +395,7 @@ def test_unreachable_replica_does_not_delay_the_loss_report() -> None:
     assert reader.statistics.skipped == 18
 
 
-def test_a_recreated_topic_is_not_read_as_the_old_one() -> None:
-    cluster = BulkCluster()
+def test_a_recreated_topic_is_not_read_as_the_old_one(cluster: BulkCluster) -> None:
     for replica in cluster.bulk_replicas.values():
         replica.identity = "9-2000"
 
@@ -413,15 +404,13 @@ def test_a_recreated_topic_is_not_read_as_the_old_one() -> None:
 
 
 @pytest.mark.parametrize("tag", ["even", "odd"])
-def test_only_messages_with_a_wanted_tag(tag: str) -> None:
-    cluster = BulkCluster()
+def test_only_messages_with_a_wanted_tag(cluster: BulkCluster, tag: str) -> None:
     reader = cluster.reader(*RANGES, tags=(tag,))
 
     assert rows(reader) == [row for row in cluster.expected(*RANGES) if (row[1] % 2 == 0) == (tag == "even")]
 
 
-def test_replicas_omit_unselected_bodies() -> None:
-    cluster = BulkCluster()
+def test_replicas_omit_unselected_bodies(cluster: BulkCluster) -> None:
     reader = cluster.reader(*RANGES, columns=("tags", "queue_offset"))
 
     found = [(row["queue_offset"], row["tags"]) for batch in reader.read() for row in batch.to_pylist()]
@@ -429,16 +418,14 @@ def test_replicas_omit_unselected_bodies() -> None:
     assert all(ext["bodies"] == "false" for ext in cluster.bulk_replicas["f1:1"].reads)
 
 
-def test_the_first_answer_is_small_and_the_next_ones_grow() -> None:
-    cluster = BulkCluster()
+def test_the_first_answer_is_small_and_the_next_ones_grow(cluster: BulkCluster) -> None:
     rows(cluster.reader(*RANGES, fetch_bytes=2 << 20))
 
     asked = [int(ext["bytesMax"]) for ext in cluster.bulk_replicas["f1:1"].reads]
     assert asked[:4] == [256 << 10, 1 << 20, 2 << 20, 2 << 20]
 
 
-def test_the_log_is_leased_at_each_replica_read_and_renewed_later() -> None:
-    cluster = BulkCluster()
+def test_the_log_is_leased_at_each_replica_read_and_renewed_later(cluster: BulkCluster) -> None:
     reader = cluster.reader(*RANGES, lease_id="scan")
     batches = reader.read()
     next(batches)
@@ -454,8 +441,7 @@ def test_the_log_is_leased_at_each_replica_read_and_renewed_later() -> None:
     }
 
 
-def test_a_reader_that_is_given_up_leaves_no_connection() -> None:
-    cluster = BulkCluster()
+def test_a_reader_that_is_given_up_leaves_no_connection(cluster: BulkCluster) -> None:
     batches = cluster.reader(*RANGES).read()
 
     next(batches)
@@ -465,8 +451,7 @@ def test_a_reader_that_is_given_up_leaves_no_connection() -> None:
     assert cluster.open_lines == 0
 
 
-def test_stock_brokers_are_recognized_and_pull_mode_is_suggested() -> None:
-    cluster = BulkCluster()
+def test_stock_brokers_are_recognized_and_pull_mode_is_suggested(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer._replace(code=3, remark=" request type 9007 not")]
 
     with pytest.raises(ReadFailed, match="readMode=pull"):
@@ -474,8 +459,7 @@ def test_stock_brokers_are_recognized_and_pull_mode_is_suggested() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_each_message_is_read_once_under_replica_faults(seed: int) -> None:
-    cluster = BulkCluster()
+def test_each_message_is_read_once_under_replica_faults(cluster: BulkCluster, seed: int) -> None:
     rng = random.Random(seed)
     for replica in cluster.bulk_replicas.values():
         replica.faults = [rng.choice([*FAULTS, lambda answer: answer]) for _ in range(30)]

@@ -127,8 +127,12 @@ def ends(end: int, first: int = 0) -> dict[tuple[str, str, int], QueueEnds]:
     return {("T", "a", queue): QueueEnds(first, end + queue, 100) for queue in range(5)}
 
 
-def test_the_latest_ends_are_asked_of_a_follower_that_asks_the_leader() -> None:
-    cluster = Cluster()
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def test_the_latest_ends_are_asked_of_a_follower_that_asks_the_leader(cluster: Cluster) -> None:
     found = cluster.survey("latest")
     assert found.ends == ends(10)
     assert found.identities == {("T", "a"): "1-1000"}
@@ -137,8 +141,7 @@ def test_the_latest_ends_are_asked_of_a_follower_that_asks_the_leader() -> None:
     assert not cluster.replicas["leader:1"].asked
 
 
-def test_committed_ends_are_the_largest_of_the_followers() -> None:
-    cluster = Cluster()
+def test_committed_ends_are_the_largest_of_the_followers(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].first = 3
     found = cluster.survey("committed")
     assert found.ends == ends(11, 3)
@@ -146,15 +149,13 @@ def test_committed_ends_are_the_largest_of_the_followers() -> None:
     assert not cluster.replicas["leader:1"].asked
 
 
-def test_the_leader_is_asked_when_no_follower_answers() -> None:
-    cluster = Cluster()
+def test_the_leader_is_asked_when_no_follower_answers(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].is_down = cluster.replicas["f2:1"].is_down = True
     assert cluster.survey("committed").ends == ends(12)
     assert cluster.survey("latest").ends == ends(12)
 
 
-def test_the_ends_of_many_topics_are_asked_at_once() -> None:
-    cluster = Cluster()
+def test_the_ends_of_many_topics_are_asked_at_once(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.knows_ends = True
     cluster.replicas["f1:1"].first = 3
@@ -170,15 +171,13 @@ def test_the_ends_of_many_topics_are_asked_at_once() -> None:
     assert cluster.replicas["f1:1"].asked_ends[2:] == [(True, list(topics)), (False, ["T2"])]
 
 
-def test_a_replica_that_knows_plans_only_is_asked_for_them() -> None:
-    cluster = Cluster()
+def test_a_replica_that_knows_plans_only_is_asked_for_them(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].knows_ends = True
     assert cluster.survey("committed").ends == {("T", "a", queue): QueueEnds(0, 11 + queue, 100) for queue in range(5)}
     assert len(cluster.replicas["f2:1"].asked) == 3
 
 
-def test_survey_reuses_known_routes() -> None:
-    cluster = Cluster()
+def test_survey_reuses_known_routes(cluster: Cluster) -> None:
     known = cluster.survey("committed")
     cluster.replicas["f2:1"].end = 15
     again = cluster.survey("committed", known=known)
@@ -189,8 +188,7 @@ def test_survey_reuses_known_routes() -> None:
 
 
 @pytest.mark.parametrize("topics_told", [0, 2])
-def test_ends_of_unrequested_topics_are_ignored(topics_told: int) -> None:
-    cluster = Cluster()
+def test_ends_of_unrequested_topics_are_ignored(cluster: Cluster, topics_told: int) -> None:
     for replica in cluster.replicas.values():
         replica.knows_ends = True
     body = memoryview(encode_ends([TopicEnds("1-1", [QueueOffset(0)], [QueueOffset(7)])] * topics_told))
@@ -203,8 +201,7 @@ def test_places_of_several_pages_are_put_together() -> None:
     assert found.places == {("T", "a"): [dict.fromkeys(range(5), 1), dict.fromkeys(range(5), 2)]}
 
 
-def test_without_a_leader_the_latest_ends_are_not_known(caplog: pytest.LogCaptureFixture) -> None:
-    cluster = Cluster()
+def test_without_a_leader_the_latest_ends_are_not_known(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     asked: list[dict[str, str]] = []
     for replica in cluster.replicas.values():
         answer = replica.answer
@@ -220,31 +217,27 @@ def test_without_a_leader_the_latest_ends_are_not_known(caplog: pytest.LogCaptur
     assert "broker group a has no leader" in caplog.text
 
 
-def test_a_topic_that_one_replica_reports_as_recreated_is_the_new_one() -> None:
-    cluster = Cluster()
+def test_a_topic_that_one_replica_reports_as_recreated_is_the_new_one(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].identity, cluster.replicas["f1:1"].end = "12-500", 2
     found = cluster.survey("committed")
     assert (found.identities["T", "a"], found.ends) == ("12-500", ends(2))
 
 
-def test_survey_error_names_every_replica() -> None:
-    cluster = Cluster()
+def test_survey_error_names_every_replica(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.is_down = True
     with pytest.raises(Unreachable, match=r"f1:1: cannot connect; f2:1: cannot connect; leader:1: cannot connect"):
         cluster.survey("committed")
 
 
-def test_stock_brokers_are_recognized_and_pull_mode_is_suggested() -> None:
-    cluster = Cluster()
+def test_stock_brokers_are_recognized_and_pull_mode_is_suggested(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].code = 3
     with pytest.raises(PlanRefused, match="readMode=pull"):
         cluster.survey("latest")
 
 
 @pytest.mark.parametrize("fields", [{}, {"nextQueue": "x", "topicIdentity": ""}, {"nextQueue": "-1"}])
-def test_an_answer_that_cannot_be_read_is_as_good_as_none(fields: dict[str, str]) -> None:
-    cluster = Cluster()
+def test_an_answer_that_cannot_be_read_is_as_good_as_none(cluster: Cluster, fields: dict[str, str]) -> None:
     body = memoryview(encode_plan([], []))
     cluster.replicas["f1:1"].answer = lambda ext: Answer(0, "", fields, body)  # type: ignore[method-assign]
     assert cluster.survey("latest").ends == ends(11)
@@ -263,8 +256,7 @@ def archived(index: int) -> ArchivedLog:
     return ArchivedLog("s3://bucket", None, "c", 10, (index, 1, 10 * index, 7))
 
 
-def test_an_archive_is_that_of_a_replica_confirmed_by_the_leader() -> None:
-    cluster = Cluster()
+def test_an_archive_is_that_of_a_replica_confirmed_by_the_leader(cluster: Cluster) -> None:
     for name, index in {"f1:1": 900, "f2:1": 50, "leader:1": 60}.items():
         cluster.replicas[name].archived = index
     cluster.replicas["f1:1"].has_leader = False  # its disk was put back, and it has not found the leader yet
@@ -276,8 +268,7 @@ def test_an_archive_is_that_of_a_replica_confirmed_by_the_leader() -> None:
     assert detailed(cluster, proves_archives=False).archives == {("T", "a"): archived(900)}
 
 
-def test_without_a_leader_all_replicas_speak_of_the_archive() -> None:
-    cluster = Cluster()
+def test_without_a_leader_all_replicas_speak_of_the_archive(cluster: Cluster) -> None:
     for name, index in {"f1:1": 40, "f2:1": 50, "leader:1": 0}.items():
         cluster.replicas[name].archived = index
         cluster.replicas[name].has_leader = False
@@ -287,8 +278,7 @@ def test_without_a_leader_all_replicas_speak_of_the_archive() -> None:
 
 
 @pytest.mark.parametrize("proves_archives", [False, True])
-def test_details_of_a_topic_that_was_deleted_are_ignored(proves_archives: bool) -> None:
-    cluster = Cluster()
+def test_details_of_a_topic_that_was_deleted_are_ignored(cluster: Cluster, proves_archives: bool) -> None:
     cluster.replicas["f2:1"].archived = 50
     cluster.replicas["f2:1"].identity = cluster.replicas["leader:1"].identity = "12-500"
     found = detailed(cluster, proves_archives=proves_archives)

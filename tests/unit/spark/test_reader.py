@@ -15,8 +15,12 @@ from tests.support.spark_replicas import Cluster, expected, rows, stored
 RANGES = (QueueRange(0, 3, 40), QueueRange(2, 0, 50))
 
 
-def test_each_message_is_read_once_from_the_first_replica() -> None:
-    cluster = Cluster()
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def test_each_message_is_read_once_from_the_first_replica(cluster: Cluster) -> None:
     reader = cluster.reader(*RANGES)
 
     assert rows(reader) == expected(*RANGES)
@@ -51,8 +55,7 @@ def lost(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("fault", [cut, shifted, garbage, headless, busy, lost])
-def test_another_replica_continues_after_a_failure(fault: Callable[[Answer], Answer | None]) -> None:
-    cluster = Cluster()
+def test_another_replica_continues_after_a_failure(cluster: Cluster, fault: Callable[[Answer], Answer | None]) -> None:
     cluster.replicas["f1:1"].faults = [lambda answer: answer, fault]
     reader = cluster.reader(*RANGES)
 
@@ -61,8 +64,7 @@ def test_another_replica_continues_after_a_failure(fault: Callable[[Answer], Ans
     assert set(reader.statistics.replicas) == {"f1:1", "f2:1"}
 
 
-def test_a_follower_that_is_behind_is_not_waited_for() -> None:
-    cluster = Cluster()
+def test_a_follower_that_is_behind_is_not_waited_for(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].end = 20
     reader = cluster.reader(*RANGES)
 
@@ -70,8 +72,7 @@ def test_a_follower_that_is_behind_is_not_waited_for() -> None:
     assert cluster.replicas["leader:1"].pulls == 0
 
 
-def test_the_leader_is_asked_last() -> None:
-    cluster = Cluster()
+def test_the_leader_is_asked_last(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].is_down = cluster.replicas["f2:1"].is_down = True
     reader = cluster.reader(*RANGES)
 
@@ -79,8 +80,7 @@ def test_the_leader_is_asked_last() -> None:
     assert list(reader.statistics.replicas) == ["leader:1"]
 
 
-def test_reader_returns_to_recovered_replicas() -> None:
-    cluster = Cluster()
+def test_reader_returns_to_recovered_replicas(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.is_down = True
 
@@ -93,8 +93,7 @@ def test_reader_returns_to_recovered_replicas() -> None:
     assert rows(cluster.reader(*RANGES)) == expected(*RANGES)
 
 
-def test_read_deadline_error_names_every_replica() -> None:
-    cluster = Cluster()
+def test_read_deadline_error_names_every_replica(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.is_down = True
 
@@ -105,8 +104,7 @@ def test_read_deadline_error_names_every_replica() -> None:
     assert 30 <= cluster.now < 33
 
 
-def test_deleted_messages_fail_the_query_or_are_counted() -> None:
-    cluster = Cluster()
+def test_deleted_messages_fail_the_query_or_are_counted(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.first = 10
 
@@ -117,8 +115,7 @@ def test_deleted_messages_fail_the_query_or_are_counted() -> None:
     assert reader.statistics.skipped == 17
 
 
-def test_a_read_from_the_earliest_does_not_miss_messages_deleted_before() -> None:
-    cluster = Cluster()
+def test_a_read_from_the_earliest_does_not_miss_messages_deleted_before(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.first = 10
     reader = cluster.reader(*RANGES, from_earliest=True)
@@ -127,8 +124,7 @@ def test_a_read_from_the_earliest_does_not_miss_messages_deleted_before() -> Non
     assert reader.statistics.skipped == 0
 
 
-def test_a_read_from_the_earliest_misses_messages_deleted_during_the_read() -> None:
-    cluster = Cluster()
+def test_a_read_from_the_earliest_misses_messages_deleted_during_the_read(cluster: Cluster) -> None:
     batches = cluster.reader(QueueRange(0, 3, 40), from_earliest=True).read()
     next(batches)
     for replica in cluster.replicas.values():
@@ -138,8 +134,7 @@ def test_a_read_from_the_earliest_misses_messages_deleted_during_the_read() -> N
         list(batches)
 
 
-def test_a_range_that_is_gone_as_a_whole_ends() -> None:
-    cluster = Cluster()
+def test_a_range_that_is_gone_as_a_whole_ends(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.first = 45
 
@@ -156,8 +151,7 @@ def test_only_messages_with_a_wanted_tag(tag: str) -> None:
     assert rows(reader) == [row for row in expected(*RANGES) if (row[1] % 2 == 0) == (tag == "even")]
 
 
-def test_a_reader_that_is_given_up_leaves_no_connection() -> None:
-    cluster = Cluster()
+def test_a_reader_that_is_given_up_leaves_no_connection(cluster: Cluster) -> None:
     batches = cluster.reader(*RANGES).read()
 
     next(batches)
@@ -168,8 +162,7 @@ def test_a_reader_that_is_given_up_leaves_no_connection() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_each_message_is_read_once_under_replica_faults(seed: int) -> None:
-    cluster = Cluster()
+def test_each_message_is_read_once_under_replica_faults(cluster: Cluster, seed: int) -> None:
     rng = cluster.rng = random.Random(seed)
     kinds = [cut, shifted, garbage, headless, busy, lost]
     for replica in cluster.replicas.values():

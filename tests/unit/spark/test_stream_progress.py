@@ -116,8 +116,12 @@ def offsets_of(found: Mapping[str, Any]) -> dict[str, int]:
     return offsets
 
 
-def test_micro_batches_follow_the_queues() -> None:
-    cluster = Cluster()
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def test_micro_batches_follow_the_queues(cluster: Cluster) -> None:
     progress = cluster.progress()
 
     begin = progress.beginning()
@@ -174,8 +178,7 @@ def test_without_new_messages_the_start_is_returned_unchanged() -> None:
     assert progress.latest(start, is_limited=False) is start
 
 
-def test_the_beginning_is_the_same_each_time_it_is_asked() -> None:
-    cluster = Cluster()
+def test_the_beginning_is_the_same_each_time_it_is_asked(cluster: Cluster) -> None:
     progress = cluster.progress(startingOffsets="latest")
 
     begin = progress.beginning()
@@ -189,8 +192,7 @@ def test_a_query_may_begin_at_a_time() -> None:
     assert offsets_of(Cluster().progress(startingTimestamp="5").beginning()) == {"a:0": 3, "a:1": 3}
 
 
-def test_brokers_are_not_asked_a_hundred_times_a_second() -> None:
-    cluster = Cluster()
+def test_brokers_are_not_asked_a_hundred_times_a_second(cluster: Cluster) -> None:
     progress = cluster.progress()
     start = at(a0=10, a1=20)
 
@@ -215,8 +217,7 @@ def test_bytes_limit_a_micro_batch_as_well() -> None:
     assert offsets_of(progress.latest(at(a0=0, a1=0), is_limited=True)) == {"a:0": 1, "a:1": 2}
 
 
-def test_a_micro_batch_waits_for_enough_messages_but_not_for_ever() -> None:
-    cluster = Cluster()
+def test_a_micro_batch_waits_for_enough_messages_but_not_for_ever(cluster: Cluster) -> None:
     progress = cluster.progress(minOffsetsPerTrigger="5", maxTriggerDelay="1m")
     start = at(a0=10, a1=20)
 
@@ -231,8 +232,7 @@ def test_a_micro_batch_waits_for_enough_messages_but_not_for_ever() -> None:
     assert offsets_of(progress.latest(start, is_limited=True)) == {"a:0": 16, "a:1": 20}
 
 
-def test_available_now_reads_only_messages_present_at_start() -> None:
-    cluster = Cluster()
+def test_available_now_reads_only_messages_present_at_start(cluster: Cluster) -> None:
     progress = cluster.progress(minOffsetsPerTrigger="1000", maxOffsetsPerTrigger="20")
     at_, counts = progress.beginning(), []
     progress.end_here()
@@ -249,8 +249,7 @@ def test_available_now_reads_only_messages_present_at_start() -> None:
 # -- trouble -------------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_address_is_reported_within_seconds() -> None:
-    cluster = Cluster()
+def test_a_wrong_address_is_reported_within_seconds(cluster: Cluster) -> None:
     cluster.is_down = True
 
     with pytest.raises(Unreachable):
@@ -258,8 +257,7 @@ def test_a_wrong_address_is_reported_within_seconds() -> None:
     assert 5 < cluster.now <= 15
 
 
-def test_a_missing_topic_is_reported_at_once() -> None:
-    cluster = Cluster()
+def test_a_missing_topic_is_reported_at_once(cluster: Cluster) -> None:
     cluster.ends = {}
 
     with pytest.raises(PlanRefused, match="'T' does not exist"):
@@ -267,8 +265,7 @@ def test_a_missing_topic_is_reported_at_once() -> None:
     assert cluster.now == 0
 
 
-def test_brokers_that_come_back_end_nothing() -> None:
-    cluster = Cluster()
+def test_brokers_that_come_back_end_nothing(cluster: Cluster) -> None:
     progress = cluster.progress()
     cluster.is_down = True
 
@@ -280,8 +277,7 @@ def test_brokers_that_come_back_end_nothing() -> None:
     assert offsets_of(progress.latest(at(a0=0, a1=0), is_limited=False)) == {"a:0": 10, "a:1": 20}
 
 
-def test_brokers_that_stay_away_end_the_query() -> None:
-    cluster = Cluster()
+def test_brokers_that_stay_away_end_the_query(cluster: Cluster) -> None:
     cluster.is_down = True
 
     with pytest.raises(Unreachable):
@@ -289,8 +285,7 @@ def test_brokers_that_stay_away_end_the_query() -> None:
     assert 28 < cluster.now <= 30
 
 
-def test_a_name_server_that_has_forgotten_all_loses_nothing() -> None:
-    cluster = Cluster()
+def test_a_name_server_that_has_forgotten_all_loses_nothing(cluster: Cluster) -> None:
     progress = cluster.progress()
     start, there = at(a0=5, a1=20), cluster.ends
     cluster.ends = {}
@@ -304,8 +299,7 @@ def test_a_name_server_that_has_forgotten_all_loses_nothing() -> None:
     assert offsets_of(progress.latest(start, is_limited=False)) == {"a:0": 10, "a:1": 20}
 
 
-def test_a_queue_that_stays_away_with_unread_messages_ends_the_query() -> None:
-    cluster = Cluster()
+def test_a_queue_that_stays_away_with_unread_messages_ends_the_query(cluster: Cluster) -> None:
     progress = cluster.progress()
     start = at(a0=5, a1=20)
     progress.latest(start, is_limited=False)
@@ -320,8 +314,7 @@ def test_a_queue_that_stays_away_with_unread_messages_ends_the_query() -> None:
     assert "a:1" not in str(caught.value)
 
 
-def test_micro_batches_in_between_do_not_make_a_loss_younger() -> None:
-    cluster = Cluster()
+def test_micro_batches_in_between_do_not_make_a_loss_younger(cluster: Cluster) -> None:
     progress = cluster.progress()
     cluster.later(a0=4)
 
@@ -338,8 +331,9 @@ def test_micro_batches_in_between_do_not_make_a_loss_younger() -> None:
     assert 119 < cluster.now < 125
 
 
-def test_without_fail_on_data_loss_the_query_continues_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    cluster = Cluster()
+def test_without_fail_on_data_loss_the_query_continues_and_warns_once(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     progress = cluster.progress(failOnDataLoss="false")
     cluster.ends[A0] = QueueEnds(8, 10)
     start = at(a0=5, a1=20)
@@ -354,16 +348,14 @@ def test_without_fail_on_data_loss_the_query_continues_and_warns_once(caplog: py
     assert [record.message.count("5 to 7 (3 messages) were deleted") for record in caplog.records] == [1]
 
 
-def test_deleted_messages_end_the_query_at_once() -> None:
-    cluster = Cluster()
+def test_deleted_messages_end_the_query_at_once(cluster: Cluster) -> None:
     cluster.ends[A0] = QueueEnds(8, 10)
 
     with pytest.raises(DataLoss, match=r"5 to 7 \(3 messages\) were deleted.*failOnDataLoss=false"):
         cluster.progress().latest(at(a0=5, a1=20), is_limited=False)
 
 
-def test_a_repeated_micro_batch_waits_for_a_queue_that_is_away() -> None:
-    cluster = Cluster()
+def test_a_repeated_micro_batch_waits_for_a_queue_that_is_away(cluster: Cluster) -> None:
     progress = cluster.progress()
     there = cluster.ends.pop(A0)
 
@@ -382,8 +374,7 @@ def test_a_repeated_micro_batch_waits_for_a_queue_that_is_away() -> None:
         progress.partitions(at(a0=0, a1=0), at(a0=10, a1=20))
 
 
-def test_available_now_does_not_end_while_a_queue_may_come_back() -> None:
-    cluster = Cluster()
+def test_available_now_does_not_end_while_a_queue_may_come_back(cluster: Cluster) -> None:
     progress = cluster.progress()
     progress.end_here()
     there = cluster.ends.pop(A0)
@@ -398,8 +389,7 @@ def test_available_now_does_not_end_while_a_queue_may_come_back() -> None:
     assert offsets_of(progress.latest(at(a0=0, a1=20), is_limited=True)) == {"a:0": 10, "a:1": 20}
 
 
-def test_a_checkpoint_of_another_cluster_is_reported_at_once() -> None:
-    cluster = Cluster()
+def test_a_checkpoint_of_another_cluster_is_reported_at_once(cluster: Cluster) -> None:
     cluster.name = "D"
 
     with pytest.raises(ClusterChanged):
@@ -411,8 +401,7 @@ def test_a_checkpoint_of_another_cluster_is_reported_at_once() -> None:
 # -- consumer group ------------------------------------------------------------------------------------------------
 
 
-def test_a_consumer_group_shows_how_far_the_query_is() -> None:
-    cluster = Cluster()
+def test_a_consumer_group_shows_how_far_the_query_is(cluster: Cluster) -> None:
     progress = cluster.progress(commitToGroup="lag")
 
     begin = progress.beginning()
@@ -426,8 +415,7 @@ def test_a_consumer_group_shows_how_far_the_query_is() -> None:
     assert len(cluster.group_offsets) == 4
 
 
-def test_offsets_are_stored_once_a_second_and_when_the_query_stops() -> None:
-    cluster = Cluster()
+def test_offsets_are_stored_once_a_second_and_when_the_query_stops(cluster: Cluster) -> None:
     progress = cluster.progress(commitToGroup="lag")
     start = at(a0=0, a1=20)
     progress.latest(start, is_limited=False)
@@ -442,8 +430,9 @@ def test_offsets_are_stored_once_a_second_and_when_the_query_stops() -> None:
     assert cluster.open_lines == 0
 
 
-def test_a_group_that_may_not_be_moved_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    cluster = Cluster()
+def test_a_group_that_may_not_be_moved_is_logged_and_ends_nothing(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster.refuses_offsets = True
     progress = cluster.progress(commitToGroup="lag")
 
@@ -465,8 +454,7 @@ def test_positions_are_plain_json() -> None:
     assert json.loads(json.dumps(begin)) == begin
 
 
-def test_name_servers_are_asked_every_few_seconds_only() -> None:
-    cluster = Cluster()
+def test_name_servers_are_asked_every_few_seconds_only(cluster: Cluster) -> None:
     progress = cluster.progress()
     start = progress.beginning()
     for _ in range(10):
@@ -475,8 +463,7 @@ def test_name_servers_are_asked_every_few_seconds_only() -> None:
     assert (cluster.surveys, cluster.routes_asked) == (11, 3)
 
 
-def test_name_servers_are_asked_at_once_when_something_is_missed() -> None:
-    cluster = Cluster()
+def test_name_servers_are_asked_at_once_when_something_is_missed(cluster: Cluster) -> None:
     progress = cluster.progress(readDeadline="3s")
     start = progress.beginning()
     progress.latest(start, is_limited=False)
@@ -490,8 +477,7 @@ def test_name_servers_are_asked_at_once_when_something_is_missed() -> None:
     assert cluster.routes_asked == routes_asked + 1
 
 
-def test_stream_of_the_archive_asks_again_for_a_topic_that_is_new() -> None:
-    cluster = Cluster()
+def test_stream_of_the_archive_asks_again_for_a_topic_that_is_new(cluster: Cluster) -> None:
     progress = cluster.progress(readMode="archive")
     begin = progress.beginning()
     end = progress.latest(begin, is_limited=False)
@@ -502,8 +488,7 @@ def test_stream_of_the_archive_asks_again_for_a_topic_that_is_new() -> None:
     assert [part.topic for part in progress.partitions(end, newer)] == ["U"]
 
 
-def test_stream_of_the_archive_waits_for_a_replica_that_answers() -> None:
-    cluster = Cluster()
+def test_stream_of_the_archive_waits_for_a_replica_that_answers(cluster: Cluster) -> None:
     progress = cluster.progress(readMode="archive")
     begin = progress.beginning()
     end = progress.latest(begin, is_limited=False)

@@ -18,7 +18,7 @@ from mq.protocol.messages.batch import split_batch
 from mq.protocol.messages.sequencing import SequenceRange, sent_range
 from spark.client import Answer, Connection, Unreachable
 from spark.errors import RowRefused, WriteFailed
-from spark.numbering import Destination, Job, group_of_producer, producer_id
+from spark.numbering import Destination, Job, home, producer_id
 from spark.outgoing import sink_columns
 from spark.writer import TEST_MIN, TaskWriter, WriterOptions, Written
 
@@ -207,6 +207,11 @@ def bodies(count: int, size: int = 100) -> list[bytes]:
     return [b"%d:" % number + bytes(size) for number in range(count)]
 
 
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
 def test_rows_are_stored_in_their_order_over_all_queues() -> None:
     cluster, sent = Cluster(), bodies(95)
     written = cluster.write([rows(body=sent[:50]), rows(body=sent[50:])], partition=2)
@@ -292,8 +297,7 @@ def test_lost_leader_is_searched_among_the_others() -> None:
 
 
 @pytest.mark.parametrize("fault", ["busy", "no leader", "lost before"])
-def test_write_deadline_fails_the_task(fault: str) -> None:
-    cluster = Cluster()
+def test_write_deadline_fails_the_task(cluster: Cluster, fault: str) -> None:
     cluster.groups["a"].faults = [fault] * 10_000
     with pytest.raises(WriteFailed) as failed:
         cluster.write([rows(body=bodies(30))])
@@ -304,8 +308,7 @@ def test_write_deadline_fails_the_task(fault: str) -> None:
     assert 30 <= cluster.now < 40
 
 
-def test_time_without_rows_does_not_count_as_time_without_progress() -> None:
-    cluster = Cluster()
+def test_time_without_rows_does_not_count_as_time_without_progress(cluster: Cluster) -> None:
     group = cluster.groups["a"]
 
     def slowly() -> Iterator[pa.RecordBatch]:
@@ -356,21 +359,19 @@ def test_rows_without_a_group_have_one_home() -> None:
     for partition in range(12):
         cluster.write([rows(body=[b"%d" % partition] * 25)], partition=partition)
     for partition in range(12):
-        expected = group_of_producer(producer_id(JOB, partition, Destination("T")), "abc")
+        expected = home(producer_id(JOB, partition, Destination("T")), "abc")
         found = [name for name, group in cluster.groups.items() if group.bodies()[b"%d" % partition]]
         assert found == [expected]
 
 
-def test_a_refusal_for_good_fails_the_task_at_once() -> None:
-    cluster = Cluster()
+def test_a_refusal_for_good_fails_the_task_at_once(cluster: Cluster) -> None:
     cluster.groups["a"].faults = ["", "illegal"]
     with pytest.raises(WriteFailed, match=r"rows 10 to 19 of the task for topic 'T' were refused: .* illegal .code 13"):
         cluster.write([rows(body=bodies(30))])
     assert cluster.now == 0.0
 
 
-def test_brokers_that_do_not_number_batches_get_only_one_batch() -> None:
-    cluster = Cluster()
+def test_brokers_that_do_not_number_batches_get_only_one_batch(cluster: Cluster) -> None:
     cluster.groups["a"].numbers_batches = False
     with pytest.raises(WriteFailed, match="does not know that they must not be stored again"):
         cluster.write([rows(body=bodies(100))])
@@ -389,8 +390,7 @@ def test_a_task_with_too_many_destinations_is_refused_with_advice() -> None:
         Cluster().write([rows(body=[b"x"] * 4, queue_id=[0, 1, 2, 3])], limits=few)
 
 
-def test_name_servers_that_come_back_in_time_are_waited_for() -> None:
-    cluster = Cluster()
+def test_name_servers_that_come_back_in_time_are_waited_for(cluster: Cluster) -> None:
     cluster.names_down = 5
     assert cluster.write([rows(body=[b"x"])]).rows == 1
     cluster.names_down = 1_000_000
@@ -398,7 +398,6 @@ def test_name_servers_that_come_back_in_time_are_waited_for() -> None:
         cluster.write([rows(body=[b"x"])])
 
 
-def test_empty_task_sends_no_requests() -> None:
-    cluster = Cluster()
+def test_empty_task_sends_no_requests(cluster: Cluster) -> None:
     assert cluster.write([rows(body=[])]) == Written()
     assert cluster.groups["a"].requests == 0
