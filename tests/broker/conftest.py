@@ -9,6 +9,7 @@ import pytest
 
 from mq.broker.broker import Broker
 from tests.support.cold_disk import Reads, cold_disk
+from tests.support.name_server_and_broker import cluster
 from tests.support.running_broker import Client, RunningBroker, note_brokers, running
 from tests.support.timer_model import TimerMachine
 from tests.support.waiting_messages import WallClock
@@ -31,6 +32,13 @@ async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
 async def client(broker: RunningBroker) -> Client:
     """A client of the test's broker."""
     return await broker.connect()
+
+
+@pytest.fixture
+async def namesrv(tmp_path: Path) -> AsyncIterator[str]:
+    """The address of a name server that knows a broker with topic T."""
+    async with cluster(tmp_path) as namesrv:
+        yield namesrv
 
 
 @pytest.fixture

@@ -65,8 +65,8 @@ async def test_a_group_that_registers_meanwhile_is_named(tmp_path: Path, monkeyp
     assert said == "created topic New in broker-a: 8 queues, perm rw\n"
 
 
-async def test_creating_a_topic_that_exists_changes_nothing(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv, Admin(namesrv) as admin:
+async def test_creating_a_topic_that_exists_changes_nothing(namesrv: str) -> None:
+    async with Admin(namesrv) as admin:
         at = ("--namesrv", namesrv)
         said = await command("topic", "create", "New", "--order", *at)
         assert said == "created topic New in broker-a: 8 queues, perm rw, in order\n"
@@ -109,8 +109,8 @@ async def test_a_topic_gets_into_a_later_broker_group_with_its_settings(tmp_path
             ]
 
 
-async def test_a_topic_shrinks_only_if_that_is_asked_for(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv, Admin(namesrv) as admin:
+async def test_a_topic_shrinks_only_if_that_is_asked_for(namesrv: str) -> None:
+    async with Admin(namesrv) as admin:
         at = ("--namesrv", namesrv)
         await command("topic", "create", "New", "--queues", "8", *at)
         assert "--shrink" in await refusal(EXIT_REFUSED, "topic", "update", "New", "--queues", "4", *at)
@@ -167,9 +167,9 @@ async def test_commands_about_consumer_groups_print_documents(tmp_path: Path) ->
         assert deleted == {"group": "G", "deleted": True, "offsets_kept": True, "topics_deleted": False}
 
 
-async def test_a_topic_with_fewer_queues_hides_no_message(tmp_path: Path) -> None:
+async def test_a_topic_with_fewer_queues_hides_no_message(namesrv: str) -> None:
     """A message had made the topic, with four queues; a program that then set one queue hid it."""
-    async with cluster(tmp_path) as namesrv, Admin(namesrv) as admin, Producer(namesrv) as producer:
+    async with Admin(namesrv) as admin, Producer(namesrv) as producer:
         await producer.send(Message("Auto", b"first"))
         queues = await producer.queues("Auto")
         assert len(queues) == 4

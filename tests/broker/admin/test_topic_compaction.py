@@ -24,7 +24,6 @@ from mq.protocol.messages.records import StoredMessage
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION, DELETE_RETENTION
 from tests.support.compaction import shorten_hours
-from tests.support.name_server_and_broker import cluster
 from tests.support.running_broker import Client, broker_client, properties, running, send_ext
 from tests.support.waiting import until
 
@@ -256,8 +255,8 @@ async def test_too_many_keys_are_refused_until_some_are_deleted(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_the_sdk_builds_a_table_from_a_compacted_topic(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer, Admin(namesrv) as admin:
+async def test_the_sdk_builds_a_table_from_a_compacted_topic(namesrv: str) -> None:
+    async with Producer(namesrv) as producer, Admin(namesrv) as admin:
         await admin.create_topic("Prices", queues=2, compacted=True)
         for number in range(3):
             for key in ("apple", "pear"):

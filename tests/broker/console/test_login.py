@@ -18,7 +18,6 @@ from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from tests.support.console_browser import Browser, console
 from tests.support.guarded import ADMIN
-from tests.support.name_server_and_broker import cluster
 from tests.support.running_broker import broker_client
 from tests.support.waiting import until
 
@@ -166,7 +165,7 @@ async def test_a_logout_ends_the_session(tmp_path: Path) -> None:
         assert (await browser.get("/")).status == 303
 
 
-async def test_login_fails_if_brokers_have_no_accounts(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv, console(namesrv, login=True) as browser:
+async def test_login_fails_if_brokers_have_no_accounts(namesrv: str) -> None:
+    async with console(namesrv, login=True) as browser:
         answer = await log_in(browser, ("anybody", "any-SECRET"))
         assert (answer.status, "do not check who sends requests" in answer.text) == (403, True)

@@ -89,42 +89,41 @@ async def test_popped_body_that_cannot_be_decoded_is_a_dead_letter(tmp_path: Pat
                 pytest.fail(f"{await anext(consumer)} came again")
 
 
-async def test_pop_consumer_follows_the_policies(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv:
-        with trio.fail_after(60):
-            await fill(namesrv, b"bad")
-            async with PopConsumer(
-                namesrv,
-                "G",
-                "T",
-                consume_from="first",
-                invisible=0.2,
-                codec=CODEC,
-                on_error={BodyNotDecoded: StopConsumer},
-            ) as consumer:
-                with pytest.raises(BodyNotDecoded) as raised:
-                    await anext(consumer)
-                assert raised.value.message.raw_body == b"bad"
-            # Not acknowledged: it comes again.
-            events: list[ClientEvent] = []
-            async with PopConsumer(
-                namesrv,
-                "G",
-                "T",
-                codec=CODEC,
-                on_error={BodyNotDecoded: RetryLater(0.05)},
-                on_event=events.append,
-            ) as consumer:
-                with trio.move_on_after(60) as scope:
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(anext, consumer)
-                        await until(lambda: [event.kind for event in events].count("undecodable") >= 2)
-                        scope.cancel()
-            async with PopConsumer(namesrv, "G", "T", codec=CODEC, on_error={BodyNotDecoded: Skip}) as consumer:
-                with trio.move_on_after(1):
-                    pytest.fail(f"got {await anext(consumer)}")
-        async with Admin(namesrv) as admin:
-            assert not await has_dead_letters(admin)
+async def test_pop_consumer_follows_the_policies(namesrv: str) -> None:
+    with trio.fail_after(60):
+        await fill(namesrv, b"bad")
+        async with PopConsumer(
+            namesrv,
+            "G",
+            "T",
+            consume_from="first",
+            invisible=0.2,
+            codec=CODEC,
+            on_error={BodyNotDecoded: StopConsumer},
+        ) as consumer:
+            with pytest.raises(BodyNotDecoded) as raised:
+                await anext(consumer)
+            assert raised.value.message.raw_body == b"bad"
+        # Not acknowledged: it comes again.
+        events: list[ClientEvent] = []
+        async with PopConsumer(
+            namesrv,
+            "G",
+            "T",
+            codec=CODEC,
+            on_error={BodyNotDecoded: RetryLater(0.05)},
+            on_event=events.append,
+        ) as consumer:
+            with trio.move_on_after(60) as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(anext, consumer)
+                    await until(lambda: [event.kind for event in events].count("undecodable") >= 2)
+                    scope.cancel()
+        async with PopConsumer(namesrv, "G", "T", codec=CODEC, on_error={BodyNotDecoded: Skip}) as consumer:
+            with trio.move_on_after(1):
+                pytest.fail(f"got {await anext(consumer)}")
+    async with Admin(namesrv) as admin:
+        assert not await has_dead_letters(admin)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -151,28 +150,27 @@ async def test_dead_letter_names_its_reason_and_can_be_requeued(tmp_path: Path, 
             )
 
 
-async def test_request_and_reply_have_types_of_their_own(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv:
-        consumer = PushConsumer(namesrv, "G", consume_from="first", codec=CODEC)
+async def test_request_and_reply_have_types_of_their_own(namesrv: str) -> None:
+    consumer = PushConsumer(namesrv, "G", consume_from="first", codec=CODEC)
 
-        @consumer.on("T")
-        async def answer(message: ReceivedMessage[Order]) -> None:
-            match message.body.number:
-                case 1:
-                    await consumer.reply(message, Order(2))
-                case _:
-                    await consumer.reply(message, "two", codec=TextCodec())
+    @consumer.on("T")
+    async def answer(message: ReceivedMessage[Order]) -> None:
+        match message.body.number:
+            case 1:
+                await consumer.reply(message, Order(2))
+            case _:
+                await consumer.reply(message, "two", codec=TextCodec())
 
-        async with Producer(namesrv, codec=CODEC) as producer, consumer, trio.open_nursery() as nursery:
-            nursery.start_soon(consumer.run)
-            with trio.fail_after(60):
-                await consumer.wait_assigned()
-                assert (await producer.request(Message("T", Order(1)))).body == Order(2)
-                assert (await producer.request(Message("T", Order(2)), reply_codec=TextCodec())).body == "two"
-                with pytest.raises(BodyNotDecoded) as raised:
-                    await producer.request(Message("T", Order(2)))
-                assert raised.value.message.raw_body == b"two"
-            consumer.stop()
+    async with Producer(namesrv, codec=CODEC) as producer, consumer, trio.open_nursery() as nursery:
+        nursery.start_soon(consumer.run)
+        with trio.fail_after(60):
+            await consumer.wait_assigned()
+            assert (await producer.request(Message("T", Order(1)))).body == Order(2)
+            assert (await producer.request(Message("T", Order(2)), reply_codec=TextCodec())).body == "two"
+            with pytest.raises(BodyNotDecoded) as raised:
+                await producer.request(Message("T", Order(2)))
+            assert raised.value.message.raw_body == b"two"
+        consumer.stop()
 
 
 async def test_check_back_gets_the_value(tmp_path: Path) -> None:

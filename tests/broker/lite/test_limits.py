@@ -164,34 +164,32 @@ async def test_open_pops_of_a_group_that_is_away_make_room_for_others(
         assert again[:3] == [("a", b"1", 0), ("a", b"2", 0), ("a", b"3", 0)], "it continues where it was"
 
 
-async def test_polls_of_a_lite_topic_without_messages_append_nothing_to_the_log(tmp_path: Path) -> None:
+async def test_polls_of_a_lite_topic_without_messages_append_nothing_to_the_log(client: Client) -> None:
     """Elsewhere a consumer of a subject that gets no messages made its log grow for ever."""
-    async with lite_client(tmp_path) as client:
-        await control(client, "PARTIAL_ADD", "silent")
-        before = (await client.info())["raftmq.lastIndex"]
-        for number in range(20):
-            assert (await pop(client, attemptId=f"{number}")).code == ResponseCode.POLLING_TIMEOUT
-            await control(client, "COMPLETE_ADD", "silent")
-        assert (await client.info())["raftmq.lastIndex"] == before
+    await control(client, "PARTIAL_ADD", "silent")
+    before = (await client.info())["raftmq.lastIndex"]
+    for number in range(20):
+        assert (await pop(client, attemptId=f"{number}")).code == ResponseCode.POLLING_TIMEOUT
+        await control(client, "COMPLETE_ADD", "silent")
+    assert (await client.info())["raftmq.lastIndex"] == before
 
 
-async def test_acknowledgements_while_the_same_client_pops_lose_no_news(tmp_path: Path) -> None:
+async def test_acknowledgements_while_the_same_client_pops_lose_no_news(client: Client) -> None:
     """Elsewhere a lite topic that an acknowledgement freed during a pop was left out: its other messages never came."""
-    async with lite_client(tmp_path) as client:
-        wanted = sorted((lite, str(number).encode()) for lite in ("a", "b", "c") for number in range(5))
-        for lite, body in wanted:
-            await send(client, lite, body)
-        await control(client, "PARTIAL_ADD", "a", "b", "c")
-        got: list[tuple[str, bytes]] = []
-        answer = await pop(client, maxMsgNum=1)
-        while True:
-            got += [(lite, body) for lite, body, _ in told(answer)]
-            # The next pop is on its way when the acknowledgement frees the lite topic.
-            acks = [await client.post(RequestCode.ACK_MESSAGE, receipt(answer, each)) for each in answer.records]
-            if len(got) == len(wanted):
-                break
-            held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(maxMsgNum=2, pollTime=10_000))
-            for each in acks:
-                assert (await client.answer(each)).code == ResponseCode.SUCCESS
-            answer = await client.answer(held)
-        assert sorted(got) == wanted
+    wanted = sorted((lite, str(number).encode()) for lite in ("a", "b", "c") for number in range(5))
+    for lite, body in wanted:
+        await send(client, lite, body)
+    await control(client, "PARTIAL_ADD", "a", "b", "c")
+    got: list[tuple[str, bytes]] = []
+    answer = await pop(client, maxMsgNum=1)
+    while True:
+        got += [(lite, body) for lite, body, _ in told(answer)]
+        # The next pop is on its way when the acknowledgement frees the lite topic.
+        acks = [await client.post(RequestCode.ACK_MESSAGE, receipt(answer, each)) for each in answer.records]
+        if len(got) == len(wanted):
+            break
+        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(maxMsgNum=2, pollTime=10_000))
+        for each in acks:
+            assert (await client.answer(each)).code == ResponseCode.SUCCESS
+        answer = await client.answer(held)
+    assert sorted(got) == wanted

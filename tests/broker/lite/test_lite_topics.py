@@ -24,59 +24,56 @@ from tests.support.lite_topics import (
     send,
     told,
 )
-from tests.support.running_broker import Answer, broker_client, limited, running
+from tests.support.running_broker import Answer, Client, broker_client, limited, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
 
-async def test_a_client_gets_the_messages_of_its_subscribed_lite_topics(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        for lite, body in (("one", b"1"), ("two", b"2"), ("other", b"-"), ("one", b"3")):
-            assert (await send(client, lite, body)).code == ResponseCode.SUCCESS
-        assert (await control(client, "PARTIAL_ADD", "one", "two", "none")).code == ResponseCode.SUCCESS
-        first = await pop(client)
-        assert told(first) == [("one", b"1", 0), ("one", b"3", 0), ("two", b"2", 0)]
-        assert [message.properties[LITE_QUEUE] for message in first.records] == [
-            f"%LMQ%${PARENT}$one",
-            f"%LMQ%${PARENT}$one",
-            f"%LMQ%${PARENT}$two",
-        ]
-        assert [int(message.properties[LITE_OFFSET]) for message in first.records] == [0, 1, 0]
-        assert first.ext["reviveQid"] == "999"
-        assert (await pop(client)).code == ResponseCode.POLLING_TIMEOUT, "they are hidden"
-        assert await ack(client, first) == [0, 0, 0]
-        assert (await pop(client)).code == ResponseCode.POLLING_TIMEOUT, "they are acknowledged"
-        # They are ordinary messages of the topic as well.
-        assert [record.body for record in (await client.pull(PARENT)).records] == [b"1", b"2", b"-", b"3"]
+async def test_a_client_gets_the_messages_of_its_subscribed_lite_topics(client: Client) -> None:
+    for lite, body in (("one", b"1"), ("two", b"2"), ("other", b"-"), ("one", b"3")):
+        assert (await send(client, lite, body)).code == ResponseCode.SUCCESS
+    assert (await control(client, "PARTIAL_ADD", "one", "two", "none")).code == ResponseCode.SUCCESS
+    first = await pop(client)
+    assert told(first) == [("one", b"1", 0), ("one", b"3", 0), ("two", b"2", 0)]
+    assert [message.properties[LITE_QUEUE] for message in first.records] == [
+        f"%LMQ%${PARENT}$one",
+        f"%LMQ%${PARENT}$one",
+        f"%LMQ%${PARENT}$two",
+    ]
+    assert [int(message.properties[LITE_OFFSET]) for message in first.records] == [0, 1, 0]
+    assert first.ext["reviveQid"] == "999"
+    assert (await pop(client)).code == ResponseCode.POLLING_TIMEOUT, "they are hidden"
+    assert await ack(client, first) == [0, 0, 0]
+    assert (await pop(client)).code == ResponseCode.POLLING_TIMEOUT, "they are acknowledged"
+    # They are ordinary messages of the topic as well.
+    assert [record.body for record in (await client.pull(PARENT)).records] == [b"1", b"2", b"-", b"3"]
 
 
-async def test_an_unacknowledged_pop_blocks_only_its_own_lite_topic(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await control(client, "PARTIAL_ADD", "a", "b")
-        await send(client, "a", b"1")
-        await send(client, "a", b"2")
-        first = await pop(client, maxMsgNum=1)
-        assert told(first) == [("a", b"1", 0)]
-        await send(client, "b", b"3")
-        second = await pop(client)
-        assert told(second) == [("b", b"3", 0)]
-        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
-        assert await ack(client, first, RequestCode.ACK_LITE_MESSAGE) == [0]
-        assert told(await client.answer(held)) == [("a", b"2", 0)]
+async def test_an_unacknowledged_pop_blocks_only_its_own_lite_topic(client: Client) -> None:
+    await control(client, "PARTIAL_ADD", "a", "b")
+    await send(client, "a", b"1")
+    await send(client, "a", b"2")
+    first = await pop(client, maxMsgNum=1)
+    assert told(first) == [("a", b"1", 0)]
+    await send(client, "b", b"3")
+    second = await pop(client)
+    assert told(second) == [("b", b"3", 0)]
+    held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
+    assert await ack(client, first, RequestCode.ACK_LITE_MESSAGE) == [0]
+    assert told(await client.answer(held)) == [("a", b"2", 0)]
 
 
-async def test_an_unacknowledged_message_is_redelivered_in_place_with_its_attempt_count(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await control(client, "PARTIAL_ADD", "a")
-        await send(client, "a", b"1")
-        await send(client, "a", b"2")
-        assert told(await pop(client, invisibleTime=1, maxMsgNum=1)) == [("a", b"1", 0)]
-        again = await pop(client, pollTime=10_000)
-        assert told(again) == [("a", b"1", 1), ("a", b"2", 0)]
-        change = receipt(again, again.records[1]) | {"invisibleTime": 1}
-        assert await ack(client, again) == [0, 0]
-        assert (await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)).code == ResponseCode.NO_MESSAGE
+async def test_an_unacknowledged_message_is_redelivered_in_place_with_its_attempt_count(client: Client) -> None:
+    await control(client, "PARTIAL_ADD", "a")
+    await send(client, "a", b"1")
+    await send(client, "a", b"2")
+    assert told(await pop(client, invisibleTime=1, maxMsgNum=1)) == [("a", b"1", 0)]
+    again = await pop(client, pollTime=10_000)
+    assert told(again) == [("a", b"1", 1), ("a", b"2", 0)]
+    change = receipt(again, again.records[1]) | {"invisibleTime": 1}
+    assert await ack(client, again) == [0, 0]
+    assert (await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)).code == ResponseCode.NO_MESSAGE
 
 
 async def test_too_many_open_pops_wait_until_expired_ones_are_redelivered(tmp_path: Path) -> None:
@@ -102,53 +99,49 @@ async def test_too_many_open_pops_wait_until_expired_ones_are_redelivered(tmp_pa
         assert sorted(again) == [("a", b"a", 1), ("b", b"b", 1), ("c", b"c", 0)]
 
 
-async def test_a_shortened_invisible_time_redelivers_a_message_earlier(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await control(client, "PARTIAL_ADD", "a")
-        await send(client, "a", b"1")
-        first = await pop(client)
-        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
-        change = receipt(first, first.records[0]) | {"invisibleTime": 5}
-        answer = await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
-        assert answer.code == ResponseCode.SUCCESS
-        assert told(await client.answer(held)) == [("a", b"1", 1)]
+async def test_a_shortened_invisible_time_redelivers_a_message_earlier(client: Client) -> None:
+    await control(client, "PARTIAL_ADD", "a")
+    await send(client, "a", b"1")
+    first = await pop(client)
+    held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
+    change = receipt(first, first.records[0]) | {"invisibleTime": 5}
+    answer = await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    assert answer.code == ResponseCode.SUCCESS
+    assert told(await client.answer(held)) == [("a", b"1", 1)]
 
 
-async def test_a_suspended_lite_topic_is_redelivered_in_time_and_uncounted(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await control(client, "PARTIAL_ADD", "a")
-        await send(client, "a", b"1")
+async def test_a_suspended_lite_topic_is_redelivered_in_time_and_uncounted(client: Client) -> None:
+    await control(client, "PARTIAL_ADD", "a")
+    await send(client, "a", b"1")
 
-        async def suspended(got: Answer, invisible_ms: int, **given: Any) -> Answer:
-            held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000, **given))
-            change = receipt(got, got.records[0]) | {"invisibleTime": invisible_ms, "suspend": True}
-            assert (await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)).code == ResponseCode.SUCCESS
-            return await client.answer(held)
+    async def suspended(got: Answer, invisible_ms: int, **given: Any) -> Answer:
+        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000, **given))
+        change = receipt(got, got.records[0]) | {"invisibleTime": invisible_ms, "suspend": True}
+        assert (await client.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)).code == ResponseCode.SUCCESS
+        return await client.answer(held)
 
-        first = await pop(client)
-        assert told(first) == [("a", b"1", 0)]
-        second = await suspended(first, 5, invisibleTime=1)
-        assert told(second) == [("a", b"1", 0)]
-        third = await pop(client, pollTime=10_000)
-        assert told(third) == [("a", b"1", 1)], "nobody suspended it before its invisible time was over"
-        assert told(await suspended(third, 0)) == [("a", b"1", 1)]
-
-
-async def test_one_request_waits_for_all_lite_topics_even_nonexistent_ones(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await control(client, "COMPLETE_ADD", *(f"s{number}" for number in range(50)))
-        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
-        await send(client, "s37", b"x")
-        assert told(await client.answer(held)) == [("s37", b"x", 0)]
+    first = await pop(client)
+    assert told(first) == [("a", b"1", 0)]
+    second = await suspended(first, 5, invisibleTime=1)
+    assert told(second) == [("a", b"1", 0)]
+    third = await pop(client, pollTime=10_000)
+    assert told(third) == [("a", b"1", 1)], "nobody suspended it before its invisible time was over"
+    assert told(await suspended(third, 0)) == [("a", b"1", 1)]
 
 
-async def test_a_request_with_the_same_attempt_gets_the_same_messages(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await control(client, "PARTIAL_ADD", "a")
-        await send(client, "a", b"1")
-        assert told(await pop(client, attemptId="x")) == [("a", b"1", 0)]
-        assert (await pop(client, attemptId="y")).code == ResponseCode.POLLING_TIMEOUT
-        assert told(await pop(client, attemptId="x")) == [("a", b"1", 0)]
+async def test_one_request_waits_for_all_lite_topics_even_nonexistent_ones(client: Client) -> None:
+    await control(client, "COMPLETE_ADD", *(f"s{number}" for number in range(50)))
+    held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
+    await send(client, "s37", b"x")
+    assert told(await client.answer(held)) == [("s37", b"x", 0)]
+
+
+async def test_a_request_with_the_same_attempt_gets_the_same_messages(client: Client) -> None:
+    await control(client, "PARTIAL_ADD", "a")
+    await send(client, "a", b"1")
+    assert told(await pop(client, attemptId="x")) == [("a", b"1", 0)]
+    assert (await pop(client, attemptId="y")).code == ResponseCode.POLLING_TIMEOUT
+    assert told(await pop(client, attemptId="x")) == [("a", b"1", 0)]
 
 
 async def test_an_exclusive_takeover_of_a_lite_topic_evicts_the_other_client(tmp_path: Path) -> None:
@@ -224,17 +217,16 @@ async def test_client_gets_unsubscribe_notice_on_its_new_connection(tmp_path: Pa
         assert notice.code == RequestCode.NOTIFY_UNSUBSCRIBE_LITE
 
 
-async def test_clients_share_a_lite_topic_one_at_a_time(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        for name in ("C1", "C2"):
-            await control(client, "PARTIAL_ADD", "a", client_id=name)
-        await send(client, "a", b"1")
-        await send(client, "a", b"2")
-        first = await pop(client, "C1", maxMsgNum=1)
-        assert told(first) == [("a", b"1", 0)]
-        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext("C2", pollTime=10_000))
-        await ack(client, first)
-        assert told(await client.answer(held)) == [("a", b"2", 0)]
+async def test_clients_share_a_lite_topic_one_at_a_time(client: Client) -> None:
+    for name in ("C1", "C2"):
+        await control(client, "PARTIAL_ADD", "a", client_id=name)
+    await send(client, "a", b"1")
+    await send(client, "a", b"2")
+    first = await pop(client, "C1", maxMsgNum=1)
+    assert told(first) == [("a", b"1", 0)]
+    held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext("C2", pollTime=10_000))
+    await ack(client, first)
+    assert told(await client.answer(held)) == [("a", b"2", 0)]
 
 
 async def test_clients_of_a_wildcard_group_get_all_lite_topics_old_and_new(tmp_path: Path) -> None:
@@ -274,17 +266,16 @@ async def test_client_chooses_where_its_group_begins(tmp_path: Path) -> None:
             assert [body for _, body, _ in told(await pop(client))] == bodies, option
 
 
-async def test_reset_ends_earlier_pops(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await control(client, "PARTIAL_ADD", "a")
-        await send(client, "a", b"1")
-        before = await pop(client)
-        await control(client, "PARTIAL_ADD", "a", offsetOption={"type": "POLICY", "value": 1})
-        after = await pop(client)
-        assert told(after) == [("a", b"1", 0)]
-        assert await ack(client, before) in ([ResponseCode.NO_MESSAGE], [0]), "popped within one millisecond"
-        await ack(client, after)
-        assert (await pop(client)).code == ResponseCode.POLLING_TIMEOUT
+async def test_reset_ends_earlier_pops(client: Client) -> None:
+    await control(client, "PARTIAL_ADD", "a")
+    await send(client, "a", b"1")
+    before = await pop(client)
+    await control(client, "PARTIAL_ADD", "a", offsetOption={"type": "POLICY", "value": 1})
+    after = await pop(client)
+    assert told(after) == [("a", b"1", 0)]
+    assert await ack(client, before) in ([ResponseCode.NO_MESSAGE], [0]), "popped within one millisecond"
+    await ack(client, after)
+    assert (await pop(client)).code == ResponseCode.POLLING_TIMEOUT
 
 
 @pytest.mark.parametrize("queues_lost", [False, True])
@@ -338,16 +329,15 @@ async def test_messages_that_no_lite_topic_takes_are_refused(tmp_path: Path) -> 
         assert told(await pop(client)) == [("a", b"x", 0), ("a", b"x", 0)]
 
 
-async def test_a_topic_of_another_type_takes_no_messages_of_lite_topics(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await client.create_topic("T")
-        answer = await client.send("T", i="__LITE_TOPIC\x01a\x02")
-        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-        assert "message.type=LITE" in (answer.remark or "")
-        changed = await client.create_topic("T", attributes="+message.type=LITE")
-        assert changed.code == ResponseCode.SUCCESS, "it had no type"
-        back = await client.create_topic("T", attributes="+message.type=NORMAL")
-        assert back.code == ResponseCode.INVALID_PARAMETER
+async def test_a_topic_of_another_type_takes_no_messages_of_lite_topics(client: Client) -> None:
+    await client.create_topic("T")
+    answer = await client.send("T", i="__LITE_TOPIC\x01a\x02")
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "message.type=LITE" in (answer.remark or "")
+    changed = await client.create_topic("T", attributes="+message.type=LITE")
+    assert changed.code == ResponseCode.SUCCESS, "it had no type"
+    back = await client.create_topic("T", attributes="+message.type=NORMAL")
+    assert back.code == ResponseCode.INVALID_PARAMETER
 
 
 @pytest.mark.parametrize(
@@ -358,11 +348,10 @@ async def test_a_topic_of_another_type_takes_no_messages_of_lite_topics(tmp_path
         {"lite.topic.expiration": "-2"},
     ],
 )
-async def test_topics_with_wrong_attributes_are_refused(tmp_path: Path, attributes: dict[str, str]) -> None:
-    async with lite_client(tmp_path) as client:
-        text = ",".join(f"+{name}={value}" for name, value in attributes.items())
-        answer = await client.create_topic(PARENT, attributes=text)
-        assert answer.code == ResponseCode.INVALID_PARAMETER
+async def test_topics_with_wrong_attributes_are_refused(client: Client, attributes: dict[str, str]) -> None:
+    text = ",".join(f"+{name}={value}" for name, value in attributes.items())
+    answer = await client.create_topic(PARENT, attributes=text)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
 async def test_a_client_cannot_subscribe_beyond_the_quota_of_its_group(tmp_path: Path) -> None:
@@ -373,26 +362,24 @@ async def test_a_client_cannot_subscribe_beyond_the_quota_of_its_group(tmp_path:
         assert (await put_group(client, "other", **{"lite.sub.model": "Both"})).code == ResponseCode.INVALID_PARAMETER
 
 
-async def test_a_deleted_topic_takes_its_lite_topics_with_it(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await control(client, "PARTIAL_ADD", "a")
-        await send(client, "a", b"1")
-        await pop(client)
-        held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
-        deleted = await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": PARENT})
-        assert deleted.code == ResponseCode.SUCCESS
-        assert (await client.answer(held)).code == ResponseCode.TOPIC_NOT_EXIST
-        await prepared(client)
-        await control(client, "PARTIAL_ADD", "a")
-        await send(client, "a", b"2")
-        assert told(await pop(client)) == [("a", b"2", 0)]
+async def test_a_deleted_topic_takes_its_lite_topics_with_it(client: Client) -> None:
+    await control(client, "PARTIAL_ADD", "a")
+    await send(client, "a", b"1")
+    await pop(client)
+    held = await client.post(RequestCode.POP_LITE_MESSAGE, pop_ext(pollTime=10_000))
+    deleted = await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": PARENT})
+    assert deleted.code == ResponseCode.SUCCESS
+    assert (await client.answer(held)).code == ResponseCode.TOPIC_NOT_EXIST
+    await prepared(client)
+    await control(client, "PARTIAL_ADD", "a")
+    await send(client, "a", b"2")
+    assert told(await pop(client)) == [("a", b"2", 0)]
 
 
-async def test_clients_with_an_unknown_or_otherwise_bound_group_get_nothing(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await client.create_topic("T")
-        assert (await pop(client, consumerGroup="none")).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-        assert (await pop(client, topic="T")).code == ResponseCode.INVALID_PARAMETER
-        assert (await pop(client, topic="absent")).code == ResponseCode.TOPIC_NOT_EXIST
-        assert (await pop(client, maxMsgNum=33)).code == ResponseCode.INVALID_PARAMETER
-        assert (await control(client, "PARTIAL_ADD", "a$")).code == ResponseCode.ILLEGAL_OPERATION
+async def test_clients_with_an_unknown_or_otherwise_bound_group_get_nothing(client: Client) -> None:
+    await client.create_topic("T")
+    assert (await pop(client, consumerGroup="none")).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert (await pop(client, topic="T")).code == ResponseCode.INVALID_PARAMETER
+    assert (await pop(client, topic="absent")).code == ResponseCode.TOPIC_NOT_EXIST
+    assert (await pop(client, maxMsgNum=33)).code == ResponseCode.INVALID_PARAMETER
+    assert (await control(client, "PARTIAL_ADD", "a$")).code == ResponseCode.ILLEGAL_OPERATION

@@ -40,97 +40,92 @@ async def lag_of(client: Client, **fields: object) -> LiteGroupInfo:
     return await asked(client, RequestCode.GET_LITE_GROUP_INFO, LiteGroupInfo, group=GROUP, **fields)
 
 
-async def test_the_figures_of_all_lite_topics_and_of_one_parent(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await client.create_topic(PARENT, 2, attributes="+lite.topic.expiration=60")
-        await client.create_topic("Other", attributes="+message.type=LITE")
-        for lite in ("a", "b", "c"):
+async def test_the_figures_of_all_lite_topics_and_of_one_parent(client: Client) -> None:
+    await client.create_topic(PARENT, 2, attributes="+lite.topic.expiration=60")
+    await client.create_topic("Other", attributes="+message.type=LITE")
+    for lite in ("a", "b", "c"):
+        await send(client, lite, b"x")
+    await control(client, "PARTIAL_ADD", "a", "b")
+    assert told(await pop(client, maxMsgNum=1)) == [("a", b"x", 0)]
+    info = await asked(client, RequestCode.GET_BROKER_LITE_INFO, BrokerLiteInfo)
+    assert (info.topics_max, info.topic_count, info.subscription_count) == (1_000_000, 3, 2)
+    assert (info.open_count, info.offset_count, info.news_count) == (1, 1, 1)
+    assert info.expirations == {"Other": -1, PARENT: 60}
+    assert info.groups == {PARENT: [GROUP]}
+    parent = await asked(client, RequestCode.GET_PARENT_TOPIC_INFO, ParentTopicInfo, topic=PARENT)
+    assert parent == ParentTopicInfo(PARENT, 60, [GROUP], 3, 3)
+    other = await asked(client, RequestCode.GET_PARENT_TOPIC_INFO, ParentTopicInfo, topic="Other")
+    assert other == ParentTopicInfo("Other", -1, [], 3, 0)
+
+
+async def test_a_lite_topic_and_its_subscribers(client: Client) -> None:
+    await put_group(client, "all", **{"lite.sub.wildcard": "true"})
+    await send(client, "a", b"1")
+    await send(client, "a", b"2")
+    await control(client, "PARTIAL_ADD", "a", client_id="C2")
+    await control(client, "PARTIAL_ADD", "a", client_id="C1")
+    await control(client, "COMPLETE_ADD", client_id="W", group="all")
+    code = RequestCode.GET_LITE_TOPIC_INFO
+    info = await asked(client, code, LiteTopicInfo, parentTopic=PARENT, liteTopic="a")
+    assert [(each.group, each.client_id) for each in info.subscribers] == [
+        (GROUP, "C1"),
+        (GROUP, "C2"),
+        ("all", "*"),
+    ]
+    assert (info.ends.min_offset, info.ends.max_offset, info.is_there) == (0, 2, True)
+    assert info.ends.last_update_ms > 0
+    absent = await asked(client, code, LiteTopicInfo, parentTopic=PARENT, liteTopic="none")
+    assert (absent.ends.max_offset, absent.is_there) == (0, False)
+
+
+async def test_query_returns_lite_topics_of_a_client(client: Client) -> None:
+    await control(client, "PARTIAL_ADD", "b", "a", "c")
+    code, fields = RequestCode.GET_LITE_CLIENT_INFO, {"parentTopic": PARENT, "group": GROUP, "clientId": "C"}
+    info = await asked(client, code, LiteClientInfo, **fields)
+    assert (info.topic_count, info.lite_topics) == (3, ["a", "b", "c"])
+    assert info.heard_ms > 0
+    some = await asked(client, code, LiteClientInfo, **fields, maxCount=2)
+    assert (some.topic_count, some.lite_topics) == (3, ["a", "b"])
+    unknown = await asked(client, code, LiteClientInfo, **(fields | {"clientId": "X"}))
+    assert (unknown.topic_count, unknown.lite_topics, unknown.heard_ms) == (-1, None, 0)
+
+
+async def test_lag_counts_unacknowledged_messages_and_ranks_lite_topics_by_length_and_age(client: Client) -> None:
+    for lite, count in (("read", 1), ("old", 1), ("long", 4), ("short", 2), ("unread", 9)):
+        for _ in range(count):
             await send(client, lite, b"x")
-        await control(client, "PARTIAL_ADD", "a", "b")
-        assert told(await pop(client, maxMsgNum=1)) == [("a", b"x", 0)]
-        info = await asked(client, RequestCode.GET_BROKER_LITE_INFO, BrokerLiteInfo)
-        assert (info.topics_max, info.topic_count, info.subscription_count) == (1_000_000, 3, 2)
-        assert (info.open_count, info.offset_count, info.news_count) == (1, 1, 1)
-        assert info.expirations == {"Other": -1, PARENT: 60}
-        assert info.groups == {PARENT: [GROUP]}
-        parent = await asked(client, RequestCode.GET_PARENT_TOPIC_INFO, ParentTopicInfo, topic=PARENT)
-        assert parent == ParentTopicInfo(PARENT, 60, [GROUP], 3, 3)
-        other = await asked(client, RequestCode.GET_PARENT_TOPIC_INFO, ParentTopicInfo, topic="Other")
-        assert other == ParentTopicInfo("Other", -1, [], 3, 0)
+    await control(client, "PARTIAL_ADD", "read", "old", "long", "short")
+    first = await pop(client, maxMsgNum=1)
+    await ack(client, first)
+    [(begun, _, _)] = told(first)
+    info = await lag_of(client, topK=2)
+    assert info.parent_topic == PARENT
+    assert info.lag == 7
+    counts = {"read": 1, "old": 1, "long": 4, "short": 2} | {begun: {"long": 3, "short": 1}.get(begun, 0)}
+    expected = sorted(counts.values(), reverse=True)[:2]
+    assert [each.lag for each in info.longest or []] == expected
+    assert all(counts[each.lite_topic] == each.lag for each in info.longest or [])
+    oldest = [each.oldest_ms for each in info.oldest or []]
+    assert len(oldest) == 2
+    assert oldest == sorted(oldest)
+    assert info.oldest_ms == oldest[0] > 0
+    totals = await lag_of(client, topK=0)
+    assert (totals.lag, totals.longest, totals.oldest, totals.oldest_ms) == (info.lag, [], [], info.oldest_ms)
 
 
-async def test_a_lite_topic_and_its_subscribers(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await put_group(client, "all", **{"lite.sub.wildcard": "true"})
-        await send(client, "a", b"1")
-        await send(client, "a", b"2")
-        await control(client, "PARTIAL_ADD", "a", client_id="C2")
-        await control(client, "PARTIAL_ADD", "a", client_id="C1")
-        await control(client, "COMPLETE_ADD", client_id="W", group="all")
-        code = RequestCode.GET_LITE_TOPIC_INFO
-        info = await asked(client, code, LiteTopicInfo, parentTopic=PARENT, liteTopic="a")
-        assert [(each.group, each.client_id) for each in info.subscribers] == [
-            (GROUP, "C1"),
-            (GROUP, "C2"),
-            ("all", "*"),
-        ]
-        assert (info.ends.min_offset, info.ends.max_offset, info.is_there) == (0, 2, True)
-        assert info.ends.last_update_ms > 0
-        absent = await asked(client, code, LiteTopicInfo, parentTopic=PARENT, liteTopic="none")
-        assert (absent.ends.max_offset, absent.is_there) == (0, False)
-
-
-async def test_query_returns_lite_topics_of_a_client(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        await control(client, "PARTIAL_ADD", "b", "a", "c")
-        code, fields = RequestCode.GET_LITE_CLIENT_INFO, {"parentTopic": PARENT, "group": GROUP, "clientId": "C"}
-        info = await asked(client, code, LiteClientInfo, **fields)
-        assert (info.topic_count, info.lite_topics) == (3, ["a", "b", "c"])
-        assert info.heard_ms > 0
-        some = await asked(client, code, LiteClientInfo, **fields, maxCount=2)
-        assert (some.topic_count, some.lite_topics) == (3, ["a", "b"])
-        unknown = await asked(client, code, LiteClientInfo, **(fields | {"clientId": "X"}))
-        assert (unknown.topic_count, unknown.lite_topics, unknown.heard_ms) == (-1, None, 0)
-
-
-async def test_lag_counts_unacknowledged_messages_and_ranks_lite_topics_by_length_and_age(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        for lite, count in (("read", 1), ("old", 1), ("long", 4), ("short", 2), ("unread", 9)):
-            for _ in range(count):
-                await send(client, lite, b"x")
-        await control(client, "PARTIAL_ADD", "read", "old", "long", "short")
-        first = await pop(client, maxMsgNum=1)
-        await ack(client, first)
-        [(begun, _, _)] = told(first)
-        info = await lag_of(client, topK=2)
-        assert info.parent_topic == PARENT
-        assert info.lag == 7
-        counts = {"read": 1, "old": 1, "long": 4, "short": 2} | {begun: {"long": 3, "short": 1}.get(begun, 0)}
-        expected = sorted(counts.values(), reverse=True)[:2]
-        assert [each.lag for each in info.longest or []] == expected
-        assert all(counts[each.lite_topic] == each.lag for each in info.longest or [])
-        oldest = [each.oldest_ms for each in info.oldest or []]
-        assert len(oldest) == 2
-        assert oldest == sorted(oldest)
-        assert info.oldest_ms == oldest[0] > 0
-        totals = await lag_of(client, topK=0)
-        assert (totals.lag, totals.longest, totals.oldest, totals.oldest_ms) == (info.lag, [], [], info.oldest_ms)
-
-
-async def test_the_lag_in_one_lite_topic(tmp_path: Path) -> None:
-    async with lite_client(tmp_path) as client:
-        for body in (b"1", b"2", b"3"):
-            await send(client, "a", body)
-            await send(client, "b", body)
-        await control(client, "PARTIAL_ADD", "a")
-        await ack(client, await pop(client, maxMsgNum=1))
-        info = await lag_of(client, liteTopic="a")
-        assert info.progress is not None
-        assert (info.lag, info.progress.offset, info.progress.end) == (2, 1, 3)
-        assert info.oldest_ms >= info.progress.last_ms > 0
-        nobody = await lag_of(client, liteTopic="b")
-        assert (nobody.lag, nobody.progress, nobody.oldest_ms) == (0, None, -1)
-        assert (await lag_of(client, liteTopic="none")).lag == -1
+async def test_the_lag_in_one_lite_topic(client: Client) -> None:
+    for body in (b"1", b"2", b"3"):
+        await send(client, "a", body)
+        await send(client, "b", body)
+    await control(client, "PARTIAL_ADD", "a")
+    await ack(client, await pop(client, maxMsgNum=1))
+    info = await lag_of(client, liteTopic="a")
+    assert info.progress is not None
+    assert (info.lag, info.progress.offset, info.progress.end) == (2, 1, 3)
+    assert info.oldest_ms >= info.progress.last_ms > 0
+    nobody = await lag_of(client, liteTopic="b")
+    assert (nobody.lag, nobody.progress, nobody.oldest_ms) == (0, None, -1)
+    assert (await lag_of(client, liteTopic="none")).lag == -1
 
 
 async def test_the_lag_of_a_wildcard_group_counts_unread_lite_topics(tmp_path: Path) -> None:

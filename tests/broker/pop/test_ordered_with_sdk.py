@@ -73,54 +73,51 @@ async def test_messages_of_a_queue_are_handled_one_after_the_other(tmp_path: Pat
     assert len(failed) == 3 * 8
 
 
-async def test_ordered_messages_wait_for_the_one_before_them(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv:
-        await filled(namesrv, 3)
-        with trio.fail_after(SECONDS):
-            async with in_order(namesrv, invisible=600) as consumer:
-                first = await anext(consumer)
-                with trio.move_on_after(0.05) as waited:
-                    await anext(consumer)
-                assert waited.cancelled_caught
-                begun = trio.current_time()
-                await consumer.nack(first, delay=0.2)
-                again = await anext(consumer)
-                assert trio.current_time() >= begun + 0.19
-                assert (again.body, again.reconsume_times) == (b"0", 1)
+async def test_ordered_messages_wait_for_the_one_before_them(namesrv: str) -> None:
+    await filled(namesrv, 3)
+    with trio.fail_after(SECONDS):
+        async with in_order(namesrv, invisible=600) as consumer:
+            first = await anext(consumer)
+            with trio.move_on_after(0.05) as waited:
+                await anext(consumer)
+            assert waited.cancelled_caught
+            begun = trio.current_time()
+            await consumer.nack(first, delay=0.2)
+            again = await anext(consumer)
+            assert trio.current_time() >= begun + 0.19
+            assert (again.body, again.reconsume_times) == (b"0", 1)
+            await consumer.ack(again)
+            second = await anext(consumer)
+            assert (second.body, second.reconsume_times) == (b"1", 1), "it was popped before, behind the first"
+
+
+async def test_a_leaving_consumer_frees_its_unacknowledged_messages_at_once(namesrv: str) -> None:
+    await filled(namesrv, 4)
+    with trio.fail_after(SECONDS):
+        async with in_order(namesrv, invisible=600) as consumer:
+            await consumer.ack(await anext(consumer))
+            assert (await anext(consumer)).body == b"1"  # in hand and not acknowledged
+        bodies = []
+        async with in_order(namesrv, invisible=600) as consumer:
+            for _ in range(3):
+                bodies.append((message := await anext(consumer)).body)
+                await consumer.ack(message)
+    assert bodies == [b"1", b"2", b"3"]
+
+
+async def test_unacknowledged_messages_are_redelivered_before_the_rest(namesrv: str) -> None:
+    await filled(namesrv, 3)
+    with trio.fail_after(SECONDS):
+        async with in_order(namesrv, invisible=2) as consumer:
+            late = await anext(consumer)
+            assert late.body == b"0"
+            again = await anext(consumer)
+            assert again.reconsume_times > late.reconsume_times
+            while again.body == b"0":  # once, unless this machine needs that long to acknowledge it
+                await consumer.ack(late)  # of what came with it nothing comes out any more
                 await consumer.ack(again)
-                second = await anext(consumer)
-                assert (second.body, second.reconsume_times) == (b"1", 1), "it was popped before, behind the first"
-
-
-async def test_a_leaving_consumer_frees_its_unacknowledged_messages_at_once(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv:
-        await filled(namesrv, 4)
-        with trio.fail_after(SECONDS):
-            async with in_order(namesrv, invisible=600) as consumer:
-                await consumer.ack(await anext(consumer))
-                assert (await anext(consumer)).body == b"1"  # in hand and not acknowledged
-            bodies = []
-            async with in_order(namesrv, invisible=600) as consumer:
-                for _ in range(3):
-                    bodies.append((message := await anext(consumer)).body)
-                    await consumer.ack(message)
-        assert bodies == [b"1", b"2", b"3"]
-
-
-async def test_unacknowledged_messages_are_redelivered_before_the_rest(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv:
-        await filled(namesrv, 3)
-        with trio.fail_after(SECONDS):
-            async with in_order(namesrv, invisible=2) as consumer:
-                late = await anext(consumer)
-                assert late.body == b"0"
                 again = await anext(consumer)
-                assert again.reconsume_times > late.reconsume_times
-                while again.body == b"0":  # once, unless this machine needs that long to acknowledge it
-                    await consumer.ack(late)  # of what came with it nothing comes out any more
-                    await consumer.ack(again)
-                    again = await anext(consumer)
-                assert (again.body, again.queue_offset) == (b"1", late.queue_offset + 1)
+            assert (again.body, again.queue_offset) == (b"1", late.queue_offset + 1)
 
 
 async def test_a_consumer_that_acknowledges_nothing_gets_its_messages_again(tmp_path: Path) -> None:
@@ -160,18 +157,17 @@ async def test_a_lost_answer_is_repeated_at_once(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
-async def test_so_many_come_together_as_may_wait(tmp_path: Path, ahead: int) -> None:
-    async with cluster(tmp_path) as namesrv:
-        await filled(namesrv, 5)
-        with trio.fail_after(SECONDS):
-            async with in_order(namesrv, ahead=ahead) as consumer:
-                seen: list[PoppedMessage] = []
-                for _ in range(5):
-                    seen.append(await anext(consumer))
-                    await consumer.ack(seen[-1])
-        assert [message.body for message in seen] == [b"%d" % number for number in range(5)]
-        assert len({message.receipt.pop_time_ms for message in seen[:ahead]}) == 1
-        assert len({message.receipt.start for message in seen}) == -(-5 // ahead)
+async def test_so_many_come_together_as_may_wait(namesrv: str, ahead: int) -> None:
+    await filled(namesrv, 5)
+    with trio.fail_after(SECONDS):
+        async with in_order(namesrv, ahead=ahead) as consumer:
+            seen: list[PoppedMessage] = []
+            for _ in range(5):
+                seen.append(await anext(consumer))
+                await consumer.ack(seen[-1])
+    assert [message.body for message in seen] == [b"%d" % number for number in range(5)]
+    assert len({message.receipt.pop_time_ms for message in seen[:ahead]}) == 1
+    assert len({message.receipt.start for message in seen}) == -(-5 // ahead)
 
 
 async def test_threads_pop_in_order_too(tmp_path: Path) -> None:

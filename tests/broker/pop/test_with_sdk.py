@@ -23,8 +23,8 @@ from tests.support.waiting_messages import WallClock
 pytestmark = pytest.mark.trio
 
 
-async def test_popped_messages_are_acknowledged_or_redelivered(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+async def test_popped_messages_are_acknowledged_or_redelivered(namesrv: str) -> None:
+    async with Producer(namesrv) as producer:
         for number in range(60):
             await producer.send(Message("T", b"%d" % number, tags="a"))
         await producer.send(Message("T", b"other", tags="b"))
@@ -131,8 +131,8 @@ async def test_threads_pop_too(tmp_path: Path) -> None:
             assert await trio.to_thread.run_sync(pop_all, namesrv) == [(b"good", 0), (b"bad", 0), (b"bad", 1)]
 
 
-async def test_unacknowledged_message_is_redelivered_to_another_consumer(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+async def test_unacknowledged_message_is_redelivered_to_another_consumer(namesrv: str) -> None:
+    async with Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))
         with trio.fail_after(60):
             async with PopConsumer(namesrv, "G", "T", invisible=1, consume_from="first") as first:
@@ -144,25 +144,23 @@ async def test_unacknowledged_message_is_redelivered_to_another_consumer(tmp_pat
                 await second.ack(message)
 
 
-async def test_pop_consumer_raises_for_unknown_topics_and_wrong_options(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv:
-        with pytest.raises(TopicNotFound):
-            async with PopConsumer(namesrv, "G", "Nowhere"):
-                pass
-        for wrong in (
-            {"invisible": 0},
-            {"consume_from": "now"},
-            {"ahead": -1},
-            {"ordered": True, "ahead": 0},
-            {"renew": True, "ordered": True},
-        ):
-            with pytest.raises(ValueError, match=next(iter(wrong))):
-                PopConsumer(namesrv, "G", "T", **wrong)
+async def test_pop_consumer_raises_for_unknown_topics_and_wrong_options(namesrv: str) -> None:
+    with pytest.raises(TopicNotFound):
+        async with PopConsumer(namesrv, "G", "Nowhere"):
+            pass
+    for wrong in (
+        {"invisible": 0},
+        {"consume_from": "now"},
+        {"ahead": -1},
+        {"ordered": True, "ahead": 0},
+        {"renew": True, "ordered": True},
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            PopConsumer(namesrv, "G", "T", **wrong)
 
 
-async def test_the_invisible_time_starts_when_a_waiting_pop_gets_its_message(tmp_path: Path) -> None:
+async def test_the_invisible_time_starts_when_a_waiting_pop_gets_its_message(namesrv: str) -> None:
     async with (
-        cluster(tmp_path) as namesrv,
         Producer(namesrv) as producer,
         PopConsumer(namesrv, "G", "T", invisible=1.5, consume_from="first", hold_seconds=10) as consumer,
     ):
@@ -228,8 +226,8 @@ async def test_an_extended_message_stays_hidden_and_can_be_acknowledged(tmp_path
                 await consumer.ack(message)
 
 
-async def test_closing_a_renewing_consumer_returns_its_messages(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+async def test_closing_a_renewing_consumer_returns_its_messages(namesrv: str) -> None:
+    async with Producer(namesrv) as producer:
         for body in (b"0", b"1", b"2"):
             await producer.send(Message("T", body))
         with trio.fail_after(60):
@@ -240,9 +238,9 @@ async def test_closing_a_renewing_consumer_returns_its_messages(tmp_path: Path) 
                 assert {(await anext(second)).body for _ in range(2)} == {b"0", b"1", b"2"} - {done.body}
 
 
-async def test_a_message_that_is_extended_twice_at_the_same_time_stays_hidden(tmp_path: Path) -> None:
+async def test_a_message_that_is_extended_twice_at_the_same_time_stays_hidden(namesrv: str) -> None:
     """The first extension makes the receipt of the second invalid. So it was with an extension during a renewal."""
-    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+    async with Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))
         with trio.fail_after(60):
             async with PopConsumer(namesrv, "G", "T", invisible=30, renew=True, consume_from="first") as consumer:
@@ -259,8 +257,8 @@ async def test_a_message_that_is_extended_twice_at_the_same_time_stays_hidden(tm
                 await consumer.ack(message)
 
 
-async def test_a_message_that_is_renewed_is_handled_once(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+async def test_a_message_that_is_renewed_is_handled_once(namesrv: str) -> None:
+    async with Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))
         with trio.fail_after(60):
             async with (

@@ -132,8 +132,8 @@ async def test_a_handler_continues_the_trace_of_the_producer(tmp_path: Path, spa
         }
 
 
-async def test_a_failed_handler_is_an_error_and_giving_back_is_a_span(tmp_path: Path, spans: Recorded) -> None:
-    async with cluster(tmp_path) as namesrv, Producer(namesrv, otel=spans.provider) as producer:
+async def test_a_failed_handler_is_an_error_and_giving_back_is_a_span(namesrv: str, spans: Recorded) -> None:
+    async with Producer(namesrv, otel=spans.provider) as producer:
         consumer = PushConsumer(namesrv, "G", consume_from="first", ordered=False, otel=spans.provider)
 
         @consumer.on("T")
@@ -153,9 +153,8 @@ async def test_a_failed_handler_is_an_error_and_giving_back_is_a_span(tmp_path: 
         assert (settled.kind, attributes(settled)["messaging.operation.type"]) == (SpanKind.CLIENT, "settle")
 
 
-async def test_deliveries_and_streams_are_spans_until_they_are_settled(tmp_path: Path, spans: Recorded) -> None:
+async def test_deliveries_and_streams_are_spans_until_they_are_settled(namesrv: str, spans: Recorded) -> None:
     async with (
-        cluster(tmp_path) as namesrv,
         Producer(namesrv, otel=spans.provider) as producer,
         PushConsumer(namesrv, "G", consume_from="first", otel=spans.provider) as consumer,
     ):
@@ -182,9 +181,8 @@ async def test_deliveries_and_streams_are_spans_until_they_are_settled(tmp_path:
         ]
 
 
-async def test_a_batch_is_one_span_and_its_readers_link_to_it(tmp_path: Path, spans: Recorded) -> None:
+async def test_a_batch_is_one_span_and_its_readers_link_to_it(namesrv: str, spans: Recorded) -> None:
     async with (
-        cluster(tmp_path) as namesrv,
         Producer(namesrv, otel=spans.provider) as producer,
         PullConsumer(namesrv, "G", consume_from="first", otel=spans.provider) as consumer,
     ):
@@ -219,9 +217,8 @@ async def test_a_batch_is_one_span_and_its_readers_link_to_it(tmp_path: Path, sp
         assert linked(processed[0]) <= {own_id(batch), own_id(single)}
 
 
-async def test_pops_are_received_and_settled(tmp_path: Path, spans: Recorded) -> None:
+async def test_pops_are_received_and_settled(namesrv: str, spans: Recorded) -> None:
     async with (
-        cluster(tmp_path) as namesrv,
         Producer(namesrv, otel=spans.provider) as producer,
         PopConsumer(namesrv, "G", "T", consume_from="first", otel=spans.provider) as consumer,
     ):
@@ -238,9 +235,8 @@ async def test_pops_are_received_and_settled(tmp_path: Path, spans: Recorded) ->
         assert popped[0].end_time <= settled[0].start_time  # type: ignore[operator]
 
 
-async def test_transactions_and_their_ends(tmp_path: Path, spans: Recorded) -> None:
+async def test_transactions_and_their_ends(namesrv: str, spans: Recorded) -> None:
     async with (
-        cluster(tmp_path) as namesrv,
         TransactionProducer(namesrv, "P", check=lambda message: None, otel=spans.provider) as producer,
     ):
         async with producer.transaction(Message("T", b"half")):
@@ -253,9 +249,8 @@ async def test_transactions_and_their_ends(tmp_path: Path, spans: Recorded) -> N
         assert spans.one("rollback T").status.status_code is StatusCode.UNSET
 
 
-async def test_a_context_of_the_application_is_kept_and_linked_to(tmp_path: Path, spans: Recorded) -> None:
+async def test_a_context_of_the_application_is_kept_and_linked_to(namesrv: str, spans: Recorded) -> None:
     async with (
-        cluster(tmp_path) as namesrv,
         Producer(namesrv, otel=spans.provider) as producer,
         PullConsumer(namesrv, "G", consume_from="first") as consumer,
     ):

@@ -21,8 +21,8 @@ from tests.support.name_server_and_broker import cluster
 pytestmark = pytest.mark.trio
 
 
-async def test_messages_are_looked_up_by_id_and_key(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer, Admin(namesrv) as admin:
+async def test_messages_are_looked_up_by_id_and_key(namesrv: str) -> None:
+    async with Producer(namesrv) as producer, Admin(namesrv) as admin:
         before = dt.datetime.now(dt.UTC)
         sent = [await producer.send(Message("T", b"%d" % n, keys=[f"k{n}", "all"])) for n in range(5)]
         after = dt.datetime.now(dt.UTC)
@@ -74,8 +74,8 @@ async def test_the_command_line_marks_the_brokers_own_topics(tmp_path: Path) -> 
     assert [line for line in lines if not line.endswith("(system)")] == ["T"]
 
 
-async def test_the_command_line_shows_every_figure_of_a_broker(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer, Admin(namesrv) as admin:
+async def test_the_command_line_shows_every_figure_of_a_broker(namesrv: str) -> None:
+    async with Producer(namesrv) as producer, Admin(namesrv) as admin:
         await producer.send(Message("T", b"x"))
         [address] = (await admin.cluster_info()).brokers["broker-a"].broker_addrs.values()
         names = (await admin.broker_runtime(address)).keys()
@@ -95,8 +95,8 @@ async def command(*arguments: str) -> str:
     return LOGGED.sub("", result.stdout)
 
 
-async def test_the_command_line_shows_them(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+async def test_the_command_line_shows_them(namesrv: str) -> None:
+    async with Producer(namesrv) as producer:
         sent = [await producer.send(Message("T", b"body %d" % n, keys=["all"])) for n in range(3)]
 
         async def lines(*arguments: str) -> list[str]:

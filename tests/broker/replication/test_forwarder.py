@@ -195,75 +195,77 @@ async def a_world(directory: Path, **given: Any) -> AsyncIterator[World]:
     world.reactor.close()
 
 
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with a_world(tmp_path) as world:
+        yield world
+
+
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_request_and_its_answer_are_forwarded_unchanged(tmp_path: Path, serialization: int) -> None:
-    async with a_world(tmp_path) as world:
-        leader, client = await world.leader(), FakeConnection()
-        world.ask(client, send(7), b"\x00\xff", serialization)
-        world.ask(client, commit(8), b"", serialization)
-        (first, inner, body, stream), (second, offset, _, _) = await leader.take(2)
-        assert (inner, body) == (send(7), b"\x00\xff")
-        assert offset == commit(8)
-        assert first.ext.born_host == HOST.hex()
-        assert first.ext.serialization == serialization
-        assert (first.ext.client_id, second.ext.client_id) == ("", "client of G")
-        reply = encode_response(7, 13, remark="too \u20ac", ext={"x": "1"}, serialization=serialization)
-        await stream.send_all(encode_response(first.opaque, 0, body=reply))
-        await until(lambda: bool(client.answers))
-        assert (client.answers[0].code, client.answers[0].remark, client.answers[0].ext) == (
-            13,
-            "too \u20ac",
-            {"x": "1"} | ({"forwardedTo": leader.address} if serialization == JSON else {}),
-        )
-        assert world.figures["forwarded_sends"] == world.figures["forwarded_offsets"] == 1
-        assert world.figures["forwarded_waiting"] == 1
+async def test_a_request_and_its_answer_are_forwarded_unchanged(world: World, serialization: int) -> None:
+    leader, client = await world.leader(), FakeConnection()
+    world.ask(client, send(7), b"\x00\xff", serialization)
+    world.ask(client, commit(8), b"", serialization)
+    (first, inner, body, stream), (second, offset, _, _) = await leader.take(2)
+    assert (inner, body) == (send(7), b"\x00\xff")
+    assert offset == commit(8)
+    assert first.ext.born_host == HOST.hex()
+    assert first.ext.serialization == serialization
+    assert (first.ext.client_id, second.ext.client_id) == ("", "client of G")
+    reply = encode_response(7, 13, remark="too \u20ac", ext={"x": "1"}, serialization=serialization)
+    await stream.send_all(encode_response(first.opaque, 0, body=reply))
+    await until(lambda: bool(client.answers))
+    assert (client.answers[0].code, client.answers[0].remark, client.answers[0].ext) == (
+        13,
+        "too \u20ac",
+        {"x": "1"} | ({"forwardedTo": leader.address} if serialization == JSON else {}),
+    )
+    assert world.figures["forwarded_sends"] == world.figures["forwarded_offsets"] == 1
+    assert world.figures["forwarded_waiting"] == 1
 
 
-async def test_requests_a_leader_did_not_serve_reach_the_next_one_in_order(tmp_path: Path) -> None:
-    async with a_world(tmp_path) as world:
-        old, client = await world.leader(), FakeConnection()
-        for opaque in range(1, 6):
-            world.ask(client, send(opaque))
-        await old.serve(2)
-        await until(lambda: client.opaques == [1, 2])
-        new = await world.leader()
-        for opaque in range(6, 9):
-            world.ask(client, send(opaque))
-        await old.refuse(3)
-        assert await new.serve(6) == [3, 4, 5, 6, 7, 8]
-        await until(lambda: client.opaques == [1, 2, 3, 4, 5, 6, 7, 8])
-        assert not client.closed
-        assert world.figures["forwarded_retried"] == 3
-        assert old.incoming == []
+async def test_requests_a_leader_did_not_serve_reach_the_next_one_in_order(world: World) -> None:
+    old, client = await world.leader(), FakeConnection()
+    for opaque in range(1, 6):
+        world.ask(client, send(opaque))
+    await old.serve(2)
+    await until(lambda: client.opaques == [1, 2])
+    new = await world.leader()
+    for opaque in range(6, 9):
+        world.ask(client, send(opaque))
+    await old.refuse(3)
+    assert await new.serve(6) == [3, 4, 5, 6, 7, 8]
+    await until(lambda: client.opaques == [1, 2, 3, 4, 5, 6, 7, 8])
+    assert not client.closed
+    assert world.figures["forwarded_retried"] == 3
+    assert old.incoming == []
 
 
-async def test_a_leader_that_is_not_ready_is_asked_again(tmp_path: Path) -> None:
-    async with a_world(tmp_path) as world:
-        leader, client = await world.leader(), FakeConnection()
-        world.ask(client, send(1))
-        world.ask(client, send(2))
-        await leader.refuse(2)
-        await leader.refuse(2, ResponseCode.NO_PERMISSION)
-        assert await leader.serve(2) == [1, 2]
-        await until(lambda: client.opaques == [1, 2])
+async def test_a_leader_that_is_not_ready_is_asked_again(world: World) -> None:
+    leader, client = await world.leader(), FakeConnection()
+    world.ask(client, send(1))
+    world.ask(client, send(2))
+    await leader.refuse(2)
+    await leader.refuse(2, ResponseCode.NO_PERMISSION)
+    assert await leader.serve(2) == [1, 2]
+    await until(lambda: client.opaques == [1, 2])
 
 
-async def test_after_a_leader_crash_sends_are_in_doubt_and_commits_are_repeated(tmp_path: Path) -> None:
-    async with a_world(tmp_path) as world:
-        leader = await world.leader()
-        sender, consumer, returner = FakeConnection(), FakeConnection(), FakeConnection()
-        world.ask(sender, send(1))
-        world.ask(consumer, commit(2))
-        back = SendBackExt(physical_offset=PhysicalOffset(1), group="G", delay_level=0)
-        world.ask(returner, ConsumerSendMsgBack(opaque=3, ext=back))
-        await leader.take(3)
-        world.follow(None)
-        await leader.streams[0].aclose()
-        await until(lambda: sender.closed and returner.closed)
-        assert await (await world.leader()).serve(1) == [2]
-        await until(lambda: consumer.opaques == [2])
-        assert not consumer.closed
-        assert world.figures["forwarded_unknown"] == 2
+async def test_after_a_leader_crash_sends_are_in_doubt_and_commits_are_repeated(world: World) -> None:
+    leader = await world.leader()
+    sender, consumer, returner = FakeConnection(), FakeConnection(), FakeConnection()
+    world.ask(sender, send(1))
+    world.ask(consumer, commit(2))
+    back = SendBackExt(physical_offset=PhysicalOffset(1), group="G", delay_level=0)
+    world.ask(returner, ConsumerSendMsgBack(opaque=3, ext=back))
+    await leader.take(3)
+    world.follow(None)
+    await leader.streams[0].aclose()
+    await until(lambda: sender.closed and returner.closed)
+    assert await (await world.leader()).serve(1) == [2]
+    await until(lambda: consumer.opaques == [2])
+    assert not consumer.closed
+    assert world.figures["forwarded_unknown"] == 2
 
 
 async def test_request_with_unknown_outcome_is_not_refused(tmp_path: Path) -> None:
@@ -282,28 +284,26 @@ async def test_request_with_unknown_outcome_is_not_refused(tmp_path: Path) -> No
         assert (world.figures["forwarded_unknown"], world.figures["forwarded_refused"]) == (1, 1)
 
 
-async def test_a_change_of_a_topic_in_doubt_is_not_repeated(tmp_path: Path) -> None:
+async def test_a_change_of_a_topic_in_doubt_is_not_repeated(world: World) -> None:
     """Repeated, it would undo what another operator has changed since, through another replica."""
-    async with a_world(tmp_path) as world:
-        leader, operator = await world.leader(), FakeConnection()
-        world.ask(operator, DeleteTopicInBroker(opaque=1, ext=DeleteTopicInBrokerExt(topic="T")))
-        await leader.take(1)
-        world.follow(None)
-        await leader.streams[0].aclose()
-        await until(lambda: operator.closed)
-        assert operator.answers == []
-        assert world.figures["forwarded_waiting"] == 0
+    leader, operator = await world.leader(), FakeConnection()
+    world.ask(operator, DeleteTopicInBroker(opaque=1, ext=DeleteTopicInBrokerExt(topic="T")))
+    await leader.take(1)
+    world.follow(None)
+    await leader.streams[0].aclose()
+    await until(lambda: operator.closed)
+    assert operator.answers == []
+    assert world.figures["forwarded_waiting"] == 0
 
 
-async def test_an_answer_of_unknown_outcome_closes_the_connection_of_the_sender_only(tmp_path: Path) -> None:
-    async with a_world(tmp_path) as world:
-        leader, lucky, unlucky = await world.leader(), FakeConnection(), FakeConnection()
-        world.ask(unlucky, send(1))
-        world.ask(lucky, send(2))
-        await leader.refuse(1, ResponseCode.SYSTEM_ERROR)
-        await leader.serve(1)
-        await until(lambda: lucky.opaques == [2])
-        assert (unlucky.closed, lucky.closed) == (True, False)
+async def test_an_answer_of_unknown_outcome_closes_the_connection_of_the_sender_only(world: World) -> None:
+    leader, lucky, unlucky = await world.leader(), FakeConnection(), FakeConnection()
+    world.ask(unlucky, send(1))
+    world.ask(lucky, send(2))
+    await leader.refuse(1, ResponseCode.SYSTEM_ERROR)
+    await leader.serve(1)
+    await until(lambda: lucky.opaques == [2])
+    assert (unlucky.closed, lucky.closed) == (True, False)
 
 
 async def test_without_a_leader_requests_wait_and_are_then_refused(tmp_path: Path) -> None:
@@ -320,48 +320,45 @@ async def test_without_a_leader_requests_wait_and_are_then_refused(tmp_path: Pat
         assert world.figures["forwarded_waiting"] == 0
 
 
-async def test_waiting_requests_are_served_by_a_new_leader(tmp_path: Path) -> None:
-    async with a_world(tmp_path) as world:
-        client, gone = FakeConnection(), FakeConnection()
-        world.ask(client, send(1))
-        world.ask(gone, send(2))
-        gone.closed = True
-        world.ask(client, send(3, oneway=True))
-        leader = await world.leader()
-        assert await leader.serve(2) == [1, 3]
-        await until(lambda: client.opaques == [1])
-        world.ask(client, send(4))
-        await leader.serve(1)
-        await until(lambda: client.opaques == [1, 4])  # and nothing for the one-way request
+async def test_waiting_requests_are_served_by_a_new_leader(world: World) -> None:
+    client, gone = FakeConnection(), FakeConnection()
+    world.ask(client, send(1))
+    world.ask(gone, send(2))
+    gone.closed = True
+    world.ask(client, send(3, oneway=True))
+    leader = await world.leader()
+    assert await leader.serve(2) == [1, 3]
+    await until(lambda: client.opaques == [1])
+    world.ask(client, send(4))
+    await leader.serve(1)
+    await until(lambda: client.opaques == [1, 4])  # and nothing for the one-way request
 
 
-async def test_forwarder_retries_an_unreachable_address(tmp_path: Path) -> None:
-    async with a_world(tmp_path) as world:
-        client = FakeConnection()
-        world.leader_address = "127.0.0.1:1"
-        world.forwarder.replicas_changed()
-        world.ask(client, send(1))
-        await trio.sleep(0.05)  # attempts to connect fail meanwhile
-        assert client.answers == []
-        leader = await world.leader()
-        await leader.serve(1)
-        await until(lambda: client.opaques == [1])
+async def test_forwarder_retries_an_unreachable_address(world: World) -> None:
+    client = FakeConnection()
+    world.leader_address = "127.0.0.1:1"
+    world.forwarder.replicas_changed()
+    world.ask(client, send(1))
+    await trio.sleep(0.05)  # attempts to connect fail meanwhile
+    assert client.answers == []
+    leader = await world.leader()
+    await leader.serve(1)
+    await until(lambda: client.opaques == [1])
 
 
-async def test_new_leader_serves_its_waiting_requests(tmp_path: Path) -> None:
-    async with a_world(tmp_path) as world:
-        old, client = await world.leader(), FakeConnection()
-        world.ask(client, send(1), b"one", BINARY)
-        [(request, _, _, stream)] = await old.take(1)
-        world.follow(None)
-        world.ask(client, send(2), b"two")
-        world.forwarder.lead()
-        assert not world.serves_locally, "the fate of the first is open, the second must not overtake it"
-        code = ResponseCode.SERVICE_NOT_AVAILABLE
-        await stream.send_all(encode_response(request.opaque, code))
-        await until(lambda: world.serves_locally)
-        assert client.served == [(send(1), b"one", BINARY), (send(2), b"two", JSON)]
-        assert world.figures["forwarded_waiting"] == 0
+async def test_new_leader_serves_its_waiting_requests(world: World) -> None:
+    old, client = await world.leader(), FakeConnection()
+    world.ask(client, send(1), b"one", BINARY)
+    [(request, _, _, stream)] = await old.take(1)
+    world.follow(None)
+    world.ask(client, send(2), b"two")
+    world.forwarder.lead()
+    assert not world.serves_locally, "the fate of the first is open, the second must not overtake it"
+    code = ResponseCode.SERVICE_NOT_AVAILABLE
+    await stream.send_all(encode_response(request.opaque, code))
+    await until(lambda: world.serves_locally)
+    assert client.served == [(send(1), b"one", BINARY), (send(2), b"two", JSON)]
+    assert world.figures["forwarded_waiting"] == 0
 
 
 async def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
@@ -388,19 +385,17 @@ async def test_bytes_that_wait_are_bounded(tmp_path: Path) -> None:
         world.ask(client, send(4), bytes(600_000))
 
 
-async def test_a_request_that_fits_no_frame_with_ours_around_it_is_refused(tmp_path: Path) -> None:
-    async with a_world(tmp_path) as world:
-        with pytest.raises(RequestRefused, match="MESSAGE_ILLEGAL"):
-            world.ask(FakeConnection(), send(1), bytes(16 * 1024 * 1024 - 300))
+async def test_a_request_that_fits_no_frame_with_ours_around_it_is_refused(world: World) -> None:
+    with pytest.raises(RequestRefused, match="MESSAGE_ILLEGAL"):
+        world.ask(FakeConnection(), send(1), bytes(16 * 1024 * 1024 - 300))
 
 
-async def test_a_hung_leader_does_not_block_requests_to_the_next_one(tmp_path: Path) -> None:
-    async with a_world(tmp_path) as world:
-        hung, sender, client = await world.leader(), FakeConnection(), FakeConnection()
-        world.ask(sender, send(1))
-        await hung.take(1)
-        new = await world.leader()
-        world.ask(client, send(2))
-        assert await new.serve(1) == [2]
-        await until(lambda: client.opaques == [2])
-        assert sender.closed
+async def test_a_hung_leader_does_not_block_requests_to_the_next_one(world: World) -> None:
+    hung, sender, client = await world.leader(), FakeConnection(), FakeConnection()
+    world.ask(sender, send(1))
+    await hung.take(1)
+    new = await world.leader()
+    world.ask(client, send(2))
+    assert await new.serve(1) == [2]
+    await until(lambda: client.opaques == [2])
+    assert sender.closed
