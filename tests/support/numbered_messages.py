@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
-
 from mq.protocol.codes import ResponseCode
-from tests.support.running_broker import (
-    Answer,
-    Client,
-    RunningBroker,
-    properties,
-    running,
-)
-
-
-@contextlib.asynccontextmanager
-async def one(directory: Path, **given: Any) -> AsyncIterator[tuple[RunningBroker, Client]]:
-    async with running(directory, **given) as broker:
-        yield broker, await broker.connect()
+from tests.support.running_broker import Answer, properties
 
 
 def numbered(number: object, producer: str = "p1", **given: str) -> str:
