@@ -170,7 +170,7 @@ async def a_group_goes_on_where_it_ended(namesrv: str, way: str) -> None:
 async def what_is_refused_is_certainly_not_stored(namesrv: str) -> None:
     noise = random.Random(1).randbytes(MESSAGE_BYTES_MAX + 1)
     async with new_topic(namesrv) as topic, Producer(namesrv) as producer, Admin(namesrv) as admin:
-        with pytest.raises(SendRejected, match="body of 100001 bytes") as too_large:
+        with pytest.raises(SendRejected, match="the body has 100001 bytes") as too_large:
             await producer.send(Message(topic, noise))
         assert (too_large.value.code, too_large.value.stored) == (ResponseCode.MESSAGE_ILLEGAL, "no")
         with pytest.raises(MessageRefused, match="4194305 bytes"):
