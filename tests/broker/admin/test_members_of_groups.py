@@ -12,7 +12,7 @@ import trio
 
 from mq.broker.admin.members_of_groups import MEMBER_BYTES_MAX, QUEUES_BYTES_MAX
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.consumer_group import told_text
+from mq.broker.net.consumer_group import summary_text
 from mq.broker.net.slow_answers import SlowAnswers
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.clients import ClientBehindProxy, ConsumerData, HeartbeatOfProxy, SubscriptionData
@@ -74,7 +74,7 @@ async def test_members_that_pop_and_those_of_a_proxy_are_compared_with_others(br
         ClientBehindProxy("p2", "billing", "192.0.2.7:2", subscriptions=[("Orders", "a > 1", "SQL92")]),
     ]
     proxy = await broker.connect()
-    heartbeat = HeartbeatOfProxy(client_id="proxy", behind=behind)
+    heartbeat = HeartbeatOfProxy(client_id="proxy", proxied_clients=behind)
     assert (await proxy.request(RequestCode.HEART_BEAT, body=heartbeat.encode())).code == 0
     found = await told(client, differing=True)
     assert [(each.client.client_id, each.subscribes) for each in found["billing"]] == [
@@ -85,11 +85,11 @@ async def test_members_that_pop_and_those_of_a_proxy_are_compared_with_others(br
 
 async def test_long_subscriptions_are_cut_and_still_differ() -> None:
     rows = [(f"topic-{number:03}", "*", "TAG") for number in range(100)]
-    one, other = told_text(rows), told_text([*rows[:-1], ("topic-099", "x", "TAG")])
+    one, other = summary_text(rows), summary_text([*rows[:-1], ("topic-099", "x", "TAG")])
     assert one != other
     assert max(len(one), len(other)) < 400
     assert "(100 in all, checksum " in one
-    assert told_text([("%RETRY%billing", "*", "TAG")]) == ""
+    assert summary_text([("%RETRY%billing", "*", "TAG")]) == ""
 
 
 async def test_queues_of_members_come_in_one_answer(broker: RunningBroker) -> None:

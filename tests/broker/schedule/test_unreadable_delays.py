@@ -112,7 +112,7 @@ async def test_a_disk_that_gives_nothing_is_not_gone_through_to_its_end(
 ) -> None:
     names = [b"m%d" % number for number in range(8)]
     disk.lost = set(names)
-    async with broker_client(tmp_path, limits=limited(waiting={"passed_over_max": 3})) as client:
+    async with broker_client(tmp_path, limits=limited(waiting={"unreadable_skipped_max": 3})) as client:
         await send(client, *names)
         clock.now_ms += SECONDS * 1000
         await figures(client, 8, 3)

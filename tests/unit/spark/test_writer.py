@@ -18,7 +18,7 @@ from mq.protocol.messages.batch import split_batch
 from mq.protocol.messages.sequencing import SequenceRange, sent_range
 from spark.client import Answer, Connection, Unreachable
 from spark.errors import RowRefused, WriteFailed
-from spark.numbering import Destination, Job, home, producer_id
+from spark.numbering import Destination, Job, group_of_producer, producer_id
 from spark.outgoing import sink_columns
 from spark.writer import TEST_MIN, TaskWriter, WriterOptions, Written
 
@@ -359,7 +359,7 @@ def test_rows_without_a_group_have_one_home() -> None:
     for partition in range(12):
         cluster.write([rows(body=[b"%d" % partition] * 25)], partition=partition)
     for partition in range(12):
-        expected = home(producer_id(JOB, partition, Destination("T")), "abc")
+        expected = group_of_producer(producer_id(JOB, partition, Destination("T")), "abc")
         found = [name for name, group in cluster.groups.items() if group.bodies()[b"%d" % partition]]
         assert found == [expected]
 
