@@ -25,12 +25,7 @@ from mq.store.sequenced import SequencedRecord
 from raftlog import EntryUnusable, RealDisk, SegmentLog
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import HEADER_BYTES, NORMAL
-from tests.support.running_broker import (
-    broker_settings,
-    interpreter_as_before,
-    properties,
-    running,
-)
+from tests.support.running_broker import broker_settings, interpreter_as_before, properties, running
 
 
 def record(topic: str, body: bytes = b"body", *, offset: int = 0, **given: Any) -> bytes:

@@ -12,13 +12,7 @@ from anyio.from_thread import start_blocking_portal
 from pyspark.errors import AnalysisException
 
 from mq.client.message import Message
-from tests.interop.clients import (
-    SERVERS_VERSION,
-    BuildFailed,
-    build_servers,
-    servers_built,
-    tools_missing,
-)
+from tests.interop.clients import SERVERS_VERSION, BuildFailed, build_servers, servers_built, tools_missing
 from tests.interop.rocketmq_servers import RocketMQCluster
 from tests.spark.conftest import Query
 from tests.spark.equal_rows import OTHERS, PLAIN, Kind, compare

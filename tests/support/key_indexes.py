@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mq.protocol.messages.records import (
-    ROLLBACK,
-    encode_host,
-    encode_record,
-)
+from mq.protocol.messages.records import ROLLBACK, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.job import IndexJob

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mq.client import (
-    Producer,
-)
+from mq.client import Producer
 from tests.unit.client.fake_cluster import FakeCluster
 
 SEND = 310

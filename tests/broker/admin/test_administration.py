@@ -9,16 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.client import (
-    Admin,
-    BrokerError,
-    Message,
-    MessageQueue,
-    Producer,
-    PushConsumer,
-    ReceivedMessage,
-    TopicNotFound,
-)
+from mq.client import Admin, BrokerError, Message, MessageQueue, Producer, PushConsumer, ReceivedMessage, TopicNotFound
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import NameRefused
 from mq.protocol.numbers import QueueOffset

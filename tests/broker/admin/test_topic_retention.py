@@ -17,14 +17,7 @@ from mq.broker.state.expired_messages import ExpireMessages
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.retention_attributes import RESERVE_TIME
-from tests.support.running_broker import (
-    Client,
-    broker_client,
-    broker_settings,
-    properties,
-    running,
-    send_ext,
-)
+from tests.support.running_broker import Client, broker_client, broker_settings, properties, running, send_ext
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 

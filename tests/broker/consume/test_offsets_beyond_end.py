@@ -13,14 +13,7 @@ from mq.monitoring.families import Family
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.group_progress import read_progress
 from tests.support.popping import popped
-from tests.support.running_broker import (
-    SUBSCRIPTION,
-    SUSPEND,
-    Client,
-    broker_client,
-    broker_settings,
-    pull_ext,
-)
+from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, broker_client, broker_settings, pull_ext
 from tests.support.steps import result_of
 from tests.support.waiting import until
 

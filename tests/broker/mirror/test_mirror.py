@@ -21,14 +21,7 @@ from mq.cli.mirror.setup import create_users, extend_mirror
 from mq.cli.mirror.state import MirrorState
 from mq.cli.mirror.state_file import load, save
 from mq.cli.mirror.verification import verify
-from mq.client import (
-    BrokerError,
-    Message,
-    MessageQueue,
-    NoRoute,
-    Producer,
-    RequestTimeout,
-)
+from mq.client import BrokerError, Message, MessageQueue, NoRoute, Producer, RequestTimeout
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol import properties as props

@@ -15,15 +15,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.chunks import Incoming
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
 from raftlog import Reactor
-from tests.support.running_broker import (
-    SUBSCRIPTION,
-    SUSPEND,
-    Client,
-    RunningBroker,
-    broker_client,
-    limited,
-    pull_ext,
-)
+from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, RunningBroker, broker_client, limited, pull_ext
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio

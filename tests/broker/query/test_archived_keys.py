@@ -19,15 +19,7 @@ from mq.store.key_index.archived_parts import Fetch, copy_part
 from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.search import KeyQuery, KeySearch, SearchResult
 from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
-from tests.support.running_broker import (
-    Answer,
-    Client,
-    broker_client,
-    limited,
-    properties,
-    running,
-    send_ext,
-)
+from tests.support.running_broker import Answer, Client, broker_client, limited, properties, running, send_ext
 from tests.support.short_logs import COUNT, MIB, SMALL, body
 from tests.support.waiting import until, wait_until
 

@@ -161,9 +161,7 @@ async def test_a_topic_may_become_smaller_meanwhile(client: Client, clock: WallC
     assert [message.body for message in await wait_stored(client, 1, "Big", 1)] == [b"body"]
 
 
-async def test_message_of_a_deleted_topic_is_dropped(
-    client: Client, clock: WallClock, brokers: list[Broker]
-) -> None:
+async def test_message_of_a_deleted_topic_is_dropped(client: Client, clock: WallClock, brokers: list[Broker]) -> None:
     await client.create_topic("Gone", 1)
     for topic in ("T", "Gone", "T"):
         assert (await client.send(topic, i=properties(DELAY="1"))).code == 0
