@@ -192,26 +192,17 @@ def fix_term(
     low = lowered_term(last_term)
     is_plausible = old <= low
     found = f"{where}: term {old}, vote {report.state.voted_for or 'for nobody'}, last entry of term {last_term}"
+    new = old
     if raise_to is not None:
         if not old < raise_to < TERM_MAX:
             raise CommandFailed(f"{found}. --raise-to {raise_to}; allowed: {old + 1} to {TERM_MAX - 1}")
-        new = raise_to
-    elif not is_plausible and low >= TERM_MAX:
-        raise CommandFailed(
-            f"{found}. Entries of the log have a term that leaves no room, and no command can change that"
-        )
-    elif lower and not is_plausible:
-        if not all_stopped:
-            raise CommandFailed(
-                f"{found}. Nothing was changed. Lowering a term is safe only while every node of the group is stopped, "
-                "and on every node with such a term before any of them starts: confirm with --all-stopped"
-            )
-        new = low
-    else:
-        new = old
+        new = Term(raise_to)
+    elif not is_plausible:
+        _check_lowering(found, low, lower=lower, all_stopped=all_stopped)
+        new = Term(low) if lower else old
     if new != old:
         try:
-            set_term(RealDisk(), where, Term(new))
+            set_term(RealDisk(), where, new)
         except SegmentError as error:
             raise CommandFailed(str(error)) from error
     if as_json:
@@ -235,6 +226,21 @@ def fix_term(
     else:
         print(f"{low} is the lowest possible term")
         print("nothing was changed; to lower it, pass --lower --all-stopped; --help says when that is safe")
+
+
+def _check_lowering(found: str, low: int, *, lower: bool, all_stopped: bool) -> None:
+    """Raises CommandFailed if no term is low enough, or it was not confirmed that all nodes are stopped."""
+    from raftlog.terms import TERM_MAX
+
+    if low >= TERM_MAX:
+        raise CommandFailed(
+            f"{found}. Entries of the log have a term that leaves no room, and no command can change that"
+        )
+    if lower and not all_stopped:
+        raise CommandFailed(
+            f"{found}. Nothing was changed. Lowering a term is safe only while every node of the group is stopped, "
+            "and on every node with such a term before any of them starts: confirm with --all-stopped"
+        )
 
 
 @app.command("dump")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -104,11 +105,12 @@ async def serve(
             if monitoring_listeners:
                 monitoring = Monitoring(lambda: collect(figures), reason)
                 nursery.start_soon(monitoring.serve, monitoring_listeners)
-            nursery.start_soon(_tick, sandbox)
+            # A filter that runs for too long is stopped by its count of ticks.
+            nursery.start_soon(_repeat, EPOCH_SECONDS, sandbox.tick)
             if java is not None:
                 nursery.start_soon(_look_at_machines, java)
             if certificate is not None:
-                nursery.start_soon(_look_at_files, certificate)
+                nursery.start_soon(_repeat, _LOOK_SECONDS, certificate.refresh)
             await nursery.start(partial(trio.serve_listeners, connections.serve, listeners))
             nursery.start_soon(link.stay_registered, address)
             task_status.started((host, port))
@@ -118,20 +120,13 @@ async def serve(
         log.info("stopped", host=host, port=port)
 
 
-async def _tick(sandbox: Sandbox) -> None:
-    """Let time pass for filters: a filter that runs for too long is stopped by its count of ticks."""
+async def _repeat(seconds: float, action: Callable[[], None]) -> None:
     while True:
-        await trio.sleep(EPOCH_SECONDS)
-        sandbox.tick()
+        await trio.sleep(seconds)
+        action()
 
 
 async def _look_at_machines(java: JavaSandbox) -> None:
     while True:
         await trio.sleep(_LOOK_SECONDS)
         await trio.to_thread.run_sync(java.end_idle_processes)
-
-
-async def _look_at_files(certificate: Certificate) -> None:
-    while True:
-        await trio.sleep(_LOOK_SECONDS)
-        certificate.refresh()

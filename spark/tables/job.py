@@ -33,6 +33,7 @@ from spark.options import OptionRefused
 from spark.plan import PlanRefused
 from spark.positions import PositionRefused
 from spark.tables.commits import Commit, CommitRefused, check_owner, identity, messages_between, shown_position
+from spark.tables.compaction import UpkeepRefused, compact
 from spark.tables.documents import DocumentRefused
 from spark.tables.frames import Messages
 from spark.tables.layout import SchemaRefused
@@ -46,7 +47,7 @@ from spark.tables.shipped_code import is_in_archive, pack, stand_in
 from spark.tables.state_directory import StateDirectory
 from spark.tables.submission import is_local, session_settings
 from spark.tables.topic import TopicSource
-from spark.tables.upkeep import UpkeepRefused, compact, compare, kept_ranges
+from spark.tables.verification import compare, kept_ranges
 
 REFUSED: Final = (
     CommitRefused,

@@ -25,6 +25,7 @@ import pytest
 from mq.client.message import Message
 from spark.tables import lake_targets
 from spark.tables.commits import Commit, CommitRefused, messages_between
+from spark.tables.compaction import RETAIN_SNAPSHOTS, compact
 from spark.tables.frames import Messages
 from spark.tables.installed import PACKAGES, installed_spark
 from spark.tables.job import run, target_of
@@ -34,7 +35,7 @@ from spark.tables.loop import Loop, Stopped
 from spark.tables.pipeline import Pipeline, parse_pipeline
 from spark.tables.state_directory import StateDirectory
 from spark.tables.topic import TopicSource
-from spark.tables.upkeep import RETAIN_SNAPSHOTS, compact, compare, kept_ranges, table_rows
+from spark.tables.verification import compare, kept_ranges, table_rows
 from tests.spark.spark_cluster import standalone
 from tests.spark.stage import Stage
 from tests.spark.table_commands import TableCommand

@@ -23,7 +23,7 @@ from spark.tables.layout import SchemaRefused
 from spark.tables.pipeline import Pipeline, parse_pipeline
 from spark.tables.state_directory import StateDirectory
 from spark.tables.status import known_commit, table_status
-from spark.tables.upkeep import compare, kept_ranges, table_rows
+from spark.tables.verification import compare, kept_ranges, table_rows
 from tests.spark.stage import Stage
 from tests.support.dev_clusters import short_lived
 from tests.support.object_storage import BUCKET, ObjectStorage, object_storage

@@ -25,8 +25,8 @@ from spark.tables.parquet_directory import DirectoryUnusable, Locked, ParquetDir
 from spark.tables.pipeline import Pipeline, parse_pipeline
 from spark.tables.state_directory import StateDirectory
 from spark.tables.status import table_status
-from spark.tables.upkeep import compare, kept_ranges
 from spark.tables.upserts import latest_changes
+from spark.tables.verification import compare, kept_ranges
 from tests.spark.stage import Stage
 from tests.spark.table_case import EXPLICIT, Case, body
 

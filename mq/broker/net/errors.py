@@ -10,6 +10,12 @@ from mq.protocol.errors import ProtocolError
 
 T = TypeVar("T")
 
+DISK_FULL = (
+    "DISK_FULL: service not available now. It may be caused by one of the following reasons: the broker's disk is full "
+    "[CL: {0:5.2f} CQ: {0:5.2f} INDEX: -1.00], messages are put to the slave, message store has been shut down, etc."
+)
+"""The text of RocketMQ brokers, since users search for it; the number is the used part of the disk."""
+
 
 class RequestRefused(Exception):
     """The request was certainly not executed; the client gets ``code``, ``remark`` and the fields of ``ext``."""

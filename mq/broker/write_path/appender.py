@@ -18,7 +18,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.errors import DISK_FULL, RequestRefused
 from mq.broker.write_path.entry_builder import Entry, EntryBuilder, PendingItem
 from mq.broker.write_path.gathering import Gathering
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Unknown
@@ -28,12 +28,6 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.wire.encoding import SendReplyTemplate
 from mq.store.built_runs import BuiltRun
 from raftlog import Refusal
-
-_DISK_FULL = (
-    "DISK_FULL: service not available now. It may be caused by one of the following reasons: the broker's disk is full "
-    "[CL: {0:5.2f} CQ: {0:5.2f} INDEX: -1.00], messages are put to the slave, message store has been shut down, etc."
-)
-"""The text of RocketMQ brokers, since users search for it; the number is the used part of the disk."""
 
 
 class Log(Protocol):
@@ -209,7 +203,7 @@ class Appender:
             entry = Entry(nbytes)
             index = self._log.append(nbytes, partial(self._builder.build, pending[start:end], entry))
             if index is Refusal.DISK_FULL:
-                self._report(pending[start:], Refused(_DISK_FULL.format(self._disk_used())))
+                self._report(pending[start:], Refused(DISK_FULL.format(self._disk_used())))
                 break
             if isinstance(index, Refusal):
                 self.pending = pending[start:] + self.pending

@@ -1,4 +1,4 @@
-"""What is done to a table besides writing it: compare it with its topic, and rewrite its small files."""
+"""Compares a table with its topic: `verify`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pyspark.sql import functions as f
 from spark.positions import parse_position
 from spark.tables.column_types import parse_schema, quoted
 from spark.tables.commits import Commit
+from spark.tables.compaction import UpkeepRefused
 from spark.tables.frames import Messages, partitioned
 from spark.tables.loop import Range
 from spark.tables.parquet_directory import OWN, directory_pattern
@@ -18,13 +19,8 @@ from spark.tables.pipeline import Pipeline
 from spark.tables.topic import TopicSource
 
 _PLACE: Final = ("_broker_name", "_queue_id")
-RETAIN_SNAPSHOTS: Final = 20
 DIFFERENCES_MAX: Final = 10
 """Rows of each queue that are named."""
-
-
-class UpkeepRefused(Exception):
-    """The table's kind does not have what was asked for; says what to do instead."""
 
 
 def table_rows(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
@@ -79,32 +75,6 @@ def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Ran
         }
         for (_, name, number), (low, high) in ranges.items()
     ]
-
-
-def compact(
-    spark: SparkSession, pipeline: Pipeline, target: Any, last: Commit, retain: int = RETAIN_SNAPSHOTS
-) -> dict[str, Any]:
-    """Rewrite small files into large ones, and let old snapshots expire, but not the position in the topic: ``last`` is
-    the table's last commit, found by its ``target``. The newest ``retain`` snapshots stay in any case. Raises
-    UpkeepRefused for Parquet.
-    """
-    table = pipeline.table
-    if table.format == "parquet":
-        raise UpkeepRefused(
-            "a directory of Parquet files cannot be compacted while it is read: a reader would see rows twice, or not. "
-            "Commit less often (trigger, max_messages_per_commit), or use delta or iceberg"
-        )
-    if table.format == "delta":
-        name = "delta.`" + str(table.location).replace("`", "``") + "`"
-        target.keep(last)  # first: each of the others may let Delta forget it
-        row = spark.sql(f"OPTIMIZE {name}").first()
-        spark.sql(f"VACUUM {name}")
-        return {"rewritten": row["metrics"]["numFilesRemoved"], "added": row["metrics"]["numFilesAdded"]}
-    catalog, _, rest = str(table.name).partition(".")
-    row = spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{rest}')").first()
-    retained = retain + target.snapshots_since_commit()
-    spark.sql(f"CALL {catalog}.system.expire_snapshots(table => '{rest}', retain_last => {retained})")
-    return {"rewritten": row["rewritten_data_files_count"], "added": row["added_data_files_count"]}
 
 
 def kept_ranges(pipeline: Pipeline, commit: Commit) -> Range:
