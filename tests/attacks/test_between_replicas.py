@@ -83,7 +83,7 @@ async def broker_with_tls(
 
 
 @pytest.mark.parametrize("mode", ["permissive", "enforcing"])
-async def test_somebody_in_between_with_a_certificate_of_his_own_gets_no_proof(
+async def test_interceptor_with_another_certificate_gets_no_proof(
     tmp_path: Path, authority: Authority, mode: str
 ) -> None:
     """He could read what clients of the other replica send, and change it: forwarded requests have no tags."""

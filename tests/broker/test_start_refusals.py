@@ -119,7 +119,7 @@ async def test_a_file_system_that_cannot_be_written() -> None:
 
 
 @pytest.mark.trio
-async def test_a_directory_that_belongs_to_somebody_else(tmp_path: Path) -> None:
+async def test_broker_refuses_a_directory_of_another_group(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await (await broker.connect()).send()
     before = content(tmp_path)
@@ -254,7 +254,7 @@ def test_the_identity_of_a_log_is_that_of_its_group() -> None:
     assert len({identity(), identity(group="b"), identity(cluster="b"), identity(cluster_id="b")}) == 4
 
 
-def test_a_broker_that_listens_everywhere_must_say_where_clients_find_it() -> None:
+def test_broker_listening_on_all_addresses_needs_advertise() -> None:
     with pytest.raises(pydantic.ValidationError, match="advertise"):
         BrokerSettings(listen="0.0.0.0:10911")
     BrokerSettings(listen="0.0.0.0:10911", advertise="192.0.2.7:10911")
@@ -294,7 +294,7 @@ async def test_a_file_of_a_newer_version(tmp_path: Path, name: str, change: Call
 
 
 @pytest.mark.trio
-async def test_a_directory_whose_restore_did_not_finish(tmp_path: Path) -> None:
+async def test_broker_refuses_an_unfinished_restore(tmp_path: Path) -> None:
     (tmp_path / "commitlog.restoring").mkdir()
     text = await refusal(broker_settings(tmp_path))
     assert "`raftmq restore` did not finish in this directory" in text

@@ -17,7 +17,7 @@ MINUTE = dt.timedelta(minutes=1)
 
 
 @pytest.mark.parametrize("days", [1, -1])
-async def test_time_goes_on_as_brokers_believe_it_after_a_jump(days: int) -> None:
+async def test_kit_time_follows_the_broker_clock_after_a_jump(days: int) -> None:
     """What is due by the clock of the machine is not due by theirs, and was waited for in vain."""
     async with open_kit() as kit, Admin(kit.namesrv) as admin, Producer(kit.namesrv) as producer:
         await admin.create_topic("T")

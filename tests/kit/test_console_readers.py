@@ -47,7 +47,7 @@ async def test_a_topic_names_groups_that_have_offsets_only(browser: Browser) -> 
     assert "it has offsets only" in row_of(page, "deleted")
 
 
-async def test_a_message_says_whether_a_group_with_offsets_only_has_got_it(browser: Browser) -> None:
+async def test_message_page_shows_progress_of_groups_without_members(browser: Browser) -> None:
     for offset, words in ((2, "has got it"), (3, "stands at it"), (4, "has not come to it")):
         page = await browser.get(f"/message?topic=Orders&broker=broker-a&queue=0&offset={offset}")
         row = page.content.split(">deleted<", 1)[1].split("</tr>", 1)[0]

@@ -112,7 +112,7 @@ async def test_a_learner_joins_under_load_becomes_a_voter_and_leads(tmp_path: Pa
         await group.grown(50)
 
 
-async def test_a_node_joins_a_log_whose_beginning_is_gone_and_leads(tmp_path: Path) -> None:
+async def test_node_joins_a_shortened_log_and_leads(tmp_path: Path) -> None:
     """It gets files and a snapshot; what was before is known from that alone, for no entry tells it any more."""
     short = {"retention_bytes": "1048576", "retention_check_seconds": "0.3", "checkpoint_seconds": "0.3"}
     async with group_of_three(tmp_path, **short) as group, Admin(group.cluster.namesrv) as admin:

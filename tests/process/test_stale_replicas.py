@@ -103,5 +103,5 @@ async def _run(directory: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_no_replica_says_where_a_consumer_was(tmp_path: Path) -> None:
+def test_stale_replicas_return_no_old_offsets(tmp_path: Path) -> None:
     trio.run(_run, tmp_path)

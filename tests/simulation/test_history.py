@@ -161,7 +161,7 @@ def test_read_that_goes_back(history: History) -> None:
         history.read(B, history.read_floor(), 1)
 
 
-def test_acknowledged_entry_that_is_gone(history: History) -> None:
+def test_history_finds_a_lost_acknowledged_entry(history: History) -> None:
     commit(history, A, TWO)
     history.acknowledge(12, 2)
     with pytest.raises(Violation, match="lost write"):

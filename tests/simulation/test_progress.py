@@ -24,7 +24,7 @@ def test_each_figure_that_falls_is_progress() -> None:
         assert progress.may_go_on(100.0), figures
 
 
-def test_sends_that_clients_left_behind_are_stored_before_anything_is_finished() -> None:
+def test_unstored_sends_count_as_progress() -> None:
     """As in seed 71 of "pop": 4,500 sends are stored, one in each round trip, before the first pop is answered."""
     progress = Progress(20.0, 66.0)
     for now in range(20, 80):

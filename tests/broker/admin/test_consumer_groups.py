@@ -75,7 +75,7 @@ async def test_new_group_gets_messages_sent_while_it_asks_for_its_offset(client:
     assert [record.body for record in (await client.pull(offset=begin)).records] == [b"first"]
 
 
-async def test_a_queue_whose_beginning_is_cold_is_not_read_from_there(tmp_path: Path) -> None:
+async def test_cold_queue_beginning_gives_a_new_group_no_offset(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, slow_consumer_bytes=64 * 1024) as client:
         await client.send()
         assert await client.committed() == 0

@@ -67,7 +67,7 @@ def test_a_message_for_a_known_queue_takes_the_short_way(publishing: Publishing)
     assert publishing.stored() == ["a", "b", "c"]
 
 
-def test_a_message_whose_answer_is_lost_is_stored_once(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_with_a_lost_answer_is_stored_once(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = blocking_send._Line.ask
 
     def answer_is_lost(line: Any, *args: Any) -> Any:

@@ -136,7 +136,7 @@ async def test_the_lag_of_a_wildcard_group_counts_unread_lite_topics(tmp_path: P
         assert (info.lag, sorted(each.lite_topic for each in info.longest or [])) == (2, ["a", "b"])
 
 
-async def test_a_dispatch_serves_a_client_whose_news_was_lost(
+async def test_dispatch_serves_a_client_after_a_lost_notification(
     tmp_path: Path, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path, group="b-a") as broker:

@@ -185,7 +185,7 @@ async def test_a_topic_recreated_at_raftmq_is_copied_behind_the_old_one(tmp_path
         assert await orders(target) == {0: [b"old", b"new"]}
 
 
-async def test_a_last_copy_whose_original_expired_does_not_block_its_queue(tmp_path: Path) -> None:
+async def test_expired_original_of_the_last_copy_does_not_block_its_queue(tmp_path: Path) -> None:
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await send_orders(producer, 0, 3)
         await copy_all(source, target, path)

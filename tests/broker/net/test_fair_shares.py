@@ -30,9 +30,7 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_shares")
-async def test_pulls_whose_time_is_over_are_answered_a_few_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_expired_pulls_are_answered_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of clients that do not read come again twenty times a second."""
     most = 0
     resumed = 0

@@ -117,7 +117,7 @@ def test_an_unreadable_message_blocks_no_other_and_is_retried_less_often(monkeyp
     assert machine.metadata.pops.count == 0
 
 
-def test_losses_the_queue_learns_late_are_counted_and_the_rest_redelivered() -> None:
+def test_late_losses_are_counted_and_other_messages_redelivered() -> None:
     machine = started(3)
     machine.pop(3, 0, 0, True)
     entries = machine.log.queues["T", 0].entries
@@ -174,7 +174,7 @@ def test_message_is_not_held_for_a_disconnected_client() -> None:
     assert machine.connection.held_pulls == 1
 
 
-def test_messages_whose_client_goes_while_they_are_popped_are_visible_at_once() -> None:
+def test_pop_of_a_disconnected_client_is_visible_again_at_once() -> None:
     """A worker that stops drops its pop; the messages waited for the end of their invisible time."""
     machine = started(2)
     machine.pop(2, 0, 0, False)

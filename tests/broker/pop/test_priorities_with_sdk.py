@@ -41,7 +41,7 @@ async def make_topic(kit: Kit, queues: int = 10) -> None:
 
 
 @on_virtual_time
-async def test_urgent_messages_come_first_and_say_their_priority() -> None:
+async def test_urgent_messages_come_first_with_their_priority() -> None:
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         await make_topic(kit)
         queue = (await producer.queues("T"))[3]

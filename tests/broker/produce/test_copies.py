@@ -78,7 +78,7 @@ async def test_copies_may_have_the_longest_properties_of_a_record(client: Client
     assert f"maximum: {props.PROPERTIES_BYTES_MAX}" in str(answer.remark)
 
 
-async def test_a_single_copy_may_be_as_large_as_a_message_by_itself(tmp_path: Path) -> None:
+async def test_single_copy_may_be_as_large_as_a_message(tmp_path: Path) -> None:
     async with broker_client(tmp_path, message_bytes_max=2000) as client:
         assert (await send(client, [BatchedMessage(bytes(2000), "")], copies())).code == ResponseCode.SUCCESS
         too_large = await send(client, [BatchedMessage(bytes(2001), "")], copies(1))

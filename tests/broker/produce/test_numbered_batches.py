@@ -187,7 +187,7 @@ async def test_numbers_and_shared_properties_go_together(client: Client, seriali
     assert [record.properties.get("RAFTMQ_SEQUENCE") for record in records] == ["1-2", None]
 
 
-async def test_the_sdk_sends_them_and_says_when_places_are_not_known(tmp_path: Path) -> None:
+async def test_sdk_sends_numbered_batches_and_reports_unknown_offsets(tmp_path: Path) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, _), Producer(namesrv, "P") as producer:
         batch = [Message("T", b"%d:" % number) for number in range(3)]
         queue = MessageQueue("T", "broker-a", 0)

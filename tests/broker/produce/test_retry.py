@@ -128,7 +128,7 @@ async def test_dead_letter_from_a_consumer_copy_names_its_reason(client: Client,
     assert said.items() <= dead.properties.items()
 
 
-async def test_the_consumer_may_say_when_and_how_often(client: Client, clock: WallClock) -> None:
+async def test_consumer_chooses_delay_and_number_of_retries(client: Client, clock: WallClock) -> None:
     message = await one_message(client, j=2)
     assert (await give_back(client, message, delayLevel=1, maxReconsumeTimes=3)).code == 0
     clock.now_ms += 1000
@@ -234,7 +234,7 @@ async def test_a_full_disk_is_an_answer(client: Client, clock: WallClock, monkey
     assert len(await stored(client, SCHEDULE_TOPIC, 2)) == 1
 
 
-async def test_a_message_whose_topic_was_deleted_cannot_be_given_back(client: Client, clock: WallClock) -> None:
+async def test_message_of_a_deleted_topic_cannot_be_returned(client: Client, clock: WallClock) -> None:
     message = await one_message(client)
     assert (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
     assert (await give_back(client, message)).code == ResponseCode.SYSTEM_ERROR

@@ -319,7 +319,7 @@ async def test_messages_to_a_topic_in_the_making_are_stored_in_order(broker: Run
     assert sorted(offsets) == list(range(60))
 
 
-async def test_offsets_go_on_counting_while_the_topic_changes(broker: RunningBroker) -> None:
+async def test_offsets_stay_consecutive_while_the_topic_changes(broker: RunningBroker) -> None:
     """Queues are looked up anew after a change, with messages for them still under way."""
     client, admin = await broker.connect(), await broker.connect()
     await client.create_topic("T", 1)

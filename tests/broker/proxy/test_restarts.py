@@ -151,7 +151,7 @@ async def test_a_stopping_proxy_ends_waiting_receives_and_hides_nothing(kit: Kit
         assert trio.current_time() - stopped < 3
 
 
-async def test_a_proxy_serves_clients_whose_settings_it_does_not_know(kit: Kit, admin: Admin) -> None:
+async def test_proxy_serves_clients_with_unknown_settings(kit: Kit, admin: Admin) -> None:
     await admin.create_topic("Payments", 2, message_type="TRANSACTION")
     group, topic = pb.Resource(name=GROUP), pb.Resource(name=TOPIC)
     async with open_proxy(kit) as former:

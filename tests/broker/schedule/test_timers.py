@@ -106,7 +106,7 @@ async def test_a_message_comes_at_its_time(tmp_path: Path, clock: WallClock, cod
         assert (await figure(client, "timersPending"), await figure(client, "timersDelivered")) == (0, 1)
 
 
-async def test_each_way_to_say_when(client: Client, clock: WallClock) -> None:
+async def test_timers_accept_every_form_of_delivery_time(client: Client, clock: WallClock) -> None:
     start_ms = clock.now_ms
     asked = (
         (b"s", 3 * SECOND, {"TIMER_DELAY_SEC": "3", "TIMER_DELAY_MS": "1", "TIMER_DELIVER_MS": "x"}),

@@ -27,9 +27,7 @@ pytestmark = pytest.mark.trio
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-async def test_a_committed_message_is_seen_and_says_where_it_waited(
-    tmp_path: Path, code: int, serialization: int
-) -> None:
+async def test_committed_message_names_its_half_message(tmp_path: Path, code: int, serialization: int) -> None:
     text = half_text(KEYS="k", TAGS="café", WAIT="true", own="\u20ac")
     async with broker_client(tmp_path, queues=4, cluster="C1") as client:
         ext: dict[str, Any] = send_ext("T", e=2, f=PREPARED | 1, h=-7, i=text)

@@ -58,7 +58,7 @@ def test_a_batch_has_its_checksum_and_one_record_for_each_body() -> None:
     assert batch[61:].count(b"a" * 100) == batch[61:].count(b"b" * 100) == 1
 
 
-def test_a_batch_is_of_now_so_that_retention_leaves_it_alone() -> None:
+def test_kafka_batch_has_the_present_time() -> None:
     before_ms = time.time_ns() // 1_000_000
     first_ms, last_ms = struct.unpack_from(">qq", record_batch([b"a", b"b"], crc_of), 27)
     assert before_ms <= first_ms <= last_ms <= time.time_ns() // 1_000_000

@@ -47,7 +47,7 @@ def test_requests_that_were_due_and_not_sent_are_counted(elapsed: float, unsent:
     assert schedule.due_before(elapsed) == unsent
 
 
-def test_batches_are_due_so_that_messages_keep_the_rate() -> None:
+def test_batch_schedule_keeps_the_message_rate() -> None:
     schedule = Schedule(rate=100.0, batch=50)
     assert [schedule.take() for _ in range(3)] == pytest.approx([0.0, 0.5, 1.0])
 

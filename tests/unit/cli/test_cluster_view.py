@@ -236,7 +236,7 @@ def test_abstaining_without_a_leader_names_the_way_out() -> None:
     assert "see raftmq log allow-vote --help" in shown(group)
 
 
-def test_replicas_that_serve_anybody_are_named_unless_only_this_machine_reaches_them() -> None:
+def test_status_names_reachable_replicas_without_access_control() -> None:
     answers = [
         BrokerAnswer("C", "broker-a", 0, "10.0.0.1:10911", figures("n0", "leader", accessControl="off")),
         BrokerAnswer("C", "broker-a", 2, "10.0.0.2:10911", figures("n1", "follower", accessControl="on")),

@@ -118,7 +118,7 @@ async def open_cluster(directory: Path, ports: Ports) -> None:
         raise AssertionError("opened")
 
 
-def test_group_does_not_start_where_somebody_else_listens(tmp_path: Path) -> None:
+def test_group_does_not_start_on_used_ports(tmp_path: Path) -> None:
     ports = Ports.free(1)
     with (
         socket.create_server(("127.0.0.1", ports.clients[0])),

@@ -44,7 +44,7 @@ def test_a_time_that_was_printed_can_be_given_to_another_command() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "0001-01-01T00:00", "99999-01-01"])
-def test_anything_else_is_not_a_time(text: str) -> None:
+def test_parser_refuses_other_texts_as_times(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="not a time"):
         parse_time(text)
 

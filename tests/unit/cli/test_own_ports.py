@@ -83,7 +83,7 @@ def test_ports_that_are_in_use_are_passed_over(above: int) -> None:
         assert ports.take(3) == FIRST + 2
 
 
-def test_without_free_ports_an_error_says_how_many_were_wanted_and_where() -> None:
+def test_missing_free_ports_error_names_count_and_range() -> None:
     refusal = rf"60 in a row\) were found from {FIRST} to {FIRST + BLOCK_PORTS - 1}"
     with listening(FIRST + 50), own_ports(1) as ports, pytest.raises(NoFreePorts, match=refusal):
         ports.take(60)

@@ -102,7 +102,7 @@ async def test_creating_does_not_wait_for_an_election_for_ever() -> None:
         assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-async def test_before_any_broker_has_registered_the_error_says_to_wait() -> None:
+async def test_error_before_the_first_registration_suggests_waiting() -> None:
     async with FakeCluster.start(groups=1) as cluster, Admin(cluster.namesrv, remoting=IMPATIENT) as admin:
         cluster.groups.clear()
         with pytest.raises(NoRoute, match="no broker is registered at the name servers yet"):

@@ -300,7 +300,7 @@ def raise_in_thread() -> None:
 
 
 @pytest.mark.parametrize("fault", [cancelled_inside, raise_in_thread])
-def test_a_handler_in_a_thread_may_raise_anything(threads: FakeCluster, fault: Callable[[], None]) -> None:
+def test_handler_in_a_thread_may_raise_any_exception(threads: FakeCluster, fault: Callable[[], None]) -> None:
     bodies = fill(threads, 2)
     handled: list[bytes] = []
     failed = False
@@ -336,7 +336,7 @@ def test_a_handler_in_a_thread_may_exit(threads: FakeCluster) -> None:
     assert threads.group.offsets["cg", "T", 0] == 0
 
 
-def test_a_callback_of_a_future_may_raise_anything(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callback_of_a_future_may_raise_any_exception(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the producer's thread; of a message that is stored already, it is called by whoever adds it."""
     store, is_added = getattr(threads.leader, "_send"), threading.Event()  # noqa: B009
 

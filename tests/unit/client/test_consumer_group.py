@@ -101,7 +101,7 @@ async def test_pulls_declare_forward_only_offsets() -> None:
         assert {ext.get("forwardOnly") for ext in pulls} == {"true"}
 
 
-async def test_an_offset_that_was_not_taken_is_stored_again() -> None:
+async def test_refused_offset_is_stored_again() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         consumer_of(cluster, commit_seconds=0.01) as consumer,

@@ -33,7 +33,7 @@ def received(properties: dict[str, str], topic: str = "T") -> ReceivedMessage:
     return ReceivedMessage(record, MessageQueue(topic, "b-0", 3), b"inflated")
 
 
-def test_all_that_a_record_says_can_be_read() -> None:
+def test_message_has_all_fields_of_its_record() -> None:
     message = received(
         {"KEYS": "a b", "TAGS": "t", "UNIQ_KEY": "U", "__SHARDINGKEY": "s", "colour": "red", "__RMQ.TRANSIENT.x": "y"}
     )

@@ -322,7 +322,7 @@ async def test_unopened_client_raises_client_closed() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_misspelled_position_is_not_taken_for_the_end() -> None:
+async def test_misspelled_position_is_refused() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
         queue = MessageQueue("T", "b-0", 0)
         assert await admin.offset(queue, "last") == 0

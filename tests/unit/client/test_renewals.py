@@ -151,7 +151,7 @@ async def test_the_end_wakes_those_that_wait_for_a_receipt(autojump_clock: trio.
         assert broker.renewals.close() == messages[1:]
 
 
-async def test_nothing_is_popped_ahead_unless_somebody_waits(autojump_clock: trio.testing.MockClock) -> None:
+async def test_consumer_pops_only_for_waiting_callers(autojump_clock: trio.testing.MockClock) -> None:
     inbox = Inbox(0, ordered=False)
     with trio.move_on_after(10) as nobody:
         await inbox.room()

@@ -80,7 +80,7 @@ async def test_stuck_push_consumer_logs_the_reason(caplog: pytest.LogCaptureFixt
             await until(lambda: event in caplog.text, seconds=60)
 
 
-async def test_a_transaction_producer_says_that_it_cannot_be_checked(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreachable_transaction_producer_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         strange_server(None) as address,
         TransactionProducer(address, "pg", check=lambda message: None, remoting=QUICK),

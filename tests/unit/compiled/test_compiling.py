@@ -85,7 +85,7 @@ def test_a_failing_compiler_leaves_everything_unchanged(
 
 
 @pytest.mark.parametrize(("is_compiled", "kept"), [(True, "compiled data path"), (False, "data path stays in Python")])
-def test_where_nothing_can_be_written_it_says_which_form_stays_in_use(
+def test_compiling_in_a_read_only_directory_names_the_form_in_use(
     is_compiled: bool,
     kept: str,
     monkeypatch: pytest.MonkeyPatch,

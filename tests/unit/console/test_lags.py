@@ -73,7 +73,7 @@ def test_an_offset_beyond_the_end_gives_no_negative_lag() -> None:
     assert history.of("mail", 0.0) == [Lag(0.0, 0)]
 
 
-def test_thousands_of_groups_whose_lag_stays_take_a_point_each() -> None:
+def test_groups_with_a_constant_lag_take_one_point() -> None:
     history = LagHistory()
     many = {f"group-{number}": waits(3) for number in range(GROUPS_MAX + 5)}
     for number in range(5):

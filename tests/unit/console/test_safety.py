@@ -22,7 +22,7 @@ def test_this_machine_is_reached_by_its_own_names(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8090", "10.0.0.7:8090", "127.0.0.1.evil.example", "", None]
 )
-def test_a_name_that_somebody_else_lets_point_here_is_refused(host: str | None) -> None:
+def test_foreign_host_names_are_refused(host: str | None) -> None:
     assert host_fault(host, loopback_only=True) is not None
 
 

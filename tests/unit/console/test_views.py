@@ -205,7 +205,7 @@ def test_a_finding_leads_to_the_page_about_it(subject: str, remedy: str, page: s
     assert page_of(Finding(Severity.WARNING, subject, "waits", remedy, "docs/x.md")) == page
 
 
-def test_a_message_whose_clock_was_behind_is_on_the_next_page() -> None:
+def test_next_page_contains_messages_of_a_slow_clock() -> None:
     """It is not shown, although a later one of its queue is; what was shown comes twice then, and none is left out."""
     ends = {Q0: QueueEnds(QueueOffset(0), QueueOffset(10), 0), Q1: QueueEnds(QueueOffset(3), QueueOffset(3), 0)}
     assert next_places([Q0, Q1], {Q0: (5, 10)}, ends, {Q0: 8}, is_newest=True) == "9.3"

@@ -47,7 +47,7 @@ def test_delayed_ones_are_seen_and_recalled_ones_are_not() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["fail", "info"])
-def test_message_whose_recall_was_not_answered_may_be_seen(outcome: Type) -> None:
+def test_message_with_an_unanswered_recall_may_be_visible(outcome: Type) -> None:
     script = Script()
     usual(script)
     scheduled(script, C, 1)

@@ -109,7 +109,7 @@ def test_report_is_made_of_all_pieces(tmp_path: Path) -> None:
     assert read_rows(report, CI) == [], "rows of another profile are not mixed in"
 
 
-def test_report_made_in_pieces_says_which_day_each_run_is_of(tmp_path: Path) -> None:
+def test_report_of_several_days_counts_runs_by_day(tmp_path: Path) -> None:
     report = tmp_path / "jepsen.md"
     one = row("valid", began="2026-11-24 13:51:32 UTC")
     write_report(report, NIGHTLY, [one], [], planned=9)

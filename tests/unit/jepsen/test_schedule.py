@@ -31,7 +31,7 @@ def test_seed_decides() -> None:
     assert draw(Random(3), ["kill", "pause"], 60) != draw(Random(4), ["kill", "pause"], 60)
 
 
-def test_halves_hear_only_themselves() -> None:
+def test_halves_are_cut_off_from_each_other() -> None:
     cut = halves(["n0", "n1", "n2", "n3"])
     assert cut["n0"] == cut["n1"] == {"n2", "n3"}
     assert cut["n2"] == cut["n3"] == {"n0", "n1"}
@@ -87,7 +87,7 @@ def test_unknown_fault_targets_are_refused() -> None:
         grudges("the weather", "n1", NODES, Random(1))
 
 
-def test_leader_alone_hears_no_replica_and_is_heard_by_none() -> None:
+def test_lone_leader_is_cut_off_from_all_replicas() -> None:
     assert grudges("leader alone", "n1", NODES, Random(1)) == {
         "n1": frozenset({"n0", "n2"}),
         "n0": frozenset({"n1"}),
@@ -110,12 +110,12 @@ def test_link_between_two_is_cut_and_both_reach_the_third() -> None:
 
 
 @pytest.mark.parametrize("variant", KINDS["partition"], ids=lambda variant: str(variant.what))
-def test_every_partition_separates_somebody(variant: object) -> None:
+def test_every_partition_cuts_some_connection(variant: object) -> None:
     what = str(getattr(variant, "what", ""))
     assert any(grudges(what, "n1", NODES, Random(1)).values())
 
 
-def test_bridge_joins_two_halves_that_do_not_hear_each_other() -> None:
+def test_bridge_connects_two_separated_halves() -> None:
     assert bridge(["a", "b", "c", "d", "e"]) == {
         "a": frozenset({"d", "e"}),
         "b": frozenset({"d", "e"}),
@@ -124,7 +124,7 @@ def test_bridge_joins_two_halves_that_do_not_hear_each_other() -> None:
     }
 
 
-def test_everybody_in_a_ring_hears_another_majority() -> None:
+def test_each_node_of_a_ring_reaches_another_majority() -> None:
     nodes = ["a", "b", "c", "d", "e"]
     unheard = ring(nodes)
     heard = [frozenset(nodes) - unheard[node] for node in nodes]
@@ -167,13 +167,13 @@ def test_state_of_a_process_is_read_behind_its_name() -> None:
     assert state_of("12 (a) R (b)) T 1 12 12 0") == "T"
 
 
-def test_name_server_alone_is_heard_by_no_broker_and_hears_no_client() -> None:
+def test_lone_name_server_is_cut_off_from_brokers_and_clients() -> None:
     planned = grudges("a name server alone", "n1", NODES, Random(1), name_servers=["ns0", "ns1"])
     (alone,) = planned.keys() - set(NODES)
     assert planned[alone] == frozenset({*NODES, "clients"})
     assert all(planned[node] == frozenset({alone}) for node in NODES)
 
 
-def test_leader_cut_off_from_the_name_servers_still_hears_its_followers() -> None:
+def test_leader_without_name_servers_keeps_its_followers() -> None:
     planned = grudges("leader cut off from the name servers", "n1", NODES, Random(1), name_servers=["ns0", "ns1"])
     assert planned == {"n1": frozenset({"ns0", "ns1"}), "ns0": frozenset({"n1"}), "ns1": frozenset({"n1"})}

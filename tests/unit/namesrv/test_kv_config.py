@@ -104,7 +104,7 @@ async def test_the_state_before_stands_in_for_a_damaged_or_missing_file(tmp_path
     assert again.get("ns", "k") == "before"
 
 
-def test_two_damaged_files_are_not_taken_for_none(tmp_path: Path) -> None:
+def test_two_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"{")
     (tmp_path / f"{FILE_NAME}.bak").write_bytes(b"[]")
     with pytest.raises(KvFileDamaged, match=r"kvConfig\.json: .*kvConfig\.json\.bak: "):

@@ -133,7 +133,7 @@ def test_a_deposed_leader_takes_nothing_with_it() -> None:
     assert queues(table, "T1") == {"b-a": 4}
 
 
-def test_followers_learn_the_leader() -> None:
+def test_followers_get_the_leader_address_on_registration() -> None:
     table = RouteTable()
     assert table.register_broker(0, broker(1, B), topics(), "conn-b").leader_address is None
     assert table.register_broker(0, broker(0, A), topics(), "conn-a", ha_address="10.0.0.1:2").leader_address is None

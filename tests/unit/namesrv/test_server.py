@@ -58,7 +58,7 @@ async def test_register_and_find(serialization: int) -> None:
 
 
 @pytest.mark.trio
-async def test_followers_learn_the_address_of_the_leader() -> None:
+async def test_name_server_answers_followers_with_the_leader_address() -> None:
     async with name_server() as server:
         leader, follower = await server.connect(), await server.connect()
         await leader.register(compressed=True)

@@ -228,7 +228,7 @@ def test_dialect(text: bytes, value: object) -> None:
         b'{{"$ref":"$"}:1}',
     ],
 )
-def test_no_dialect_of_anything(text: bytes) -> None:
+def test_parser_refuses_dialects_of_json(text: bytes) -> None:
     with pytest.raises(BodyError):
         fastjson.parse(text)
 

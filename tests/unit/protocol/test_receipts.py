@@ -86,7 +86,7 @@ def test_other_text_is_refused_as_a_receipt(text: str) -> None:
         Receipt.decode(text)
 
 
-def test_header_fields_are_as_clients_take_them_apart() -> None:
+def test_queue_and_count_info_match_the_java_format() -> None:
     first, third, other = QueueOffset(10), QueueOffset(12), QueueOffset(4)
     rows = [("0", 3, first, [first, third]), ("1", 0, other, [other])]
     assert queue_info(rows) == ("0 3 10;1 0 4", "0 3 10,12;1 0 4")

@@ -62,7 +62,7 @@ def test_no_field_breaks_its_neighbours(records: list[Sent]) -> None:
 
 
 @given(st.text(alphabet="Pubnl0\x01\x02é") | st.text())
-def test_anything_can_be_read(text: str) -> None:
+def test_trace_decoder_accepts_any_text(text: str) -> None:
     records, unreadable = decode_trace(text)
     assert len(records) + unreadable == len([piece for piece in text.split("\x02") if piece])
 

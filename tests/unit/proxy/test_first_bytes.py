@@ -79,7 +79,7 @@ def test_no_bytes_make_it_fail(data: bytes, begin: bytes) -> None:
     assert found is None or found.nbytes <= len(begin + data)
 
 
-def test_http2_and_tls_are_not_taken_for_proxy_headers() -> None:
+def test_http2_and_tls_do_not_begin_proxy_headers() -> None:
     assert not may_be_proxy_header(PREFACE)
     assert not may_be_proxy_header(b"\x16\x03\x01")
     assert may_be_proxy_header(b"P")

@@ -124,7 +124,7 @@ def test_an_unknown_caller_must_show_a_newer_configuration_with_both() -> None:
     assert "not a member" in str(behind.hears(Side("n3", {"n1": "b:1", "n3": "d:1"}, conf_index=9)))
 
 
-def test_a_node_that_has_not_joined_hears_members_only() -> None:
+def test_joining_node_accepts_members_only() -> None:
     joining = Side("n3", {})
     assert joining.hears(Side("n0", FOUR, conf_index=9)) is None
     assert "has joined" in str(joining.hears(Side("n4", {})))

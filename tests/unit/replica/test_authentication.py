@@ -239,7 +239,7 @@ async def test_messages_reflected_to_their_replica_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.trio
-async def test_a_replica_that_is_called_by_itself_through_somebody_refuses(tmp_path: Path) -> None:
+async def test_replica_refuses_its_own_relayed_call(tmp_path: Path) -> None:
     """Who listens at a peer's address passes everything on to the replica that called: both have the secret."""
     async with lonely(tmp_path) as (node, port):
         caller = await Caller.open(port, node.secrets.current)
@@ -251,7 +251,7 @@ async def test_a_replica_that_is_called_by_itself_through_somebody_refuses(tmp_p
 
 @pytest.mark.trio
 @pytest.mark.parametrize("attack", ["altered", "injected", "repeated", "left out", "without a tag"])
-async def test_frames_of_somebody_in_between_end_the_connection(tmp_path: Path, attack: str) -> None:
+async def test_frames_of_an_interceptor_end_the_connection(tmp_path: Path, attack: str) -> None:
     async with lonely(tmp_path) as (node, port):
         term = node.replica.core.term
         caller = await let_in(node, port)
@@ -391,7 +391,7 @@ async def test_group_continues_while_its_secret_is_exchanged(tmp_path: Path) -> 
 
 
 @pytest.mark.trio
-async def test_replicas_with_different_secrets_do_not_connect_and_say_why(tmp_path: Path) -> None:
+async def test_replicas_with_different_secrets_log_the_reason(tmp_path: Path) -> None:
     ports = dict(zip(("n0", "n1"), free_ports(2), strict=True))
     nodes = [Node(tmp_path / "a", "n0", ports), Node(tmp_path / "b", "n1", ports)]
     async with trio.open_nursery() as nursery:

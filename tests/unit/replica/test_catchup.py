@@ -169,7 +169,7 @@ async def test_control_lane_under_bulk(tmp_path: Path) -> None:
         assert leader.replica.core.term == term
 
 
-async def test_an_empty_voter_whose_acknowledgement_is_needed_is_sent_entries(tmp_path: Path) -> None:
+async def test_needed_empty_voter_is_sent_entries(tmp_path: Path) -> None:
     """Nothing of the leader's closed files is committed without it, so there is no file to offer."""
     ports = dict(zip(("n0", "n1", "n2"), free_ports(3), strict=True))
     addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}

@@ -200,13 +200,13 @@ def test_every_role_is_attacked() -> None:
     assert roles == set(Role)
 
 
-def test_the_frames_do_harm_where_messages_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_frames_break_a_core_without_message_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftlog.consensus.raft.check_message", lambda core, message: None)
     with pytest.raises(AssertionError, match=r"both lead in term|was verified|is committed"):
         attack_often()
 
 
-def test_the_frames_do_harm_where_entries_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_frames_break_a_replica_without_entry_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftlog.net.received_entries.ReceivedEntries.check", lambda self, message: 0)
     with pytest.raises((LogDiverged, ValueError)):
         attack_often()

@@ -131,7 +131,7 @@ async def test_tls_hides_entries_on_the_wire(tmp_path: Path, has_tls: bool) -> N
 
 
 @pytest.mark.trio
-async def test_somebody_in_between_with_a_certificate_of_his_own_gets_no_proof(tmp_path: Path) -> None:
+async def test_interceptor_with_another_certificate_gets_no_proof(tmp_path: Path) -> None:
     """Certificates are vouched for by nobody, so the proofs must notice that there are two connections."""
     (tmp_path / "other").mkdir()
     shown = certificate(tmp_path / "other", "n1").for_replicas()[0]

@@ -56,7 +56,7 @@ def test_copy_that_begins_as_early_as_the_leader_is_not_noted(leader_base: int |
     assert not noted(leader_base)
 
 
-def test_whole_log_is_not_noted_nor_is_anything_noted_twice() -> None:
+def test_reset_notes_skip_whole_logs_and_repetitions() -> None:
     assert not noted(0, 0, may_lack=True)
     assert not noted(0, notes={EARLY: b"older"}, may_lack=True)
 

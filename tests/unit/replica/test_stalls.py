@@ -115,7 +115,7 @@ def test_long_turn_starts_no_election_at_its_end() -> None:
     assert stage.core.role is Role.FOLLOWER
 
 
-def test_leader_whose_turns_are_all_long_sends_heartbeats() -> None:
+def test_leader_with_only_long_turns_sends_heartbeats() -> None:
     stage = Stage()
     stage.elect()
     heartbeats = 0

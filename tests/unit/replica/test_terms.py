@@ -80,7 +80,7 @@ def test_a_term_far_ahead_changes_nothing(jump: int) -> None:
         assert core.status() == before
 
 
-def test_the_first_term_without_room_for_elections_is_not_taken() -> None:
+def test_highest_term_is_refused_as_implausible() -> None:
     group = Group(3, term=TERM_MAX - 2)
     with pytest.raises(MessageRefused, match="implausible"):
         group[C].receive(Heartbeat(B, C, TERM_MAX, 1, NO_INDEX), group.now)

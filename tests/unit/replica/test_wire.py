@@ -215,7 +215,7 @@ def test_a_vote_does_not_pass_for_another_message() -> None:
 
 @given(st.binary(max_size=200), st.sampled_from(Kind))
 @settings(max_examples=300)
-def test_anything_with_a_good_checksum_is_refused_or_a_message(body: bytes, kind: Kind) -> None:
+def test_checksummed_frames_decode_or_are_refused(body: bytes, kind: Kind) -> None:
     data = struct.pack(">IBBHI", 8 + len(body), kind, HANDSHAKE_VERSION, 0, zlib.crc32(body, kind)) + body
     found, payload = only_frame(data)
     with contextlib.suppress(WireError, FrameCorrupt):

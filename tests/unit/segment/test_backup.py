@@ -95,7 +95,7 @@ def test_second_backup_run_copies_only_new_entries() -> None:
         assert operator.disk.content(f"{TARGET}/log/{name}").startswith(content)
 
 
-def test_run_without_new_entries_says_that_nothing_was_missing_at_its_time() -> None:
+def test_backup_run_without_new_entries_updates_only_its_time() -> None:
     home = LogHome()
     filled(home, 20)
     operator = Operator(home)

@@ -194,7 +194,7 @@ def test_a_stop_without_closing_is_noticed(home: LogHome) -> None:
 
 @pytest.mark.parametrize("power_cut", [True, False])
 @pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True), (False, False)])
-def test_a_log_whose_process_acknowledged_from_memory_abstains_after_a_disorderly_stop(
+def test_unsynced_log_abstains_after_a_disorderly_stop(
     home: LogHome, power_cut: bool, before: bool, after: bool
 ) -> None:
     """Whichever mode it goes on with: entries that were acknowledged may have been in that process's memory only."""

@@ -36,7 +36,7 @@ def test_object_that_is_longer_than_it_was_said_does_not_end() -> None:
     ahead.close()
 
 
-def test_another_place_is_not_taken_and_failures_are_raised() -> None:
+def test_ranges_ahead_raise_failures_and_ignore_other_ranges() -> None:
     def fails(name: str, length: int, offset: int) -> bytes:
         if offset == 200:
             raise OSError("of the store")

@@ -255,7 +255,7 @@ def test_damaged_log_is_replaced_and_abstains_if_it_had_acknowledged_more(
 
 
 @pytest.mark.parametrize("orderly", [True, False])
-def test_a_replacement_says_nothing_about_how_the_process_ended(home: LogHome, leader: LogHome, orderly: bool) -> None:
+def test_reset_log_abstains_only_after_a_disorderly_stop(home: LogHome, leader: LogHome, orderly: bool) -> None:
     """Who acknowledges before it syncs may lack some of that if it was killed, and nothing if it stopped in order."""
     source = leader.opened[0]
     log = home.open(acknowledges_unsynced=True)

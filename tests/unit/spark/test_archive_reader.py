@@ -171,7 +171,7 @@ def rows_of_nothing(reader: Reader) -> int:
     return sum(batch.num_rows for batch in reader.read())
 
 
-def test_damaged_object_fails_the_task_with_its_offset_or_brokers_go_on(group: Group) -> None:
+def test_damaged_object_fails_the_task_or_brokers_continue(group: Group) -> None:
     part = group.planned(*WHOLE)
     name = group.home.object_of(2 * SEGMENT_BYTES)
     content = bytearray(group.home.bucket.objects[name])
@@ -262,7 +262,7 @@ def test_reader_asks_brokers_about_deleted_archive_files(group: Group) -> None:
     assert reader.left_to_brokers == {each.queue_id: each for each in WHOLE}
 
 
-def test_group_that_was_created_again_is_not_taken_for_the_former_one(group: Group) -> None:
+def test_archive_of_a_recreated_group_is_refused(group: Group) -> None:
     options = parse_read_options({"namesrv": "n:1", "subscribe": "T", "readMode": "archive"}, "batch")
     part = LogRange("T", "", "a", WHOLE, ("leader:1",))
     former = group.survey._replace(archives={("T", "a"): group.archive._replace(log_identity="former")})

@@ -217,7 +217,7 @@ def test_messages_that_need_only_be_there_are_counted_where_they_are(cluster: Bu
     assert len(places(cluster.reader(*RANGES, columns=PLACES, on_data_loss="skip"))) == 88 - 2 - 5
 
 
-def test_with_tags_messages_have_to_be_looked_at(cluster: BulkCluster) -> None:
+def test_tag_filter_reads_the_messages(cluster: BulkCluster) -> None:
     reader = cluster.reader(*RANGES, columns=("queue_offset",), tags=("even",))
 
     list(reader.read())

@@ -237,7 +237,7 @@ def test_stock_brokers_are_recognized_and_pull_mode_is_suggested(cluster: Cluste
 
 
 @pytest.mark.parametrize("fields", [{}, {"nextQueue": "x", "topicIdentity": ""}, {"nextQueue": "-1"}])
-def test_an_answer_that_cannot_be_read_is_as_good_as_none(cluster: Cluster, fields: dict[str, str]) -> None:
+def test_survey_ignores_an_unreadable_answer(cluster: Cluster, fields: dict[str, str]) -> None:
     body = memoryview(encode_plan([], []))
     cluster.replicas["f1:1"].answer = lambda ext: Answer(0, "", fields, body)  # type: ignore[method-assign]
     assert cluster.survey("latest").ends == ends(11)

@@ -177,13 +177,13 @@ def test_records_without_their_bodies_have_the_same_other_cells(pieces: list[byt
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
-def test_records_with_bodies_are_not_taken_for_such_without(is_cut: bool) -> None:
+def test_decoder_refuses_unexpected_or_missing_bodies(is_cut: bool) -> None:
     piece = without_body(record()) if is_cut else record()
     with pytest.raises(AnswerDamaged):
         decoded([piece], ("queue_id",), without_bodies=not is_cut)
 
 
-def test_records_of_one_shape_are_not_taken_apart_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_one_layout_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "decode_row", None)
 
     (batch,) = decoded([record(b"a"), record(b"b", properties=props.encode({"UNIQ_KEY": "u", "KEYS": "k l"}))])

@@ -30,7 +30,7 @@ def test_a_producer_is_one_query_one_partition_and_one_destination() -> None:
     )
 
 
-def test_micro_batches_of_a_query_are_one_producer_whose_numbers_go_up() -> None:
+def test_micro_batches_of_a_query_number_ascendingly() -> None:
     assert producer_id(Job("q", 1), 0, Destination("T")) == producer_id(Job("q", 2), 0, Destination("T"))
     numbers = [first_number(Job("q", batch), row) for batch in (0, 1, BATCH_MAX) for row in (0, 1, ROWS_MAX - 1)]
     assert numbers == sorted(set(numbers))

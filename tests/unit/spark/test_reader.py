@@ -134,7 +134,7 @@ def test_a_read_from_the_earliest_misses_messages_deleted_during_the_read(cluste
         list(batches)
 
 
-def test_a_range_that_is_gone_as_a_whole_ends(cluster: Cluster) -> None:
+def test_fully_deleted_range_ends(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.first = 45
 

@@ -121,7 +121,7 @@ def test_a_body_that_is_not_a_chain_of_records_is_damage(cut: int) -> None:
         scan_runs(entry.body[:-cut], PhysicalOffset(entry.begin))
 
 
-def test_a_record_that_says_it_is_elsewhere_is_damage() -> None:
+def test_record_with_another_position_is_damaged() -> None:
     entry = EntryBuilder()
     entry.add("T")
     entry.add(META_TOPIC)

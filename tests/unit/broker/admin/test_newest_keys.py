@@ -48,7 +48,7 @@ def test_the_key_is_the_whole_text_of_the_keys() -> None:
     assert hash_of(record(KEYS=" ")) is None
 
 
-def test_a_copy_is_as_old_as_its_original() -> None:
+def test_carried_copy_has_the_age_of_its_original() -> None:
     for value, stored_ms in (("7 1234", 1234), ("7 9999", 5000), ("7", 5000), ("7 x", 5000), ("7 -1", 5000)):
         assert compaction_facts(split_record(record(b"", KEYS="a", RAFTMQ_CARRIED=value))) == (True, stored_ms)
     assert compaction_facts(split_record(record(KEYS="a"))) == (False, 5000)

@@ -341,7 +341,7 @@ def tiered(leader: str = "n0", node_id: str = "n1", **given: Any) -> Replica:
     return replica
 
 
-def test_leader_says_from_where_on_archived_messages_are_served() -> None:
+def test_leader_commits_the_beginning_of_the_archive() -> None:
     leader = tiered(leader="n1")
     end = leader.ends()[-1]
     leader.service.take(step(end, begin_pos=0))

@@ -161,7 +161,7 @@ def test_ends_of_many_queues_are_read_in_short_turns(monkeypatch: pytest.MonkeyP
     assert kept.figures.puts.nums == 1200, "there are too many to look at all of them at once"
 
 
-def test_few_queues_are_looked_at_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stats_of_few_queues_are_refreshed_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Queues(3)
     kept = store.stats(monkeypatch)
     store.put()
@@ -172,7 +172,7 @@ def test_few_queues_are_looked_at_when_somebody_asks(monkeypatch: pytest.MonkeyP
     assert kept.figures.puts.nums == 3
 
 
-def test_a_topic_deleted_while_many_queues_are_looked_at_is_left_out(tmp_path: Path) -> None:
+def test_stats_omit_a_topic_deleted_during_the_count(tmp_path: Path) -> None:
     store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=LOG_BEGIN)
     entry = QUEUE_ENTRY.pack(0, 50, 0)
     now = 0.0

@@ -188,7 +188,7 @@ def test_compiled_receiver_leaves_excess_sends_to_the_reference(form: str, undo:
 
 
 @both_forms
-def test_senders_that_are_gone_or_have_nothing_are_not_waited_for(form: str, undo: ExitStack) -> None:
+def test_receiver_does_not_wait_for_closed_or_idle_senders(form: str, undo: ExitStack) -> None:
     crowd = Crowd(form, 5, undo)
     quiet, ended, broken, hung_up, busy = crowd.clients
     ended.write(frame())

@@ -150,7 +150,7 @@ def test_topic_that_was_created_again_cannot_be_restored() -> None:
     assert group.metadata.consumer_offset("G", "T", 0) == 100
 
 
-def test_group_whose_offsets_were_removed_meanwhile_does_not_get_them_back() -> None:
+def test_restored_topic_omits_removed_group_offsets() -> None:
     group = used()
     group.apply(DELETED)
     group.apply(DeleteGroup(name="H", timestamp_ms=1, remove_offsets=True))

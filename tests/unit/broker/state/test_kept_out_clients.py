@@ -24,7 +24,7 @@ def test_a_client_is_kept_out_until_it_is_let_in() -> None:
     assert not kept.table
 
 
-def test_those_whose_time_is_over_leave_room() -> None:
+def test_expired_removals_make_room() -> None:
     kept = KeptOutClients()
     kept.restore([("G", f"c{number}", 5000, "hangs", "ops") for number in range(KEPT_OUT_MAX - 1)])
     for number in range(KEPT_OUT_MAX - 1, KEPT_OUT_MAX + 1):

@@ -46,7 +46,7 @@ def test_keys_come_in_their_order(keys: list[tuple[str, str, int]]) -> None:
     assert list(in_order(keys)) == sorted(keys)
 
 
-def test_rows_are_made_when_they_are_looked_at() -> None:
+def test_rows_are_made_on_access() -> None:
     made: list[int] = []
 
     def make(key: tuple[int]) -> int:

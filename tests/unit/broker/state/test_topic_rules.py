@@ -71,7 +71,7 @@ def test_system_topics_are_created_once_and_marked() -> None:
     assert "mine" not in metadata.system_topics
 
 
-def test_a_cluster_whose_name_no_topic_may_have_gets_none() -> None:
+def test_cluster_with_an_invalid_topic_name_gets_no_topic() -> None:
     names = [decode_command(body) for body in missing_system_topics(Metadata(), "my.cluster", "TBW102", 50)]
     made = [command.config.name for command in names if isinstance(command, PutTopic)]
     assert made[:3] == ["TBW102", "SELF_TEST_TOPIC", "BenchmarkTest"]

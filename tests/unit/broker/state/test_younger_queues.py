@@ -59,7 +59,7 @@ def test_younger_queues_survive_a_snapshot(metadata: Metadata) -> None:
     assert restored.snapshot() == metadata.snapshot()
 
 
-def test_group_whose_offsets_go_is_new(metadata: Metadata) -> None:
+def test_group_with_removed_offsets_is_new(metadata: Metadata) -> None:
     metadata.apply(put(6))
     metadata.apply(DeleteGroup(name="G", timestamp_ms=1))
     assert younger(metadata) != []

@@ -66,7 +66,7 @@ def test_partition_column_without_times_is_refused_with_a_remedy(schema: dict[st
     assert str(caught.value).endswith("(inferred JSON has no times), or partition by _store_timestamp")
 
 
-def test_the_folder_of_a_file_says_how_a_table_is_partitioned() -> None:
+def test_folder_of_a_file_must_match_the_partitioning() -> None:
     check_folder(None, pipeline("{column: at}"))
     check_folder("day=2026-01-31", pipeline("{column: at}"))
     check_folder("", pipeline())

@@ -75,7 +75,7 @@ def test_a_day_begins_a_table_at_its_midnight() -> None:
     assert parsed(WHOLE.replace("2026-01-31T00:00:00Z", "2026-01-31")).start == parsed(WHOLE).start
 
 
-def test_a_file_whose_name_cannot_be_the_pipelines_needs_a_name() -> None:
+def test_pipeline_file_with_an_unusable_name_needs_a_name() -> None:
     with pytest.raises(DocumentRefused, match=r"orders 2026\.yaml:1: name is missing, and that of the file cannot"):
         parse_pipeline("namesrv: h:1\ntopic: T\ntable: {format: parquet, location: /t}", Path("/d/orders 2026.yaml"))
 

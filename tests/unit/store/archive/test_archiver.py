@@ -157,7 +157,7 @@ def test_backup_is_taken_over_after_its_objects_were_read_back() -> None:
     assert archived(bucket) == log.sent
 
 
-def test_damaged_object_of_a_backup_is_not_taken_over() -> None:
+def test_archiver_does_not_adopt_a_damaged_backup_object() -> None:
     log, bucket = MessageLog(), new_bucket()
     log.send(50)
     backup_run(log, bucket, BEGIN_MS)
@@ -247,7 +247,7 @@ def test_missing_object_ends_the_run_and_is_named() -> None:
     assert name in last.reason
 
 
-def test_log_whose_archived_beginning_was_deleted_is_continued() -> None:
+def test_archiver_continues_after_local_deletion() -> None:
     log, bucket = MessageLog(), new_bucket()
     log.send(100)
     list(steps(log, bucket))
@@ -304,7 +304,7 @@ def test_two_archivers_and_a_failing_store_lose_nothing_that_was_reported(seed: 
 
 
 @pytest.mark.parametrize("compares", [False, True])
-def test_reading_back_is_as_slow_and_as_visible_as_writing(compares: bool) -> None:
+def test_reading_back_is_throttled_and_reported_like_writing(compares: bool) -> None:
     log, bucket = MessageLog(), new_bucket()
     bucket.compares = compares
     log.send(100)

@@ -129,7 +129,7 @@ def test_archive_of_another_log_is_refused(tmp_path: Path) -> None:
         archive.blocks.fetch(0, 1)
 
 
-def test_store_that_fails_now_and_then_never_returns_anything_wrong(tmp_path: Path) -> None:
+def test_failing_store_never_returns_wrong_bytes(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path / "cache")
     archive.bucket.fails = 0.3
     failed = 0
