@@ -43,7 +43,7 @@ def taken() -> Iterator[str]:
 
 
 @pytest.mark.trio
-async def test_a_port_in_use(tmp_path: Path, taken: str) -> None:
+async def test_broker_refuses_a_port_in_use(tmp_path: Path, taken: str) -> None:
     directory = tmp_path / "new"
     client = await refusal(broker_settings(directory, listen=taken))
     assert client == f"client address {taken} is in use"
@@ -65,7 +65,7 @@ async def test_one_port_for_both_purposes(tmp_path: Path, host: str) -> None:
 
 
 @pytest.mark.trio
-async def test_an_address_of_another_machine(tmp_path: Path) -> None:
+async def test_broker_refuses_an_address_of_another_machine(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     text = await refusal(broker_settings(tmp_path, listen=f"192.0.2.1:{port}"))
     assert text.startswith(f"client address 192.0.2.1:{port} cannot be used: ")
@@ -140,7 +140,7 @@ async def test_broker_refuses_a_directory_of_another_group(tmp_path: Path) -> No
 
 
 @pytest.mark.trio
-async def test_a_directory_in_use(tmp_path: Path) -> None:
+async def test_broker_refuses_a_directory_in_use(tmp_path: Path) -> None:
     async with broker_client(tmp_path) as client:
         await client.send(body=b"first")
         text = await refusal(broker_settings(tmp_path))

@@ -312,7 +312,9 @@ async def test_asyncapi_lists_channels_and_servers() -> None:
     assert "Order" in description["components"]["schemas"]
 
 
-async def test_the_page(namesrv: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+async def test_examples_of_the_faststream_page_run(
+    namesrv: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     application, _, tests = examples("faststream.md", namesrv)
     names: dict[str, Any] = {"__name__": "page"}
 

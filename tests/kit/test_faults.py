@@ -81,7 +81,7 @@ async def test_a_duplicate_is_delivered_twice(kit: Kit, producer: Producer) -> N
     kit.assert_stored("Orders", b"one", b"one", b"two")
 
 
-async def test_a_chosen_refusal(kit: Kit, producer: Producer) -> None:
+async def test_kit_refuses_a_send_with_the_chosen_code(kit: Kit, producer: Producer) -> None:
     kit.faults.refuse(ResponseCode.NO_PERMISSION, "closed for today")
     with pytest.raises(SendRejected, match="closed for today") as caught:
         await producer.send(Message("Orders", b"one"))
@@ -91,7 +91,7 @@ async def test_a_chosen_refusal(kit: Kit, producer: Producer) -> None:
         kit.faults.refuse(ResponseCode.SUCCESS)
 
 
-async def test_a_slow_broker(kit: Kit, producer: Producer) -> None:
+async def test_kit_delays_answers_of_a_slow_broker(kit: Kit, producer: Producer) -> None:
     await producer.send(Message("Orders", b"one"))
     began = trio.current_time()
     with kit.faults.slow(2.0):

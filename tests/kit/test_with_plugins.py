@@ -15,7 +15,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.anyio
-async def test_anyio() -> None:
+async def test_kit_runs_in_anyio_tests() -> None:
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         await producer.send(Message("Letters", b"late", delay=3600.0))
         await kit.advance(hours=1)

@@ -140,7 +140,7 @@ class Walk:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", ["plain", "leases", "segments"])
-def test_random_walk(kind: str, seed: int) -> None:
+def test_random_walk_keeps_all_invariants(kind: str, seed: int) -> None:
     config = CoreConfig(
         lease_reads=kind == "leases",
         install_entries_min=8 if kind == "segments" else 4096,

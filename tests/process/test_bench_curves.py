@@ -21,7 +21,7 @@ ALWAYS_RUN = "log"
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == ALWAYS_RUN else pytest.mark.nightly) for name in CURVES]
 )
-async def test_curve(name: str, tmp_path: Path) -> None:
+async def test_bench_measures_each_curve(name: str, tmp_path: Path) -> None:
     plan = parse_arguments(["--quick"])
     plan.sizes = TEST_MIN
     measured: list[Measured] = []

@@ -28,7 +28,7 @@ def left_in(directory: Path) -> list[str]:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("name", ["raftmq", "nats", "etcd"])
-async def test_a_turn(name: str, tmp_path: Path) -> None:
+async def test_bench_measures_one_turn_of_each_system(name: str, tmp_path: Path) -> None:
     outcome, plan = Outcome(), parse_arguments(["--quick", "--peer", name])
     plan.seconds, plan.first_warmup = 0.3, 0.3
     if (reason := prepare(PEERS[name], outcome)) is not None:

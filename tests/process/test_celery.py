@@ -36,7 +36,7 @@ def workers(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) ->
     return Workers(url, tmp_path, {"visibility_timeout": VISIBILITY_SECONDS})
 
 
-def test_tasks_of_a_prefork_worker(workers: Workers) -> None:
+def test_prefork_worker_runs_all_kinds_of_tasks(workers: Workers) -> None:
     with workers.worker("one") as process:
         results = workers.run("""
 import time

@@ -98,7 +98,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("part", FILES)
-def test_celerys_integration_suite(sources: Path, cluster: Cluster, tmp_path: Path, part: str) -> None:
+def test_integration_suite_of_celery_passes(sources: Path, cluster: Cluster, tmp_path: Path, part: str) -> None:
     # A part may take longer than other tests. What pytest prints about that after five minutes looks like a failure.
     faulthandler.cancel_dump_traceback_later()
     with open_redis(tmp_path) as (redis_port, _):

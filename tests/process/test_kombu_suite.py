@@ -71,7 +71,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             yield Cluster(inner, portal)
 
 
-def test_kombus_integration_suite(sources: Path, cluster: Cluster, tmp_path: Path) -> None:
+def test_integration_suite_of_kombu_passes(sources: Path, cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     environment = {
         **os.environ,

@@ -58,7 +58,7 @@ def test_many_seeds(workload: str, capsys: pytest.CaptureFixture[str], tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workload", "seed"), [each for workload in WORKLOADS for each in regressions_of(workload)])
-def test_seeds_that_broke_something_once(workload: str, seed: int) -> None:
+def test_formerly_failing_seeds_pass(workload: str, seed: int) -> None:
     assert simulate_seed(seed, None, workload).broke is None
 
 

@@ -95,7 +95,7 @@ def test_other_entry_committed_at_the_same_index(history: History) -> None:
         commit(history, B, Entry(1, 2, 1, 0, 101, 11))
 
 
-def test_same_entry_behind_another_past(history: History) -> None:
+def test_history_refuses_an_entry_with_another_chain(history: History) -> None:
     with pytest.raises(Violation, match="commit"):
         commit(history, B, Entry(1, 1, 1, 0, 999, 11))
 

@@ -37,7 +37,7 @@ def test_simulator_soak(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", regressions())
-def test_seeds_that_broke_something_once(seed: int) -> None:
+def test_formerly_failing_seeds_pass(seed: int) -> None:
     assert simulate(draw_scenario(seed)).broke is None
 
 

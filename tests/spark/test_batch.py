@@ -73,7 +73,7 @@ def test_a_schema_names_the_columns_too(session: Any, stage: Stage) -> None:
     assert frame.count() == 5
 
 
-def test_ranges_by_offset_and_time(read: Read, stage: Stage) -> None:
+def test_batch_reads_ranges_by_offset_and_time(read: Read, stage: Stage) -> None:
     topic = stage.topic(queues=2)
     stage.send(topic, [b"%d" % number for number in range(20)])
     queues = [f"{stage.group}:{number}" for number in range(2)]

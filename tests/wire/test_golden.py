@@ -36,7 +36,7 @@ BATCH_ELEMENT = bytes.fromhex("0000001e00000000000000000000000000000001780007544
 @pytest.mark.parametrize(
     ("serialization", "frame"), [(JSON, ROUTE_REQUEST_JSON), (BINARY, ROUTE_REQUEST_BINARY)], ids=["json", "binary"]
 )
-def test_request_frame(serialization: int, frame: bytes) -> None:
+def test_request_frame_equals_its_golden_bytes(serialization: int, frame: bytes) -> None:
     assert encode_request(105, 5, ext={"topic": "T1"}, language="JAVA", serialization=serialization) == frame
 
     ((found, header, body),), consumed = split_frames(memoryview(frame))
@@ -48,7 +48,7 @@ def test_request_frame(serialization: int, frame: bytes) -> None:
     assert (request.language, request.ext.topic) == ("JAVA", "T1")
 
 
-def test_response_frame() -> None:
+def test_response_frame_equals_its_golden_bytes() -> None:
     header = encode_header(ResponseCode.TOPIC_NOT_EXIST, 5, 1, remark="no route", language="JAVA")
 
     assert header == (
@@ -58,7 +58,7 @@ def test_response_frame() -> None:
     assert encode_frame(JSON, header)[:8].hex() == "0000007800000074"
 
 
-def test_stored_record() -> None:
+def test_stored_record_equals_its_golden_bytes() -> None:
     born_host, store_host = encode_host("10.0.0.9", 50001), encode_host("10.0.0.1", 10911)
     encoded = encode_record(
         topic="T1",
@@ -103,7 +103,7 @@ def test_consume_queue_fields_of_a_record() -> None:
     )
 
 
-def test_body_checksum() -> None:
+def test_body_checksum_equals_the_java_value() -> None:
     assert zlib.crc32(b"hello") & 0x7FFFFFFF == 0x3610A686
 
 
@@ -126,12 +126,12 @@ def test_offset_message_id() -> None:
         ("order-created", -392709271),
     ],
 )
-def test_java_string_hash(text: str, expected: int) -> None:
+def test_string_hash_equals_the_java_value(text: str, expected: int) -> None:
     assert java_string_hash(text) == expected
     assert tag_code(text) == expected
 
 
-def test_batch_element() -> None:
+def test_batch_element_equals_its_golden_bytes() -> None:
     message = BatchedMessage(b"x", "TAGS\x01A\x02")
     assert encode_batch([message]) == BATCH_ELEMENT
     assert decode_batch(BATCH_ELEMENT * 2) == [message, message]

@@ -75,14 +75,14 @@ def test_bad_length_shows_before_the_frame_is_complete() -> None:
         split_frames(memoryview(struct.pack(">i", -1)))
 
 
-def test_frame_limit_of_the_receiver() -> None:
+def test_receiver_refuses_frames_above_its_limit() -> None:
     data = memoryview(encode_request(34, 1, body=bytes(1000)))
     assert len(split_frames(data)[0]) == 1
     with pytest.raises(FrameError, match="allowed: 4 to 1000"):
         split_frames(data, frame_bytes_max=1000)
 
 
-def test_header_limit_of_the_receiver() -> None:
+def test_receiver_refuses_headers_above_its_limit() -> None:
     data = memoryview(encode_request(34, 1, ext={"a": "x" * 1000}))
     assert len(split_frames(data, header_bytes_max=2000)[0]) == 1
     with pytest.raises(FrameError, match="maximum: 1000"):
@@ -242,7 +242,7 @@ def ext_field(name: bytes, value: bytes, *, name_length: int | None = None, valu
 
 
 @pytest.mark.parametrize("size", [0, 1, 20])
-def test_binary_header_too_short(size: int) -> None:
+def test_short_binary_header_is_refused(size: int) -> None:
     with pytest.raises(FrameError, match=f"binary header of {size} bytes"):
         decode_header(BINARY, memoryview(bytes(size)))
 

@@ -75,7 +75,7 @@ async def test_statistics_count_sends_pulls_and_send_backs(tmp_path: Path, seria
     ("name", "key"),
     [("TOPIC_PUT_NUMS", "nobody"), ("GROUP_GET_NUMS", "T"), ("BROKER_PUT_NUMS", "T"), ("NO_STATS", "T"), ("", "")],
 )
-async def test_figures_of_nothing(client: Client, name: str, key: str) -> None:
+async def test_unknown_statistics_are_refused(client: Client, name: str, key: str) -> None:
     answer = await client.request(Code.VIEW_BROKER_STATS_DATA, {"statsName": name, "statsKey": key})
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "not exist" in str(answer.remark)
@@ -192,7 +192,7 @@ async def test_settings_that_cannot_change(client: Client, text: str, code: Resp
 @pytest.mark.parametrize(
     "code", [Code.CLEAN_EXPIRED_CONSUMEQUEUE, Code.CLEAN_UNUSED_TOPIC, Code.DELETE_EXPIRED_COMMITLOG]
 )
-async def test_cleaning_up(client: Client, code: Code, serialization: int) -> None:
+async def test_cleanup_request_deletes_nothing_before_its_time(client: Client, code: Code, serialization: int) -> None:
     sent = await client.send("T", e=0)
     answer = await client.request(code, serialization=serialization)
     assert (answer.code, answer.ext, answer.remark, answer.body) == (0, {}, None, b"")

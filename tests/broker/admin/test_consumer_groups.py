@@ -53,7 +53,7 @@ async def unregister(client: Client, client_id: str, group: str = "G") -> Answer
 # -- offsets -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_group_without_an_offset(client: Client) -> None:
+async def test_new_group_gets_the_first_offset_of_existing_queues(client: Client) -> None:
     await client.create_topic("T", 2)
     assert await client.committed() == 0  # whoever asked for its end instead might skip the first message
     assert await client.committed(queue_id=2) is None

@@ -170,7 +170,7 @@ async def test_so_many_come_together_as_may_wait(namesrv: str, ahead: int) -> No
     assert len({message.receipt.start for message in seen}) == -(-5 // ahead)
 
 
-async def test_threads_pop_in_order_too(tmp_path: Path) -> None:
+async def test_synchronous_consumer_pops_in_order(tmp_path: Path) -> None:
     def pop_all(namesrv: str) -> list[tuple[bytes, int]]:
         seen: list[tuple[bytes, int]] = []
         with SyncPopConsumer(namesrv, "G", "O", ordered=True, consume_from="first") as consumer:

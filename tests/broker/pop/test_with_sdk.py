@@ -109,7 +109,7 @@ async def test_message_without_codec_holds_back_no_other(
         assert b"1" * 1000 in seen
 
 
-async def test_threads_pop_too(tmp_path: Path) -> None:
+async def test_synchronous_consumer_pops_messages(tmp_path: Path) -> None:
     def pop_all(namesrv: str) -> list[tuple[bytes, int]]:
         seen: list[tuple[bytes, int]] = []
         with SyncPopConsumer(namesrv, "G", "T", invisible=30, consume_from="first") as consumer:

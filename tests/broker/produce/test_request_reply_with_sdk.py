@@ -244,7 +244,7 @@ async def test_requests_are_replied_to_while_leaders_change(tmp_path: Path) -> N
         nursery.cancel_scope.cancel()
 
 
-async def test_threads_ask_and_reply(tmp_path: Path) -> None:
+async def test_synchronous_clients_request_and_reply(tmp_path: Path) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, _):
 
         def program() -> bytes:

@@ -55,7 +55,7 @@ def silent() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("silent")
-async def test_the_story_of_a_message(tmp_path: Path) -> None:
+async def test_trace_records_all_steps_of_a_message(tmp_path: Path) -> None:
     async with (
         cluster_and_broker(tmp_path) as (namesrv, broker),
         Admin(namesrv) as admin,

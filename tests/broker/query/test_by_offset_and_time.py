@@ -56,7 +56,7 @@ async def test_metadata_is_not_shown(client: Client, clock: Clock) -> None:
 
 
 @ENCODINGS
-async def test_the_earliest_store_time(client: Client, clock: Clock, serialization: int) -> None:
+async def test_broker_returns_the_earliest_store_time(client: Client, clock: Clock, serialization: int) -> None:
     await stored(client, clock, 7, 9)
     ext = {"topic": "T", "queueId": 0}
     answer = await client.request(RequestCode.GET_EARLIEST_MSG_STORETIME, ext, serialization=serialization)

@@ -183,7 +183,7 @@ async def test_each_user_has_a_quota_of_its_own(tmp_path: Path) -> None:
         assert not (await quotas(admin)).users
 
 
-async def test_connections_of_a_user(tmp_path: Path) -> None:
+async def test_quota_limits_connections_of_a_user(tmp_path: Path) -> None:
     async with guarded(tmp_path, group="q-i", level=8) as (broker, admin):
         await user(admin)
         assert await put_quota(admin, USER[0], connections=2) == 0

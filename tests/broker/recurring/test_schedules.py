@@ -76,7 +76,7 @@ async def test_a_lost_leader_loses_and_repeats_no_tick() -> None:
         check_minutes(kit)
 
 
-def test_pause_resume_trigger_and_delete() -> None:
+def test_schedule_can_be_paused_resumed_triggered_and_deleted() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)
         admin.schedules.create(Schedule("a", "T", b"hi", MINUTE))

@@ -254,7 +254,7 @@ def test_a_track_is_bounded() -> None:
     ("text", "expected"),
     [(None, 0), ("5", 5000), ("-1", 6000), ("x", 6000), ("-7", 0), ("9" * 4000, IMMUNITY_MS_MAX), ("", 6000)],
 )
-def test_immunity(text: str | None, expected: int) -> None:
+def test_immunity_time_is_parsed_with_its_default(text: str | None, expected: int) -> None:
     assert immunity_ms(text, 6000) == expected
 
 

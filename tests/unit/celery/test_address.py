@@ -14,7 +14,7 @@ def address(url: str, *, tls: bool = False, **options: object) -> Address:
     return address_of(kombu.Connection(url, transport_options=options), tls=tls)
 
 
-def test_defaults() -> None:
+def test_broker_url_has_defaults() -> None:
     found = address("raftmq://")
     assert found.name_servers == ("localhost:9876",)
     assert found.prefix == "celery"
@@ -29,12 +29,12 @@ def test_accounts_several_name_servers_and_a_virtual_host() -> None:
     assert found.remoting().credentials is not None
 
 
-def test_an_address_of_ipv6() -> None:
+def test_broker_url_accepts_ipv6() -> None:
     assert address("raftmq://[::1]:9999").name_servers == ("[::1]:9999",)
 
 
 @pytest.mark.parametrize("url", ["raftmqs://host", "raftmq://host?ssl=true"])
-def test_tls(url: str) -> None:
+def test_broker_url_enables_tls(url: str) -> None:
     assert address(url, tls=url.startswith("raftmqs")).remoting().tls is not None
 
 

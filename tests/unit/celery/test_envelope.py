@@ -93,7 +93,7 @@ def test_expiration_of_a_message_that_is_delivered_again_and_of_a_tick() -> None
 @pytest.mark.parametrize(
     ("priority", "level"), [(None, 0), (0, 0), (3, 3), (9, 9), (255, 9), (-1, 0), ("7", 7), ("x", 0)]
 )
-def test_priorities(priority: object, level: int) -> None:
+def test_priorities_survive_encoding(priority: object, level: int) -> None:
     outgoing = encode(message(priority=priority), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS)
     assert outgoing.priority == level
     assert priority_of(received(dict(outgoing.properties))) == level
@@ -139,6 +139,6 @@ def test_message_key_is_the_task_id() -> None:
     assert keys(correlation_id="two words") == ()
 
 
-def test_bodies_in_json() -> None:
+def test_json_bodies_are_utf8_and_others_base64() -> None:
     assert encode_body('{"a": 1}') == ('{"a": 1}', "utf-8")
     assert encode_body(b"\x80\x04") == ("gAQ=", "base64")

@@ -90,7 +90,7 @@ def test_archive_is_listed_printed_and_verified(
     assert "intact" in printed(storage, "verify", URL)
 
 
-def test_damaged_archive_and_missing_one(storage: ObjectStorage, log: MessageLog) -> None:
+def test_archive_commands_refuse_damaged_and_missing_archives(storage: ObjectStorage, log: MessageLog) -> None:
     key = next(each for each in storage.names() if "/log/" in each)
     content = storage.content(key)
     storage.put(key, content[:200] + b"\xff" + content[201:])

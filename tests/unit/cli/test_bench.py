@@ -117,7 +117,7 @@ def test_result_for_programs() -> None:
     assert "missing" not in printed
 
 
-def test_result_for_people() -> None:
+def test_bench_result_lists_rates_and_latencies() -> None:
     text = "\n".join(a_result().lines())
     assert "produced      1,000 messages in 2.0 s: 500 messages/s, 0.50 MB/s" in text
     assert "p50 2.00 ms" in text

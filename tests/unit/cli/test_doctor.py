@@ -131,7 +131,7 @@ def test_a_healthy_cluster_has_no_findings() -> None:
         ({"connectionsRefused": 9}, Severity.WARNING, "refused 9 connections"),
     ],
 )
-def test_one_replica_with_a_problem(more: dict[str, Any], severity: Severity, text: str) -> None:
+def test_doctor_names_a_replica_with_a_problem(more: dict[str, Any], severity: Severity, text: str) -> None:
     was, what = only(found(group(figures("n0", "leader"), figures("n1", **more), figures("n2"))))
     assert was is severity
     assert text in what
@@ -188,7 +188,7 @@ def test_brokers_that_refuse_the_account_are_not_said_to_have_no_leader() -> Non
     assert sum("refuses to answer: wrong key" in each.what for each in findings) == 2
 
 
-def test_no_broker_at_all() -> None:
+def test_doctor_reports_missing_brokers() -> None:
     [finding, _] = findings_of(Survey([], {}, {}, {}, None, "there is no broker", NOW_MS))
     assert finding.what == "no broker is registered at the name servers"
 

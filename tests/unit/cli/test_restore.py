@@ -76,7 +76,7 @@ def test_all_directories_get_the_same_log(backup: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("n?/commitlog.restoring"))
 
 
-def test_restore_to_a_time(backup: Path, tmp_path: Path) -> None:
+def test_restore_ends_at_the_given_time(backup: Path, tmp_path: Path) -> None:
     result = run(backup, f"n0={tmp_path / 'n0'}", "--until", "1970-01-02T12:00:00Z", "--json")
     found = json.loads(result.stdout)
     assert (found["restored_index"], found["newest_message_at"]) == (36, "1970-01-02T12:00:00.000Z")

@@ -151,7 +151,7 @@ async def test_the_cluster_and_its_brokers() -> None:
         assert runtime["brokerVersionDesc"] == "V4_9_8"
 
 
-async def test_members_of_a_group() -> None:
+async def test_members_of_a_group_are_returned() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
         assert await admin.consumers("cg", "T") == []
         async with PushConsumer(cluster.namesrv, "cg") as consumer:

@@ -64,7 +64,7 @@ def shares(strategy: Strategy, queues: list[MessageQueue], members: list[str]) -
 MEMBERS = ["c1", "c2", "c3", "c4"]
 
 
-def test_in_circle() -> None:
+def test_circular_allocation_assigns_queues_in_turn() -> None:
     assert shares(allocate_in_circle, queues_of(10), MEMBERS) == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
     assert shares(allocate_in_circle, queues_of(3), ["a", "b", "c", "d", "e"]) == [[0], [1], [2], [], []]
 
@@ -76,13 +76,13 @@ def test_in_rooms() -> None:
     assert {queue.broker_name for queue in allocate(queues, MEMBERS, "c1")} == {"room1@b"}
 
 
-def test_consistent_hashing() -> None:
+def test_consistent_allocation_matches_the_java_hash() -> None:
     assert ring_hash("c1-0") == 3886541579
     assert ring_hash("MessageQueue [topic=T1, brokerName=b-a, queueId=0]") == 86364034
     assert shares(allocate_consistently, queues_of(8), ["c1", "c2"]) == [[7], [0, 1, 2, 3, 4, 5, 6]]
 
 
-def test_nearby() -> None:
+def test_nearby_allocation_keeps_queues_in_their_room() -> None:
     queues = queues_of(4, "east") + queues_of(2, "west") + queues_of(3, "south")
     members = ["east-1", "east-2", "west-1"]
     allocate = allocate_nearby(allocate_averagely, lambda queue: queue.broker_name, lambda each: each.partition("-")[0])
@@ -95,7 +95,7 @@ def test_nearby() -> None:
         allocate_nearby(allocate_averagely, lambda queue: "", lambda each: "x")(queues, members, "east-1")
 
 
-def test_fixed() -> None:
+def test_fixed_allocation_returns_the_chosen_queues() -> None:
     chosen = queues_of(2)
     assert allocate_fixed(chosen)(queues_of(9), ["a", "b"], "b") == chosen
 

@@ -217,6 +217,6 @@ def test_malformed_addresses(address: str) -> None:
         split_address(address)
 
 
-def test_addresses() -> None:
+def test_addresses_are_split_into_host_and_port() -> None:
     assert split_address("10.0.0.1:9876") == ("10.0.0.1", 9876)
     assert split_address("[::1]:9876") == ("::1", 9876)

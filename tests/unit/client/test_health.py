@@ -269,7 +269,7 @@ async def test_failing_event_function_is_logged(caplog: pytest.LogCaptureFixture
     assert "on_event_failed" in caplog.text
 
 
-def test_threads_ask_the_same(threads: FakeCluster) -> None:
+def test_synchronous_clients_have_health_and_events(threads: FakeCluster) -> None:
     fill(threads, 3)
     told: set[int] = set()
 

@@ -117,7 +117,7 @@ def test_offsets_must_grow() -> None:
 
 @settings(max_examples=40)
 @given(st.data())
-def test_against_a_model(data: st.DataObject) -> None:
+def test_process_queue_agrees_with_a_model(data: st.DataObject) -> None:
     """Any interleaving of pulls, hand-outs, acknowledgements and failures; the model is a set of offsets."""
     queue = ProcessQueue(QUEUE, 0)
     outstanding: set[int] = set()

@@ -33,5 +33,5 @@ from mq.client.send_outcome import Retry, judge_answer
         (9999, None, "no", Retry.NEVER),
     ],
 )
-def test_verdict(code: int, remark: str | None, stored: str, retry: Retry) -> None:
+def test_answer_codes_map_to_stored_and_retry(code: int, remark: str | None, stored: str, retry: Retry) -> None:
     assert judge_answer(code, remark) == (stored, retry)

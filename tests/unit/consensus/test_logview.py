@@ -37,7 +37,7 @@ def test_knows_every_term_from_the_base_on(terms: list[int], data: st.DataObject
 
 
 @given(logs, st.data())
-def test_append_truncate_and_compact(terms: list[int], data: st.DataObject) -> None:
+def test_log_view_supports_append_truncate_and_compact(terms: list[int], data: st.DataObject) -> None:
     view = view_of(terms)
     base = 0
     for _ in range(6):
@@ -71,7 +71,7 @@ def test_holds_exactly_its_own_entries(terms: list[int], index: int, term: int) 
 
 
 @given(logs, st.data())
-def test_first_difference(terms: list[int], data: st.DataObject) -> None:
+def test_log_view_finds_the_first_different_entry(terms: list[int], data: st.DataObject) -> None:
     first = data.draw(st.integers(1, len(terms) + 1))
     last = first + data.draw(st.integers(0, 5))
     term = data.draw(st.integers(terms[first - 2] if first > 1 else 1, 8))

@@ -7,7 +7,7 @@ import struct
 from mq.filter.blocks import Block, Message, block_of
 
 
-def test_messages_lie_back_to_back() -> None:
+def test_block_stores_messages_without_gaps() -> None:
     block = block_of([Message(b"ab", b"cde"), Message(b"", b"f")])
     assert block.data == b"abcdef"
     assert block.ends == [5, 6]

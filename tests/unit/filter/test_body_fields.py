@@ -40,7 +40,7 @@ BODY = json.dumps(
         "word = 'new' AND BODY('$.order.count') > 1",
     ],
 )
-def test_true(expression: str) -> None:
+def test_body_filter_accepts_matching_expressions(expression: str) -> None:
     assert BodySqlFilter(expression).matches({"word": "new"}, BODY)
 
 
@@ -56,7 +56,7 @@ def test_true(expression: str) -> None:
         "BODY('$.order.amount') > 1 AND word = 'old'",
     ],
 )
-def test_not_true(expression: str) -> None:
+def test_body_filter_rejects_other_expressions(expression: str) -> None:
     assert not BodySqlFilter(expression).matches({"word": "new"}, BODY)
 
 

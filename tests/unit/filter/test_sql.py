@@ -102,7 +102,7 @@ def test_logic_has_three_values(left: str, right: str, conjunction: bool | None,
         ("t AND TRUE", False),
     ],
 )
-def test_null(expression: str, expected: bool | None) -> None:
+def test_null_follows_three_valued_logic(expression: str, expected: bool | None) -> None:
     assert value(expression) is expected
 
 

@@ -51,7 +51,7 @@ def test_missing_expression_type_means_tags(expression_type: str | None) -> None
     assert parse_tags("T1", "A").expression_type == "TAG"
 
 
-def test_sql() -> None:
+def test_sql_subscription_accepts_every_tag() -> None:
     chosen = parse_subscription("T1", "a = 1", "SQL92")
     assert (chosen.expression, chosen.expression_type) == ("a = 1", "SQL92")
     assert chosen.all_tags

@@ -67,7 +67,7 @@ def test_profiles_omit_excluded_combinations(profile: str) -> None:
         assert not any((cell.workload, kind) in NOT_TOGETHER for kind in cell.nemeses)
 
 
-def test_pieces_add_up() -> None:
+def test_parts_of_a_profile_cover_all_cells() -> None:
     planned = cells(NIGHTLY, list(WORKLOADS), ALL)
     pieces = [part_of(planned, part, 5) for part in range(1, 6)]
     assert sorted(repr(cell) for piece in pieces for cell in piece) == sorted(map(repr, planned))

@@ -193,7 +193,7 @@ async def test_the_event_loop_yields_while_an_answer_is_made_not_while_read() ->
     assert entered == ["begin", "collect", "end", *["sent"] * 4], "the head, and three parts of the body"
 
 
-async def test_health_and_readiness() -> None:
+async def test_http_server_reports_health_and_readiness() -> None:
     async with serving() as server:
         assert await server.get("/healthz") == (200, "text/plain; charset=utf-8", b"ok\n")
         assert (await server.get("/readyz"))[0] == 200

@@ -42,7 +42,7 @@ async def test_probe_exits_with_the_status_of_the_server() -> None:
     assert (await probe("file:///etc/passwd"))[0] == 2
 
 
-def test_usage() -> None:
+def test_probe_without_arguments_exits_with_usage() -> None:
     assert (
         subprocess.run([sys.executable, "-m", "mq.monitoring.probe"], check=False, capture_output=True).returncode == 2
     )

@@ -74,7 +74,7 @@ ANSWERS: list[tuple[Code, Asked, bytes, dict[str, str], object]] = [
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize(("code", "ext", "body", "fields", "answer"), ANSWERS)
 @pytest.mark.trio
-async def test_answers(
+async def test_name_server_answers_each_request(
     code: Code, ext: Asked, body: bytes, fields: dict[str, str], answer: object, serialization: int
 ) -> None:
     async with name_server() as server:
@@ -105,7 +105,7 @@ async def test_answers(
 )
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.trio
-async def test_refusals(
+async def test_name_server_refuses_invalid_requests(
     code: Code, ext: Asked, body: bytes, expected: ResponseCode, remark: str, serialization: int
 ) -> None:
     async with name_server() as server:

@@ -177,7 +177,7 @@ def test_an_old_connection_that_closes_does_not_remove_a_reconnected_broker() ->
     assert queues(table, "T1") == {"b-a": 4}
 
 
-def test_unregister() -> None:
+def test_unregistering_a_broker_removes_its_routes() -> None:
     table = RouteTable()
     table.register_broker(0, broker(0, A), topics("T1"), "conn")
     table.register_broker(0, broker(1, B), topics("T1"), "conn-b")
@@ -228,7 +228,7 @@ def test_an_address_is_in_one_group() -> None:
     assert addresses(table, "old") == {}
 
 
-def test_query_data_version() -> None:
+def test_data_version_query_reports_changes() -> None:
     table = RouteTable(expiry_seconds=120)
     assert table.query_data_version(0, broker(0, A), DataVersion(1)) == (True, None)
     table.register_broker(0, broker(0, A), topics("T1", counter=1), "conn")
@@ -255,7 +255,7 @@ def test_write_permission() -> None:
     assert table.wipe_write_perm("nobody") == 0
 
 
-def test_delete_topic() -> None:
+def test_deleting_a_topic_removes_its_routes() -> None:
     table = RouteTable()
     table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn")
     table.register_broker(0, broker(0, B, group="b-b", cluster="c2"), topics("T1", "T2"), "conn")
@@ -335,7 +335,7 @@ def test_a_heartbeat_keeps_a_broker_that_registered() -> None:
     assert [each.address for each in table.expire(119)] == [A]
 
 
-def test_members_of_a_group() -> None:
+def test_members_of_a_group_are_returned() -> None:
     table = RouteTable()
     table.register_broker(0, broker(0, A), topics(), "conn")
     table.register_broker(0, broker(1, B), topics(), "conn")
@@ -344,7 +344,7 @@ def test_members_of_a_group() -> None:
     assert table.member_group("c1", "b-b").broker_addrs == {}
 
 
-def test_limits() -> None:
+def test_route_table_refuses_entries_beyond_its_limits() -> None:
     limits = TableLimits(broker_groups_max=2, brokers_per_group_max=2, topics_max=3)
     table = RouteTable(limits=limits)
     table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn")

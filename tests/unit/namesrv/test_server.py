@@ -79,7 +79,7 @@ async def test_a_broker_that_dies_is_out_of_the_route() -> None:
 
 
 @pytest.mark.trio
-async def test_unregister_and_administration() -> None:
+async def test_name_server_serves_administration_requests() -> None:
     async with name_server() as server:
         broker, admin = await server.connect(), await server.connect()
         await broker.register()
@@ -210,7 +210,7 @@ async def test_garbage_closes_its_own_connection_only(data: bytes) -> None:
 
 
 @pytest.mark.trio
-async def test_limits_of_a_server() -> None:
+async def test_name_server_enforces_connection_and_frame_limits() -> None:
     async with name_server(connections_max=1, frame_bytes_max=65536) as server:
         first = await server.connect()
         assert (await first.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0

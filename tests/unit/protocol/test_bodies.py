@@ -45,7 +45,7 @@ TABLE_TEXT = (
 )
 
 
-def test_route() -> None:
+def test_route_matches_the_java_encoding() -> None:
     assert ROUTE.encode() == ROUTE_TEXT
     assert Route.decode(ROUTE_TEXT) == ROUTE
     as_java = ROUTE_TEXT.replace(b'{"0":', b"{0:").replace(b'"1":', b"1:")
@@ -55,7 +55,7 @@ def test_route() -> None:
     assert Route.decode(with_order.encode()).order_topic_conf == "b-a:4"
 
 
-def test_cluster_info() -> None:
+def test_cluster_info_matches_the_java_encoding() -> None:
     info = ClusterInfo(brokers={"b-a": BrokerData("b-a", {0: "10.0.0.1:10911"}, "c1")}, clusters={"c1": ["b-a"]})
     assert info.encode() == (
         b'{"brokerAddrTable":{"b-a":{"brokerAddrs":{"0":"10.0.0.1:10911"},"brokerName":"b-a","cluster":"c1",'
@@ -64,7 +64,7 @@ def test_cluster_info() -> None:
     assert ClusterInfo.decode(info.encode().replace(b'{"0":', b"{0:")) == info
 
 
-def test_heartbeat() -> None:
+def test_heartbeat_matches_the_java_encoding() -> None:
     heartbeat = HeartbeatData(
         client_id="10.0.0.9@123",
         consumers=[
@@ -106,7 +106,7 @@ def test_small_bodies() -> None:
     assert ConsumerList.decode(b'{"consumerIdList":["c1"]}').consumer_ids == ["c1"]
 
 
-def test_topic_table() -> None:
+def test_topic_table_of_java_is_decoded() -> None:
     table = TopicConfigTable.decode(TABLE_TEXT)
     assert table.data_version == DataVersion(3, 1600000000000)
     assert table.topics == {"T1": TopicConfig("T1", 4, 8, 6)}
@@ -131,7 +131,7 @@ def sized(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
-def test_compressed_registration_layout() -> None:
+def test_compressed_registration_is_decoded() -> None:
     lines = [b"T1 4 8 6 SINGLE_TAG", b"T2 1 1 4 MULTI_TAG"]
     text = sized(b'{"counter":1,"timestamp":2}') + struct.pack(">i", 2) + b"".join(map(sized, lines)) + sized(b"[]")
     for end in (b"", struct.pack(">i", 0)):  # 5.x brokers append a count of something
@@ -194,7 +194,7 @@ QUEUE = b'{"brokerName":"b-a","queueId":0,"topic":"T1"}'
         (b"[]", []),
     ],
 )
-def test_dialect(text: bytes, value: object) -> None:
+def test_parser_accepts_the_fastjson_dialect(text: bytes, value: object) -> None:
     assert fastjson.parse(text) == value
 
 
@@ -326,13 +326,13 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         )
     )
 )
-def test_batch_round_trip(messages: list[BatchedMessage]) -> None:
+def test_batch_survives_encoding(messages: list[BatchedMessage]) -> None:
     assert decode_batch(encode_batch(messages)) == messages
 
 
 @pytest.mark.parametrize("at", [0, 16, 20 + 1])
 @pytest.mark.parametrize("value", [-1, 2**31 - 1, 0x7F000000])
-def test_broken_batch(at: int, value: int) -> None:
+def test_broken_batch_is_refused(at: int, value: int) -> None:
     data = bytearray(encode_batch([BatchedMessage(b"x", "a\x01b\x02")]))
     struct.pack_into(">i", data, at, value)
     with pytest.raises(BodyError, match="message 0 of a batch"):

@@ -28,7 +28,7 @@ CODECS = [
 
 
 @pytest.mark.parametrize(("sys_flag", "compress"), CODECS)
-def test_inflate(sys_flag: int, compress: Callable[[bytes], bytes]) -> None:
+def test_bodies_inflate_up_to_their_limit(sys_flag: int, compress: Callable[[bytes], bytes]) -> None:
     data = compress(BODY)
     assert len(data) < len(BODY)
     assert inflate(sys_flag, data, len(BODY)) == BODY
@@ -40,7 +40,7 @@ def test_inflate(sys_flag: int, compress: Callable[[bytes], bytes]) -> None:
 
 
 @pytest.mark.parametrize(("sys_flag", "compress"), CODECS)
-def test_cut_off_or_garbage(sys_flag: int, compress: Callable[[bytes], bytes]) -> None:
+def test_damaged_compressed_bodies_are_refused(sys_flag: int, compress: Callable[[bytes], bytes]) -> None:
     data = compress(BODY)
     for bad in (data[:-5], data[: len(data) // 2], data[:3], b"", b"garbage and more of it"):
         with pytest.raises(DecompressionError):
@@ -52,6 +52,6 @@ def test_body_that_is_not_compressed() -> None:
     assert inflate(0x300, BODY, 10) is BODY
 
 
-def test_unknown_codec() -> None:
+def test_unknown_codec_is_refused() -> None:
     with pytest.raises(DecompressionError, match="codec 7"):
         inflate(0x701, BODY, 10)

@@ -198,7 +198,7 @@ def test_send_reply_template_equals_the_general_encoder() -> None:
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
 @pytest.mark.parametrize("remark", [None, "FOUND", 'the topic "T" does not exist'])
-def test_pull_response(remark: str | None, serialization: int) -> None:
+def test_pull_response_header_equals_the_general_encoder(remark: str | None, serialization: int) -> None:
     body = b"records"
     head = pull_response_header(9, ResponseCode.PULL_NOT_FOUND, 10, 2, 30, 1, remark, len(body), serialization)
     fields = {"maxOffset": "30", "minOffset": "2", "nextBeginOffset": "10", "suggestWhichBrokerId": "1"}

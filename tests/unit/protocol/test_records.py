@@ -205,7 +205,7 @@ BODY_END = HEAD.size + 4
         (patched(RECORD, 36, 0x30), "bytes"),
     ],
 )
-def test_damaged_layout(data: bytes, reason: str) -> None:
+def test_damaged_record_layout_is_refused(data: bytes, reason: str) -> None:
     good = simple_record(b"first")
     for read in (decode_records, lambda each: list(scan_fixed(each)), lambda each: list(iter_sizes(each))):
         with pytest.raises(RecordError, match=reason) as caught:
@@ -221,7 +221,7 @@ def one_by_one(data: bytes) -> list[StoredMessage]:
     return records
 
 
-def test_damaged_body() -> None:
+def test_damaged_record_body_is_refused() -> None:
     damaged = patched(RECORD, HEAD.size, 0xFF, ">B")
     with pytest.raises(RecordError, match="checksum"):
         decode_records(damaged)
@@ -277,7 +277,7 @@ def test_damaged_records_are_refused_or_decoded_equally(data: st.DataObject) -> 
         ("TAGS\x01中文\x02", 646394),
     ],
 )
-def test_tag_code_of_a_record(text: str, code: int) -> None:
+def test_scan_returns_the_tag_code_of_a_record(text: str, code: int) -> None:
     assert [row[-1] for row in scan_fixed(simple_record(properties=text))] == [code]
 
 

@@ -73,7 +73,7 @@ CLEAN = st.text(st.characters(blacklist_characters="\x01\x02", blacklist_categor
 
 @steady
 @given(st.dictionaries(CLEAN, CLEAN))
-def test_properties_round_trip(properties: dict[str, str]) -> None:
+def test_properties_survive_encoding(properties: dict[str, str]) -> None:
     text = props.encode(properties)
     assert props.decode(text) == properties
     assert props.decode(text.removesuffix("\x02")) == properties
@@ -137,7 +137,7 @@ def test_hash_is_the_textbook_one(text: str) -> None:
     ("host", "ip"),
     [(bytes((10, 0, 0, 1)), "10.0.0.1"), (bytes.fromhex("20010db8000000000000000000000001"), "2001:db8::1")],
 )
-def test_offset_message_id_round_trip(host: bytes, ip: str) -> None:
+def test_offset_message_id_survives_encoding(host: bytes, ip: str) -> None:
     text = offset_message_id(host, 10911, PhysicalOffset(2**40 + 5))
     assert len(text) in (32, 56)
     assert text == text.upper()
@@ -145,7 +145,7 @@ def test_offset_message_id_round_trip(host: bytes, ip: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0A", "X" * 32, "0" * 31, "0" * 33, "0A " * 10 + "00", "0" * 57])
-def test_bad_offset_message_id(text: str) -> None:
+def test_malformed_offset_message_id_is_refused(text: str) -> None:
     with pytest.raises(MessageIdRefused):
         parse_offset_message_id(text)
 
@@ -154,7 +154,7 @@ def ms(*when: int) -> int:
     return int(dt.datetime(*when, tzinfo=dt.UTC).timestamp() * 1000)  # type: ignore[misc,arg-type]
 
 
-def test_unique_key_layout() -> None:
+def test_unique_keys_have_the_java_layout() -> None:
     clock = [ms(2026, 3, 1) + 0xABCDE]
     keys = UniqKeyGenerator(ip="10.0.0.9", pid=0x12345, salt=0xCAFE0001, wall_clock_ms=lambda: clock[0])
     assert keys.next() == "0A0000092345CAFE0001000ABCDE0001"

@@ -175,7 +175,7 @@ def test_keys_without_end_leave_the_id() -> None:
     assert decode_trace(body.decode())[1] == 0
 
 
-def test_the_story_of_one_message() -> None:
+def test_trace_records_are_ordered_by_message() -> None:
     records: list[TraceRecord] = [
         HandlingEnded(request_id="R2", message_id="ID", cost_ms=3, timestamp_ms=33, group="G"),
         HandlingBegun(timestamp_ms=30, group="G", request_id="R2", message_id="ID", retry_times=1),

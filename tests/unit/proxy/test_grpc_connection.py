@@ -30,7 +30,7 @@ def messages_of(loop: Loop, stream: CallStream) -> list[bytes]:
     return found
 
 
-def test_a_unary_call() -> None:
+def test_server_answers_a_unary_call() -> None:
     loop = Loop()
     stream_id = loop.client.call("/a.B/C", [b"request"], headers=[("x-mq-client-id", "me")])
     loop.turn()

@@ -92,7 +92,7 @@ def test_damaged_gzip_is_refused(body: bytes) -> None:
     ("text", "seconds"),
     [("2H", 7200), ("3M", 180), ("99999999S", 99_999_999), ("5m", 0.005), ("7u", 7e-6), ("9n", 9e-9), ("0S", 0)],
 )
-def test_timeouts(text: str, seconds: float) -> None:
+def test_grpc_timeouts_are_parsed(text: str, seconds: float) -> None:
     assert parse_timeout(text) == pytest.approx(seconds)
 
 

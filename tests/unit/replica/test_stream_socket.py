@@ -345,7 +345,7 @@ async def test_input_before_a_requested_turn_is_served_first() -> None:
 
 
 @pytest.mark.parametrize("size", [10, RECEIVE_BYTES + 1, 2_000_000])
-async def test_closing_from_within(size: int) -> None:
+async def test_closing_in_a_handler_drops_later_frames(size: int) -> None:
     """What came behind the frame that closed the connection is dropped, whatever memory it lay in."""
     async with reacting() as reactor, connected(reactor) as (server, client):
 

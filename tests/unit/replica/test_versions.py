@@ -155,7 +155,7 @@ async def test_a_group_of_two_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_replicas_without_a_common_version(tmp_path: Path) -> None:
+async def test_replicas_without_a_common_version_do_not_connect(tmp_path: Path) -> None:
     async with group_of(tmp_path, (OLDEST_VERSION, NEWEST_VERSION), (NEWEST_VERSION + 1, NEWEST_VERSION + 2)) as nodes:
         words = f"replication versions {NEWEST_VERSION + 1} to {NEWEST_VERSION + 2} are supported here, "
         first, second = nodes

@@ -40,7 +40,7 @@ def said(found: Report) -> str:
     return "\n".join(found.findings)
 
 
-def test_intact(full: LogHome) -> None:
+def test_verify_reports_an_intact_log_and_its_end(full: LogHome) -> None:
     found = report(full)
     assert found.verdict == INTACT
     assert found.last is not None
@@ -109,7 +109,7 @@ def test_foreign_file_is_named(full: LogHome) -> None:
     assert full.open().found.endswith("left alone: 00000000000000000123, notes.txt")
 
 
-def test_truncated_meta_slot(full: LogHome) -> None:
+def test_verify_names_a_truncated_meta_slot(full: LogHome) -> None:
     full.disk.truncate(full.disk.open(META), SLOT_BYTES + 20)
     found = report(full)
     assert "slot 1: truncated to 20 bytes" in said(found)
@@ -129,7 +129,7 @@ def test_both_slots_bad_or_no_vote_file_at_all(full: LogHome, gone: bool) -> Non
     assert "term and vote are lost" in said(found)
 
 
-def test_locked_or_empty_directory(home: LogHome) -> None:
+def test_verify_refuses_a_locked_or_empty_directory(home: LogHome) -> None:
     home.open()
     with pytest.raises(DirectoryLocked):
         StoppedLog(home.disk, DIRECTORY)

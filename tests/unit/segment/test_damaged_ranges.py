@@ -57,7 +57,7 @@ def test_several_places_are_several_ranges(full: LogHome) -> None:
     assert found(full) == [(200, 400, 5), (4000, 4196, 42), (position(100), position(101), 101)]
 
 
-def test_damaged_blank(full: LogHome) -> None:
+def test_verify_finds_a_damaged_blank(full: LogHome) -> None:
     full.disk.flip_bit(full.segment(), 4003)
     assert found(full) == [(4000, 4096, 41)]
 

@@ -41,7 +41,7 @@ def test_disk_reads_written_bytes(place: tuple[Disk, str]) -> None:
         disk.pread(fd, 1, 0)
 
 
-def test_lengths(place: tuple[Disk, str]) -> None:
+def test_disk_allocates_and_truncates_files(place: tuple[Disk, str]) -> None:
     disk, root = place
     fd = disk.open(f"{root}/file", create=True)
     disk.allocate(fd, 1000)
@@ -76,7 +76,7 @@ def test_names(place: tuple[Disk, str]) -> None:
         disk.rename(f"{root}/b", f"{root}/c")
 
 
-def test_directories(place: tuple[Disk, str]) -> None:
+def test_disk_makes_and_lists_directories(place: tuple[Disk, str]) -> None:
     disk, root = place
     disk.mkdir(f"{root}/x/y/z")
     disk.mkdir(f"{root}/x/y/z")

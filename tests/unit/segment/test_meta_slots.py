@@ -37,7 +37,7 @@ def read_back(disk: MemoryDisk) -> MetaState | None:
     return MetaFile(disk, PATH).state
 
 
-def test_slot_round_trip() -> None:
+def test_meta_slot_survives_encoding() -> None:
     data = encode_slot(STATE, 12)
     assert len(data) == SLOT_BYTES
     assert decode_slot(data) == (12, STATE)

@@ -77,7 +77,7 @@ def newer_slot(home: LogHome, slot: int, version: int = NEWER) -> None:
 
 
 @pytest.mark.parametrize("slots", [(0,), (1,), (0, 1)])
-def test_a_newer_vote_file(home: LogHome, slots: tuple[int, ...]) -> None:
+def test_newer_vote_file_is_refused(home: LogHome, slots: tuple[int, ...]) -> None:
     home.put(home.open(), b"one")
     home.close_all()
     for slot in slots:
@@ -170,7 +170,7 @@ def newer_manifest(home: LogHome, base_index: int = 0) -> bytes:
     return encode_manifest(manifest)
 
 
-def test_a_newer_manifest(home: LogHome) -> None:
+def test_newer_manifest_is_refused(home: LogHome) -> None:
     data = newer_manifest(home)
     with pytest.raises(ValueError, match="a manifest of format version 2, and none above 1 is understood here"):
         decode_manifest(data)

@@ -52,7 +52,7 @@ CALM = Evidence(
         ({"stop": Stop(4096, "segment is missing"), "only_zeros": False}, TruncateAt(1000)),
     ],
 )
-def test_decision(changes: dict[str, object], decision: Decision) -> None:
+def test_recovery_decides_by_its_table(changes: dict[str, object], decision: Decision) -> None:
     assert decide(replace(CALM, **changes)) == decision  # type: ignore[arg-type]
 
 

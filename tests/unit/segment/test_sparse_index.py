@@ -53,7 +53,7 @@ def test_every_entry_has_an_anchor_within_reach(first: list[int], second: list[i
     check(index, entries)
 
 
-def test_anchors_behind() -> None:
+def test_index_returns_anchors_after_a_position() -> None:
     index = SparseIndex(SEGMENT_BYTES)
     positions = [0, 100, ANCHOR_BYTES + 5, ANCHOR_BYTES + 90, 3 * ANCHOR_BYTES, SEGMENT_BYTES]
     for number, pos in enumerate(positions, 1):
@@ -65,7 +65,7 @@ def test_anchors_behind() -> None:
     assert index.anchors_behind(0, 3 * ANCHOR_BYTES) == [ANCHOR_BYTES + 5]
 
 
-def test_anchor_at() -> None:
+def test_index_returns_the_anchor_at_a_position() -> None:
     index = SparseIndex(SEGMENT_BYTES)
     for number, pos in enumerate([0, 100, ANCHOR_BYTES + 5, SEGMENT_BYTES], 1):
         index.note(LogIndex(number), Term(1), pos)

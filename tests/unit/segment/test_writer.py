@@ -327,7 +327,7 @@ def test_next_file_is_made_ahead(home: LogHome) -> None:
     assert all_bodies(home.open()) == [bytes(3000)] * 2
 
 
-def test_closing_twice_and_submitting_late(home: LogHome) -> None:
+def test_writer_closes_twice_and_refuses_late_writes(home: LogHome) -> None:
     log = home.open(writer=Reports().writer(home))
     home.put(log, b"body")
     log.close()

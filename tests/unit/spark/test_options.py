@@ -35,7 +35,7 @@ def test_names_are_case_insensitive_and_have_aliases() -> None:
     assert parse_read_options({"namesrv": "a:1", "topic": "T"}, "batch").subscription == Topics(("T",))
 
 
-def test_ways_to_subscribe() -> None:
+def test_reader_accepts_patterns_and_assigned_queues() -> None:
     rest = {"namesrv": "a:1"}
     assert parse_read_options({**rest, "subscribePattern": "ord.*"}, "batch").subscription == Pattern("ord.*")
     assigned = parse_read_options({**rest, "assign": '{"T": ["broker-a:0", "b:c:12"]}'}, "batch").subscription
@@ -116,7 +116,7 @@ def test_sparks_own_options_are_left_alone() -> None:
     assert parse_read_options({**NEEDED, "path": "x"}, "batch").subscription == Topics(("Orders",))
 
 
-def test_options_of_the_sink() -> None:
+def test_sink_options_are_parsed() -> None:
     found = parse_write_options(
         {"namesrv": "a:1", "topic": "Out", "compression": "ZSTD", "txnAppId": "job", "txnVersion": "7"}
     )

@@ -67,7 +67,7 @@ class EntryBuilder:
         return b"".join(self.parts)
 
 
-def test_an_entry_of_one_message() -> None:
+def test_scan_of_one_message_returns_one_run() -> None:
     entry = EntryBuilder(position=1000)
     entry.add("T", 3, b"hello", tags="A")
     runs, commands = scan_runs(entry.body, PhysicalOffset(entry.begin))
@@ -154,7 +154,7 @@ def test_the_annotation_of_no_runs_is_not_empty() -> None:
     assert decode_runs(annotation) == []
 
 
-def test_the_annotation_layout() -> None:
+def test_annotation_layout_is_unchanged() -> None:
     run = QueueRun("T", 3, QueueOffset(9), QUEUE_ENTRY.pack(48, 100, 65))
     assert encode_runs([run]).hex() == (
         "010100000003000000000000000900000001540000000000000030000000640000000000000041"

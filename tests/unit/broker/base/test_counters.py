@@ -39,7 +39,7 @@ class Running:
             self.figures.sample(self.now_ms, day)
 
 
-def test_spans_of_time() -> None:
+def test_counters_sum_over_minute_hour_and_day() -> None:
     running = Running()
     running.sample(6, put=10)
     series = running.figures.by_topic["T"]
@@ -70,7 +70,7 @@ def test_rates_over_ten_seconds_a_minute_and_ten_minutes() -> None:
     assert running.figures.gets.rates(running.now_ms) == "0.0 0.0 0.0"
 
 
-def test_totals_and_those_of_midnight() -> None:
+def test_counters_keep_totals_of_midnight() -> None:
     running = Running()
     running.sample(1, put=5, got=3, day=1)
     running.sample(1, put=5, got=3, day=2)

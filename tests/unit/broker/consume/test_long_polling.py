@@ -243,7 +243,7 @@ _steps = st.one_of(
 
 
 @given(steps=st.lists(_steps, max_size=40))
-def test_against_a_list(steps: list[tuple[object, ...]]) -> None:
+def test_long_polling_agrees_with_a_list(steps: list[tuple[object, ...]]) -> None:
     """Every pull ends exactly once, and for the right reason."""
     polling: LongPolling[Pull] = LongPolling(held_max=8, held_per_connection_max=4)
     model: list[tuple[int, int, Pull, int]] = []

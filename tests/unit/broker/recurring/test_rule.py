@@ -94,7 +94,7 @@ def test_intervals_are_counted_from_their_anchor(time_ms: int, every_ms: int, an
     assert rule.between(time_ms, found + 10 * every_ms) == 11
 
 
-def test_a_single_time() -> None:
+def test_one_time_rule_ticks_once() -> None:
     rule = Once(5000)
     assert (rule.next_after(4999), rule.next_after(5000)) == (5000, None)
     assert (rule.between(0, 5000), rule.between(5000, 9000)) == (1, 0)

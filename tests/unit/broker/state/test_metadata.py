@@ -271,7 +271,7 @@ def test_offsets_do_not_change_the_data_version() -> None:
 
 
 @pytest.mark.parametrize(("remove_offsets", "left"), [(False, 5), (True, None)])
-def test_delete_group(remove_offsets: bool, left: int | None) -> None:
+def test_deleting_a_group_removes_its_offsets_on_request(remove_offsets: bool, left: int | None) -> None:
     metadata = Metadata()
     for command in (put("T"), PutGroup(config=GroupConfig(name="g"), timestamp_ms=2), commit(("g", "T", 0, 5))):
         metadata.apply(command)
