@@ -15,15 +15,15 @@ from typing import TypeVar
 
 from mq.broker.admin.broker_config import BrokerConfig
 from mq.broker.admin.cleanup import Cleanup
+from mq.broker.admin.client_group_members import GroupMembers
 from mq.broker.admin.consumer_groups import ConsumerGroups
 from mq.broker.admin.deleted_topics import DeletedTopics
 from mq.broker.admin.format_level import LevelRaises
-from mq.broker.admin.group_members import GroupMembers
 from mq.broker.admin.group_offsets import GroupOffsets
-from mq.broker.admin.members_of_groups import MembersOfManyGroups
+from mq.broker.admin.many_group_members import MembersOfManyGroups
 from mq.broker.admin.metrics import BrokerMetrics
 from mq.broker.admin.pending import PendingQueries
-from mq.broker.admin.raft_members import RaftMembers
+from mq.broker.admin.raft_group_members import RaftMembers
 from mq.broker.admin.removed_members import RemovedMembers
 from mq.broker.admin.replica_status import ReplicaStatus
 from mq.broker.admin.runtime_info import RuntimeInfo

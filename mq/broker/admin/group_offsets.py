@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from mq.broker.admin.group_members import subscribes
+from mq.broker.admin.client_group_members import subscribes
 from mq.broker.consume.offsets import Offsets, beyond_end
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call

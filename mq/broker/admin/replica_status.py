@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from mq.broker.admin.raft_members import member_roles
+from mq.broker.admin.raft_group_members import member_roles
 from mq.broker.admin.runtime_info import RuntimeInfo, missing_entries
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call

@@ -107,7 +107,7 @@ async def test_a_command_that_cannot_be_read_is_refused(client: Client) -> None:
 async def test_strangers_may_not_change_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, networks: str, allowed: bool
 ) -> None:
-    from mq.broker.admin.raft_members import RaftMembers
+    from mq.broker.admin.raft_group_members import RaftMembers
 
     real = RaftMembers.is_allowed
     monkeypatch.setattr(RaftMembers, "is_allowed", lambda self, peer: real(self, "10.1.2.3:4000"))

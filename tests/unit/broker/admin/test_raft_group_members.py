@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from mq.broker.admin.raft_members import RaftMembers, _Waiting
+from mq.broker.admin.raft_group_members import RaftMembers, _Waiting
 from raftlog import ConfState, NodeId, Role, RoleChange
 from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.log_numbers import LogIndex, Term

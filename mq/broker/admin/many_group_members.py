@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from mq.broker.admin.group_members import RELAY_VERSION_MIN, connection_data, proxied_data
+from mq.broker.admin.client_group_members import RELAY_VERSION_MIN, connection_data, proxied_data
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoAnswer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.admin.members_of_groups import MEMBER_BYTES_MAX, QUEUES_BYTES_MAX
+from mq.broker.admin.many_group_members import MEMBER_BYTES_MAX, QUEUES_BYTES_MAX
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import summary_text
 from mq.broker.net.slow_answers import SlowAnswers
