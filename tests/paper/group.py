@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Self
 
 from raftlog.consensus.effects import Fetch, StorageOp
 from raftlog.consensus.invariants import check_group
@@ -142,6 +143,11 @@ class Group:
     def time_out(self, node: NodeId) -> None:
         """Let time pass for everybody until ``node`` runs out of patience; only it notices."""
         self.now = max(self.now, self[node].next_deadline())
+        self.tick(node)
+
+    def tick(self, node: NodeId, seconds: float = 0.0) -> None:
+        """``seconds`` pass, and only ``node`` notices."""
+        self.now += seconds
         self[node].tick(self.now)
         self.pump()
 
@@ -151,6 +157,13 @@ class Group:
         self.deliver()
         assert self[node].role is Role.LEADER, f"{node} is {self[node].role}"
         return self[node]
+
+    def led_by(self, node: NodeId, seconds: float = 0.0) -> Self:
+        """The group after ``node`` was elected and ``seconds`` have passed."""
+        self.elect(node)
+        if seconds:
+            self.pass_time(seconds)
+        return self
 
     def pass_time(self, seconds: float, alive: Sequence[NodeId] | None = None) -> None:
         """Let time pass with every deadline met and every message delivered."""
@@ -166,7 +179,11 @@ class Group:
     # -- messages ----------------------------------------------------------------------------------------------
 
     def deliver(self, only: Callable[[Message], bool] = lambda message: True) -> None:
-        """Deliver what satisfies ``only``, and what follows from it, until nothing does; the rest keeps waiting."""
+        """Carry out all effects and deliver what satisfies ``only``, and what follows from it, until nothing does.
+
+        The rest keeps waiting.
+        """
+        self.pump()
         while matching := [message for message in self.mail if only(message)]:
             self.mail = [message for message in self.mail if not only(message)]
             for message in matching:
@@ -252,6 +269,12 @@ class Group:
         index = self[node].propose(count, count * ENTRY_BYTES, self.now)
         assert not isinstance(index, Refusal), f"{node} refused: {index}"
         self.pump()
+        return index
+
+    def replicate(self, node: NodeId, count: int = 1) -> int:
+        """Propose entries and deliver all messages."""
+        index = self.propose(node, count)
+        self.deliver()
         return index
 
     def read(self, node: NodeId) -> int:

@@ -25,13 +25,10 @@ RELAXED = CoreConfig(durable_commit=False)
 @pytest.mark.parametrize("abstaining", [True, False])
 def test_relaxed_mode_power_loss(abstaining: bool) -> None:
     """Committed in memory on A and B, lost on B by a power cut: then B and C must not elect a leader without it."""
-    group = Group(3, config=RELAXED)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(3, config=RELAXED).led_by(A, 1.0)
     group.isolate(C)
     group.slow_disks.add(B)
-    index = group.propose(A)
-    group.deliver()
+    index = group.replicate(A)
     assert group[A].commit == index
     group.start(B, abstaining=abstaining)
     group.slow_disks.clear()
@@ -53,10 +50,8 @@ def test_relaxed_mode_power_loss(abstaining: bool) -> None:
 
 def test_idle_follower_wiped_is_refilled_and_votes_again() -> None:
     """A follower without its log is filled up again although nobody writes, and has a vote again when it is."""
-    group = Group(3)
-    group.elect(A)
-    group.propose(A, 4)
-    group.deliver()
+    group = Group(3).led_by(A)
+    group.replicate(A, 4)
     group.disks[C].terms.clear()
     group.start(C, abstaining=True)
     assert group[C].abstaining
@@ -83,26 +78,21 @@ def test_abstaining_denies_votes_and_stands_for_none() -> None:
 
 def test_acknowledgements_of_the_abstaining_count() -> None:
     """One voter is cut off and one abstains: the leader goes on committing, since what it sends now is kept."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.isolate(B)
     group.start(C, abstaining=True)
     group.slow_disks.add(C)
     group.pass_time(0.5)
-    index = group.propose(A)
-    group.deliver()
+    index = group.replicate(A)
     assert group[A].commit == index - 1
     group.finish_writes(C)
-    group.pump()
     group.deliver()
     assert group[A].commit == index
 
 
 def test_abstention_lasts_until_the_disk_has_it() -> None:
-    group = Group(3)
-    group.elect(A)
-    group.propose(A, 4)
-    group.deliver()
+    group = Group(3).led_by(A)
+    group.replicate(A, 4)
     group.disks[C].terms.clear()
     group.slow_disks.add(C)
     group.start(C, abstaining=True)
@@ -118,9 +108,7 @@ def test_new_leader_ends_no_abstention_before_it_has_committed() -> None:
     """An entry was committed by three of five, one of them lost it, and the new leader has not learnt that it was
     committed. Its announcement is too low to go by: had E a vote, C, D and E could elect C without the entry.
     """
-    group = Group(5, config=RELAXED)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(5, config=RELAXED).led_by(A, 1.0)
     group.isolate(C, D)
     group.slow_disks.add(E)
     index = group.propose(A)
@@ -137,9 +125,7 @@ def test_new_leader_ends_no_abstention_before_it_has_committed() -> None:
         group.deliver(lambda message: not isinstance(message, AppendReq | Heartbeat))
     assert group[B].commit == index - 1
     group.deliver(lambda message: isinstance(message, Heartbeat) or not isinstance(message, AppendReq))
-    group.now += group.config.heartbeat_seconds
-    group[B].tick(group.now)
-    group.pump()
+    group.tick(B, group.config.heartbeat_seconds)
     group.deliver(lambda message: not isinstance(message, AppendReq))
     assert group[E].leader_id == B
     assert group[E].abstaining
@@ -154,9 +140,7 @@ def test_acknowledgement_of_an_earlier_run_is_counted_later(config: CoreConfig) 
     """B acknowledges an entry, loses it, and is told what is committed; only then the entry is, by that very
     acknowledgement. B must hold it before it votes: it, D and E would elect a leader without it.
     """
-    group = Group(5, config=config)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(5, config=config).led_by(A, 1.0)
     group.isolate(D, E)
     index = group.propose(A)
     group.deliver(lambda message: B in (message.src, message.dst))
@@ -167,9 +151,7 @@ def test_acknowledgement_of_an_earlier_run_is_counted_later(config: CoreConfig) 
     # Heartbeats and questions pass between A and B, entries do not.
     group.cut |= {(A, C)}
     for _ in range(8):
-        group.now += group.config.heartbeat_seconds
-        group[A].tick(group.now)
-        group.pump()
+        group.tick(A, group.config.heartbeat_seconds)
         group.heal()
         group.cut |= {(A, D), (A, E), (D, A), (E, A)}
         group.deliver(lambda message: not isinstance(message, AppendReq))
@@ -194,17 +176,13 @@ def test_acknowledgement_of_an_earlier_run_is_counted_later(config: CoreConfig) 
 
 def test_release_does_not_wait_for_entries_that_were_cut_off() -> None:
     """What the leader had and nobody else got is waited for no more under the next one, whose log is shorter."""
-    group = Group(3)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(3).led_by(A, 1.0)
     group.slow_disks.add(A)
     group.propose(A, 50)
     group.drop()
     group.start(C, 1, abstaining=True)
     for _ in range(3):
-        group.now += group.config.heartbeat_seconds
-        group[A].tick(group.now)
-        group.pump()
+        group.tick(A, group.config.heartbeat_seconds)
         group.deliver(lambda message: not isinstance(message, AppendReq))
     assert any(isinstance(message, ReadIndexResp) and message.last == 51 for message in group.delivered)
     assert group[C].abstaining
@@ -232,17 +210,14 @@ def test_single_voter_that_abstains_waits_without_haste() -> None:
     for _ in range(5):
         deadline = group[A].next_deadline()
         group.now = max(group.now, deadline)
-        group[A].tick(group.now)
-        group.pump()
+        group.tick(A)
         assert group[A].next_deadline() > group.now
     assert group[A].role is Role.FOLLOWER
 
 
 def test_release_survives_lost_questions_and_a_change_of_leader() -> None:
-    group = Group(3)
-    group.elect(A)
-    group.propose(A, 3)
-    group.deliver()
+    group = Group(3).led_by(A)
+    group.replicate(A, 3)
     group.disks[C].terms.clear()
     group.disks[C].hard_state = HardState(Term(1))
     group.start(C, abstaining=True)

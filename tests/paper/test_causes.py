@@ -31,18 +31,14 @@ def causes(monkeypatch: pytest.MonkeyPatch) -> dict[NodeId, list[Cause]]:
 
 
 def led_by_a() -> Group:
-    group = Group(core_class=Told)
-    group.elect(A)
-    group.pass_time(1.0)
-    return group
+    return Group(core_class=Told).led_by(A, 1.0)
 
 
 def test_silence_of_a_leader_is_reported_with_its_length(causes: dict[NodeId, list[Cause]]) -> None:
     group = led_by_a()
     heard_at = group.now
     group.now = group[B].next_deadline()
-    group[B].tick(group.now)
-    group.pump()
+    group.tick(B)
     last = causes[B][-1]
     assert (last.kind, last.node) == (CauseKind.LEADER_SILENT, A)
     assert last.seconds == pytest.approx(group.now - heard_at, abs=0.21)
@@ -68,7 +64,6 @@ def test_an_election_is_reported_step_by_step(causes: dict[NodeId, list[Cause]])
 def test_a_transfer_is_reported_by_both_sides(causes: dict[NodeId, list[Cause]]) -> None:
     group = led_by_a()
     assert group[A].transfer(B, group.now) is None
-    group.pump()
     group.deliver()
     assert group[B].role is Role.LEADER
     assert Cause(CauseKind.HANDED_OVER, B) in causes[A]

@@ -10,8 +10,7 @@ from tests.paper.group import A, B, C, Group
 
 def test_quorum_loss_partial() -> None:
     """All five see C and nobody else. The old leader, which C hears, must make way for C, which sees a majority."""
-    group = Group(5)
-    group.elect(A)
+    group = Group(5).led_by(A)
     group.cut |= {(one, other) for one in group.nodes for other in group.nodes if C not in (one, other)}
     group.pass_time(12.0)
     assert group[C].role is Role.LEADER
@@ -28,7 +27,6 @@ def test_prevote_longer_log_vs_candidate() -> None:
     group = Group(3, logs={A: [1, 1, 1], B: [1], C: [1, 1]}, term=1)
     group.isolate(A)
     group[B].receive(TimeoutNow(A, B, Term(1)), group.now)
-    group.pump()
     group.deliver()
     assert group[B].role is Role.CANDIDATE
     group.time_out(C)

@@ -20,9 +20,7 @@ def fill(group: Group, *nodes: NodeId) -> None:
 
 def test_disk_full_on_leader() -> None:
     """It hands over to somebody with room, within a round trip."""
-    group = Group(3)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(3).led_by(A, 1.0)
     group.propose(A)
     fill(group, A)
     assert group[A].propose(1, ENTRY_BYTES, group.now) is Refusal.TRANSFERRING
@@ -30,16 +28,13 @@ def test_disk_full_on_leader() -> None:
     assert leader_of(group) in (B, C)
     group.pass_time(20.0)
     assert leader_of(group) in (B, C)
-    group.propose(leader_of(group))
-    group.deliver()
+    group.replicate(leader_of(group))
     assert len(group.terms(A)) == len(group.terms(B)), "it still takes over what the others have"
 
 
 def test_disk_full_everywhere() -> None:
     """The leader stays, refuses proposals, answers reads, changes its members, and goes on when there is room."""
-    group = Group(4, voters=3)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(4, voters=3).led_by(A, 1.0)
     fill(group, B, C)
     group.pass_time(0.5)
     fill(group, A)
@@ -52,19 +47,15 @@ def test_disk_full_everywhere() -> None:
     assert group.answers[ctx] == group[A].commit
     index = group[A].propose_conf(ConfChange(ConfChangeKind.ADD_LEARNER, NodeId("d"), "d:1"), group.now)
     assert isinstance(index, int)
-    group.pump()
     group.deliver()
     assert group[A].commit >= index
     group[A].disk_full(False, group.now)
-    group.propose(A)
-    group.deliver()
+    group.replicate(A)
     assert group[A].commit == group[A].last_index
 
 
 def test_disk_full_leader_hands_over_when_a_peer_has_room() -> None:
-    group = Group(3)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(3).led_by(A, 1.0)
     fill(group, B, C)
     group.pass_time(0.5)
     fill(group, A)
@@ -77,12 +68,9 @@ def test_disk_full_leader_hands_over_when_a_peer_has_room() -> None:
 
 def test_disk_full_on_follower() -> None:
     """It acknowledges and votes, but somebody with room is elected, also when it is asked to lead."""
-    group = Group(3)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(3).led_by(A, 1.0)
     fill(group, B)
-    index = group.propose(A)
-    group.deliver()
+    index = group.replicate(A)
     assert group[A].commit == index
     group.hand_over(TimeoutNow(A, B, group[A].term))
     group.deliver()
@@ -94,8 +82,7 @@ def test_disk_full_on_follower() -> None:
 
 
 def test_disk_full_leader_hands_over_only_to_peers_with_room() -> None:
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     fill(group, B)
     group.pass_time(1.0)
     fill(group, A)
@@ -105,9 +92,7 @@ def test_disk_full_leader_hands_over_only_to_peers_with_room() -> None:
 
 def test_a_leader_is_elected_even_if_all_remaining_disks_are_full() -> None:
     """Reads go on: after those with room have had time to come forward, one without is elected."""
-    group = Group(3)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(3).led_by(A, 1.0)
     fill(group, A, B, C)
     group.pass_time(1.0)
     group.isolate(A)

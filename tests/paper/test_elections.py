@@ -80,12 +80,10 @@ def test_split_vote(size: int) -> None:
 
 def test_split_vote_is_avoided_between_two_that_notice_at_once() -> None:
     """Both followers of a leader that ended ask at the same moment; one of them yields and the first round decides."""
-    group = Group(3)
-    group.elect(C)
+    group = Group(3).led_by(C)
     for node in (A, B):
         group[node].peer_lost(C, group.now)
     group.cut |= {(A, C), (B, C)}
-    group.pump()
     group.deliver()
     assert (group[A].role, group[A].term, group[B].leader_id) == (Role.LEADER, 2, A)
 
@@ -185,8 +183,7 @@ def test_figure_7_logs(case: str) -> None:
 
 def test_disruptive_server() -> None:
     """A node that was cut off for long comes back without raising anybody's term."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.isolate(C)
     group.pass_time(60.0)
     assert group[C].role is Role.PRE_CANDIDATE
@@ -199,8 +196,7 @@ def test_disruptive_server() -> None:
 
 def test_removed_server_campaigns() -> None:
     """A server with a newer term and log is ignored while a leader is heard; a stranger too."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.hand_over(VoteReq(C, B, Term(9), log_id(99, 8)))
     group.hand_over(VoteReq(D, B, Term(9), log_id(99, 8)))
     assert group.mail == []
@@ -211,8 +207,7 @@ def test_removed_server_campaigns() -> None:
 
 def test_asymmetric_partition_one_way() -> None:
     """A follower that hears nothing but is heard keeps asking; the leader stays."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.cut |= {(A, C), (B, C)}
     group.pass_time(30.0)
     assert any(isinstance(message, PreVoteReq) and message.src == C for message in group.delivered)
@@ -221,8 +216,7 @@ def test_asymmetric_partition_one_way() -> None:
 
 def test_leader_deaf() -> None:
     """A leader that is heard but hears nobody steps down within the check-quorum window, and another one is elected."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.cut |= {(B, A), (C, A)}
     group.pass_time(group.config.election_timeout_seconds_min + 2 * group.config.heartbeat_seconds + 0.01)
     assert group[A].role is not Role.LEADER
@@ -232,8 +226,7 @@ def test_leader_deaf() -> None:
 
 def test_bridge_node() -> None:
     """A and C do not see each other, B sees both: whoever leads, it stays."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.cut |= {(A, C), (C, A)}
     group.pass_time(10.0)
     term = max(group[node].term for node in group.nodes)
@@ -245,8 +238,7 @@ def test_bridge_node() -> None:
 
 def test_leader_two_in_flight_terms() -> None:
     """What a leader sent in an older term is answered with the new term and changes nothing."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.propose(A)
     old = group.drop(lambda message: isinstance(message, AppendReq) and message.dst == C)
     group.deliver()
@@ -278,10 +270,8 @@ def test_prevote_lower_term_deadlock() -> None:
 
 def test_candidate_higher_term_shorter_log() -> None:
     """A node stuck in a higher term comes back as a follower after one more election."""
-    group = Group(3)
-    group.elect(A)
-    group.propose(A)
-    group.deliver()
+    group = Group(3).led_by(A)
+    group.replicate(A)
     group.isolate(C)
     group[C].receive(VoteReq(B, C, Term(5), NONE, force=True), group.now)
     group.pump()
@@ -296,9 +286,7 @@ def test_candidate_higher_term_shorter_log() -> None:
 
 def test_late_denial_does_not_depose_a_leader() -> None:
     """A question that is no longer asked has no answer: whoever follows a leader again is not carried away by it."""
-    group = Group(3)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(3).led_by(A, 1.0)
     group.hand_over(PreVoteResp(C, B, Term(5), False, log_id(0, 0), Denial.STALE_TERM))
     group.pass_time(6.0)
     assert (group[A].role, group[A].term) == (Role.LEADER, 1)
@@ -306,15 +294,12 @@ def test_late_denial_does_not_depose_a_leader() -> None:
 
 def test_lost_leader_is_replaced_at_once() -> None:
     """When the end of the leader's process is certain nobody waits for its silence."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.cut |= {(B, A), (C, A)}
     group[B].peer_lost(A, group.now)
-    group.pump()
     group.deliver()
     assert group[B].role is Role.PRE_CANDIDATE, "C still hears its leader"
     group[C].peer_lost(A, group.now)
-    group.pump()
     group.deliver()
     assert {group[B].role, group[C].role} == {Role.LEADER, Role.FOLLOWER}
 
@@ -332,7 +317,6 @@ def test_election_with_slow_fsync() -> None:
                 if group.now >= due.setdefault((node, op.ticket), group.now + 0.5):
                     group.finish_writes(node, 1)
             group[node].tick(group.now)
-        group.pump()
         group.deliver()
     assert sum(group[node].role is Role.LEADER for node in group.nodes) == 1
 
@@ -370,7 +354,6 @@ def test_elections_with_slow_and_uneven_fsync() -> None:
                     if group.now >= due[node, op.ticket]:
                         group.finish_writes(node, 1)
                 group[node].tick(group.now)
-            group.pump()
             group.deliver()
         needed.append(group.now - began)
     assert max(needed) < 4.5, sorted(needed)[-6:]
@@ -378,8 +361,7 @@ def test_elections_with_slow_and_uneven_fsync() -> None:
 
 def test_disk_stall_leader() -> None:
     """A leader whose disk hangs asks the best peer to take over, and does not campaign until the disk works."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.slow_disks.add(A)
     group.propose(A)
     group[A].disk_slow(1.5, group.now)
@@ -399,12 +381,10 @@ def test_disk_stall_leader() -> None:
 
 def test_disk_stall_follower() -> None:
     """A follower whose disk hangs delays no commit, is not elected, and catches up when the disk works again."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.slow_disks.add(C)
     for _ in range(5):
-        group.propose(A, 10)
-        group.deliver()
+        group.replicate(A, 10)
         group[C].disk_slow(1.5, group.now)
         group.pass_time(1.0)
     assert group[A].role is Role.LEADER
@@ -425,8 +405,7 @@ def test_disk_stall_follower() -> None:
 
 def test_unhealthy_peers_are_not_asked_to_take_over() -> None:
     """A peer whose disk hangs is no better than oneself."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group[B].disk_slow(2.0, group.now)
     group.pass_time(0.5)
     answers = [m for m in group.delivered if isinstance(m, HeartbeatResp) and m.src == B]

@@ -15,10 +15,8 @@ from tests.paper.group import A, B, C, Group
 
 def group_of(size: int = 3, entries: int = 20, **priorities: int) -> Group:
     """A leads, and everybody has all entries."""
-    group = Group(size, priorities={NodeId(name): value for name, value in priorities.items()})
-    group.elect(A)
-    group.propose(A, entries)
-    group.deliver()
+    group = Group(size, priorities={NodeId(name): value for name, value in priorities.items()}).led_by(A)
+    group.replicate(A, entries)
     group.pass_time(0.5)
     return group
 
@@ -85,10 +83,8 @@ def test_follower_with_deleted_beginning_names_the_leader() -> None:
 
 
 def test_preferred_voter_with_deleted_beginning_does_not_lead() -> None:
-    group = Group(3, priorities={C: 5})
-    group.elect(A)
-    group.propose(A, 20)
-    group.deliver()
+    group = Group(3, priorities={C: 5}).led_by(A)
+    group.replicate(A, 20)
     delete_early(group, C)
     group.pass_time(20.0)
     assert group[C].role is not Role.LEADER
@@ -121,7 +117,6 @@ def test_new_leader_asks_before_it_knows() -> None:
     for node in (A, B, C):
         group.compact(node, 8)
     group[A].transfer(B, group.now)
-    group.pump()
     group.deliver()
     assert group[B].role is Role.LEADER
     group.mail.clear()

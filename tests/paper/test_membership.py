@@ -45,8 +45,7 @@ def change(group: Group, leader: NodeId, wish: ConfChange) -> int:
 
 def with_learner(size: int = 4, voters: int = 3, learner: NodeId = D) -> Group:
     """A group that A leads, with a learner that has the whole log."""
-    group = Group(size, voters=voters)
-    group.elect(A)
+    group = Group(size, voters=voters).led_by(A)
     change(group, A, add(learner))
     group.deliver()
     group.pass_time(1.0)
@@ -64,8 +63,7 @@ def leader_of(group: Group, *nodes: NodeId) -> NodeId:
 
 def test_add_learner_promote() -> None:
     """A learner gets the log and counts nowhere; it is promoted once it has caught up, and counts from then on."""
-    group = Group(4, voters=3)
-    group.elect(A)
+    group = Group(4, voters=3).led_by(A)
     group.isolate(D)
     change(group, A, add(D))
     group.deliver()
@@ -77,8 +75,7 @@ def test_add_learner_promote() -> None:
     assert group[D].commit == group[A].commit == 2
 
     group.isolate(A, D)
-    group.propose(A)
-    group.deliver()
+    group.replicate(A)
     assert group.terms(D) == [1, 1, 1]
     assert group[A].commit == 2, "the learner is no second voter"
     group.heal()
@@ -90,15 +87,13 @@ def test_add_learner_promote() -> None:
     assert group[A].conf == group[D].conf == ConfState((A, B, C, D), (), (), ((D, "d:1"),))
     assert group[A].commit == 5
     group.isolate(A, D)
-    group.propose(A)
-    group.deliver()
+    group.replicate(A)
     assert group[A].commit == 5, "two of four are no majority"
 
 
 def test_a_learner_is_promoted_once_it_holds_its_own_membership() -> None:
     """However little it lacks: it would not know that it may vote, and its vote may be needed."""
-    group = Group(4, voters=3)
-    group.elect(A)
+    group = Group(4, voters=3).led_by(A)
     change(group, A, add(D))
     # D hears the leader and holds all before the entry that made it a member; of that its disk has nothing yet.
     member_at = group[A].last_index
@@ -257,8 +252,7 @@ def revive(group: Group, victim: NodeId) -> None:
 def test_joint_shrink_5_to_3() -> None:
     """Two voters leave one after the other, the leader crashes anywhere in between, and its successor goes on."""
     for delivered in range(0, 48, 4):
-        group = Group(5)
-        group.elect(A)
+        group = Group(5).led_by(A)
         for wish in (remove(E), remove(D)):
             leader = leader_of(group, *group.nodes)
             change(group, leader, wish)
@@ -284,8 +278,7 @@ def test_joint_shrink_5_to_3() -> None:
 
 def test_remove_leader() -> None:
     """It leads until the configuration without it is committed by the others, and a successor is there at once."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     change(group, A, remove(A))
     group.deliver(lambda message: not isinstance(message, AppendReq) or message.prev.index < 2)
     assert group[A].conf == ConfState((B, C))
@@ -308,8 +301,7 @@ def test_remove_leader() -> None:
 
 def test_remove_leader_needs_a_majority_of_the_others() -> None:
     """Without a vote in the final configuration the leader's own log does not count for it."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     change(group, A, remove(A))
     group.deliver(lambda message: not isinstance(message, AppendReq) or message.prev.index < 2)
     group.cut |= {(C, A), (A, C)}
@@ -319,8 +311,7 @@ def test_remove_leader_needs_a_majority_of_the_others() -> None:
 
 def test_leader_that_loses_its_vote_is_needed_once_more() -> None:
     """Only it has the entry without it; B's log is shorter, and under the joint configuration B needs its vote."""
-    group = Group(2)
-    group.elect(A)
+    group = Group(2).led_by(A)
     change(group, A, remove(A))
     group.deliver(lambda message: not isinstance(message, AppendReq) or message.prev.index < 2)
     assert (group[A].conf, group[B].conf) == (ConfState((B,)), ConfState((B,), (A, B)))
@@ -401,8 +392,7 @@ def test_joint_commit_needs_both_majorities() -> None:
         commit = group[A].commit
         group.isolate(A, *{B, C, D} - {*lost})
         change(group, A, replace(B, D))
-        group.propose(A)
-        group.deliver()
+        group.replicate(A)
         assert group[A].conf.is_joint
         assert group[A].commit == commit
         group.heal()
@@ -412,8 +402,7 @@ def test_joint_commit_needs_both_majorities() -> None:
 
 def test_removed_server_campaigns() -> None:
     """A server that does not know of its removal disturbs nobody, and never leads, not even without a leader."""
-    group = Group(4)
-    group.elect(A)
+    group = Group(4).led_by(A)
     group.isolate(D)
     change(group, A, remove(D))
     group.deliver()
@@ -430,8 +419,7 @@ def test_removed_server_campaigns() -> None:
 
 def test_reachable_removed_server_is_notified() -> None:
     """It gets the entry that removes it, and that this is committed."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     change(group, A, remove(C))
     group.deliver()
     assert group[C].conf == ConfState((A, B))
@@ -447,8 +435,7 @@ def test_remove_leader_that_crashes_with_the_only_copy(down: NodeId | None) -> N
     """Where the old voters are even in number, nobody can be elected without the removed leader, whose log is longer:
     it must stand for election itself, though the newest configuration leaves it out (thesis 4.2.2).
     """
-    group = Group(2 if down is None else 4)
-    group.elect(A)
+    group = Group(2 if down is None else 4).led_by(A)
     others = [node for node in group.nodes if node not in (A, down)]
     if down:
         group.isolate(down)
@@ -470,14 +457,12 @@ def test_remove_leader_that_crashes_with_the_only_copy(down: NodeId | None) -> N
 
 def test_the_last_voter_bears_with_the_leader_that_leaves() -> None:
     """It could elect itself at any time, but it waits while it hears the leader, whose lease may not have ended."""
-    group = Group(2)
-    group.elect(A)
+    group = Group(2).led_by(A)
     change(group, A, remove(A))
     group.deliver(lambda message: not (isinstance(message, AppendResp) and message.durable >= 3))
     assert (group[B].conf, group[A].commit) == (ConfState((B,)), 2)
     group.hand_over(Heartbeat(A, B, Term(1), 99, LogIndex(2), 0, preferred=7))
-    group[B].tick(group.now)
-    group.pump()
+    group.tick(B)
     assert (group[B].role, group[B].term) == (Role.FOLLOWER, 1)
     group.isolate(A)
     group.pass_time(4.0, [B])
@@ -525,8 +510,7 @@ def test_a_single_voter_with_a_learner_leads_at_once_and_alone() -> None:
     """Learners do not make it wait, and its slow disk is nobody else's business."""
     group = with_learner(2, voters=1, learner=B)
     group.start(A)
-    group[A].tick(group.now)
-    group.pump()
+    group.tick(A)
     assert group[A].ready
     group[A].disk_slow(5.0, group.now)
     assert group[A].role is Role.LEADER
@@ -554,8 +538,7 @@ def test_old_configurations_are_forgotten_with_the_log() -> None:
 def test_relaxed_commit_ends_a_change_too() -> None:
     """Where receiving is enough, the steps of a change follow one another within one turn."""
     group = Group(2, voters=1, config=CoreConfig(durable_commit=False))
-    group[A].tick(group.now)
-    group.pump()
+    group.tick(A)
     change(group, A, add(B))
     group.pass_time(1.0)
     change(group, A, promote(B))

@@ -18,12 +18,32 @@ from raftlog.consensus.messages import (
     VoteReq,
     VoteResp,
 )
-from raftlog.consensus.types import ConfChange, ConfChangeKind, CoreConfig, Role
+from raftlog.consensus.types import ConfChange, ConfChangeKind, CoreConfig, NodeId, Role
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from tests.paper.group import A, B, C, D, Group
 from tests.support.log_values import log_id
 
 LEASES = CoreConfig(lease_reads=True)
+
+
+def with_leases(*, seconds: float = 0.0, silent: tuple[NodeId, ...] = ()) -> Group:
+    """A leads with leases, and ``seconds`` have passed; it was not heard by the ``silent``, which are reachable now."""
+    group = Group(3, config=LEASES)
+    group.now += LEASES.election_timeout_seconds_min
+    group.isolate(*silent)
+    group.elect(A)
+    group.pass_time(seconds, alive=[node for node in group.nodes if node not in silent])
+    group.heal()
+    return group
+
+
+def check_election_waits_for_the_lease(group: Group) -> None:
+    """A is cut off and goes on answering by its lease; B and C elect a leader, and only when that is over."""
+    while group.read(A) in group.answers:
+        assert Role.LEADER not in (group[B].role, group[C].role)
+        group.pass_time(0.05, alive=[B, C])
+    group.pass_time(6.0, alive=[B, C])
+    assert Role.LEADER in (group[B].role, group[C].role)
 
 
 def is_beat(message: Message) -> bool:
@@ -34,8 +54,7 @@ def test_read_is_answered_after_one_round_trip() -> None:
     """A read does not wait for the next heartbeat, and all that come in together share one round."""
     group = Group(3)
     core = group.elect(A)
-    group.propose(A)
-    group.deliver()
+    group.replicate(A)
     for ctx in (1, 2, 3):
         core.read(ctx, group.now)
     effects = core.take_effects()
@@ -55,14 +74,12 @@ def test_single_voter_answers_at_once() -> None:
 
 def test_stale_read_old_leader() -> None:
     """A leader that was cut off cannot answer, and says so when it finds out that it leads no more."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.isolate(A)
     first = group.read(A)
     group.drop()
     group.elect(B)
-    group.propose(B)
-    group.deliver()
+    group.replicate(B)
     second = group.read(A)
     group.pass_time(1.0)
     assert group[A].role is Role.LEADER or group.answers[first] is None
@@ -108,8 +125,7 @@ def test_readindex_duplicate_round_ack() -> None:
 
 
 def test_lost_round_is_repeated_by_the_next_heartbeat() -> None:
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     ctx = group.read(A)
     assert group.drop(is_beat)
     group.pass_time(group.config.heartbeat_seconds)
@@ -118,8 +134,7 @@ def test_lost_round_is_repeated_by_the_next_heartbeat() -> None:
 
 @pytest.mark.parametrize("size", [4, 5])
 def test_minority_confirms_no_read(size: int) -> None:
-    group = Group(size)
-    group.elect(A)
+    group = Group(size).led_by(A)
     ctx = group.read(A)
     group.deliver(lambda message: B in (message.src, message.dst))
     assert ctx not in group.answers
@@ -129,11 +144,9 @@ def test_minority_confirms_no_read(size: int) -> None:
 
 def test_follower_read_applied_wait() -> None:
     """A follower is told the leader's commit index, which it may not have reached itself: it waits until it has."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.cut.add((A, B))
-    index = group.propose(A)
-    group.deliver()
+    index = group.replicate(A)
     group.cut.clear()
     assert group[B].commit < index
     ctx = group.read(B)
@@ -144,8 +157,7 @@ def test_follower_read_applied_wait() -> None:
 
 
 def test_follower_asks_once_for_all_reads_of_a_turn() -> None:
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     for ctx in (1, 2):
         group[B].read(ctx, group.now)
     sent = group[B].take_effects().send
@@ -155,8 +167,7 @@ def test_follower_asks_once_for_all_reads_of_a_turn() -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_follower_read_fails_when_the_leader_changes(known: bool) -> None:
     """Nobody is left to answer: the reader may ask the next leader."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.isolate(A)
     ctx = group.read(B)
     if known:
@@ -174,8 +185,7 @@ def test_read_without_a_leader_fails_at_once() -> None:
 
 
 def test_a_deposed_leader_answers_the_pending_read_of_a_follower() -> None:
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.isolate(A)
     group.cut -= {(A, B), (B, A)}
     ctx = group.read(B)
@@ -189,13 +199,11 @@ def test_a_deposed_leader_answers_the_pending_read_of_a_follower() -> None:
 
 def test_answer_of_an_earlier_run_is_ignored() -> None:
     """A replica that restarts counts its reads anew; what it asked before may have been answered with less."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group[B].read(1, group.now)
     old = group[B].take_effects().send[0]
     assert isinstance(old, ReadIndexReq)
-    group.propose(A)
-    group.deliver()
+    group.replicate(A)
     group.now += 0.1
     group.start(B)
     group.pass_time(0.5)
@@ -207,8 +215,7 @@ def test_answer_of_an_earlier_run_is_ignored() -> None:
 
 def test_lost_question_is_asked_again_within_a_heartbeat() -> None:
     """As after a restart: the leader is found before there is a connection to it."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     lost = group.read(B)
     assert group.drop(lambda message: isinstance(message, ReadIndexReq))
     group.pass_time(2 * group.config.heartbeat_seconds)
@@ -216,8 +223,7 @@ def test_lost_question_is_asked_again_within_a_heartbeat() -> None:
 
 
 def test_answer_to_a_later_question_is_one_to_those_that_were_lost() -> None:
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     lost = group.read(B)
     assert group.drop(lambda message: isinstance(message, ReadIndexReq))
     later = group.read(B)
@@ -226,8 +232,7 @@ def test_answer_to_a_later_question_is_one_to_those_that_were_lost() -> None:
 
 
 def test_answer_to_an_earlier_question_is_none_to_a_later_one() -> None:
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     earlier = group.read(B)
     [question] = [message for message in group.mail if isinstance(message, ReadIndexReq)]
     group.drop()
@@ -239,8 +244,7 @@ def test_answer_to_an_earlier_question_is_none_to_a_later_one() -> None:
 
 
 def test_questions_that_are_always_lost_fail() -> None:
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.cut.add((B, A))
     lost = group.read(B)
     group.pass_time(2.0)
@@ -250,10 +254,7 @@ def test_questions_that_are_always_lost_fail() -> None:
 
 
 def test_lease_answers_without_a_message() -> None:
-    group = Group(3, config=LEASES)
-    group.now += LEASES.election_timeout_seconds_min
-    group.elect(A)
-    group.pass_time(1.0)
+    group = with_leases(seconds=1.0)
     group.drop()
     ctx = group.read(A)
     assert group.answers[ctx] == group[A].commit
@@ -262,9 +263,7 @@ def test_lease_answers_without_a_message() -> None:
 
 def test_lost_leader_lease() -> None:
     """A lease runs out on the leader's clock before anybody else may be elected; then reads need a round."""
-    group = Group(3, config=LEASES)
-    group.now += LEASES.election_timeout_seconds_min
-    group.elect(A)
+    group = with_leases()
     group.isolate(A)
     group.now += 0.79 * LEASES.election_timeout_seconds_min
     assert group.answers.get(group.read(A)) == 1
@@ -286,62 +285,34 @@ def test_no_lease_before_the_first_entry_is_committed() -> None:
 
 def test_a_lease_survives_restarts_of_the_voters_that_granted_it() -> None:
     """A voter that forgot which leader it heard waits as long as it would have had to, before it elects another."""
-    group = Group(3, config=LEASES)
-    group.now += LEASES.election_timeout_seconds_min
-    group.elect(A)
-    group.pass_time(1.0)
+    group = with_leases(seconds=1.0)
     group.isolate(A)
     for node in (B, C):
         group.start(node)
-    while group.read(A) in group.answers:
-        assert Role.LEADER not in (group[B].role, group[C].role)
-        group.pass_time(0.1, alive=[B, C])
-    group.pass_time(6.0, alive=[B, C])
-    assert Role.LEADER in (group[B].role, group[C].role)
+    check_election_waits_for_the_lease(group)
 
 
 def test_lease_outlives_a_restart_of_a_candidate() -> None:
     """The voter that forgot the leader stands for election itself no sooner than it may vote for another."""
-    group = Group(3, config=LEASES)
-    group.now += LEASES.election_timeout_seconds_min
-    group.isolate(C)
-    group.elect(A)
-    group.pass_time(1.0, alive=[A, B])
-    group.heal()
+    group = with_leases(seconds=1.0, silent=(C,))
     group.isolate(A)
     group.start(B)
-    while group.read(A) in group.answers:
-        assert Role.LEADER not in (group[B].role, group[C].role)
-        group.pass_time(0.05, alive=[B, C])
-    group.pass_time(6.0, alive=[B, C])
-    assert Role.LEADER in (group[B].role, group[C].role)
+    check_election_waits_for_the_lease(group)
 
 
 def test_lease_outlives_the_rumor_that_its_holder_has_ended() -> None:
     """A voter that is told so, wrongly, neither stands for election nor votes before the lease is over."""
-    group = Group(3, config=LEASES)
-    group.now += LEASES.election_timeout_seconds_min
-    group.elect(A)
-    group.pass_time(1.0)
+    group = with_leases(seconds=1.0)
     group.isolate(A)
     for node in (B, C):
         group[node].peer_lost(A, group.now)
-    while group.read(A) in group.answers:
-        assert Role.LEADER not in (group[B].role, group[C].role)
-        group.pass_time(0.05, alive=[B, C])
-    group.pass_time(6.0, alive=[B, C])
-    assert Role.LEADER in (group[B].role, group[C].role)
+    check_election_waits_for_the_lease(group)
 
 
 @pytest.mark.parametrize("late", ["denial", "answer"])
 def test_lease_outlives_a_newer_term(late: str) -> None:
     """A voter that learns of a newer term, from something said long ago, has promised to wait all the same."""
-    group = Group(3, config=LEASES)
-    group.now += LEASES.election_timeout_seconds_min
-    group.isolate(C)
-    group.elect(A)
-    group.pass_time(1.0, alive=[A, B])
-    group.heal()
+    group = with_leases(seconds=1.0, silent=(C,))
     group.isolate(A)
     # What C says, it says without having heard of A.
     newer = group[A].term + 3
@@ -354,11 +325,7 @@ def test_lease_outlives_a_newer_term(late: str) -> None:
     group[B].receive(VoteReq(C, B, newer, log_id(9, newer)), group.now)
     group.pump()
     assert not [m for m in group.drop() if isinstance(m, PreVoteResp | VoteResp) and m.granted]
-    while group.read(A) in group.answers:
-        assert Role.LEADER not in (group[B].role, group[C].role)
-        group.pass_time(0.05, alive=[B, C])
-    group.pass_time(6.0, alive=[B, C])
-    assert Role.LEADER in (group[B].role, group[C].role)
+    check_election_waits_for_the_lease(group)
 
 
 @pytest.mark.parametrize("leases", [True, False])
@@ -370,8 +337,7 @@ def test_paused_process(leases: bool) -> None:
     group.isolate(A)
     group.pass_time(6.0, alive=[B, C])
     leader = next(node for node in (B, C) if group[node].role is Role.LEADER)
-    group.propose(leader)
-    group.deliver()
+    group.replicate(leader)
     group.drop()
     assert group[A].role is Role.LEADER
     ctx = group.read(A)
@@ -386,10 +352,7 @@ def test_paused_process(leases: bool) -> None:
 @pytest.mark.parametrize("node", [A, B])
 def test_clock_jump_forward(node: str) -> None:
     """One clock that jumps by an hour makes for no more than one election, and for no stale read."""
-    group = Group(3, config=LEASES)
-    group.now += LEASES.election_timeout_seconds_min
-    group.elect(A)
-    group.pass_time(1.0)
+    group = with_leases(seconds=1.0)
     core = group[A if node == A else B]
     core.tick(group.now + 3600.0)
     core.read(77, group.now + 3600.0)
@@ -422,8 +385,7 @@ def test_read_during_transfer(leases: bool) -> None:
     group.cut.discard((A, B))
     group.hand_over(told[0])
     group.deliver()
-    group.propose(B)
-    group.deliver()
+    group.replicate(B)
     assert group[A].role is Role.LEADER
     stale, asked = group.read(A), group.read(C)
     group.deliver()
@@ -436,11 +398,8 @@ def test_read_during_transfer(leases: bool) -> None:
 
 def test_pending_reads_need_no_answer_from_a_removed_voter() -> None:
     """Of three voters one is removed while two are silent: the read is answered when those that are left suffice."""
-    group = Group(2)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(2).led_by(A, 1.0)
     assert isinstance(group[A].propose_conf(ConfChange(ConfChangeKind.REMOVE, B), group.now), int)
-    group.pump()
     group.deliver(lambda message: not is_beat(message))
     ctx = group.read(A)
     group.drop(is_beat)
@@ -451,9 +410,7 @@ def test_pending_reads_need_no_answer_from_a_removed_voter() -> None:
 
 
 def test_learner_reads_through_the_leader() -> None:
-    group = Group(4, voters=3)
-    group.elect(A)
-    group.pass_time(0.5)
+    group = Group(4, voters=3).led_by(A, 0.5)
     assert isinstance(group[A].propose_conf(ConfChange(ConfChangeKind.ADD_LEARNER, D, "d:1"), group.now), int)
     group.pump()
     group.pass_time(1.0)
@@ -469,8 +426,7 @@ def test_learner_reads_through_the_leader() -> None:
 @pytest.mark.parametrize("rounds", [1, 5])
 def test_an_answer_to_a_leader_before_its_restart_confirms_nothing(rounds: int) -> None:
     """A heartbeat of its last run comes late, when that node leads again; rounds of reads are counted anew by then."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     for _ in range(rounds):
         group.read(A)
         (late,) = group.drop(lambda message: isinstance(message, Heartbeat) and message.dst == B)
@@ -483,8 +439,7 @@ def test_an_answer_to_a_leader_before_its_restart_confirms_nothing(rounds: int) 
     assert {(message.src, message.term) for message in answers} == {(B, 2)}
     group.isolate(A)
     group.elect(B)
-    group.propose(B)
-    group.deliver()
+    group.replicate(B)
     ctx = group.read(A)
     assert group[A].role is Role.LEADER
     for answer in answers:
@@ -494,19 +449,15 @@ def test_an_answer_to_a_leader_before_its_restart_confirms_nothing(rounds: int) 
 
 
 def test_an_answer_to_a_leader_before_its_restart_prolongs_no_lease() -> None:
-    group = Group(3, config=LEASES)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(3, config=LEASES).led_by(A, 1.0)
     group.drop()
     group.now = group[A].next_deadline()
-    group[A].tick(group.now)
-    group.pump()
+    group.tick(A)
     late = group.drop(lambda message: isinstance(message, AppendReq | Heartbeat) and message.dst == B)
     group.start(A)
     group.elect(A)
     group.now = group[A].next_deadline()
-    group[A].tick(group.now)
-    group.pump()
+    group.tick(A)
     assert group.drop(lambda message: message.dst == B), "the heartbeat of this term is lost"
     heard = {progress.peer: progress.contact_at for progress in group[A].status().peers}
     for message in late:

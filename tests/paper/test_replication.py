@@ -109,8 +109,7 @@ def _request(terms: list[int], prev: int, last: int, *, seq: int) -> AppendReq:
 
 def test_delayed_append_after_truncate() -> None:
     """A request of a deposed leader that arrives after its entries were replaced does not bring them back."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.propose(A)
     delayed = [m for m in group.mail if is_append(m) and m.dst == C]
     group.deliver(lambda message: message.dst == C)
@@ -132,14 +131,12 @@ def test_delayed_append_after_truncate() -> None:
 
 def test_stale_leader_truncate() -> None:
     """A deposed leader cannot cut off what its successor wrote."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.propose(A, 3)
     group.isolate(A)
     group.drop()
     group.elect(B)
-    group.propose(B)
-    group.deliver()
+    group.replicate(B)
     committed = list(group.terms(C))
     group.heal()
     group.hand_over(AppendReq(A, C, Term(1), log_id(1, 1), (span_of(2, 4, 1, 300),), LogIndex(4), 77))
@@ -176,8 +173,7 @@ def test_acknowledgement_excludes_unverified_entries() -> None:
 @pytest.mark.parametrize("lost", [AppendReq, AppendResp])
 def test_lost_last_ack(lost: type[Message]) -> None:
     """The last request, or its answer, is lost and nothing follows: a heartbeat finds out and the entry commits."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     index = group.propose(A)
     group.deliver(lambda message: not isinstance(message, lost))
     group.drop()
@@ -188,19 +184,16 @@ def test_lost_last_ack(lost: type[Message]) -> None:
 
 def test_noop_unblocks_commit() -> None:
     """Entries of older terms commit after an election although no client writes anything."""
-    group = Group(3, logs={A: [1, 1, 1], B: [1, 1, 1], C: [1, 1]}, term=1)
-    group.elect(A)
+    group = Group(3, logs={A: [1, 1, 1], B: [1, 1, 1], C: [1, 1]}, term=1).led_by(A)
     assert {group[node].commit for node in group.nodes} == {4}
     assert group.terms(C) == [1, 1, 1, 2]
 
 
 def test_proposal_timeout_unknown() -> None:
     """A proposal nobody answered may still commit, once, when the partition heals before anybody else leads."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.isolate(A)
-    index = group.propose(A)
-    group.deliver()
+    index = group.replicate(A)
     assert group[A].commit < index
     assert A not in group.failed_from
     group.heal()
@@ -211,13 +204,10 @@ def test_proposal_timeout_unknown() -> None:
 
 def test_pending_failed_on_stepdown() -> None:
     """Stepping down names the first proposal whose outcome is open; committed ones are not among them."""
-    group = Group(3)
-    group.elect(A)
-    done = group.propose(A)
-    group.deliver()
+    group = Group(3).led_by(A)
+    done = group.replicate(A)
     group.isolate(A)
-    open_index = group.propose(A, 5)
-    group.deliver()
+    open_index = group.replicate(A, 5)
     assert group[A].commit == done
     group.pass_time(3.0, alive=[A])
     assert group[A].role is not Role.LEADER
@@ -236,8 +226,7 @@ def test_truncate_below_commit() -> None:
 
 
 def test_second_leader_of_a_term_is_refused() -> None:
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     with pytest.raises(MessageRefused, match="b claims to lead in term 1, in which a leads"):
         group[A].receive(Heartbeat(B, A, Term(1), 1, NO_INDEX), group.now)
     with pytest.raises(MessageRefused, match="b claims to lead in term 1, in which a leads"):
@@ -283,11 +272,9 @@ def test_write_that_is_replaced_before_it_starts() -> None:
 
 def test_commit_before_own_disk() -> None:
     """Two followers commit what the leader has not written yet; its crash loses nothing."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.slow_disks.add(A)
-    index = group.propose(A)
-    group.deliver()
+    index = group.replicate(A)
     assert (group[A].commit, group[A].durable) == (index, index - 1)
     group.start(A)
     group.slow_disks.clear()
@@ -299,25 +286,20 @@ def test_commit_before_own_disk() -> None:
 
 def test_follower_acknowledges_only_its_disk() -> None:
     """Nothing commits while both followers' disks are still writing."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.slow_disks |= {B, C}
-    index = group.propose(A)
-    group.deliver()
+    index = group.replicate(A)
     assert group[A].commit == index - 1
     group.finish_writes(B)
-    group.pump()
     group.deliver()
     assert group[A].commit == index
 
 
 def test_relaxed_commit_needs_no_disk() -> None:
     """Without durable commit an entry is committed when a majority has received it."""
-    group = Group(3, config=CoreConfig(durable_commit=False))
-    group.elect(A)
+    group = Group(3, config=CoreConfig(durable_commit=False)).led_by(A)
     group.slow_disks |= {A, B, C}
-    index = group.propose(A)
-    group.deliver()
+    index = group.replicate(A)
     assert {group[node].commit for node in group.nodes} == {index}
     assert group[A].durable == index - 1
 
@@ -338,10 +320,8 @@ def test_proposals_between_two_looks_travel_together() -> None:
 
 def test_idle_commit_is_announced_at_once_and_not_answered() -> None:
     """Followers learn of a commit without waiting for a heartbeat, and say nothing to it."""
-    group = Group(3)
-    group.elect(A)
-    index = group.propose(A)
-    group.deliver()
+    group = Group(3).led_by(A)
+    index = group.replicate(A)
     assert {group[node].commit for node in group.nodes} == {index}
     assert not any(isinstance(message, Heartbeat) for message in group.delivered)
     announcements = [m for m in group.delivered if isinstance(m, AppendReq) and m.commit == index]
@@ -353,11 +333,9 @@ def test_commit_waits_for_entries_to_travel_with() -> None:
     """With a delay a commit index is told by the next entries, or alone when the delay is over and none came."""
     group = Group(3, config=CoreConfig(announce_seconds=0.005))
     core = group.elect(A)
-    first = group.propose(A)
-    group.deliver()
+    first = group.replicate(A)
     assert (core.commit, group[B].commit) == (first, first - 1)
-    second = group.propose(A)
-    group.deliver()
+    second = group.replicate(A)
     assert (core.commit, group[B].commit) == (second, first)
     assert not any(isinstance(m, AppendReq) and not m.spans for m in group.delivered)
     assert core.next_deadline() <= group.now + 0.005
@@ -371,8 +349,7 @@ def test_entries_that_bring_the_commit_index_put_off_its_announcement() -> None:
     group = Group(3, config=CoreConfig(announce_seconds=0.005))
     core = group.elect(A)
     for _ in range(10):
-        committed = group.propose(A)
-        group.deliver()
+        committed = group.replicate(A)
         assert core.commit == committed
         group.pass_time(0.004)
     assert not any(isinstance(m, AppendReq) and not m.spans for m in group.delivered)
@@ -387,7 +364,6 @@ def test_uncommitted_limit() -> None:
     assert core.propose(1, 1001, group.now) is Refusal.TOO_LARGE
     assert isinstance(core.propose(1, 600, group.now), int)
     assert core.propose(1, 600, group.now) is Refusal.BUSY
-    group.pump()
     group.deliver()
     assert isinstance(core.propose(1, 600, group.now), int)
 
@@ -440,10 +416,8 @@ def test_acceptance_is_reported_early_after_much_data() -> None:
 
 def test_wiped_follower_is_filled_up_again() -> None:
     """A follower that comes back with nothing gets everything, although nobody writes."""
-    group = Group(3)
-    group.elect(A)
-    group.propose(A, 4)
-    group.deliver()
+    group = Group(3).led_by(A)
+    group.replicate(A, 4)
     group.disks[C].terms.clear()
     group.start(C)
     group.pass_time(1.0)

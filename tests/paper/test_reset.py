@@ -21,11 +21,9 @@ def state_of(group: Group, leader: NodeId, peer: NodeId) -> PeerState:
 
 def below_base() -> Group:
     """A leads with a log from entry 9 on; C has lost everything."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.isolate(C)
-    group.propose(A, 9)
-    group.deliver()
+    group.replicate(A, 9)
     group.compact(A, 8)
     group.disks[C].terms.clear()
     group.start(C)
@@ -47,8 +45,7 @@ def test_follower_below_base() -> None:
     requests = [message for message in group.delivered if isinstance(message, AppendReq) and message.dst == C]
     assert not any(message.spans for message in requests)
     assert len(requests) <= 9.0 / (2 * group.config.heartbeat_seconds) + 5
-    index = group.propose(A)
-    group.deliver()
+    index = group.replicate(A)
     assert group[A].commit == index
     assert group[C].leader_id == A, "it hears heartbeats meanwhile"
 
@@ -74,8 +71,7 @@ def test_snapshot_during_append() -> None:
 def test_a_peer_behind_the_base_during_its_reset_gets_the_next_offer() -> None:
     group = below_base()
     group.pass_time(1.0)
-    group.propose(A, 20)
-    group.deliver()
+    group.replicate(A, 20)
     group.disks[C].base = log_id(8, 1)
     group.disks[C].terms = [Term(1), Term(1)]
     group.start(C, 10)
@@ -92,9 +88,7 @@ def test_a_peer_behind_the_base_during_its_reset_gets_the_next_offer() -> None:
 def ask(group: Group) -> list[AppendResp]:
     """Let A beat until C was asked whether it has the base; the answers, which do not arrive."""
     while not any(m.dst == C and isinstance(m, AppendReq) and m.prev.index == 8 for m in group.delivered):
-        group.now += group.config.heartbeat_seconds
-        group[A].tick(group.now)
-        group.pump()
+        group.tick(A, group.config.heartbeat_seconds)
         group.deliver(lambda message: not (message.src == C and isinstance(message, AppendResp)))
     return [message for message in group.drop() if isinstance(message, AppendResp)]
 
@@ -103,14 +97,11 @@ def test_consent_is_not_lent_to_a_question_that_was_rejected() -> None:
     """C rejects a question about the base, which is lost, and then answers an older request. Taken for consent, that
     would have the leader look for entries that it has deleted.
     """
-    group = Group(3)
-    group.elect(A)
-    group.propose(A, 4)
-    group.deliver()
+    group = Group(3).led_by(A)
+    group.replicate(A, 4)
     older = [m for m in group.delivered if isinstance(m, AppendReq) and m.dst == C and m.seq][-1]
     group.cut.add((A, C))
-    group.propose(A, 5)
-    group.deliver()
+    group.replicate(A, 5)
     group.compact(A, 8)
     group.pass_time(2.0, [A, B])
     group.heal()
@@ -144,12 +135,10 @@ def test_base_moves_while_a_peer_agrees_to_the_old_one() -> None:
 def test_retention_races_replication() -> None:
     """A range is deleted while it is being sent: the peer is reset, also before the core learns of the deletion."""
     config = CoreConfig(append_bytes_max=100, tail_spans_max=3, catch_up_bytes_max=300, accept_ack_bytes=0)
-    group = Group(3, config=config)
-    group.elect(A)
+    group = Group(3, config=config).led_by(A)
     group.isolate(C)
     for _ in range(50):
-        group.propose(A)
-        group.deliver()
+        group.replicate(A)
     group.disks[A].drop_prefix(40)
     group.heal()
     group.pass_time(3.0)
@@ -164,11 +153,9 @@ def test_retention_races_replication() -> None:
 
 def test_peer_above_a_new_base_continues() -> None:
     """Entries that a silent peer had not confirmed are deleted; it had them all the same and needs no reset."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.cut.add((C, A))
-    group.propose(A, 9)
-    group.deliver()
+    group.replicate(A, 9)
     group.pass_time(3.0)
     assert group[C].last_index == 10
     group.compact(A, 8)
@@ -197,13 +184,11 @@ def test_log_that_left_the_leaders_before_its_base_is_reset() -> None:
 @pytest.mark.parametrize("asked_anew", [False, True])
 def test_empty_log_gets_segments_when_there_are_many(entries: int, resets: bool, asked_anew: bool) -> None:
     """A node that has nothing fetches segments where that is quicker, although entries would do."""
-    group = Group(3, config=SMALL)
-    group.elect(A)
+    group = Group(3, config=SMALL).led_by(A)
     if asked_anew:
         group[A].peer_lost(C, group.now)
     group.isolate(C)
-    group.propose(A, entries)
-    group.deliver()
+    group.replicate(A, entries)
     group.disks[C].terms.clear()
     group.start(C)
     if asked_anew:
@@ -220,11 +205,9 @@ def test_empty_log_gets_segments_when_there_are_many(entries: int, resets: bool,
 
 
 def test_peer_with_few_entries_gets_the_rest_as_entries() -> None:
-    group = Group(3, config=SMALL)
-    group.elect(A)
+    group = Group(3, config=SMALL).led_by(A)
     group.isolate(C)
-    group.propose(A, 100)
-    group.deliver()
+    group.replicate(A, 100)
     group.heal()
     group.pass_time(3.0)
     assert not group.offers
@@ -245,11 +228,9 @@ def test_a_new_leader_finds_out_which_peers_need_a_reset() -> None:
 
 def test_retention_keeps_entries_for_active_peers() -> None:
     """A slow peer holds deletion back; one that is silent does not, and one that is being reset needs everything."""
-    group = Group(3)
-    group.elect(A)
+    group = Group(3).led_by(A)
     group.slow_disks.add(C)
-    group.propose(A, 9)
-    group.deliver()
+    group.replicate(A, 9)
     assert group[A].retain_from() == 2
     assert group[B].retain_from() == group[B].last_index + 1 == 11
     group.isolate(C)
@@ -257,25 +238,20 @@ def test_retention_keeps_entries_for_active_peers() -> None:
     assert group[A].retain_from() == 11
     group = below_base()
     group.pass_time(1.0)
-    group.propose(A, 5)
-    group.deliver()
+    group.replicate(A, 5)
     assert group[A].retain_from() == 9
 
 
 @pytest.mark.parametrize("kind", [AppendResp, HeartbeatResp])
 def test_late_answer_does_not_count_for_lost_entries(kind: type[AppendResp | HeartbeatResp]) -> None:
     """A peer acknowledged entries and lost them. An answer from before that arrives when it is known: it is void."""
-    group = Group(3)
-    group.elect(A)
-    group.propose(A, 4)
-    group.deliver()
+    group = Group(3).led_by(A)
+    group.replicate(A, 4)
     group.isolate(B)
     index = group.propose(A, 3)
     group.deliver(lambda message: message.dst == C)
     if kind is HeartbeatResp:
-        group.now += group.config.heartbeat_seconds
-        group[A].tick(group.now)
-        group.pump()
+        group.tick(A, group.config.heartbeat_seconds)
         group.deliver(lambda message: message.dst == C)
     late = [message for message in group.drop() if isinstance(message, kind) and message.src == C]
     assert late[-1].durable == index + 2
@@ -290,16 +266,13 @@ def test_late_answer_does_not_count_for_lost_entries(kind: type[AppendResp | Hea
     assert group[A].commit == index - 1
     group.slow_disks.clear()
     group.finish_writes(C)
-    group.pump()
     group.deliver()
     assert group[A].commit == index + 2
 
 
 def test_base_of_nothing_needs_no_reset() -> None:
     """An empty follower of a short log whose beginning is there gets entries from the first on."""
-    group = Group(3, logs={A: [1] * 10, B: [1] * 10}, term=1)
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(3, logs={A: [1] * 10, B: [1] * 10}, term=1).led_by(A, 1.0)
     assert group.disks[C].base == NONE
     assert group.terms(C) == group.terms(A)
     assert not group.offers

@@ -18,7 +18,6 @@ def test_leader_that_overslept_reads_the_answers_before_it_judges(seconds: float
     group.pass_time(1.0)
     group.now = leader.next_deadline()
     leader.tick(group.now)
-    group.pump()
     group.deliver(lambda message: message.src == A)
     term = leader.term
     # The answers lie in its sockets while it does not run; the timer comes before they are read.
@@ -26,7 +25,6 @@ def test_leader_that_overslept_reads_the_answers_before_it_judges(seconds: float
     leader.note_stall(seconds, group.now)
     leader.tick(group.now)
     assert leader.role is Role.LEADER
-    group.pump()
     group.deliver()
     group.pass_time(2.0, alive=(A,))
     assert (leader.role, leader.term) == (Role.LEADER, term)
@@ -46,9 +44,7 @@ def test_stalled_leader_steps_down_if_no_peer_answers(seconds: float) -> None:
 
 @pytest.mark.parametrize("seconds", STALLS)
 def test_stalled_follower_reads_its_mail_before_it_campaigns(seconds: float) -> None:
-    group = Group()
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group().led_by(A, 1.0)
     group.now += seconds
     group[B].note_stall(seconds, group.now)
     group[B].tick(group.now)
@@ -82,9 +78,7 @@ def test_stall_prolongs_no_lease() -> None:
 
 def test_stall_shortens_no_promise_of_a_voter() -> None:
     """With leases a voter stays with the leader that it has heard for the shortest election timeout at least."""
-    group = Group(config=CoreConfig(lease_reads=True))
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group(config=CoreConfig(lease_reads=True)).led_by(A, 1.0)
     heard_at = group.now
     for _ in range(6):
         group.now += 0.2
@@ -95,9 +89,7 @@ def test_stall_shortens_no_promise_of_a_voter() -> None:
 
 def test_stall_does_not_move_silence_into_the_future() -> None:
     """A message that was taken just before a stall was noticed does not make silence begin in the future."""
-    group = Group()
-    group.elect(A)
-    group.pass_time(1.0)
+    group = Group().led_by(A, 1.0)
     before = group[B].next_deadline() - group.now
     group[B].note_stall(30.0, group.now)
     assert group[B].next_deadline() <= group.now + max(before, group.config.election_timeout_seconds_max)

@@ -15,9 +15,9 @@ def leads(group: Group, node: NodeId) -> bool:
 
 def settled_group(size: int = 3, voters: int = 0, **priorities: int) -> Group:
     """A leads, and everybody has been heard lately."""
-    group = Group(size, voters=voters, priorities={NodeId(name): value for name, value in priorities.items()})
-    group.elect(A)
-    group.pass_time(0.5)
+    group = Group(size, voters=voters, priorities={NodeId(name): value for name, value in priorities.items()}).led_by(
+        A, 0.5
+    )
     return group
 
 
@@ -47,7 +47,6 @@ def test_transfer_ok_waits_for_the_disk_of_the_target() -> None:
     assert not [message for message in group.delivered if isinstance(message, TimeoutNow)]
     group.slow_disks.clear()
     group.finish_writes(B)
-    group.pump()
     group.deliver()
     assert leads(group, B)
 
@@ -63,13 +62,11 @@ def test_transfer_ok_leaves_no_proposal_in_doubt() -> None:
         assert not [message for message in group.delivered if isinstance(message, TimeoutNow)]
         if patient:
             group.finish_writes(A)
-            group.pump()
             group.deliver()
         group.slow_disks.clear()
         group.pass_time(0.0 if patient else 0.3)
         group.finish_writes(A)
         group.finish_writes(C)
-        group.pump()
         group.deliver()
         assert group[B].role is Role.LEADER
         assert (group.failed_from == {}) == patient
@@ -84,7 +81,6 @@ def test_transfer_ok_to_the_best_there_is() -> None:
     assert group[A].transfer(None, group.now) is None
     assert group[A].transfer(None, group.now) is None, "the one under way is meant"
     assert group[A].transfer(B, group.now) is Refusal.TRANSFERRING
-    group.pump()
     group.deliver()
     assert leads(group, C)
 
@@ -112,14 +108,12 @@ def test_transfer_to_lagging() -> None:
     group = settled_group()
     group.slow_disks.add(C)
     for _ in range(3):
-        group.propose(A, 10_000)
-        group.deliver()
+        group.replicate(A, 10_000)
     assert group[A].commit == group[A].last_index
     assert group[A].transfer(C, group.now) is Refusal.NOT_CAUGHT_UP
     group.propose(A)
     group.slow_disks.clear()
     group.finish_writes(C)
-    group.pump()
     group.deliver()
     assert group[A].transfer(C, group.now) is None
 
@@ -137,15 +131,13 @@ def test_transfer_target_crashes() -> None:
     group = settled_group()
     group[A].transfer(B, group.now)
     group.isolate(B)
-    group.pump()
     group.deliver()
     began = group.now
     group.pass_time(1.4, [A, C])
     assert group[A].propose(1, 100, group.now) is Refusal.TRANSFERRING
     group.pass_time(0.2, [A, C])
     assert (group[A].role, group[A].term, group[A].transferring) == (Role.LEADER, 1, False)
-    index = group.propose(A)
-    group.deliver()
+    index = group.replicate(A)
     assert group[A].commit == index
     assert group.now - began < group.config.election_timeout_seconds_max
 
@@ -179,8 +171,7 @@ def test_late_leadership_transfer_is_ignored() -> None:
     late = [message for message in group.drop() if isinstance(message, TimeoutNow)]
     group.cut.add((A, B))
     group.pass_time(1.6)
-    index = group.propose(A)
-    group.deliver()
+    index = group.replicate(A)
     assert group[A].commit == index
     group.cut.clear()
     for message in late:
@@ -200,7 +191,6 @@ def test_transfer_during_conf_change() -> None:
     assert group[A].transfer(B, group.now) is None
     other = ConfChange(ConfChangeKind.REMOVE, B)
     assert group[A].propose_conf(other, group.now) is Refusal.TRANSFERRING
-    group.pump()
     group.deliver()
     assert leads(group, B)
     assert {group[node].conf.voters for node in (A, B, D)} == {(A, B, D)}
@@ -239,7 +229,6 @@ def test_a_preferred_follower_that_does_not_take_over_is_left_alone() -> None:
         group.now += 0.1
         for node in group.nodes:
             group[node].tick(group.now)
-        group.pump()
         group.deliver(lambda message: not isinstance(message, TimeoutNow))
         stopped += group[A].transferring and not before
         before = group[A].transferring
@@ -259,8 +248,7 @@ def test_priority_decay(moment: float) -> None:
     group = settled_group(a=9, b=0, c=5)
     group.pass_time(moment)
     group.cut |= {(A, C)}
-    group.propose(A)
-    group.deliver()
+    group.replicate(A)
     group.isolate(A)
     began = group.now
     while not leads(group, B):
