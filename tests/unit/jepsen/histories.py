@@ -14,12 +14,19 @@ STEP_NS = 1_000_000
 
 
 class Script:
-    """Events, a millisecond apart unless told otherwise. Everything is acknowledged and read back unless told."""
+    """Events, a millisecond apart unless told otherwise. Everything is acknowledged and read back unless told.
 
-    def __init__(self, *, nemeses: Sequence[str] = ("calm",), nodes: Sequence[str] = NODES) -> None:
+    It begins with ``sent``, acknowledged at offsets from 0 on.
+    """
+
+    def __init__(
+        self, *, nemeses: Sequence[str] = ("calm",), nodes: Sequence[str] = NODES, sent: Sequence[str] = ()
+    ) -> None:
         self.events: list[Event] = []
         self.now = 0
         self.add(RUN, "info", "begin", v={"nodes": list(nodes), "queues": [QUEUE], "nemeses": list(nemeses)})
+        for offset, value in enumerate(sent):
+            self.sent(value, offset)
 
     def add(self, p: int | str, kind: Type, f: str, **fields: Any) -> None:
         """One event."""
@@ -93,10 +100,10 @@ class Script:
             self.add(90, "invoke", "final-read", k=QUEUE, n=node)
             self.add(90, "ok", "final-read", k=QUEUE, n=node, v=[])
 
-    def final_everywhere(self, values: Sequence[str]) -> None:
+    def final_everywhere(self, values: Sequence[str], *, first: int = 0, base: int = 0) -> None:
         """All replicas have the same."""
         for node in NODES:
-            self.final(values, node=node)
+            self.final(values, node=node, first=first, base=base)
 
     def history(self) -> History:
         """What it is for a checker; the run ends here."""

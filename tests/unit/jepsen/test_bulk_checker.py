@@ -24,16 +24,15 @@ def identity(script: Script, name: str) -> None:
     script.add(50, "ok", "identity", v=name, n="n1")
 
 
-def usual(script: Script) -> None:
-    for offset, value in enumerate((A, B)):
-        script.sent(value, offset)
+def usual() -> Script:
+    script = Script(sent=(A, B))
     identity(script, "7")
     read(script, 0, 2, {0: A, 1: B})
+    return script
 
 
 def test_whole_read_is_valid() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     script.add(60, "invoke", "bulk-read", k=QUEUE, n="n1", v=2)
     script.add(60, "fail", "bulk-read", k=QUEUE, n="n1", err="BEHIND ")
     script.final_everywhere([A, B])
@@ -45,23 +44,19 @@ def test_whole_read_is_valid() -> None:
 
 
 def hole(script: Script) -> None:
-    usual(script)
     script.sent(C, 2)
     read(script, 0, 3, {0: A, 2: C})
 
 
 def end_missing(script: Script) -> None:
-    usual(script)
     read(script, 0, 2, {0: A})
 
 
 def more_than_wanted(script: Script) -> None:
-    usual(script)
     read(script, 1, 2, {0: A, 1: B})
 
 
 def two_topics(script: Script) -> None:
-    usual(script)
     identity(script, "8")
 
 
@@ -75,14 +70,13 @@ def two_topics(script: Script) -> None:
     ],
 )
 def test_checker_finds_broken_bulk_reads(anomaly: str, broken: Callable[[Script], None]) -> None:
-    script = Script()
+    script = usual()
     broken(script)
     assert check_bulk(script.history()).anomalies == {anomaly: 1}
 
 
 def test_the_log_checker_finds_a_row_missing_in_the_final_read() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     script.failed(C, 9, "info")
     read(script, 2, 3, {2: C})
     script.final_everywhere([A, B])

@@ -19,10 +19,7 @@ A, B, C = "1.1.10", "1.2.10", "2.1.10"
 
 
 def two_sent() -> Script:
-    script = Script()
-    script.sent(A, 0)
-    script.sent(B, 1)
-    return script
+    return Script(sent=(A, B))
 
 
 # ------------------------------------------------------------------------------------------------ the log
@@ -455,9 +452,7 @@ def test_checker_finds_discontinuous_polls(offset: int, anomaly: str) -> None:
 
 
 def test_acknowledged_message_that_no_consumer_polled_is_unseen() -> None:
-    script = Script()
-    script.sent("1.0.10", 0)
-    script.sent("1.1.10", 1)
+    script = Script(sent=("1.0.10", "1.1.10"))
     sought(script, 0)
     polled(script, 0)
     assert check_assigned(script.history()).anomalies == {"unseen": 1}

@@ -29,17 +29,18 @@ def polled(script: Script, value: str, offset: int) -> None:
     script.add(60, "ok", "poll", k=QUEUE, v=[[offset, value]])
 
 
-def usual(script: Script) -> None:
+def usual() -> Script:
     """One is seen in time, one is recalled."""
+    script = Script()
     scheduled(script, A, 1)
     scheduled(script, B, 50)
     recalled(script, B)
     polled(script, A, 0)
+    return script
 
 
 def test_delayed_ones_are_seen_and_recalled_ones_are_not() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     script.final_everywhere([A])
     history = script.history()
     assert check_delays(history).valid is True
@@ -48,8 +49,7 @@ def test_delayed_ones_are_seen_and_recalled_ones_are_not() -> None:
 
 @pytest.mark.parametrize("outcome", ["fail", "info"])
 def test_message_with_an_unanswered_recall_may_be_visible(outcome: Type) -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     scheduled(script, C, 1)
     recalled(script, C, outcome)
     script.final_everywhere([A, C])
@@ -66,33 +66,29 @@ def test_a_message_stored_twice_may_be_recalled_and_seen() -> None:
 
 
 def early(script: Script) -> None:
-    usual(script)
     scheduled(script, C, 100)
     polled(script, C, 1)
     script.final_everywhere([A, C])
 
 
 def recalled_and_seen(script: Script) -> None:
-    usual(script)
     script.now += 100_000_000
     script.final_everywhere([A, B])
 
 
 def never_seen(script: Script) -> None:
-    usual(script)
     scheduled(script, C, 1)
     script.final_everywhere([A])
 
 
 def refused_recall_and_never_seen(script: Script) -> None:
-    usual(script)
     scheduled(script, C, 1)
     recalled(script, C, "fail")
     script.final_everywhere([A])
 
 
 def test_times_are_not_judged_when_a_clock_was_set() -> None:
-    script = Script()
+    script = usual()
     early(script)
     script.fault("clock")
     assert check_delays(script.history()).valid is True
@@ -108,7 +104,7 @@ def test_times_are_not_judged_when_a_clock_was_set() -> None:
     ],
 )
 def test_checker_finds_broken_delays(anomaly: str, broken: Callable[[Script], None]) -> None:
-    script = Script()
+    script = usual()
     broken(script)
     assert check_delays(script.history()).anomalies == {anomaly: 1}
 
@@ -118,8 +114,7 @@ def test_run_without_delays_leaves_the_verdict_open() -> None:
 
 
 def test_a_message_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     script.final([A], node="n0")
     result = check_delays(script.history())
     assert result.anomalies == {}

@@ -77,8 +77,7 @@ def read_round(script: Script, node: str, values: list[str]) -> None:
 
 
 def test_a_message_stored_between_the_reads_of_two_replicas_is_valid() -> None:
-    script = Script()
-    script.sent(A, 0)
+    script = Script(sent=[A])
     script.failed(LATE, 2, "info")
     read_round(script, "n0", [A])
     for node in ("n1", "n2", *NODES):
@@ -87,8 +86,7 @@ def test_a_message_stored_between_the_reads_of_two_replicas_is_valid() -> None:
 
 
 def test_later_read_round_does_not_hide_an_earlier_one() -> None:
-    script = Script()
-    script.sent(A, 0)
+    script = Script(sent=[A])
     script.failed(LATE, 2, "info")
     for node in NODES:
         read_round(script, node, [A, LATE])
@@ -101,8 +99,7 @@ def test_later_read_round_does_not_hide_an_earlier_one() -> None:
 
 
 def test_anomaly_shows_the_outcome_of_its_send() -> None:
-    script = Script()
-    script.sent(A, 0)
+    script = Script(sent=[A])
     script.failed(LATE, 2, "info")
     read_round(script, "n0", [A])
     for node in ("n1", "n2"):

@@ -24,19 +24,19 @@ def told(script: Script, name: str, value: str, outcome: Type = "ok", offset: in
     script.add(process, outcome, name, k=QUEUE, v=value)
 
 
-def usual(script: Script) -> None:
+def usual() -> Script:
     """A is forgotten once, comes again when its time is over, and is acknowledged."""
-    script.sent(A, 0)
+    script = Script(sent=[A])
     popped(script, A)
     script.now += 30 * STEP_NS
     told(script, "ack", A, "fail")
     popped(script, A, process=21)
     told(script, "ack", A)
+    return script
 
 
 def test_a_message_redelivered_until_its_acknowledgement_is_valid() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     popped(script)
     result = check_pops(script.history())
     assert result.valid is True
@@ -44,8 +44,7 @@ def test_a_message_redelivered_until_its_acknowledgement_is_valid() -> None:
 
 
 def test_a_message_given_back_may_be_redelivered_at_once() -> None:
-    script = Script()
-    script.sent(A, 0)
+    script = Script(sent=[A])
     popped(script, A)
     told(script, "give-back", A)
     popped(script, A, process=21)
@@ -63,8 +62,7 @@ def test_a_copy_of_an_acknowledged_message_may_be_popped() -> None:
 
 
 def test_answers_that_come_in_another_order_than_the_pops_are_valid() -> None:
-    script = Script()
-    script.sent(A, 0)
+    script = Script(sent=[A])
     script.add(20, "invoke", "pop", o=20)
     script.now += 30 * STEP_NS
     popped(script, A, process=21)
@@ -74,7 +72,6 @@ def test_answers_that_come_in_another_order_than_the_pops_are_valid() -> None:
 
 
 def two_at_once(script: Script) -> None:
-    usual(script)
     script.sent(B, 1)
     script.add(20, "invoke", "pop", o=20)
     popped(script, B, process=21)
@@ -83,7 +80,6 @@ def two_at_once(script: Script) -> None:
 
 
 def too_soon(script: Script) -> None:
-    usual(script)
     script.sent(B, 1)
     popped(script, B)
     popped(script, B, process=21)
@@ -91,36 +87,31 @@ def too_soon(script: Script) -> None:
 
 
 def acknowledged_again(script: Script) -> None:
-    usual(script)
     script.now += 30 * STEP_NS
     popped(script, A)
 
 
 def never_popped(script: Script) -> None:
-    usual(script)
     script.sent(B, 1)
 
 
 def never_again(script: Script) -> None:
-    usual(script)
     script.sent(B, 1)
     popped(script, B)
 
 
 def of_nobody(script: Script) -> None:
-    usual(script)
     popped(script, B)
 
 
 def test_times_are_not_judged_when_a_clock_was_set() -> None:
-    script = Script()
+    script = usual()
     too_soon(script)
     script.fault("clock")
     assert check_pops(script.history()).valid is True
 
 
 def too_soon_after_an_older_give_back(script: Script) -> None:
-    usual(script)
     script.sent(B, 1)
     popped(script, B)
     told(script, "give-back", B)
@@ -130,7 +121,6 @@ def too_soon_after_an_older_give_back(script: Script) -> None:
 
 
 def popped_from_another_place(script: Script) -> None:
-    usual(script)
     script.sent(B, 1)
     popped(script, B, offset=2)
     told(script, "ack", B)
@@ -153,7 +143,7 @@ def popped_from_another_place(script: Script) -> None:
     ],
 )
 def test_checker_finds_broken_pops(anomaly: str, broken: Callable[[Script], None]) -> None:
-    script = Script()
+    script = usual()
     broken(script)
     assert check_pops(script.history()).anomalies == {anomaly: 1}
 

@@ -53,7 +53,6 @@ def test_replica_that_keeps_the_old_topic_is_broken() -> None:
 
 
 def test_run_that_made_no_topic_again_tested_nothing() -> None:
-    script = Script()
-    script.sent(OLD, 0)
+    script = Script(sent=[OLD])
     script.final_everywhere([OLD])
     assert check_recreated(script.history()).valid == "unknown"

@@ -61,8 +61,7 @@ def test_rate_is_drawn_for_each_replica_that_answered() -> None:
 
 
 def test_wrong_clock_is_drawn() -> None:
-    script = Script()
-    script.sent(A, 0)
+    script = Script(sent=[A])
     script.add(RUN, "info", "skew", n="n1", v=7200.0)
     script.sent(B, 1)
     script.add(RUN, "info", "skew", n="n1", v=0.0)

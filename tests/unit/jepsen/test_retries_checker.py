@@ -26,17 +26,16 @@ def dead(script: Script, values: Sequence[str], nodes: Sequence[str] = NODES) ->
             script.add(90, "ok", "dead-read", n=node, v=part)
 
 
-def usual(script: Script) -> None:
+def usual() -> Script:
     """A is handled at the second attempt, B never."""
-    script.sent(A, 0)
-    script.sent(B, 1)
+    script = Script(sent=(A, B))
     tried(script, A, 0, 1, handled=True)
     tried(script, B, 0, 1, 2, 3)
+    return script
 
 
 def test_messages_that_are_handled_or_dead_are_valid() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     tried(script, A, 1, handled=True)  # at least once
     dead(script, [B])
     result = check_retries(script.history())
@@ -45,56 +44,47 @@ def test_messages_that_are_handled_or_dead_are_valid() -> None:
 
 
 def never_handed_out(script: Script) -> None:
-    usual(script)
     script.sent(C, 2)
     dead(script, [B])
 
 
 def given_back_and_lost(script: Script) -> None:
-    usual(script)
     script.sent(C, 2)
     tried(script, C, 0, 1)
     dead(script, [B])
 
 
 def dead_too_early(script: Script) -> None:
-    usual(script)
     script.sent(C, 2)
     tried(script, C, 0, 1, 2)
     dead(script, [B, C])
 
 
 def dead_twice(script: Script) -> None:
-    usual(script)
     dead(script, [B, B])
 
 
 def dead_at_some(script: Script) -> None:
-    usual(script)
     dead(script, [B], ("n0", "n1"))
     dead(script, [], ("n2",))
 
 
 def one_more(script: Script) -> None:
-    usual(script)
     tried(script, B, 4)
     dead(script, [B])
 
 
 def count_skipped(script: Script) -> None:
-    usual(script)
     script.sent(C, 2)
     tried(script, C, 0, 2, handled=True)
     dead(script, [B])
 
 
 def of_nobody(script: Script) -> None:
-    usual(script)
     dead(script, [B, C])
 
 
 def dead_with_other_bytes(script: Script) -> None:
-    usual(script)
     dead(script, [B], ("n0", "n1"))
     script.add(90, "invoke", "dead-read", n="n2")
     script.add(90, "ok", "dead-read", n="n2", v=[[0, B, 8]])
@@ -116,39 +106,35 @@ def dead_with_other_bytes(script: Script) -> None:
     ],
 )
 def test_checker_finds_broken_retries(anomaly: str, broken: Callable[[Script], None]) -> None:
-    script = Script()
+    script = usual()
     broken(script)
     assert check_retries(script.history()).anomalies == {anomaly: 1}
 
 
 def test_a_message_may_die_once_for_each_final_give_back() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     tried(script, B, 3)
     dead(script, [B, B])
     assert check_retries(script.history()).valid is True
 
 
 def test_under_faults_a_message_may_be_given_back_again() -> None:
-    script = Script()
+    script = usual()
     script.fault("kill")
-    usual(script)
     dead(script, [B, B])
     result = check_retries(script.history())
     assert (result.anomalies, result.counts["dead letters stored again"]) == ({}, 1)
 
 
 def test_dead_letters_that_were_not_read_leave_the_verdict_open() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     dead(script, [B], ("n0", "n1"))
     assert "the dead letters of n2 were not read to the end" in check_retries(script.history()).unknown
 
 
 def test_message_that_is_missing_in_unread_dead_letters_leaves_the_verdict_open() -> None:
     for nodes in ((), ("n0",)):
-        script = Script()
-        usual(script)
+        script = usual()
         dead(script, [B], nodes)
         result = check_retries(script.history())
         assert result.anomalies == {}

@@ -30,8 +30,7 @@ def three_sent() -> Script:
 
 def test_messages_below_the_base_of_the_log_are_removed_in_their_time() -> None:
     script = three_sent()
-    for node in NODES:
-        script.final([B, C], node=node, first=1, base=1000)
+    script.final_everywhere([B, C], first=1, base=1000)
     result = check_log(script.history())
     assert result.valid is True
     assert result.counts["removed in their time"] == 3
@@ -52,11 +51,8 @@ def test_message_above_the_base_of_the_log_is_lost() -> None:
 
 
 def test_missing_message_of_unknown_position_is_lost() -> None:
-    script = Script()
-    script.sent(A, 0)
-    script.sent(B, 1)
-    for node in NODES:
-        script.final([B], node=node, first=1, base=1000)
+    script = Script(sent=(A, B))
+    script.final_everywhere([B], first=1, base=1000)
     assert check_log(script.history()).anomalies == {"lost-write": 3}
 
 
@@ -65,15 +61,13 @@ def test_message_that_was_only_read_is_removed_with_those_before_it() -> None:
     script.failed(A, 5, "info")
     script.read({0: A})
     script.sent(B, 1, pos=1000)
-    for node in NODES:
-        script.final([B], node=node, first=1, base=1000)
+    script.final_everywhere([B], first=1, base=1000)
     assert check_log(script.history()).valid is True
 
 
 def test_hole_behind_the_first_message_is_a_gap() -> None:
     script = three_sent()
-    for node in NODES:
-        script.final([A, B, C], node=node)
+    script.final_everywhere([A, B, C])
     script.add(91, "ok", "removed", k="Log/0", n="n1", o=1)
     script.add(90, "invoke", "final-read", k="Log/0", n="n1")
     script.add(90, "ok", "final-read", k="Log/0", n="n1", v=[[2, C, 7]])
@@ -85,8 +79,7 @@ def test_removed_messages_were_never_consumed_and_are_not_lost() -> None:
     script = three_sent()
     script.received(B, 1)
     script.received(C, 2)
-    for node in NODES:
-        script.final([B, C], node=node, first=1, base=1000)
+    script.final_everywhere([B, C], first=1, base=1000)
     result = check_total_queue(script.history())
     assert result.valid is True
     assert result.counts["removed in their time, never consumed"] == 1
@@ -134,8 +127,7 @@ def test_a_later_queue_start_without_a_log_start_leaves_the_verdict_open() -> No
     script = Script()
     script.sent("1.0.0", 0, pos=0)
     script.sent("1.1.0", 1, pos=200)
-    for node in NODES:
-        script.final(["1.1.0"], node=node, first=1, base=100)
+    script.final_everywhere(["1.1.0"], first=1, base=100)
     script.events = [event for event in script.events if event.f != "base" or event.n != "n2"]
     result = check_log(script.history())
     assert result.anomalies == {}
@@ -148,6 +140,5 @@ def test_removal_without_a_reason_is_an_anomaly(disk_used: float, anomalies: dic
     script.events[0].v.update({"settings": {"segment_bytes": "262144"}, "disk_used": disk_used})
     script.sent(A, 0, pos=0)
     script.sent(B, 1, pos=100)
-    for node in NODES:
-        script.final([B], node=node, first=1, base=100)
+    script.final_everywhere([B], first=1, base=100)
     assert check_log(script.history()).anomalies == anomalies

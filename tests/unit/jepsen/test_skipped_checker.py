@@ -9,10 +9,7 @@ A, B, C = "1.0.10", "1.1.10", "1.2.10"
 
 
 def three_sent() -> Script:
-    script = Script()
-    for offset, value in enumerate((A, B, C)):
-        script.sent(value, offset)
-    return script
+    return Script(sent=(A, B, C))
 
 
 def final(script: Script, node: str, values: list[str], first: int = 0) -> None:

@@ -29,19 +29,20 @@ def checked(script: Script, value: str, wanted: str) -> None:
     script.add(2, "ok", "check", v=[value, wanted])
 
 
-def usual(script: Script) -> None:
+def usual() -> Script:
     """One committed, one rolled back, one left to a check."""
+    script = Script()
     for value in (A, B, C):
         half(script, value)
     ended(script, A, "commit")
     ended(script, B, "rollback")
     checked(script, C, "unknown")
     checked(script, C, "commit")
+    return script
 
 
 def test_late_commit_after_a_rollback_must_not_make_it_visible() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     ended(script, B, "commit", "info")
     script.final_everywhere([A, B, C])
     assert check_transactions(script.history()).anomalies == {"seen-after-rollback": 1}
@@ -58,8 +59,7 @@ def test_a_half_message_stored_twice_may_have_two_outcomes() -> None:
 
 
 def test_commit_and_rollback_are_not_both_confirmed() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     ended(script, A, "rollback")
     script.final_everywhere([C])
     anomalies = check_transactions(script.history()).anomalies
@@ -67,8 +67,7 @@ def test_commit_and_rollback_are_not_both_confirmed() -> None:
 
 
 def test_committed_ones_are_visible_and_others_are_not() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     script.read({0: A, 1: C})
     script.final_everywhere([A, C])
     history = script.history()
@@ -78,8 +77,7 @@ def test_committed_ones_are_visible_and_others_are_not() -> None:
 
 def test_unconfirmed_commit_may_be_lost_or_visible() -> None:
     for final in ([A, C], [A, C, "1.3.0"]):
-        script = Script()
-        usual(script)
+        script = usual()
         half(script, "1.3.0")
         ended(script, "1.3.0", "commit", "info")
         script.final_everywhere(final)
@@ -87,20 +85,10 @@ def test_unconfirmed_commit_may_be_lost_or_visible() -> None:
 
 
 def rolled_back_and_visible(script: Script) -> None:
-    usual(script)
     script.final_everywhere([A, C, B])
 
 
 def committed_and_lost(script: Script) -> None:
-    usual(script)
-    script.final_everywhere([A])
-
-
-def seen_before(script: Script) -> None:
-    half(script, A)
-    half(script, B)
-    script.read({0: A})
-    ended(script, A, "commit")
     script.final_everywhere([A])
 
 
@@ -109,18 +97,26 @@ def seen_before(script: Script) -> None:
     [
         ("seen-without-commit", rolled_back_and_visible),
         ("commit-lost", committed_and_lost),
-        ("seen-before-commit", seen_before),
     ],
 )
 def test_checker_finds_broken_transactions(anomaly: str, broken: Callable[[Script], None]) -> None:
-    script = Script()
+    script = usual()
     broken(script)
     assert check_transactions(script.history()).anomalies == {anomaly: 1}
 
 
-def test_log_checker_finds_a_second_copy() -> None:
+def test_message_that_is_read_before_its_commit_is_found() -> None:
     script = Script()
-    usual(script)
+    half(script, A)
+    half(script, B)
+    script.read({0: A})
+    ended(script, A, "commit")
+    script.final_everywhere([A])
+    assert check_transactions(script.history()).anomalies == {"seen-before-commit": 1}
+
+
+def test_second_copy_is_found_by_the_checker_of_the_log() -> None:
+    script = usual()
     script.final_everywhere([A, C, A])
     assert check_log(script.history()).anomalies == {"duplicate": 1}
 
@@ -130,8 +126,7 @@ def test_run_without_commits_leaves_the_verdict_open() -> None:
 
 
 def test_a_commit_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
-    script = Script()
-    usual(script)
+    script = usual()
     script.final([A, C], node="n0")
     script.final([A], node="n1", complete=False)
     result = check_transactions(script.history())
