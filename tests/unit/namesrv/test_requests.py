@@ -18,6 +18,8 @@ from mq.protocol.requests.settings_text import decode_properties
 from mq.protocol.requests.topics import DataVersion, TopicConfig, TopicList
 from tests.unit.namesrv.serving import Peer, broker_fields, name_server
 
+pytestmark = pytest.mark.trio
+
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"
 KEY = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T0"}
 
@@ -73,7 +75,6 @@ ANSWERS: list[tuple[Code, Asked, bytes, dict[str, str], object]] = [
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize(("code", "ext", "body", "fields", "answer"), ANSWERS)
-@pytest.mark.trio
 async def test_name_server_answers_each_request(
     code: Code, ext: Asked, body: bytes, fields: dict[str, str], answer: object, serialization: int
 ) -> None:
@@ -104,7 +105,6 @@ async def test_name_server_answers_each_request(
     ],
 )
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-@pytest.mark.trio
 async def test_name_server_refuses_invalid_requests(
     code: Code, ext: Asked, body: bytes, expected: ResponseCode, remark: str, serialization: int
 ) -> None:
@@ -118,7 +118,6 @@ async def test_name_server_refuses_invalid_requests(
         assert await peer.route("T0") is not None
 
 
-@pytest.mark.trio
 async def test_a_registered_topic_is_in_the_routes_until_it_is_deleted() -> None:
     async with name_server() as server:
         peer = await server.connect()
@@ -131,7 +130,6 @@ async def test_a_registered_topic_is_in_the_routes_until_it_is_deleted() -> None
         assert await peer.route("ns%N") is None
 
 
-@pytest.mark.trio
 async def test_order_configuration_is_in_the_route_when_that_is_switched_on() -> None:
     async with name_server() as server:
         peer = await server.connect()
@@ -145,7 +143,6 @@ async def test_order_configuration_is_in_the_route_when_that_is_switched_on() ->
             assert (b'"orderTopicConf":"b-a:4"' in body) is expected
 
 
-@pytest.mark.trio
 async def test_values_outlive_the_server(tmp_path: Path) -> None:
     async def stored(ask: Callable[..., Awaitable[Any]]) -> str | None:
         response, _ = await ask(Code.GET_KV_CONFIG, KEY)
@@ -163,7 +160,6 @@ async def test_values_outlive_the_server(tmp_path: Path) -> None:
         assert await stored((await server.connect()).ask) is None
 
 
-@pytest.mark.trio
 async def test_unstorable_change_closes_the_connection(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     async with name_server(data_dir=tmp_path / "absent") as server:

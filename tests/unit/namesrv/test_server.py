@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import pytest
 import trio
@@ -19,6 +18,8 @@ from mq.protocol.requests.registration import RegisterBrokerBody
 from mq.protocol.requests.topics import DataVersion, TopicConfig, TopicList
 from mq.protocol.wire.encoding import encode_request, encode_response
 from tests.unit.namesrv.serving import Peer, broker_fields, name_server
+
+pytestmark = pytest.mark.trio
 
 TLS_CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(194)
 REGISTRATION = {**broker_fields(), "haServerAddr": "10.0.0.1:10912"}
@@ -38,7 +39,6 @@ async def until_gone(client: Peer, topic: str) -> None:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
-@pytest.mark.trio
 async def test_register_and_find(serialization: int) -> None:
     async with name_server() as server:
         broker, client = await server.connect(), await server.connect()
@@ -57,7 +57,6 @@ async def test_register_and_find(serialization: int) -> None:
         assert TopicList.decode(body).topics == ["T1"]
 
 
-@pytest.mark.trio
 async def test_name_server_answers_followers_with_the_leader_address() -> None:
     async with name_server() as server:
         leader, follower = await server.connect(), await server.connect()
@@ -69,7 +68,6 @@ async def test_name_server_answers_followers_with_the_leader_address() -> None:
         assert [data.broker_addrs for data in route.broker_datas] == [{0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}]
 
 
-@pytest.mark.trio
 async def test_a_broker_that_dies_is_out_of_the_route() -> None:
     async with name_server() as server:
         broker, client = await server.connect(), await server.connect()
@@ -78,7 +76,6 @@ async def test_a_broker_that_dies_is_out_of_the_route() -> None:
         await until_gone(client, "T1")
 
 
-@pytest.mark.trio
 async def test_name_server_serves_administration_requests() -> None:
     async with name_server() as server:
         broker, admin = await server.connect(), await server.connect()
@@ -99,7 +96,6 @@ async def test_name_server_serves_administration_requests() -> None:
         assert ClusterInfo.decode(body).brokers == {}
 
 
-@pytest.mark.trio
 async def test_key_values() -> None:
     async with name_server() as server:
         admin = await server.connect()
@@ -118,7 +114,6 @@ async def test_key_values() -> None:
         assert response.code == ResponseCode.QUERY_NOT_FOUND
 
 
-@pytest.mark.trio
 async def test_all_requests_of_a_chunk_are_answered_in_order() -> None:
     async with name_server() as server:
         peer = await server.connect()
@@ -127,7 +122,6 @@ async def test_all_requests_of_a_chunk_are_answered_in_order() -> None:
         assert [response.opaque for response, _ in await peer.answers(200)] == list(range(200))
 
 
-@pytest.mark.trio
 async def test_a_request_in_single_bytes() -> None:
     async with name_server() as server:
         peer = await server.connect()
@@ -137,7 +131,6 @@ async def test_a_request_in_single_bytes() -> None:
         assert (response.opaque, response.code) == (9, ResponseCode.SUCCESS)
 
 
-@pytest.mark.trio
 async def test_one_way_requests_are_not_answered() -> None:
     async with name_server() as server:
         peer = await server.connect()
@@ -171,7 +164,6 @@ async def test_one_way_requests_are_not_answered() -> None:
         (322, broker_fields(), b"[]", ResponseCode.SYSTEM_ERROR, "DataVersion"),
     ],
 )
-@pytest.mark.trio
 async def test_refused_requests_leave_the_connection_open(
     code: int, ext: dict[str, object] | None, body: bytes, expected: ResponseCode, remark: str
 ) -> None:
@@ -198,7 +190,6 @@ async def test_refused_requests_leave_the_connection_open(
         struct.pack(">iI", 6, 0x01000002) + b"xx",
     ],
 )
-@pytest.mark.trio
 async def test_garbage_closes_its_own_connection_only(data: bytes) -> None:
     async with name_server() as server:
         other = await server.connect()
@@ -209,7 +200,6 @@ async def test_garbage_closes_its_own_connection_only(data: bytes) -> None:
         assert await other.route() is not None
 
 
-@pytest.mark.trio
 async def test_name_server_enforces_connection_and_frame_limits() -> None:
     async with name_server(connections_max=1, frame_bytes_max=65536) as server:
         first = await server.connect()
@@ -220,7 +210,6 @@ async def test_name_server_enforces_connection_and_frame_limits() -> None:
         assert await first.closed()
 
 
-@pytest.mark.trio
 async def test_large_requests_wait_for_memory_and_stopped_ones_give_it_up() -> None:
     async with name_server(partial_request_bytes_max=1024 * 1024) as server:
         stopped, waits, small = await server.connect(), await server.connect(), await server.connect()
@@ -233,7 +222,6 @@ async def test_large_requests_wait_for_memory_and_stopped_ones_give_it_up() -> N
         assert await small.route() is not None
 
 
-@pytest.mark.trio
 async def test_stalled_request_is_closed_without_other_clients() -> None:
     async with name_server(partial_request_seconds_max=0.02) as server:
         stopped = await server.connect()
@@ -241,7 +229,6 @@ async def test_stalled_request_is_closed_without_other_clients() -> None:
         assert await stopped.closed()
 
 
-@pytest.mark.trio
 async def test_of_too_many_unread_answers_the_oldest_is_dropped() -> None:
     with capture_logs() as logs:
         async with name_server(unread_replies_bytes_max=2 * 1024 * 1024) as server:
@@ -261,7 +248,6 @@ async def test_of_too_many_unread_answers_the_oldest_is_dropped() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.trio
 async def test_an_answer_longer_than_a_frame_is_refused() -> None:
     async with name_server() as server:
         broker = await server.connect()
@@ -277,14 +263,12 @@ async def test_an_answer_longer_than_a_frame_is_refused() -> None:
         assert "fit into a frame" in str(response.remark)
 
 
-@pytest.mark.trio
 async def test_a_connection_without_a_request_is_closed_after_the_idle_time() -> None:
     async with name_server(idle_seconds_max=0.02) as server:
         peer = await server.connect()
         assert await peer.closed()
 
 
-@pytest.mark.trio
 async def test_of_too_many_connections_without_a_request_the_oldest_is_closed() -> None:
     async with name_server(unidentified_connections_max=2, unidentified_seconds_max=1e-9) as server:
         client = await server.connect()
@@ -297,7 +281,6 @@ async def test_of_too_many_connections_without_a_request_the_oldest_is_closed() 
             assert (await peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
 
 
-@pytest.mark.trio
 async def test_many_clients_that_come_at_once_do_not_cut_each_other_off() -> None:
     async with name_server(unidentified_connections_max=2) as server:
         peers = [await server.connect() for _ in range(50)]
@@ -305,7 +288,6 @@ async def test_many_clients_that_come_at_once_do_not_cut_each_other_off() -> Non
             assert (await peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
 
 
-@pytest.mark.trio
 async def test_connections_that_never_ask_leave_room_for_another_address() -> None:
     async with name_server(connections_max=20) as server:
         silent = [await server.connect() for _ in range(20)]
@@ -318,7 +300,6 @@ async def test_connections_that_never_ask_leave_room_for_another_address() -> No
         assert (await silent[19].ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
 
 
-@pytest.mark.trio
 async def test_broker_unregistered_by_another_is_disconnected() -> None:
     """Then it connects and registers again."""
     async with name_server() as server:
@@ -337,7 +318,6 @@ async def test_broker_unregistered_by_another_is_disconnected() -> None:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
-@pytest.mark.trio
 async def test_name_server_ignores_unexpected_responses(serialization: int) -> None:
     async with name_server() as server:
         peer = await server.connect()
@@ -346,7 +326,6 @@ async def test_name_server_ignores_unexpected_responses(serialization: int) -> N
         assert (response.opaque, response.code) == (78, ResponseCode.SUCCESS)
 
 
-@pytest.mark.trio
 async def test_log_names_unexpected_tls_of_a_client() -> None:
     with capture_logs() as logs:
         async with name_server() as server:
@@ -357,7 +336,6 @@ async def test_log_names_unexpected_tls_of_a_client() -> None:
     assert "TLS" in line["error"]
 
 
-@pytest.mark.trio
 async def test_only_complete_requests_keep_a_connection() -> None:
     async with name_server(idle_seconds_max=0.05) as server:
         peer = await server.connect()
@@ -367,7 +345,6 @@ async def test_only_complete_requests_keep_a_connection() -> None:
             await dribble(peer)
 
 
-@pytest.mark.trio
 async def test_a_silent_broker_expires_on_an_open_connection() -> None:
     async with name_server(broker_expiry_seconds=0.02, scan_seconds=0.01) as server:
         broker, client = await server.connect(), await server.connect()
@@ -376,7 +353,6 @@ async def test_a_silent_broker_expires_on_an_open_connection() -> None:
         await broker.register()
 
 
-@pytest.mark.trio
 async def test_name_servers_are_independent() -> None:
     async with name_server() as one, name_server() as other:
         at_one, at_other = await one.connect(), await other.connect()
@@ -387,7 +363,6 @@ async def test_name_servers_are_independent() -> None:
         assert await at_one.route("T1") is not None
 
 
-@pytest.mark.trio
 async def test_cancelling_stops_the_server() -> None:
     async with name_server() as server:
         peer = await server.connect()
@@ -396,23 +371,8 @@ async def test_cancelling_stops_the_server() -> None:
         await trio.open_tcp_stream(*server.address)
 
 
-@pytest.mark.trio
 async def test_a_port_in_use_is_reported() -> None:
     async with name_server() as server:
         host, port = server.address
         with pytest.raises(OSError, match=r"."):
             await serve(NamesrvSettings(listen_host=host, listen_port=port))
-
-
-def test_settings_from_file_environment_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tmp_path / "namesrv.toml"
-    config.write_text('listen_host = "127.0.0.1"\nlisten_port = 1000\nscan_seconds = 7\n')
-    monkeypatch.setenv("RAFTMQ_NAMESRV_LISTEN_PORT", "2000")
-    settings = NamesrvSettings.load(config, scan_seconds=3, listen_host=None)
-    assert (settings.listen_host, settings.listen_port, settings.scan_seconds) == ("127.0.0.1", 2000, 3)
-    assert NamesrvSettings.load().listen_port == 2000
-    config.write_text("no_such_setting = 1\n")
-    with pytest.raises(ValueError, match="no_such_setting"):
-        NamesrvSettings.load(config)
-    with pytest.raises(FileNotFoundError):
-        NamesrvSettings.load(tmp_path / "missing.toml")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import ssl
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -26,9 +24,11 @@ from mq.proxy.grpc import (
     Status,
     health_methods,
 )
-from mq.tls import Certificate, CertificateUnusable
+from mq.tls import Certificate
 from tests.support.certificates import Authority
 from tests.support.grpc_serving import Logged, Serving, serving
+
+pytestmark = pytest.mark.trio
 
 HAPROXY = b"PROXY TCP4 192.0.2.1 198.51.100.7 5000 8081\r\n"
 
@@ -43,7 +43,6 @@ async def until_started(server: Serving, calls: int = 1) -> None:
         await trio.testing.wait_all_tasks_blocked()
 
 
-@pytest.mark.trio
 async def test_methods_are_served_by_path(autojump_clock: MockClock) -> None:
     async with serving() as server:
         client = await server.connect()
@@ -63,7 +62,6 @@ async def test_methods_are_served_by_path(autojump_clock: MockClock) -> None:
     assert server.counters.connections == server.counters.streams == 0
 
 
-@pytest.mark.trio
 async def test_a_bug_of_a_method_ends_its_call_only(autojump_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with serving() as server:
@@ -74,7 +72,6 @@ async def test_a_bug_of_a_method_ends_its_call_only(autojump_clock: MockClock) -
     assert entry["path"] == "/raftmq.Test/Fail"
 
 
-@pytest.mark.trio
 async def test_a_refusal_of_a_task_of_a_method_is_its_refusal(autojump_clock: MockClock) -> None:
     async def method(call: Call) -> None:
         async def task() -> None:
@@ -89,7 +86,6 @@ async def test_a_refusal_of_a_task_of_a_method_is_its_refusal(autojump_clock: Mo
     assert (answer.status, answer.headers["grpc-message"]) == (Status.ABORTED, "from a task")
 
 
-@pytest.mark.trio
 async def test_the_deadline_ends_a_call(autojump_clock: MockClock) -> None:
     async with serving() as server:
         client = await server.connect()
@@ -101,7 +97,6 @@ async def test_the_deadline_ends_a_call(autojump_clock: MockClock) -> None:
         assert server.cancelled == ["/raftmq.Test/Wait"]
 
 
-@pytest.mark.trio
 async def test_a_call_that_its_client_cancels_is_cancelled(autojump_clock: MockClock) -> None:
     async with serving() as server:
         client = await server.connect()
@@ -113,7 +108,6 @@ async def test_a_call_that_its_client_cancels_is_cancelled(autojump_clock: MockC
         assert server.counters.calls["/raftmq.Test/Wait", Status.CANCELLED] == 1
 
 
-@pytest.mark.trio
 async def test_calls_of_a_lost_client_are_cancelled(autojump_clock: MockClock) -> None:
     async with serving() as server:
         client = await server.connect()
@@ -126,7 +120,6 @@ async def test_calls_of_a_lost_client_are_cancelled(autojump_clock: MockClock) -
         assert server.counters.connections == server.counters.streams == 0
 
 
-@pytest.mark.trio
 async def test_send_reports_a_disconnected_client_to_the_method(autojump_clock: MockClock) -> None:
     seen: list[type] = []
 
@@ -150,7 +143,6 @@ async def test_send_reports_a_disconnected_client_to_the_method(autojump_clock: 
     assert seen == [BrokenCall]
 
 
-@pytest.mark.trio
 async def test_a_large_answer_passes_small_windows(autojump_clock: MockClock) -> None:
     async with serving(GrpcLimits(output_bytes_max=20_000)) as server:
         client = await server.connect()
@@ -158,7 +150,6 @@ async def test_a_large_answer_passes_small_windows(autojump_clock: MockClock) ->
     assert answer.messages == [bytes(1_000_000)]
 
 
-@pytest.mark.trio
 async def test_call_without_window_is_reset(autojump_clock: MockClock) -> None:
     async with serving(GrpcLimits(send_seconds_max=30)) as server:
         client = await server.connect()
@@ -170,7 +161,6 @@ async def test_call_without_window_is_reset(autojump_clock: MockClock) -> None:
         assert (await client.unary("/raftmq.Test/Echo", b"on")).messages == [b"on"]
 
 
-@pytest.mark.trio
 async def test_a_client_that_reads_nothing_is_closed(autojump_clock: MockClock) -> None:
     # The stream takes nothing any more, as a socket whose buffers are full.
     with capture_logs() as logs:
@@ -190,7 +180,6 @@ async def test_a_client_that_reads_nothing_is_closed(autojump_clock: MockClock) 
     assert entry["peer"] == "memory:0"
 
 
-@pytest.mark.trio
 async def test_flood_ends_only_its_own_connection(autojump_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with serving(GrpcLimits(control_frames_burst=50, control_frames_per_second=1)) as server:
@@ -210,7 +199,6 @@ async def test_flood_ends_only_its_own_connection(autojump_clock: MockClock) -> 
     assert "PING" in entry["reason"]
 
 
-@pytest.mark.trio
 async def test_a_connection_without_http2_is_closed(autojump_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with serving() as server:
@@ -222,7 +210,6 @@ async def test_a_connection_without_http2_is_closed(autojump_clock: MockClock) -
 
 
 @pytest.mark.parametrize("first", [b"P", b"\x16\x03", b"PROXY TCP4 ", b"PRI * HTTP/2.0\r\n"])
-@pytest.mark.trio
 async def test_a_handshake_has_its_time(first: bytes, autojump_clock: MockClock) -> None:
     made = SelfSigned(["localhost"], lambda: 0)
     async with serving(GrpcLimits(handshake_seconds_max=10), tls=made) as server:
@@ -240,7 +227,6 @@ async def test_a_handshake_has_its_time(first: bytes, autojump_clock: MockClock)
         assert server.counters.connections == 0
 
 
-@pytest.mark.trio
 async def test_haproxy_names_the_client_if_it_is_trusted(autojump_clock: MockClock) -> None:
     async with serving(trusts=lambda host: host == "memory") as server:
         for first in (HAPROXY, b"PROXY UNKNOWN\r\n", b""):
@@ -250,7 +236,6 @@ async def test_haproxy_names_the_client_if_it_is_trusted(autojump_clock: MockClo
     assert peers == [("192.0.2.1:5000", ("198.51.100.7", 8081)), ("memory:0", ("", 0)), ("memory:0", ("", 0))]
 
 
-@pytest.mark.trio
 async def test_untrusted_haproxy_headers_are_refused(autojump_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with serving() as server:
@@ -269,7 +254,6 @@ def verifying(server: SelfSigned | None = None, cafile: Path | None = None, alpn
     return context
 
 
-@pytest.mark.trio
 async def test_tls_by_its_own_certificate_and_plain_text_on_one_port(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = authority.sign("server", "localhost")
@@ -282,7 +266,6 @@ async def test_tls_by_its_own_certificate_and_plain_text_on_one_port(tmp_path: P
         assert [call.secure for call in server.calls] == [True, False]
 
 
-@pytest.mark.trio
 async def test_a_self_signed_certificate_is_named_by_its_fingerprint() -> None:
     made = SelfSigned(["localhost", "127.0.0.1"], lambda: time.time_ns() // 1_000_000)
     async with serving(tls=made, trusts=lambda _: True) as server:
@@ -295,23 +278,6 @@ async def test_a_self_signed_certificate_is_named_by_its_fingerprint() -> None:
     assert hashlib.sha256(seen).hexdigest() == made.fingerprint.replace(":", "").lower()
 
 
-def test_a_certificate_that_cannot_be_made_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(CertificateUnusable, match="cannot make a certificate for itself: 1"):
-        SelfSigned(["localhost"], lambda: 0)
-
-
-def test_self_signed_certificate_does_not_import_cryptography() -> None:
-    program = "from mq.proxy.grpc import SelfSigned; import sys; SelfSigned(['localhost'], lambda: 0)"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}; print('cryptography' in sys.modules)"],
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout.strip() == b"False"
-
-
-@pytest.mark.trio
 async def test_plain_text_is_refused_where_tls_is_required(autojump_clock: MockClock) -> None:
     made = SelfSigned(["localhost"], lambda: time.time_ns() // 1_000_000)
     with capture_logs() as logs:
@@ -321,7 +287,6 @@ async def test_plain_text_is_refused_where_tls_is_required(autojump_clock: MockC
     assert named(logs, "handshake_failed")[0]["reason"] == "the client does not use TLS"
 
 
-@pytest.mark.trio
 async def test_too_many_connections_are_closed(autojump_clock: MockClock) -> None:
     async with serving(GrpcLimits(connections_max=2)) as server:
         first, second, third = [await server.connect() for _ in range(3)]
@@ -333,7 +298,6 @@ async def test_too_many_connections_are_closed(autojump_clock: MockClock) -> Non
         assert (await fourth.unary("/raftmq.Test/Echo", b"x")).messages == [b"x"]
 
 
-@pytest.mark.trio
 async def test_a_drained_server_ends_when_its_calls_have_ended(autojump_clock: MockClock) -> None:
     async with serving(GrpcLimits(drain_seconds_max=20)) as server:
         client = await server.connect()
@@ -352,7 +316,6 @@ async def test_a_drained_server_ends_when_its_calls_have_ended(autojump_clock: M
     assert stream_id == 1
 
 
-@pytest.mark.trio
 async def test_calls_that_outlast_the_drain_end_as_unavailable(autojump_clock: MockClock) -> None:
     async with serving(GrpcLimits(drain_seconds_max=20)) as server:
         client = await server.connect()
@@ -365,7 +328,6 @@ async def test_calls_that_outlast_the_drain_end_as_unavailable(autojump_clock: M
     assert server.counters.calls["/raftmq.Test/Wait", Status.UNAVAILABLE] == 1
 
 
-@pytest.mark.trio
 async def test_health_is_reported_and_can_be_watched(autojump_clock: MockClock) -> None:
     ready = [True]
     health = health_methods(["a.B"], lambda: ready[0])
