@@ -41,6 +41,20 @@ def consumer_of(cluster: FakeCluster, group: str = "cg", **options: Any) -> Push
 
 
 @asynccontextmanager
+async def consuming(
+    count: int = 0, *, queues: int = 1, replicas: int = 1, **options: Any
+) -> AsyncGenerator[tuple[FakeCluster, PushConsumer[Any]]]:
+    """A cluster whose topic T has `count` messages, and a consumer with these `options` that subscribes to it."""
+    async with (
+        FakeCluster.start(replicas=replicas, topics={"T": queues}) as cluster,
+        consumer_of(cluster, **options) as consumer,
+    ):
+        fill(cluster, count, queues=queues)
+        consumer.subscribe("T")
+        yield cluster, consumer
+
+
+@asynccontextmanager
 async def running(consumer: PushConsumer[Any]) -> AsyncGenerator[None]:
     async with consumer, anyio.create_task_group() as tasks:
         tasks.start_soon(consumer.run)

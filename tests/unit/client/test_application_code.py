@@ -19,6 +19,9 @@ from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of
 from tests.unit.client.fake_cluster import FakeCluster, check_back
 from tests.unit.client.fake_server import FakeConnection, FakeRequest
+from tests.unit.client.sending import sending
+
+pytestmark = pytest.mark.anyio
 
 asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
@@ -52,7 +55,6 @@ async def raise_no_exception() -> None:
 OWN_FAULTS = [cancel_a_task_of_its_own, cancel_itself, close_itself, raise_no_exception]
 
 
-@pytest.mark.anyio
 @asyncio_only
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("fault", OWN_FAULTS)
@@ -82,7 +84,6 @@ async def test_a_handler_that_cancels_itself_has_failed(
         assert offset_of(cluster) == 3
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("how", ["scope", "task", "stop"])
 async def test_a_cancelled_consumer_ends_while_handlers_run(anyio_backend: str, how: str) -> None:
     if how == "task" and anyio_backend == "trio":
@@ -121,7 +122,6 @@ async def test_a_cancelled_consumer_ends_while_handlers_run(anyio_backend: str, 
         assert offset_of(cluster) in (0, None)
 
 
-@pytest.mark.anyio
 async def test_a_handler_that_exits_ends_run_with_its_code(anyio_backend: str) -> None:
     if anyio_backend == "asyncio":
         pytest.skip("asyncio ends its event loop at once")
@@ -140,7 +140,6 @@ async def test_a_handler_that_exits_ends_run_with_its_code(anyio_backend: str) -
         assert offset_of(cluster) in (0, None)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("linger", [None, 0.0])
 @pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, NoException, ZeroDivisionError])
 async def test_a_callback_that_fails_ends_no_producer(
@@ -152,10 +151,7 @@ async def test_a_callback_that_fails_ends_no_producer(
         outcomes.append(outcome)
         raise error
 
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, linger=linger, trace=True) as producer,
-    ):
+    async with sending(linger=linger, trace=True) as (_, producer):
         for _ in range(3):
             producer.send_nowait(Message("T", b"x"), fail)
         await producer.flush()
@@ -164,7 +160,6 @@ async def test_a_callback_that_fails_ends_no_producer(
     assert caplog.text.count("send_callback_failed") == 3
 
 
-@pytest.mark.anyio
 async def test_a_callback_that_exits_ends_the_producer(anyio_backend: str) -> None:
     if anyio_backend == "asyncio":
         pytest.skip("asyncio ends its event loop at once")
@@ -188,7 +183,6 @@ async def test_a_callback_that_exits_ends_the_producer(anyio_backend: str) -> No
         assert error.code == 3
 
 
-@pytest.mark.anyio
 @asyncio_only
 @pytest.mark.parametrize("fault", OWN_FAULTS)
 async def test_a_check_that_cancels_itself_is_asked_again(
@@ -216,7 +210,6 @@ async def test_a_check_that_cancels_itself_is_asked_again(
     assert caplog.text.count("check_failed") == 1
 
 
-@pytest.mark.anyio
 async def test_an_allocation_that_cancels_itself_ends_the_consumer_loudly() -> None:
     def allocate(queues: Sequence[MessageQueue], members: Sequence[str], client_id: str) -> Sequence[MessageQueue]:
         raise asyncio.CancelledError
@@ -236,7 +229,6 @@ async def test_an_allocation_that_cancels_itself_ends_the_consumer_loudly() -> N
     assert "the allocation strategy" in str(error)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("error", [asyncio.CancelledError, ZeroDivisionError])
 async def test_messages_pass_although_tracing_fails(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
@@ -249,7 +241,7 @@ async def test_messages_pass_although_tracing_fails(
             raise error
 
     monkeypatch.setattr("mq.client.spans._never_raises.warn_at", float("-inf"))
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, otel=Broken()) as producer:
+    async with sending(otel=Broken()) as (cluster, producer):
         await producer.send(Message("T", b"000"))
         await producer.send_batch([Message("T", b"001")])
         consumer = consumer_of(cluster, otel=Broken())
@@ -268,7 +260,6 @@ async def test_messages_pass_although_tracing_fails(
     assert caplog.text.count("span_failed") == 1
 
 
-@pytest.mark.anyio
 async def test_a_log_filter_that_fails_ends_no_client(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(record: logging.LogRecord) -> bool:
         raise asyncio.CancelledError
@@ -276,7 +267,7 @@ async def test_a_log_filter_that_fails_ends_no_client(capsys: pytest.CaptureFixt
     logger = logging.getLogger("mq.client")
     logger.addFilter(refuse)
     try:
-        async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+        async with sending() as (_, producer):
             producer.send_nowait(Message("T", b"x"), lambda outcome: 1 / 0)  # type: ignore[arg-type]
             await producer.flush()
             await producer.send(Message("T", b"y"))

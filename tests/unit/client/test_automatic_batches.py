@@ -24,6 +24,7 @@ from tests.support.waiting import cancelled_when, until
 from tests.unit.client import fake_cluster
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
 from tests.unit.client.fake_messages import sent_messages
+from tests.unit.client.sending import sending
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +54,7 @@ async def begin_silence(cluster: FakeCluster, producer: Producer) -> None:
 
 
 async def test_messages_sent_at_the_same_moment_go_out_in_one_request() -> None:
-    async with FakeCluster.start(topics={"T": 4}) as cluster, producer_of(cluster, linger=0) as producer:
+    async with sending(4, linger=0) as (cluster, producer):
         await warm_up(producer)
         results: dict[int, SendResult] = {}
 
@@ -83,7 +84,7 @@ async def test_messages_sent_at_the_same_moment_go_out_in_one_request() -> None:
 
 
 async def test_a_producer_that_awaits_each_send_is_not_kept_waiting() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, linger=FOREVER) as producer:
+    async with sending(linger=FOREVER) as (cluster, producer):
         with anyio.fail_after(FOREVER / 2):
             for _ in range(20):
                 await producer.send(Message("T", b"x"))
@@ -91,10 +92,7 @@ async def test_a_producer_that_awaits_each_send_is_not_kept_waiting() -> None:
 
 
 async def test_while_a_batch_is_in_flight_others_wait_for_its_answer() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, linger=FOREVER, attempt_timeout=0.5) as producer,
-    ):
+    async with sending(linger=FOREVER, attempt_timeout=0.5) as (cluster, producer):
         await warm_up(producer)
         await begin_silence(cluster, producer)  # until its next attempt
         pending = [await producer.submit(Message("T", b"%d" % number)) for number in range(3)]
@@ -106,7 +104,7 @@ async def test_while_a_batch_is_in_flight_others_wait_for_its_answer() -> None:
 
 async def test_no_message_waits_longer_than_linger() -> None:
     with anyio.CancelScope() as leaving:
-        async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, linger=0.05) as producer:
+        async with sending(linger=0.05) as (cluster, producer):
             await warm_up(producer)
             await begin_silence(cluster, producer)
             with anyio.fail_after(30):
@@ -116,10 +114,7 @@ async def test_no_message_waits_longer_than_linger() -> None:
 
 async def test_a_full_batch_does_not_wait() -> None:
     with anyio.CancelScope() as leaving:
-        async with (
-            FakeCluster.start(topics={"T": 1}) as cluster,
-            producer_of(cluster, linger=FOREVER, batch_bytes=1000) as producer,
-        ):
+        async with sending(linger=FOREVER, batch_bytes=1000) as (cluster, producer):
             await warm_up(producer)
             await begin_silence(cluster, producer)
             pending = [await producer.submit(Message("T", bytes(300))) for _ in range(3)]
@@ -130,10 +125,7 @@ async def test_a_full_batch_does_not_wait() -> None:
 
 
 async def test_a_message_larger_than_a_batch_goes_alone() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, linger=0, batch_bytes=1000) as producer,
-    ):
+    async with sending(linger=0, batch_bytes=1000) as (cluster, producer):
         outcomes = await producer.send_many([Message("T", b"a"), Message("T", b"b" * 2000), Message("T", b"c")])
         assert [each.queue_offset for each in outcomes if isinstance(each, SendResult)] == [0, 1, 2]
         assert batches(cluster) == []
@@ -185,7 +177,7 @@ async def test_sharding_keys_and_queues_are_kept_and_so_is_their_order() -> None
 
 
 async def test_a_message_too_large_for_the_broker_does_not_fail_the_others() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, linger=0) as producer:
+    async with sending(linger=0) as (cluster, producer):
         await warm_up(producer)
         cluster.leader.body_bytes_max = 100
         outcomes = await producer.send_many([Message("T", b"a"), Message("T", bytes(101)), Message("T", b"b")])
@@ -197,17 +189,14 @@ async def test_a_message_too_large_for_the_broker_does_not_fail_the_others() -> 
 
 
 async def test_a_broker_that_does_not_know_batches_gets_single_messages() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, linger=0) as producer:
+    async with sending(linger=0) as (cluster, producer):
         cluster.leader.fail_codes[SEND_BATCH] = 3
         outcomes = await producer.send_many(Message("T", b"%d" % number) for number in range(5))
         assert [each.queue_offset for each in outcomes if isinstance(each, SendResult)] == [0, 1, 2, 3, 4]
 
 
 async def test_a_broker_crash_during_a_batch_leaves_each_message_unknown() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, linger=0, retry_unknown=False) as producer,
-    ):
+    async with sending(linger=0, retry_unknown=False) as (cluster, producer):
         await warm_up(producer)
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True)]
         pending = [await producer.submit(Message("T", b"%d" % number)) for number in range(3)]
@@ -220,7 +209,7 @@ async def test_a_broker_crash_during_a_batch_leaves_each_message_unknown() -> No
 
 
 async def test_a_batch_is_retried_whole_and_reported_as_maybe_duplicated() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, linger=0) as producer:
+    async with sending(linger=0) as (cluster, producer):
         await warm_up(producer)
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True)]
         outcomes = await producer.send_many(Message("T", b"%d" % number) for number in range(3))
@@ -235,7 +224,7 @@ async def test_a_batch_is_retried_whole_and_reported_as_maybe_duplicated() -> No
 
 
 async def test_a_batch_survives_a_change_of_leader() -> None:
-    async with FakeCluster.start(replicas=2, topics={"T": 1}) as cluster, producer_of(cluster, linger=0) as producer:
+    async with sending(replicas=2, linger=0) as (cluster, producer):
         await warm_up(producer)
         await cluster.kill(cluster.leader)
         pending = [await producer.submit(Message("T", b"%d" % number)) for number in range(3)]
@@ -244,7 +233,7 @@ async def test_a_batch_survives_a_change_of_leader() -> None:
 
 
 async def test_an_answer_that_names_too_few_messages_leaves_all_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, linger=0) as producer:
+    async with sending(linger=0) as (_, producer):
         await warm_up(producer)
         monkeypatch.setattr(fake_cluster, "sent_messages", lambda *request: sent_messages(*request)[:2])
         pending = [await producer.submit(Message("T", b"%d" % number)) for number in range(3)]
@@ -259,10 +248,7 @@ async def test_an_answer_that_names_too_few_messages_leaves_all_unknown(monkeypa
 
 
 async def test_a_cancelled_send_leaves_a_batch_that_is_not_on_the_wire() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, linger=FOREVER, attempt_timeout=0.5) as producer,
-    ):
+    async with sending(linger=FOREVER, attempt_timeout=0.5) as (cluster, producer):
         await warm_up(producer)
         await begin_silence(cluster, producer)
         kept = [await producer.submit(Message("T", b"kept"))]
@@ -275,10 +261,7 @@ async def test_a_cancelled_send_leaves_a_batch_that_is_not_on_the_wire() -> None
 
 
 async def test_a_batch_that_loses_its_only_message_is_not_sent() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, linger=FOREVER, attempt_timeout=0.5) as producer,
-    ):
+    async with sending(linger=FOREVER, attempt_timeout=0.5) as (cluster, producer):
         await warm_up(producer)
         await begin_silence(cluster, producer)
         await cancelled_when(lambda: producer.in_flight == 2, lambda: producer.send(Message("T", b"cancelled")))
@@ -287,7 +270,7 @@ async def test_a_batch_that_loses_its_only_message_is_not_sent() -> None:
 
 
 async def test_cancelling_all_of_a_batch_on_the_wire_ends_its_attempts() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, linger=0) as producer:
+    async with sending(linger=0) as (cluster, producer):
         await warm_up(producer)
         cluster.leader.misdeeds = [Misdeed("silence")]
         async with anyio.create_task_group() as tasks:
@@ -330,10 +313,7 @@ async def test_leaving_the_block_sends_waiting_messages() -> None:
 
 
 async def test_messages_that_wait_count_against_the_limit() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, linger=0, in_flight_max=4) as producer,
-    ):
+    async with sending(linger=0, in_flight_max=4) as (cluster, producer):
         most = 0
         for number in range(40):
             await producer.submit(Message("T", b"%d" % number))
@@ -347,7 +327,7 @@ async def test_failing_callback_does_not_affect_its_batch() -> None:
     def fail(outcome: SendResult | ClientError) -> None:
         raise ValueError("a bug of the application")
 
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, linger=0) as producer:
+    async with sending(linger=0) as (cluster, producer):
         await warm_up(producer)
         producer.send_nowait(Message("T", b"a"), fail)
         assert (await producer.send(Message("T", b"b"))).queue_offset == 2

@@ -11,7 +11,7 @@ import pytest
 from mq.client import Message, PopConsumer, Producer, PullConsumer, PushConsumer
 from mq.client.net.life_cycle import Client
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill
+from tests.unit.client.consuming import consuming, fill
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -65,8 +65,7 @@ async def test_a_block_cancelled_anywhere_leaves_nothing_open(kind: str) -> None
 
 
 async def test_cancelled_receive_acknowledges_only_returned_messages() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        consumer.subscribe("T")
+    async with consuming() as (cluster, consumer):
         stream = aiter(consumer)
         taken: list[int] = []
 

@@ -21,7 +21,7 @@ from mq.client import (
 )
 from mq.client.limits import ClientLimits
 from tests.support.waiting import until
-from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, offset_of, running, stored, take
+from tests.unit.client.consuming import IMPATIENT, consumer_of, consuming, fill, offset_of, running, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -146,11 +146,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_at_another_replica(
 
 
 async def test_a_held_pull_that_ends_without_messages_is_repeated() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        consumer_of(cluster, pull=PullSettings(hold_seconds=0.06)) as consumer,
-    ):
-        consumer.subscribe("T")
+    async with consuming(pull=PullSettings(hold_seconds=0.06)) as (cluster, consumer):
         await until(lambda: cluster.leader.count(PULL) >= 3)
         fill(cluster, 1)
         assert [message.body for message in await take(consumer, 1)] == [b"000"]
@@ -168,9 +164,7 @@ async def test_only_the_wanted_tags_are_received_even_if_hash_codes_collide() ->
 
 
 async def test_a_new_group_may_begin_at_the_end() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, consume_from="last") as consumer:
-        fill(cluster, 5)
-        consumer.subscribe("T")
+    async with consuming(5, consume_from="last") as (cluster, consumer):
         await until(lambda: cluster.leader.count(PULL) > 0)
         cluster.group.append("T", 0, stored(b"new"))
         assert [message.body for message in await take(consumer, 1)] == [b"new"]
@@ -355,9 +349,7 @@ async def test_concurrency_bounds_running_handlers() -> None:
 
 
 async def test_messages_left_unfinished_by_a_stopped_run_are_redelivered() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        fill(cluster, 3)
-        consumer.subscribe("T")
+    async with consuming(3) as (_, consumer):
         seen: list[bytes] = []
 
         async def hang_at_001(message: ReceivedMessage) -> None:
@@ -378,8 +370,7 @@ async def test_messages_left_unfinished_by_a_stopped_run_are_redelivered() -> No
 
 
 async def test_run_needs_a_handler_for_every_topic() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        consumer.subscribe("T")
+    async with consuming() as (_, consumer):
         with pytest.raises(ValueError, match="no handler for topics"):
             await consumer.run()
 
@@ -410,9 +401,7 @@ async def test_consumer_warns_of_handlers_without_run(monkeypatch: pytest.Monkey
 
 
 async def test_deliveries_are_acknowledged_in_any_order() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        fill(cluster, 3)
-        consumer.subscribe("T")
+    async with consuming(3) as (cluster, consumer):
         stream = consumer.deliveries()
         first, second, third = [await anext(stream) for _ in range(3)]
         queue = first.message.queue
@@ -426,9 +415,7 @@ async def test_deliveries_are_acknowledged_in_any_order() -> None:
 
 
 async def test_a_delivery_as_context_manager_acknowledges_or_retries() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        fill(cluster, 2)
-        consumer.subscribe("T")
+    async with consuming(2) as (_, consumer):
         stream = consumer.deliveries()
         with pytest.raises(ValueError, match="mine"), await anext(stream) as message:
             raise ValueError("mine")
@@ -445,9 +432,7 @@ async def test_a_delivery_as_context_manager_acknowledges_or_retries() -> None:
 @pytest.mark.parametrize("first", ["ack", "nack"])
 @pytest.mark.parametrize("second", ["ack", "nack"])
 async def test_a_delivery_is_finished_once(exclusive: bool, first: str, second: str) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, exclusive=exclusive) as consumer:
-        fill(cluster, 2)
-        consumer.subscribe("T")
+    async with consuming(2, exclusive=exclusive) as (_, consumer):
         stream = consumer.deliveries()
         delivery = await anext(stream)
         finished = [delivery.finished]
@@ -470,9 +455,7 @@ async def test_a_delivery_is_finished_once(exclusive: bool, first: str, second: 
 
 
 async def test_a_delivery_finished_within_its_block_is_not_finished_twice() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        fill(cluster, 1)
-        consumer.subscribe("T")
+    async with consuming(1) as (_, consumer):
         delivery = await anext(consumer.deliveries())
         with delivery as message:
             delivery.ack()
@@ -490,9 +473,7 @@ async def test_an_acknowledgement_after_the_consumer_is_left_changes_nothing() -
 
 
 async def test_a_delivery_may_be_delayed_explicitly() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        fill(cluster, 1)
-        consumer.subscribe("T")
+    async with consuming(1) as (_, consumer):
         stream = consumer.deliveries()
         (await anext(stream)).nack(0.05)
         begun = anyio.current_time()
@@ -530,9 +511,7 @@ async def test_an_answer_that_unfolds_to_too_much_is_taken_in_parts() -> None:
 
 async def test_a_pull_asks_for_at_most_count_max_messages() -> None:
     pull = PullSettings(limits=FlowLimits(count_max=20))
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, pull=pull) as consumer:
-        fill(cluster, 100)
-        consumer.subscribe("T")
+    async with consuming(100, pull=pull) as (_, consumer):
         stream = consumer.deliveries()
         held = [await anext(stream) for _ in range(20)]
         with anyio.move_on_after(0.05) as scope:
@@ -545,9 +524,7 @@ async def test_a_pull_asks_for_at_most_count_max_messages() -> None:
 
 async def test_pulling_pauses_while_the_cache_is_full() -> None:
     pull = PullSettings(batch_max=10, limits=FlowLimits(count_max=20))
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, pull=pull) as consumer:
-        fill(cluster, 100)
-        consumer.subscribe("T")
+    async with consuming(100, pull=pull) as (cluster, consumer):
         await until(lambda: cluster.leader.count(PULL) == 2)
         stream = consumer.deliveries()
         held = [await anext(stream) for _ in range(20)]

@@ -14,7 +14,7 @@ from mq.client import (
     RemotingSettings,
 )
 from tests.support.waiting import until
-from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, offset_of, stored, take
+from tests.unit.client.consuming import IMPATIENT, consumer_of, consuming, fill, offset_of, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -65,9 +65,7 @@ async def test_queues_are_spread_over_all_broker_groups() -> None:
 
 
 async def test_unsubscribing_gives_the_queues_up_and_stores_their_offsets() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        fill(cluster, 3)
-        consumer.subscribe("T")
+    async with consuming(3) as (cluster, consumer):
         stream = consumer.deliveries()
         for _ in range(2):
             (await anext(stream)).ack()
@@ -76,12 +74,7 @@ async def test_unsubscribing_gives_the_queues_up_and_stores_their_offsets() -> N
 
 
 async def test_offsets_are_stored_from_time_to_time() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        consumer_of(cluster, commit_seconds=0.02) as consumer,
-    ):
-        fill(cluster, 3)
-        consumer.subscribe("T")
+    async with consuming(3, commit_seconds=0.02) as (cluster, consumer):
         stream = consumer.deliveries()
         (await anext(stream)).ack()
         await until(lambda: offset_of(cluster) == 1)
@@ -93,9 +86,7 @@ async def test_offsets_are_stored_from_time_to_time() -> None:
 
 async def test_pulls_declare_forward_only_offsets() -> None:
     """Else a broker takes a new owner that begins before the former one's last commit for one that has gone back."""
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        fill(cluster, 3)
-        consumer.subscribe("T")
+    async with consuming(3) as (cluster, consumer):
         await take(consumer, 3)
         pulls = [request.ext for request in cluster.leader.received if request.code == 11]
         assert {ext.get("forwardOnly") for ext in pulls} == {"true"}
@@ -118,12 +109,7 @@ async def test_refused_offset_is_stored_again() -> None:
 
 async def test_offsets_find_a_leader_that_came_while_pulls_went_on() -> None:
     """Followers serve pulls, so nothing fails when the known route has no leader; offsets must still get through."""
-    async with (
-        FakeCluster.start(topics={"T": 1}, replicas=2) as cluster,
-        consumer_of(cluster, commit_seconds=0.02) as consumer,
-    ):
-        fill(cluster, 2)
-        consumer.subscribe("T")
+    async with consuming(2, replicas=2, commit_seconds=0.02) as (cluster, consumer):
         stream = consumer.deliveries()
         (await anext(stream)).ack()
         await until(lambda: offset_of(cluster) == 1)
@@ -236,11 +222,7 @@ async def test_a_new_leader_is_followed_without_loss() -> None:
 
 async def test_a_pull_held_by_a_former_leader_moves_to_the_new_one() -> None:
     """A stopped process keeps its connections open; only the route tells that it does not lead any more."""
-    async with (
-        FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
-        consumer_of(cluster, remoting=RemotingSettings(route_refresh_seconds=0.02)) as consumer,
-    ):
-        consumer.subscribe("T")
+    async with consuming(replicas=2, remoting=RemotingSettings(route_refresh_seconds=0.02)) as (cluster, _):
         old, new = cluster.group.replicas
         await until(lambda: old.count(PULL) == 1)
         cluster.group.leader = new
@@ -261,11 +243,7 @@ async def test_consumers_repeat_their_heartbeats() -> None:
 
 
 async def test_a_new_member_that_the_broker_has_forgotten_keeps_its_queues() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        consumer_of(cluster, rebalance_seconds=0.02) as consumer,
-    ):
-        consumer.subscribe("T")
+    async with consuming(rebalance_seconds=0.02) as (cluster, consumer):
         queues = await consumer.wait_assigned()
         connection = cluster.leader.members["cg"].pop(consumer.client_id)
         cluster.leader.members["cg"]["somebody else"] = connection
@@ -276,8 +254,7 @@ async def test_a_new_member_that_the_broker_has_forgotten_keeps_its_queues() -> 
 
 
 async def test_a_broker_that_restarts_is_pulled_from_again() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        consumer.subscribe("T")
+    async with consuming() as (cluster, consumer):
         await consumer.wait_assigned()
         broker = cluster.leader
         await cluster.kill(broker)

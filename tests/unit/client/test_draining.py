@@ -14,8 +14,10 @@ from mq.client import ClientError, ReceivedMessage
 from mq.client.consume.member import GroupMember
 from mq.client.sync import SyncPushConsumer
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of
+from tests.unit.client.consuming import consumer_of, consuming, fill, offset_of
 from tests.unit.client.fake_cluster import FakeCluster
+
+pytestmark = pytest.mark.anyio
 
 
 class Work:
@@ -32,7 +34,6 @@ class Work:
         self.done.append(message.body)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_drain_finishes_running_handlers(ordered: bool) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -66,7 +67,6 @@ async def test_drain_finishes_running_handlers(ordered: bool) -> None:
         assert (sorted(work.done), offset_of(cluster)) == ([b"%03d" % number for number in range(9)], 9)
 
 
-@pytest.mark.anyio
 async def test_drain_cancels_handlers_after_its_timeout() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 3)
@@ -82,7 +82,6 @@ async def test_drain_cancels_handlers_after_its_timeout() -> None:
         assert offset_of(cluster) in (None, 0)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False, "key"])
 async def test_handler_cannot_drain_its_own_consumer(ordered: bool | str) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -99,7 +98,6 @@ async def test_handler_cannot_drain_its_own_consumer(ordered: bool | str) -> Non
                 await consumer.run()
 
 
-@pytest.mark.anyio
 async def test_drain_in_a_task_of_a_handler_ends() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 1)
@@ -118,7 +116,6 @@ async def test_drain_in_a_task_of_a_handler_ends() -> None:
         assert offset_of(cluster) in (None, 0)
 
 
-@pytest.mark.anyio
 async def test_handler_may_have_another_task_drain() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 3)
@@ -158,10 +155,8 @@ def test_thread_of_a_handler_cannot_drain(threads: FakeCluster) -> None:
     ]
 
 
-@pytest.mark.anyio
 async def test_idle_consumer_is_drained_at_once() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        consumer.subscribe("T")
+    async with consuming() as (_, consumer):
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(consumer.run, Work().handle)
@@ -169,7 +164,6 @@ async def test_idle_consumer_is_drained_at_once() -> None:
                 assert await consumer.drain(60) is True
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signal_drains_and_a_second_one_stops(number: signal.Signals) -> None:
     before = signal.getsignal(number)

@@ -12,7 +12,7 @@ from mq.client import PushConsumer, ReceivedMessage
 from mq.protocol.messages.compression import deflate
 from mq.protocol.properties import decode
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of, running, stored, take
+from tests.unit.client.consuming import consumer_of, consuming, fill, offset_of, running, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -181,9 +181,7 @@ async def test_failed_batches_are_given_back_whole_and_redelivered_one_by_one() 
 
 
 async def test_the_handler_given_to_run_gets_it_again() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, ordered=False) as consumer:
-        fill(cluster, 1)
-        consumer.subscribe("T")
+    async with consuming(1, ordered=False) as (_, consumer):
         seen: list[int] = []
 
         async def handle(message: ReceivedMessage) -> None:
@@ -209,9 +207,7 @@ async def test_message_of_a_removed_handler_is_returned() -> None:
 
 
 async def test_a_run_that_is_stopped_while_messages_go_back_keeps_each_once() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, ordered=False) as consumer:
-        fill(cluster, 20)
-        consumer.subscribe("T")
+    async with consuming(20, ordered=False) as (_, consumer):
         handled: set[bytes] = set()
 
         async def fail_and_stop(message: ReceivedMessage) -> None:

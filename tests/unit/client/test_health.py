@@ -35,6 +35,8 @@ from tests.unit.client.consuming import consumer_of, fill, offset_of, stored, ta
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.strange_servers import black_hole, strange_server
 
+pytestmark = pytest.mark.anyio
+
 QUICK = RemotingSettings(request_seconds=0.3, silence_seconds=0.1)
 
 Kind = Callable[..., Any]
@@ -79,7 +81,6 @@ async def check_a_broker_and_a_name_server_whose_leader_is_gone(kind: Kind) -> N
         assert "leader now" in await failure(kind, cluster.namesrv)
 
 
-@pytest.mark.anyio
 async def test_wrong_address_fails_within_seconds_with_a_remedy() -> None:
     """All kinds of clients at the same time: most of them wait for an answer that never comes."""
     async with anyio.create_task_group() as tasks:
@@ -89,7 +90,6 @@ async def test_wrong_address_fails_within_seconds_with_a_remedy() -> None:
             tasks.start_soon(check_a_broker_and_a_name_server_whose_leader_is_gone, kind)
 
 
-@pytest.mark.anyio
 async def test_ping_asks_all_name_servers_at_once() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         with black_hole() as address:
@@ -98,7 +98,6 @@ async def test_ping_asks_all_name_servers_at_once() -> None:
                     await producer.ping("T")
 
 
-@pytest.mark.anyio
 async def test_missing_topic_and_leader_are_named() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv, ping=True) as producer:
         await producer.ping("T")
@@ -117,7 +116,6 @@ async def test_missing_topic_and_leader_are_named() -> None:
         await producer.ping()
 
 
-@pytest.mark.anyio
 async def test_health_names_the_problem() -> None:
     producer = Producer("127.0.0.1:1", remoting=QUICK)
     assert not producer.health()
@@ -130,7 +128,6 @@ async def test_health_names_the_problem() -> None:
     assert str(producer.health()) == "this Producer is closed"
 
 
-@pytest.mark.anyio
 async def test_health_of_a_consumer_follows_its_queues() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 1)
@@ -146,7 +143,6 @@ async def test_health_of_a_consumer_follows_its_queues() -> None:
             await until(lambda: consumer.health() == Health(), seconds=60)
 
 
-@pytest.mark.anyio
 async def test_lag_counts_unfinished_messages() -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster:
         fill(cluster, 10, queues=2)
@@ -167,7 +163,6 @@ async def test_lag_counts_unfinished_messages() -> None:
                 await reader.lag()
 
 
-@pytest.mark.anyio
 async def test_application_receives_client_events() -> None:
     events: list[ClientEvent] = []
     async with FakeCluster.start(topics={"T": 2}) as cluster:
@@ -194,7 +189,6 @@ async def test_application_receives_client_events() -> None:
     assert lost.reason
 
 
-@pytest.mark.anyio
 async def test_offsets_are_stored_before_revocation_is_announced() -> None:
     seen: list[int | None] = []
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -212,7 +206,6 @@ async def test_offsets_are_stored_before_revocation_is_announced() -> None:
     assert seen == [2]
 
 
-@pytest.mark.anyio
 async def test_connection_is_closed_when_its_event_ends_the_program() -> None:
     def end(event: ClientEvent) -> None:
         raise SystemExit(3)
@@ -224,7 +217,6 @@ async def test_connection_is_closed_when_its_event_ends_the_program() -> None:
         await until(lambda: not cluster.name_servers[0].connections, seconds=20)
 
 
-@pytest.mark.anyio
 async def test_ping_ends_unavailable_name_server() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
         assert producer._core is not None
@@ -234,7 +226,6 @@ async def test_ping_ends_unavailable_name_server() -> None:
         assert producer.health()
 
 
-@pytest.mark.anyio
 async def test_reopened_pop_consumer_forgets_its_troubles() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = PopConsumer(cluster.namesrv, "cg", "T")
@@ -256,7 +247,6 @@ def test_asking_a_closing_client_for_its_health_does_not_fail(threads: FakeClust
     producer._thread = None
 
 
-@pytest.mark.anyio
 async def test_failing_event_function_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def fails(event: ClientEvent) -> None:
         raise LookupError(event.kind)

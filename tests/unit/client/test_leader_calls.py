@@ -26,6 +26,8 @@ from mq.client.net.leader_calls import PAUSE_SECONDS, Repeat, call_leader, known
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
 
+pytestmark = pytest.mark.trio
+
 OLD, NEW = "127.0.0.1:1", "127.0.0.1:2"
 CODE = RequestCode.UPDATE_CONSUMER_OFFSET
 Answer = Callable[[], Response]
@@ -121,7 +123,6 @@ async def ask(brokers: Brokers, repeat: Repeat, *, seconds: float = 10.0, busy_c
     return response
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("repeat", [Repeat.UNLESS_CARRIED_OUT, Repeat.ALWAYS])
 @pytest.mark.parametrize(
     "failure",
@@ -141,7 +142,6 @@ async def test_request_without_effect_is_repeated_at_the_new_leader(
     assert [address for _, address in brokers.asked] == [OLD, NEW]
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("failure", [LOST, None, busy(ResponseCode.SYSTEM_BUSY)])
 async def test_unknown_outcomes_are_repeated_only_if_safe(
     autojump_clock: trio.testing.MockClock, failure: Answer | None
@@ -153,7 +153,6 @@ async def test_unknown_outcomes_are_repeated_only_if_safe(
     assert (raised.value.stored, len(brokers.asked)) == ("unknown", 1)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("repeat", list(Repeat))
 async def test_a_refusal_is_final(autojump_clock: trio.testing.MockClock, repeat: Repeat) -> None:
     brokers = Brokers(busy(ResponseCode.NO_PERMISSION), served)
@@ -162,7 +161,6 @@ async def test_a_refusal_is_final(autojump_clock: trio.testing.MockClock, repeat
     assert len(brokers.asked) == 1
 
 
-@pytest.mark.trio
 async def test_a_request_may_have_busy_codes_of_its_own(autojump_clock: trio.testing.MockClock) -> None:
     code = ResponseCode.SYSTEM_ERROR
     assert (await ask(Brokers(busy(code), served), Repeat.ALWAYS, busy_codes=(code,))).code == ResponseCode.SUCCESS
@@ -170,7 +168,6 @@ async def test_a_request_may_have_busy_codes_of_its_own(autojump_clock: trio.tes
         await ask(Brokers(busy(code), served), Repeat.ALWAYS)
 
 
-@pytest.mark.trio
 async def test_one_attempt_is_one_attempt(autojump_clock: trio.testing.MockClock) -> None:
     brokers = Brokers(busy(), served)
     with pytest.raises(BrokerError):
@@ -180,7 +177,6 @@ async def test_one_attempt_is_one_attempt(autojump_clock: trio.testing.MockClock
         await ask(Brokers(served, cached=None), Repeat.NEVER)
 
 
-@pytest.mark.trio
 async def test_unreachable_attempt_keeps_the_former_failure(autojump_clock: trio.testing.MockClock) -> None:
     brokers = Brokers(busy(), leads=OLD)
     brokers.silent = {OLD}
@@ -190,7 +186,6 @@ async def test_unreachable_attempt_keeps_the_former_failure(autojump_clock: trio
     assert trio.current_time() - begun == pytest.approx(2.0)
 
 
-@pytest.mark.trio
 async def test_attempts_end_with_the_time_and_the_last_failure(autojump_clock: trio.testing.MockClock) -> None:
     begun = trio.current_time()
     with pytest.raises(NoRoute, match="group b has no leader"):
@@ -198,7 +193,6 @@ async def test_attempts_end_with_the_time_and_the_last_failure(autojump_clock: t
     assert 2.0 - 2 * PAUSE_SECONDS <= trio.current_time() - begun <= 2.0
 
 
-@pytest.mark.trio
 async def test_a_silent_leader_takes_only_part_of_the_time_if_others_remain(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -211,7 +205,6 @@ async def test_a_silent_leader_takes_only_part_of_the_time_if_others_remain(
     assert patient.timeouts == [10.0]
 
 
-@pytest.mark.trio
 async def test_a_leader_that_cannot_be_reached_in_time(autojump_clock: trio.testing.MockClock) -> None:
     brokers = Brokers(served)
     brokers.silent.add(NEW)
@@ -220,7 +213,6 @@ async def test_a_leader_that_cannot_be_reached_in_time(autojump_clock: trio.test
     assert raised.value.stored == "no"
 
 
-@pytest.mark.trio
 async def test_a_topic_that_was_never_known_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
     brokers = Brokers(served)
     brokers.is_known = False
@@ -232,7 +224,6 @@ async def test_a_topic_that_was_never_known_is_not_waited_for(autojump_clock: tr
         known_leader(cast("ClientCore", brokers), "T", "b")
 
 
-@pytest.mark.trio
 async def test_a_topic_unknown_to_a_new_name_server_is_requested_again(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -242,7 +233,6 @@ async def test_a_topic_unknown_to_a_new_name_server_is_requested_again(
     assert len(brokers.asked) == 2
 
 
-@pytest.mark.trio
 async def test_closed_client_repeats_no_request(autojump_clock: trio.testing.MockClock) -> None:
     brokers = Brokers(refuses(ClientClosed("this client is closed")), served)
     with pytest.raises(ClientClosed):

@@ -32,8 +32,11 @@ from mq.client.metrics.recorder import ClientMetrics, LabelBook
 from mq.client.sync import SyncProducer
 from tests.support.producing import producer_of
 from tests.support.waiting import cancelled_when, until
-from tests.unit.client.consuming import IMPATIENT, consumer_of, fill
+from tests.unit.client.consuming import IMPATIENT, consumer_of, consuming, fill
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
+from tests.unit.client.sending import sending
+
+pytestmark = pytest.mark.anyio
 
 GUIDE = Path(__file__).parents[3] / "docs" / "monitoring.md"
 BEGIN, END = "<!-- client metrics -->", "<!-- end of client metrics -->"
@@ -51,7 +54,6 @@ class Registry(CollectorRegistry):
         return {(sample.name, tuple(sample.labels.values())) for family in self.collect() for sample in family.samples}
 
 
-@pytest.mark.anyio
 async def test_sends_are_counted_by_their_outcome_and_end_with_the_client() -> None:
     registry = Registry()
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -80,13 +82,9 @@ async def test_sends_are_counted_by_their_outcome_and_end_with_the_client() -> N
         assert registry.series() == set()
 
 
-@pytest.mark.anyio
 async def test_an_attempt_that_is_made_again_has_a_reason() -> None:
     registry = Registry()
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, metrics=PrometheusMetrics(registry)) as producer,
-    ):
+    async with sending(metrics=PrometheusMetrics(registry)) as (cluster, producer):
         await producer.send(Message("T", b"first"))
         assert not [each for each in registry.series() if "send_retries" in each[0]], "it waited for its first route"
         cluster.leader.misdeeds = [Misdeed("hang_up")]
@@ -97,7 +95,6 @@ async def test_an_attempt_that_is_made_again_has_a_reason() -> None:
         assert registry.value("messages_sent_total", PRODUCER, topic="T", outcome="stored") == 2
 
 
-@pytest.mark.anyio
 async def test_metrics_count_deliveries_by_outcome() -> None:
     registry = Registry()
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -135,15 +132,9 @@ async def test_metrics_count_deliveries_by_outcome() -> None:
     assert registry.series() == set()
 
 
-@pytest.mark.anyio
 async def test_a_delivery_is_work_until_it_is_settled() -> None:
     registry = Registry()
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        consumer_of(cluster, metrics=PrometheusMetrics(registry)) as consumer,
-    ):
-        fill(cluster, 1)
-        consumer.subscribe("T")
+    async with consuming(1, metrics=PrometheusMetrics(registry)) as (_, consumer):
         with anyio.fail_after(60):
             delivery = await anext(consumer.deliveries())
         assert registry.value("handlers_running", CONSUMER) == 1
@@ -153,7 +144,6 @@ async def test_a_delivery_is_work_until_it_is_settled() -> None:
         assert registry.value("handlers_running", CONSUMER) == 0
 
 
-@pytest.mark.anyio
 async def test_the_lag_of_a_topic_is_that_of_all_its_queues() -> None:
     registry = Registry()
     pull = {"client": "1", "kind": "pull_consumer", "client_group": "G"}
@@ -172,7 +162,6 @@ async def test_the_lag_of_a_topic_is_that_of_all_its_queues() -> None:
         assert registry.value("messages_received_total", pull, topic="T") == 5
 
 
-@pytest.mark.anyio
 async def test_two_clients_of_a_group_are_distinguished_and_free_numbers_are_reused() -> None:
     registry = Registry()
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -192,7 +181,6 @@ async def test_two_clients_of_a_group_are_distinguished_and_free_numbers_are_reu
         await second.aclose()
 
 
-@pytest.mark.anyio
 async def test_topics_beyond_the_limit_share_a_label_until_there_is_room() -> None:
     registry = Registry()
     names = [f"T{number}" for number in range(9)]
@@ -242,7 +230,6 @@ class Broken(ClientMetrics):
         raise ZeroDivisionError
 
 
-@pytest.mark.anyio
 async def test_messages_pass_although_metrics_fail(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,7 +262,6 @@ def points(reader: InMemoryMetricReader) -> dict[tuple[str, tuple[tuple[str, str
     return found
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("opt_in", ["", "messaging", "http,messaging/dup"])
 async def test_opentelemetry_gets_the_names_that_it_is_asked_for(opt_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", opt_in)

@@ -32,6 +32,8 @@ from mq.client.produce.outgoing_message import Pending, make_ready
 from mq.client.sync import SyncAdmin, SyncProducer, SyncPushConsumer, SyncTransactionProducer
 from tests.unit.client.fake_cluster import FakeCluster
 
+pytestmark = pytest.mark.anyio
+
 NAMESRV = "127.0.0.1:9"
 make_any: Any = PushConsumer
 make_pull: Any = PullConsumer
@@ -134,7 +136,6 @@ def test_intervals_without_a_pause_are_refused(name: str) -> None:
         make_any(NAMESRV, "G", **{name: 0})
 
 
-@pytest.mark.anyio
 async def test_a_topic_in_place_of_a_queue_is_refused() -> None:
     """`pause` took it, and went on delivering; `commit` and `send` failed with an AttributeError."""
     said = "queue.* that queues\\(topic\\) returns, not 'T'"
@@ -224,7 +225,6 @@ def test_event_functions_are_plain_functions(make: Callable[..., object]) -> Non
     make(on_event=print)
 
 
-@pytest.mark.anyio
 async def test_a_handler_for_the_rest_is_a_coroutine_function() -> None:
     plain: Any = print
     async with FakeCluster.start(topics={"T": 1}) as cluster, PushConsumer(cluster.namesrv, "G") as consumer:
@@ -267,7 +267,6 @@ def test_an_invalid_message_is_refused(fields: dict[str, Any], said: str) -> Non
     assert said in str(refused.value)
 
 
-@pytest.mark.anyio
 async def test_producer_refuses_other_types_than_message() -> None:
     text: Any = "T"
     async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
@@ -279,7 +278,6 @@ async def test_producer_refuses_other_types_than_message() -> None:
         assert cluster.group.bodies("T") == [b"x", b"y"]
 
 
-@pytest.mark.anyio
 async def test_a_message_of_another_consumer_kind_cannot_be_acknowledged() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
@@ -305,7 +303,6 @@ async def test_a_message_of_another_consumer_kind_cannot_be_acknowledged() -> No
                 await call(pulled)
 
 
-@pytest.mark.anyio
 async def test_unopened_client_raises_client_closed() -> None:
     consumer = PushConsumer(NAMESRV, "G")
     for call in (
@@ -321,7 +318,6 @@ async def test_unopened_client_raises_client_closed() -> None:
             await call()
 
 
-@pytest.mark.anyio
 async def test_misspelled_position_is_refused() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
         queue = MessageQueue("T", "b-0", 0)
@@ -333,7 +329,6 @@ async def test_misspelled_position_is_refused() -> None:
                 await admin.offset(queue, wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.anyio
 async def test_repr_of_clients_names_group_and_address() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         async with Producer(cluster.namesrv, "P") as producer, PullConsumer(cluster.namesrv, "G") as pulling:

@@ -23,6 +23,7 @@ from mq.protocol.messages.sequencing import is_generated
 from tests.support.producing import SEND, SEND_BATCH, producer_of
 from tests.support.waiting import until
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
+from tests.unit.client.sending import sending
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +83,7 @@ async def test_a_producer_that_is_opened_again_does_not_repeat_a_number() -> Non
 
 async def test_a_message_sent_twice_gets_two_numbers_and_is_unchanged() -> None:
     message = Message("T", b"x", properties={"colour": "red"})
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered=True) as producer:
+    async with sending(numbered=True) as (cluster, producer):
         await producer.send(message)
         await producer.send(message)
         assert numbers(cluster) == [0, 1]
@@ -90,10 +91,7 @@ async def test_a_message_sent_twice_gets_two_numbers_and_is_unchanged() -> None:
 
 
 async def test_all_attempts_have_one_number_and_go_to_one_group() -> None:
-    async with (
-        FakeCluster.start(groups=2, topics={"T": 1}) as cluster,
-        producer_of(cluster, numbered=True, retries=5) as producer,
-    ):
+    async with sending(groups=2, numbered=True, retries=5) as (cluster, producer):
         for group in cluster.groups.values():
             group.replicas[0].misdeeds = [Misdeed("hang_up", store=True), Misdeed("refuse", code=1), Misdeed("hang_up")]
         result = await producer.send(Message("T", b"x"))
@@ -105,7 +103,7 @@ async def test_all_attempts_have_one_number_and_go_to_one_group() -> None:
 
 async def test_own_numbers_keep_a_message_in_one_group() -> None:
     own = {props.PRODUCER_ID: "p", props.SEQUENCE: "9"}
-    async with FakeCluster.start(groups=2, topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending(groups=2) as (cluster, producer):
         for group in cluster.groups.values():
             group.replicas[0].misdeeds = [Misdeed("hang_up")]
         await producer.send(Message("T", b"x", properties=own))
@@ -115,10 +113,7 @@ async def test_own_numbers_keep_a_message_in_one_group() -> None:
 
 
 async def test_a_group_that_certainly_has_not_the_message_is_left() -> None:
-    async with (
-        FakeCluster.start(groups=2, topics={"T": 1}) as cluster,
-        producer_of(cluster, numbered=True) as producer,
-    ):
+    async with sending(groups=2, numbered=True) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("refuse", code=16)] * 2
         results = [await producer.send(Message("T", b"x")) for _ in range(2)]
         assert [result.queue.broker_name for result in results] == ["b-1", "b-1"]
@@ -126,10 +121,7 @@ async def test_a_group_that_certainly_has_not_the_message_is_left() -> None:
 
 
 async def test_a_message_waits_for_the_group_that_may_have_it() -> None:
-    async with (
-        FakeCluster.start(groups=2, topics={"T": 1}) as cluster,
-        producer_of(cluster, numbered=True, timeout=1.0) as producer,
-    ):
+    async with sending(groups=2, numbered=True, timeout=1.0) as (cluster, producer):
         for group in cluster.groups.values():
             group.replicas[0].misdeeds = [Misdeed("hang_up", store=True), *[Misdeed("refuse", code=14)] * 1000]
         with pytest.raises(SendOutcomeUnknown) as caught:
@@ -140,7 +132,7 @@ async def test_a_message_waits_for_the_group_that_may_have_it() -> None:
 
 async def test_own_numbers_win() -> None:
     own = {props.PRODUCER_ID: "p", props.SEQUENCE: "9"}
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered=True) as producer:
+    async with sending(numbered=True) as (cluster, producer):
         await producer.send(Message("T", b"x", properties=own))
         await producer.send_batch([Message("T", b"x")] * 3, properties=own)
         await producer.send(Message("T", b"x"))
@@ -150,7 +142,7 @@ async def test_own_numbers_win() -> None:
 @pytest.mark.parametrize("half", [{props.PRODUCER_ID: "p"}, {props.SEQUENCE: "9"}])
 async def test_half_of_the_numbers_is_refused_with_the_other_half(half: dict[str, str]) -> None:
     [other] = {props.PRODUCER_ID, props.SEQUENCE} - half.keys()
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered=True) as producer:
+    async with sending(numbered=True) as (cluster, producer):
         with pytest.raises(MessageRefused, match=f"without {other}"):
             await producer.send(Message("T", b"x", properties=half))
         with pytest.raises(MessageRefused, match=f"without {other}"):
@@ -161,7 +153,7 @@ async def test_half_of_the_numbers_is_refused_with_the_other_half(half: dict[str
 
 async def test_numbers_inside_a_batch_are_refused() -> None:
     own = {props.PRODUCER_ID: "p", props.SEQUENCE: "9"}
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered=True) as producer:
+    async with sending(numbered=True) as (_, producer):
         with pytest.raises(MessageRefused, match="in the properties of the batch"):
             await producer.send_batch([Message("T", b"x"), Message("T", b"x", properties=own)])
 
@@ -186,14 +178,14 @@ async def test_properties_leave_room_for_the_numbers(*, is_batch: bool) -> None:
 
 
 async def test_a_batch_takes_a_number_for_each_message() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered=True) as producer:
+    async with sending(numbered=True) as (cluster, producer):
         await producer.send_batch([Message("T", b"x")] * 5)
         await producer.send(Message("T", b"x"))
         assert numbers(cluster) == [0, 5]
 
 
 async def test_automatic_batches_are_numbered_when_they_go_out() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered=True, linger=0) as producer:
+    async with sending(numbered=True, linger=0) as (cluster, producer):
         await producer.send(Message("T", b"x"))
         outcomes = await producer.send_many([Message("T", b"%d" % number) for number in range(20)])
         await producer.send(Message("T", b"x"))
@@ -203,7 +195,7 @@ async def test_automatic_batches_are_numbered_when_they_go_out() -> None:
 
 
 async def test_messages_of_a_refused_batch_get_numbers_of_their_own() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered=True, linger=0) as producer:
+    async with sending(numbered=True, linger=0) as (cluster, producer):
         await producer.send(Message("T", b"x"))
         cluster.leader.misdeeds = [Misdeed("refuse", code=13, remark="no numbered batches")]
         outcomes = await producer.send_many([Message("T", b"%d" % number) for number in range(3)])
@@ -212,7 +204,7 @@ async def test_messages_of_a_refused_batch_get_numbers_of_their_own() -> None:
 
 
 async def test_a_message_without_an_answer_has_no_number() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered=True) as producer:
+    async with sending(numbered=True) as (cluster, producer):
         await producer.send_oneway(Message("T", b"x"))
         await until(lambda: cluster.leader.count(SEND) == 1)
         assert sent(cluster) == [(None, None)]
@@ -222,7 +214,7 @@ FORGOTTEN = Misdeed("refuse", code=13, remark="SEQUENCE_FORGOTTEN: the broker do
 
 
 async def test_number_used_error_names_the_remedy() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered="billing-7") as producer:
+    async with sending(numbered="billing-7") as (cluster, producer):
         cluster.leader.misdeeds = [FORGOTTEN]
         with pytest.raises(NumberUsed, match="give the producer another id") as caught:
             await producer.send(Message("T", b"x"))
@@ -230,7 +222,7 @@ async def test_number_used_error_names_the_remedy() -> None:
 
 
 async def test_a_batch_with_used_numbers_is_not_sent_again_one_by_one() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered=True, linger=0) as producer:
+    async with sending(numbered=True, linger=0) as (cluster, producer):
         await producer.send(Message("T", b"x"))
         cluster.leader.misdeeds = [FORGOTTEN]
         outcomes = await producer.send_many([Message("T", b"x")] * 3)
@@ -239,7 +231,7 @@ async def test_a_batch_with_used_numbers_is_not_sent_again_one_by_one() -> None:
 
 
 async def test_a_forgotten_number_after_an_unknown_outcome_stays_unknown() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered=True) as producer:
+    async with sending(numbered=True) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True), FORGOTTEN]
         with pytest.raises(SendOutcomeUnknown, match="does not know any more") as caught:
             await producer.send(Message("T", b"x"))
@@ -249,7 +241,7 @@ async def test_a_forgotten_number_after_an_unknown_outcome_stays_unknown() -> No
 
 async def test_sends_wait_while_an_old_one_has_no_outcome() -> None:
     with anyio.CancelScope() as leaving:
-        async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, numbered=True) as producer:
+        async with sending(numbered=True) as (cluster, producer):
             cluster.leader.misdeeds = [Misdeed("silence")]
             producer.send_nowait(Message("T", b"not answered"), lambda _: None)
             await until(lambda: not cluster.leader.misdeeds)
@@ -266,10 +258,7 @@ async def test_sends_wait_while_an_old_one_has_no_outcome() -> None:
 
 async def test_sends_continue_after_the_oldest_one_ends() -> None:
     outcomes: list[object] = []
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, numbered=True, in_flight_max=10, attempt_timeout=1.0) as producer,
-    ):
+    async with sending(numbered=True, in_flight_max=10, attempt_timeout=1.0) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("silence")]
         producer.send_nowait(Message("T", b"answered late"), outcomes.append)
         await until(lambda: not cluster.leader.misdeeds)

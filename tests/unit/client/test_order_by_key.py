@@ -14,6 +14,8 @@ from tests.unit.client.consuming import consumer_of, offset_of, running
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.fake_messages import StoredMessage
 
+pytestmark = pytest.mark.anyio
+
 KEYS = ("a", "b", "c", None)
 
 
@@ -54,7 +56,6 @@ class Work:
         return sum(map(len, self.done.values()))
 
 
-@pytest.mark.anyio
 async def test_keys_keep_their_order_and_do_not_wait_for_each_other() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 40)
@@ -74,7 +75,6 @@ async def test_keys_keep_their_order_and_do_not_wait_for_each_other() -> None:
         assert offset_of(cluster) == 40
 
 
-@pytest.mark.anyio
 async def test_failing_message_holds_back_its_key_only() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 12)
@@ -97,7 +97,6 @@ async def test_failing_message_holds_back_its_key_only() -> None:
         assert offset_of(cluster) == 12
 
 
-@pytest.mark.anyio
 async def test_dropped_message_does_not_hold_back_its_key() -> None:
     """The group is reset beyond a message that waits for its retry."""
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -121,7 +120,6 @@ async def test_dropped_message_does_not_hold_back_its_key() -> None:
         assert offset_of(cluster) == 8
 
 
-@pytest.mark.anyio
 async def test_unhandled_messages_return_in_order() -> None:
     """Draining, pausing and stopping leave the rest of each key to the next run."""
     async with FakeCluster.start(topics={"T": 1}) as cluster:

@@ -16,6 +16,8 @@ from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of, running
 from tests.unit.client.fake_cluster import FakeCluster
 
+pytestmark = pytest.mark.anyio
+
 DEAD = "%DLQ%cg"
 SEND_BACK = 36
 
@@ -40,7 +42,6 @@ class Shop:
         decorate("T", **options)(self.bill)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_skipped_message_is_done(ordered: bool, caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -57,7 +58,6 @@ async def test_skipped_message_is_done(ordered: bool, caplog: pytest.LogCaptureF
     assert "handler_failed" not in caplog.text
 
 
-@pytest.mark.anyio
 async def test_policy_raised_in_a_task_group_counts(caplog: pytest.LogCaptureFixture) -> None:
     """It was logged as a failure, and the message retried 16 times."""
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -88,7 +88,6 @@ def test_group_has_the_policy_of_all_its_exceptions(leaves: list[Exception], wan
     assert repr(raised_policy(ExceptionGroup("of tasks", leaves))) == wanted
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize(
     "on_error",
@@ -111,7 +110,6 @@ async def test_exception_makes_dead_letter_at_once(ordered: bool, on_error: OnEr
         assert "ValueError: no account (test_policies.py" in letter.properties
 
 
-@pytest.mark.anyio
 async def test_dead_letter_that_is_not_stored_is_retried() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 3)
@@ -127,7 +125,6 @@ async def test_dead_letter_that_is_not_stored_is_retried() -> None:
         assert cluster.group.bodies(DEAD) == [b"001"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_message_is_retried_after_its_seconds(ordered: bool) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -142,7 +139,6 @@ async def test_message_is_retried_after_its_seconds(ordered: bool) -> None:
         assert (offset_of(cluster), cluster.leader.count(SEND_BACK)) == (3, 0)
 
 
-@pytest.mark.anyio
 async def test_short_retries_end_at_the_broker() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 1)
@@ -160,7 +156,6 @@ async def test_short_retries_end_at_the_broker() -> None:
         assert attempts == [1, 2, 3]
 
 
-@pytest.mark.anyio
 async def test_long_wait_is_left_to_the_broker() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 3)
@@ -173,7 +168,6 @@ async def test_long_wait_is_left_to_the_broker() -> None:
         assert asked.ext["delayLevel"] == "6", "two minutes: the first level that is not shorter"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("raised", [StopConsumer("disk full"), OSError("disk full")])
 async def test_stop_ends_run_and_keeps_the_message(raised: Exception) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -190,7 +184,6 @@ async def test_stop_ends_run_and_keeps_the_message(raised: Exception) -> None:
                 consumer.stop()
 
 
-@pytest.mark.anyio
 async def test_failing_policy_function_is_logged_and_the_message_retried(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 3)
@@ -202,7 +195,6 @@ async def test_failing_policy_function_is_logged_and_the_message_retried(caplog:
     assert "on_error_failed" in caplog.text
 
 
-@pytest.mark.anyio
 async def test_handler_out_of_time_has_failed() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 2)
@@ -225,7 +217,6 @@ async def test_handler_out_of_time_has_failed() -> None:
         assert cluster.group.bodies(DEAD) == [b"000"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_middleware_runs_around_each_handler(ordered: bool) -> None:
     """Also around that of a redelivered message, once."""
@@ -256,7 +247,6 @@ async def test_middleware_runs_around_each_handler(ordered: bool) -> None:
         assert offset_of(cluster) == 2
 
 
-@pytest.mark.anyio
 async def test_batch_gets_one_policy() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         bodies = fill(cluster, 3)

@@ -31,12 +31,13 @@ from mq.protocol.messages.compression import Codec
 from tests.support.producing import ROUTE, SEND, producer_of
 from tests.support.waiting import until
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
+from tests.unit.client.sending import sending
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_send_stores_the_message_with_all_it_carries() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, group="pg") as producer:
+    async with sending(group="pg") as (cluster, producer):
         message = Message("T", b"hello", tags="A", keys=["k1", "k2"], properties={"colour": "red"}, flag=7)
         result = await producer.send(message)
         assert result.queue == MessageQueue("T", "b-0", 0)
@@ -53,21 +54,21 @@ async def test_send_stores_the_message_with_all_it_carries() -> None:
 
 
 async def test_messages_go_round_all_queues_of_all_groups() -> None:
-    async with FakeCluster.start(groups=2, topics={"T": 2}) as cluster, producer_of(cluster) as producer:
+    async with sending(2, groups=2) as (_, producer):
         queues = [(await producer.send(Message("T", b"x"))).queue for _ in range(8)]
         assert sorted(set(queues)) == [MessageQueue("T", f"b-{group}", number) for group in (0, 1) for number in (0, 1)]
         assert all(queues.count(queue) == 2 for queue in queues)
 
 
 async def test_message_ids_are_unique() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (_, producer):
         outcomes = await producer.send_many(Message("T", b"x") for _ in range(300))
         assert len({each.message_id for each in outcomes if isinstance(each, SendResult)}) == 300
 
 
 async def test_large_bodies_travel_compressed_and_only_if_that_helps() -> None:
     noise = bytes((i * i * 31 + i // 7 * 13) % 251 for i in range(64))
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (cluster, producer):
         for body in (b"a" * 4096, b"a" * 4095, zlib.compress(noise * 1)):
             await producer.send(Message("T", body))
         first, second, third = cluster.group.queues["T", 0]
@@ -78,10 +79,7 @@ async def test_large_bodies_travel_compressed_and_only_if_that_helps() -> None:
 
 @pytest.mark.parametrize(("codec", "flag"), [("zlib", 0x301), ("lz4", 0x101), ("zstd", 0x201)])
 async def test_bodies_are_compressed_as_chosen(codec: Codec, flag: int) -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, compress=codec, compress_bytes_min=100) as producer,
-    ):
+    async with sending(compress=codec, compress_bytes_min=100) as (cluster, producer):
         await producer.send(Message("T", b"a" * 100))
         [stored] = cluster.group.queues["T", 0]
         assert (stored.sys_flag, len(stored.body) < 100) == (flag, True)
@@ -94,10 +92,7 @@ def test_an_unknown_compression_is_refused() -> None:
 
 
 async def test_compression_can_be_off() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, compress=None) as producer,
-    ):
+    async with sending(compress=None) as (cluster, producer):
         await producer.send(Message("T", b"a" * 5000))
         assert cluster.group.queues["T", 0][0].sys_flag == 0
 
@@ -136,7 +131,7 @@ async def test_compression_can_be_off() -> None:
     ],
 )
 async def test_producer_refuses_invalid_messages_before_sending(message: Message) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (cluster, producer):
         with pytest.raises(MessageRefused) as refused:
             await producer.send(message)
         assert refused.value.stored == "no"
@@ -144,7 +139,7 @@ async def test_producer_refuses_invalid_messages_before_sending(message: Message
 
 
 async def test_a_queue_of_another_topic_is_refused() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (_, producer):
         with pytest.raises(MessageRefused, match="cannot go to a queue of U"):
             await producer.send(Message("T", b"x"), queue=MessageQueue("U", "b-0", 0))
 
@@ -153,7 +148,7 @@ async def test_a_queue_of_another_topic_is_refused() -> None:
 
 
 async def test_an_unknown_topic_is_raised_after_a_few_looks() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (_, producer):
         with pytest.raises(TopicNotFound):
             await producer.send(Message("Other", b"x"))
 
@@ -204,14 +199,14 @@ async def test_a_broker_given_as_a_name_server_is_identified() -> None:
 
 
 async def test_a_time_limit_that_is_none_is_refused() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (_, producer):
         for timeout in (0, -1.0, float("nan")):
             with pytest.raises(ValueError, match=f"timeout is {timeout}, and must be positive"):
                 await producer.send(Message("T", b"x"), timeout=timeout)
 
 
 async def test_a_leader_that_cannot_be_reached_is_named() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, timeout=1) as producer:
+    async with sending(timeout=1) as (cluster, producer):
         await cluster.leader.stop()  # the name server does not know
         with pytest.raises(ConnectFailed) as failed:
             await producer.send(Message("T", b"x"))
@@ -219,7 +214,7 @@ async def test_a_leader_that_cannot_be_reached_is_named() -> None:
 
 
 async def test_other_groups_serve_while_one_has_no_leader() -> None:
-    async with FakeCluster.start(groups=2, topics={"T": 2}) as cluster, producer_of(cluster) as producer:
+    async with sending(2, groups=2) as (cluster, producer):
         cluster.groups["b-0"].leader = None
         results = [await producer.send(Message("T", b"x")) for _ in range(6)]
         assert {result.queue.broker_name for result in results} == {"b-1"}
@@ -229,7 +224,7 @@ async def test_other_groups_serve_while_one_has_no_leader() -> None:
 
 
 async def test_a_sharding_key_fixes_the_queue() -> None:
-    async with FakeCluster.start(groups=2, topics={"T": 4}) as cluster, producer_of(cluster) as producer:
+    async with sending(4, groups=2) as (_, producer):
         queues = {
             key: {(await producer.send(Message("T", b"x", sharding_key=key))).queue for _ in range(3)}
             for key in ("a", "b", "c", "d", "e")
@@ -239,7 +234,7 @@ async def test_a_sharding_key_fixes_the_queue() -> None:
 
 
 async def test_a_fixed_queue_waits_for_its_leader_instead_of_hopping() -> None:
-    async with FakeCluster.start(groups=2, topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending(groups=2) as (cluster, producer):
         queue = MessageQueue("T", "b-0", 0)
         await producer.send(Message("T", b"x"), queue=queue)
         cluster.group.leader = None
@@ -272,20 +267,20 @@ BAD_BATCHES: list[tuple[str, list[Message], str]] = [
 
 @pytest.mark.parametrize(("batch", "why"), [row[1:] for row in BAD_BATCHES], ids=[row[0] for row in BAD_BATCHES])
 async def test_a_batch_that_cannot_be_is_not_sent(batch: list[Message], why: str) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (_, producer):
         with pytest.raises(MessageRefused, match=why):
             await producer.send_batch(batch)
         assert producer.in_flight == 0
 
 
 async def test_a_batch_has_no_property_of_the_system() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (_, producer):
         with pytest.raises(MessageRefused, match="property 'WAIT' is reserved"):
             await producer.send_batch([Message("T", b"x")], properties={"WAIT": "false"})
 
 
 async def test_send_many_keeps_the_order_of_the_outcomes_and_reports_each_failure() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (cluster, producer):
         messages = [Message("T", b"%d" % number) for number in range(50)]
         messages[10] = Message("T", b"")
         outcomes = await producer.send_many(messages)
@@ -296,7 +291,7 @@ async def test_send_many_keeps_the_order_of_the_outcomes_and_reports_each_failur
 
 
 async def test_callbacks_get_every_outcome_once() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, retries=0) as producer:
+    async with sending(retries=0) as (cluster, producer):
         outcomes: list[SendResult | ClientError] = []
         cluster.leader.misdeeds = [Misdeed("refuse", code=13)]
         ids = [producer.send_nowait(Message("T", b"x"), outcomes.append) for _ in range(10)]
@@ -311,16 +306,13 @@ async def test_failing_callback_affects_no_other_send() -> None:
     def fail(outcome: SendResult | ClientError) -> None:
         raise ValueError("a bug of the application")
 
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (_, producer):
         producer.send_nowait(Message("T", b"x"), fail)
         assert (await producer.send(Message("T", b"y"))).queue_offset == 1
 
 
 async def test_in_flight_is_bounded() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, in_flight_max=3, timeout=1) as producer,
-    ):
+    async with sending(in_flight_max=3, timeout=1) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("silence")] * 3
         outcomes: list[SendResult | ClientError] = []
         for _ in range(3):
@@ -427,7 +419,7 @@ async def test_a_wrong_call_leaves_its_room_to_the_next(send: Any) -> None:
 
 
 async def test_oneway_messages_arrive_without_answers() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (cluster, producer):
         await producer.send_oneway(Message("T", b"x"))
         await producer.send(Message("T", b"y"))
         assert cluster.group.bodies("T") == [b"x", b"y"]
@@ -474,7 +466,7 @@ async def test_a_producer_must_be_entered_and_not_left() -> None:
 
 
 async def test_producer_continues_after_a_cancelled_send() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (cluster, producer):
         await producer.send(Message("T", b"warm up"))
         cluster.leader.misdeeds = [Misdeed("silence")]
         with anyio.CancelScope() as scope:
@@ -495,7 +487,7 @@ async def test_closing_producer_unregisters() -> None:
 
 
 async def test_first_send_may_finish_before_its_deadline_watch() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (_, producer):
         await anyio.wait_all_tasks_blocked()
         pipeline = producer._open_pipeline()
         pending = Pending()

@@ -23,8 +23,9 @@ from tests.support.waiting import until
 from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 
+pytestmark = pytest.mark.anyio
 
-@pytest.mark.anyio
+
 async def test_loop_ends_at_the_present_end() -> None:
     async with (
         FakeCluster.start(topics={"T": 3}) as cluster,
@@ -48,7 +49,6 @@ async def test_loop_ends_at_the_present_end() -> None:
         assert [message async for message in await reader.read_to_end()] == []
 
 
-@pytest.mark.anyio
 async def test_loop_ends_behind_messages_that_no_filter_lets_through() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
@@ -63,7 +63,6 @@ async def test_loop_ends_behind_messages_that_no_filter_lets_through() -> None:
         assert list(reader.positions.values()) == [6]
 
 
-@pytest.mark.anyio
 async def test_loop_that_is_left_loses_nothing() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
@@ -85,7 +84,6 @@ async def test_loop_that_is_left_loses_nothing() -> None:
             await reader.read_to_end()
 
 
-@pytest.mark.anyio
 async def test_late_message_of_finished_queue_is_read_next() -> None:
     async with (
         FakeCluster.start(topics={"T": 2}) as cluster,
@@ -115,7 +113,6 @@ def test_threads_read_to_the_end(threads: FakeCluster) -> None:
         assert list(reader.read_to_end()) == []
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("is_in_file", [True, False])
 async def test_broadcast_reads_added_queue_from_its_first_message(is_in_file: bool, tmp_path: Path) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -135,7 +132,6 @@ async def test_broadcast_reads_added_queue_from_its_first_message(is_in_file: bo
             assert [message.body for message in await take(member, 1)] == [b"new"]
 
 
-@pytest.mark.anyio
 async def test_broadcast_reads_missing_topic_from_its_first_message() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         member = consumer_of(cluster, broadcast=True, consume_from="last", remoting=IMPATIENT)
@@ -147,7 +143,6 @@ async def test_broadcast_reads_missing_topic_from_its_first_message() -> None:
             assert [message.body for message in await take(member, 1)] == [b"new"]
 
 
-@pytest.mark.anyio
 async def test_offsets_file_of_another_consumer_is_refused(tmp_path: Path) -> None:
     """Each stored its own offsets there, so that the other one skipped messages when it was opened again."""
     offsets = tmp_path / "a" / "offsets"
@@ -173,7 +168,6 @@ async def test_offsets_file_of_another_consumer_is_refused(tmp_path: Path) -> No
         PushConsumer("127.0.0.1:9", "G", broadcast="")
 
 
-@pytest.mark.anyio
 async def test_broadcast_without_a_file_starts_from_the_beginning() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         bodies = fill(cluster, 3)

@@ -17,9 +17,10 @@ from mq.client import (
     SendRejected,
     SendResult,
 )
-from tests.support.producing import ROUTE, SEND, producer_of
+from tests.support.producing import ROUTE, SEND
 from tests.support.waiting import until
-from tests.unit.client.fake_cluster import FakeCluster, Misdeed
+from tests.unit.client.fake_cluster import Misdeed
+from tests.unit.client.sending import sending
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_refusal_for_good_is_raised_at_once_as_not_stored() -> None:
-    async with FakeCluster.start(topics={"T": 4}) as cluster, producer_of(cluster) as producer:
+    async with sending(4) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("refuse", code=13, remark="body too long")]
         with pytest.raises(SendRejected) as rejected:
             await producer.send(Message("T", b"x"))
@@ -40,7 +41,7 @@ async def test_a_refusal_for_good_is_raised_at_once_as_not_stored() -> None:
 @pytest.mark.parametrize("sharding_key", [None, "c"])
 async def test_sends_continue_after_a_topic_shrinks(sharding_key: str | None) -> None:
     """It was deleted and created again with one queue; the route in the producer is older."""
-    async with FakeCluster.start(topics={"T": 4}) as cluster, producer_of(cluster) as producer:
+    async with sending(4) as (cluster, producer):
         message = Message("T", b"x", sharding_key=sharding_key)
         before = [(await producer.send(message)).queue.queue_id for _ in range(4)]
         assert max(before) == 3
@@ -53,14 +54,14 @@ async def test_sends_continue_after_a_topic_shrinks(sharding_key: str | None) ->
 
 
 async def test_send_to_a_removed_queue_is_refused() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (_, producer):
         with pytest.raises(SendRejected, match="queue id 3 is illegal") as rejected:
             await producer.send(Message("T", b"x"), queue=MessageQueue("T", "b-0", 3))
         assert (rejected.value.attempts, rejected.value.stored) == (1, "no")
 
 
 async def test_after_a_refusal_that_others_may_not_share_another_broker_is_asked() -> None:
-    async with FakeCluster.start(groups=2, topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending(groups=2) as (cluster, producer):
         await producer.send_many(Message("T", b"warm up") for _ in range(2))
         for group in cluster.groups.values():
             assert group.leader is not None
@@ -73,7 +74,7 @@ async def test_after_a_refusal_that_others_may_not_share_another_broker_is_asked
 
 
 async def test_refusals_that_others_may_not_share_end_after_the_retries() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, retries=2) as producer:
+    async with sending(retries=2) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("refuse", code=17, remark="no such topic")] * 10
         with pytest.raises(SendRejected) as rejected:
             await producer.send(Message("T", b"x"))
@@ -82,10 +83,7 @@ async def test_refusals_that_others_may_not_share_end_after_the_retries() -> Non
 
 @pytest.mark.parametrize(("groups", "options"), [(1, {}), (3, {}), (2, {"queue": MessageQueue("T", "b-0", 0)})])
 async def test_permanent_refusals_are_not_repeated_per_group(groups: int, options: dict[str, Any]) -> None:
-    async with (
-        FakeCluster.start(groups=groups, topics={"T": 2}) as cluster,
-        producer_of(cluster, retries=20, timeout=60) as producer,
-    ):
+    async with sending(2, groups=groups, retries=20, timeout=60) as (cluster, producer):
         leaders = [group.replicas[0] for group in cluster.groups.values()]
         for leader in leaders:
             leader.misdeeds = [Misdeed("refuse", code=16, remark="not writable")] * 30
@@ -98,10 +96,7 @@ async def test_permanent_refusals_are_not_repeated_per_group(groups: int, option
 
 
 async def test_without_a_leader_attempts_continue_until_one_is_elected() -> None:
-    async with (
-        FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
-        producer_of(cluster, timeout=10.0) as producer,
-    ):
+    async with sending(replicas=2, timeout=10.0) as (cluster, producer):
         await producer.send(Message("T", b"first"))
         old, new = cluster.group.replicas
         cluster.group.leader = None
@@ -116,10 +111,7 @@ async def test_without_a_leader_attempts_continue_until_one_is_elected() -> None
 
 
 async def test_a_killed_leader_is_bridged_by_a_long_timeout() -> None:
-    async with (
-        FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
-        producer_of(cluster, timeout=10.0) as producer,
-    ):
+    async with sending(replicas=2, timeout=10.0) as (cluster, producer):
         await producer.send(Message("T", b"first"))
         await cluster.kill(cluster.leader)
         async with anyio.create_task_group() as tasks:
@@ -139,7 +131,7 @@ async def test_a_killed_leader_is_bridged_by_a_long_timeout() -> None:
 
 
 async def test_without_any_leader_the_timeout_ends_it_as_not_stored() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, timeout=1) as producer:
+    async with sending(timeout=1) as (cluster, producer):
         cluster.group.leader = None
         await producer.queues("T")  # so that the error cannot be that there was no time to ask for the route
         with pytest.raises(NoRoute, match="no leader") as failed:
@@ -148,7 +140,7 @@ async def test_without_any_leader_the_timeout_ends_it_as_not_stored() -> None:
 
 
 async def test_a_leader_that_refuses_until_the_timeout_leaves_its_refusal() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("refuse", code=14)] * 1000
         refusal: ClientError | None = None
         while not isinstance(refusal, SendRejected):
@@ -161,7 +153,7 @@ async def test_a_leader_that_refuses_until_the_timeout_leaves_its_refusal() -> N
 
 
 async def test_an_old_leader_that_asks_the_new_one_is_left_at_once() -> None:
-    async with FakeCluster.start(topics={"T": 1}, replicas=2) as cluster, producer_of(cluster) as producer:
+    async with sending(replicas=2) as (cluster, producer):
         old, new = cluster.group.replicas
         await producer.send(Message("T", b"0"))
         old.forwards = True
@@ -178,7 +170,7 @@ async def test_an_old_leader_that_asks_the_new_one_is_left_at_once() -> None:
 
 
 async def test_a_connection_lost_after_the_write_is_retried_as_maybe_duplicated() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True)]
         result = await producer.send(Message("T", b"x"))
         assert (result.attempts, result.maybe_duplicated, result.queue_offset) == (2, True, 1)
@@ -188,10 +180,7 @@ async def test_a_connection_lost_after_the_write_is_retried_as_maybe_duplicated(
 
 @pytest.mark.parametrize("store", [True, False])
 async def test_without_retry_unknown_a_lost_connection_is_raised_at_once(store: bool) -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, retry_unknown=False) as producer,
-    ):
+    async with sending(retry_unknown=False) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("hang_up", store=store)]
         with pytest.raises(SendOutcomeUnknown) as unknown:
             await producer.send(Message("T", b"x"))
@@ -201,7 +190,7 @@ async def test_without_retry_unknown_a_lost_connection_is_raised_at_once(store: 
 
 
 async def test_silence_beyond_the_timeout_is_an_unknown_outcome() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("silence", store=True)]
         with pytest.raises(SendOutcomeUnknown, match="no answer"):
             await producer.send(Message("T", b"x"), timeout=1)
@@ -209,20 +198,14 @@ async def test_silence_beyond_the_timeout_is_an_unknown_outcome() -> None:
 
 
 async def test_silence_beyond_the_attempt_timeout_is_retried() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, attempt_timeout=1) as producer,
-    ):
+    async with sending(attempt_timeout=1) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("silence")]
         result = await producer.send(Message("T", b"x"))
         assert (result.attempts, result.maybe_duplicated) == (2, True)
 
 
 async def test_a_connection_that_stays_silent_is_given_up() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, attempt_timeout=0.5, remoting=RemotingSettings(silence_seconds=0.05)) as producer,
-    ):
+    async with sending(attempt_timeout=0.5, remoting=RemotingSettings(silence_seconds=0.05)) as (cluster, producer):
         await producer.send(Message("T", b"x"))
         [before] = cluster.leader.connections
         cluster.leader.misdeeds = [Misdeed("silence")]
@@ -231,7 +214,7 @@ async def test_a_connection_that_stays_silent_is_given_up() -> None:
 
 
 async def test_a_refusal_after_an_unknown_attempt_stays_unknown() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+    async with sending() as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True), Misdeed("refuse", code=13)]
         with pytest.raises(SendOutcomeUnknown) as unknown:
             await producer.send(Message("T", b"x"))
@@ -240,14 +223,14 @@ async def test_a_refusal_after_an_unknown_attempt_stays_unknown() -> None:
 
 
 async def test_a_vague_answer_is_an_unknown_outcome() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, retries=0) as producer:
+    async with sending(retries=0) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("refuse", store=True, code=1, remark="NullPointerException")]
         with pytest.raises(SendOutcomeUnknown, match="NullPointerException"):
             await producer.send(Message("T", b"x"))
 
 
 async def test_unknown_outcomes_end_after_the_retries() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster, retries=1) as producer:
+    async with sending(retries=1) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True)] * 5
         with pytest.raises(SendOutcomeUnknown) as unknown:
             await producer.send(Message("T", b"x"))

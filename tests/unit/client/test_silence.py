@@ -14,7 +14,7 @@ from mq.client.consume.pull_loop import PullSettings
 from mq.client.net.connection import Connection
 from mq.client.net.liveness import SilenceWatch
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, stored, take
+from tests.unit.client.consuming import consuming, fill, stored, take
 from tests.unit.client.fake_cluster import FakeBroker, FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -250,11 +250,7 @@ async def test_a_name_server_that_was_cut_off_as_well_is_passed_over() -> None:
 
 
 async def test_a_consumer_leaves_a_leader_that_falls_silent_during_a_held_pull() -> None:
-    async with (
-        FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
-        consumer_of(cluster, remoting=SOON, pull=PullSettings(hold_seconds=60.0)) as consumer,
-    ):
-        consumer.subscribe("T")
+    async with consuming(replicas=2, remoting=SOON, pull=PullSettings(hold_seconds=60.0)) as (cluster, consumer):
         [first] = fill(cluster, 1)
         assert [each.body for each in await take(consumer, 1)] == [first]
         old = cluster.leader
@@ -269,11 +265,7 @@ async def test_a_consumer_leaves_a_leader_that_falls_silent_during_a_held_pull()
 
 
 async def test_a_held_pull_stays_while_the_broker_gives_signs_of_life() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        consumer_of(cluster, remoting=SOON, pull=PullSettings(hold_seconds=60.0)) as consumer,
-    ):
-        consumer.subscribe("T")
+    async with consuming(remoting=SOON, pull=PullSettings(hold_seconds=60.0)) as (cluster, _):
         await until(lambda: cluster.leader.count(PULL) == 1)
         [before] = cluster.leader.connections
         beats = cluster.leader.count(HEARTBEAT)

@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from mq.client import Message, MessageRefused, SendOutcomeUnknown, SendRejected, TopicNotFound
-from tests.support.producing import producer_of
 from tests.support.waiting import cancelled_when
-from tests.unit.client.fake_cluster import FakeCluster, Misdeed
+from tests.unit.client.fake_cluster import Misdeed
+from tests.unit.client.sending import sending
 
 
 class Sends:
@@ -36,10 +36,7 @@ class Sends:
 @pytest.mark.anyio
 async def test_errors_report_whether_the_message_is_stored() -> None:
     sends = Sends()
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, otel=sends.provider, retries=0, attempt_timeout=1.0) as producer,
-    ):
+    async with sending(otel=sends.provider, retries=0, attempt_timeout=1.0) as (cluster, producer):
         await producer.send(Message("T", b"x"))
         assert sends.outcome() == ("yes", "", StatusCode.UNSET)
         cluster.leader.misdeeds = [Misdeed("refuse", code=13, remark="body too long")]
@@ -66,10 +63,7 @@ async def test_errors_report_whether_the_message_is_stored() -> None:
 @pytest.mark.anyio
 async def test_a_send_without_an_answer_that_finds_no_leader_is_an_error() -> None:
     sends = Sends()
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, otel=sends.provider, auto_create_topics=False) as producer,
-    ):
+    async with sending(otel=sends.provider, auto_create_topics=False) as (_, producer):
         with pytest.raises(TopicNotFound):
             await producer.send_oneway(Message("Missing", b"x"))
         assert sends.outcome() == ("no", "mq.client.errors.TopicNotFound", StatusCode.ERROR)

@@ -34,6 +34,8 @@ from tests.unit.client.fake_cluster import FakeBroker, FakeCluster
 from tests.unit.client.fake_messages import StoredMessage
 from tests.unit.client.fake_server import FakeConnection, FakeRequest
 
+pytestmark = pytest.mark.anyio
+
 DEAD = "%DLQ%cg"
 SEND_BACK = 36
 REASON = "BodyNotDecoded: cannot decode the body by JsonCodec(Order): DecodeError: "
@@ -97,7 +99,6 @@ class Shop:
         return [event for event in self.events if event.kind == "undecodable"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False, "key"])
 async def test_undecodable_body_becomes_a_dead_letter_and_delays_no_other(
     ordered: Any, caplog: pytest.LogCaptureFixture
@@ -122,7 +123,6 @@ async def test_undecodable_body_becomes_a_dead_letter_and_delays_no_other(
     assert "handler_failed" not in caplog.text
 
 
-@pytest.mark.anyio
 async def test_bad_body_leaves_the_rest_of_its_batch() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         put(cluster, *orders(0, 1, -1, 3, -1, -1, 6))
@@ -138,7 +138,6 @@ async def test_bad_body_leaves_the_rest_of_its_batch() -> None:
         assert offset_of(cluster) == 7
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize(
     "on_error",
@@ -159,7 +158,6 @@ async def test_policy_skips_undecodable_bodies(
     assert "message_skipped" in caplog.text
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_policy_retries_until_the_body_can_be_decoded(ordered: bool) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -177,7 +175,6 @@ async def test_policy_retries_until_the_body_can_be_decoded(ordered: bool) -> No
         assert (offset_of(cluster), cluster.leader.count(SEND_BACK)) == (2, 0)
 
 
-@pytest.mark.anyio
 async def test_policy_stops_the_consumer_and_keeps_the_message() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         put(cluster, *orders(0, -1, 2))
@@ -191,7 +188,6 @@ async def test_policy_stops_the_consumer_and_keeps_the_message() -> None:
         assert cluster.leader.count(SEND_BACK) == 0
 
 
-@pytest.mark.anyio
 async def test_dead_letter_that_no_broker_stores_is_tried_again() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         put(cluster, *orders(-1, 1))
@@ -207,7 +203,6 @@ async def test_dead_letter_that_no_broker_stores_is_tried_again() -> None:
         assert cluster.group.bodies(DEAD) == [b"bad"]
 
 
-@pytest.mark.anyio
 async def test_each_topic_may_have_its_codec() -> None:
     async with FakeCluster.start(topics={"T": 1, "U": 1, "V": 1}) as cluster:
         put(cluster, *orders(1))
@@ -236,7 +231,6 @@ async def test_each_topic_may_have_its_codec() -> None:
         assert sorted(got, key=repr) == sorted([Order(1), "text", b"\xff"], key=repr)
 
 
-@pytest.mark.anyio
 async def test_a_retried_message_is_decoded_again() -> None:
     """A handler may change its value before it fails."""
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -255,7 +249,6 @@ async def test_a_retried_message_is_decoded_again() -> None:
         assert got == [5, 5]
 
 
-@pytest.mark.anyio
 async def test_message_from_the_retry_topic_has_the_codec_of_its_topic() -> None:
     async with FakeCluster.start(topics={"T": 1, "U": 1}) as cluster:
         put(cluster, *orders(5))
@@ -275,7 +268,6 @@ async def test_message_from_the_retry_topic_has_the_codec_of_its_topic() -> None
         assert sorted(got, key=repr) == sorted([(Order(5), 0), (Order(5), 1), ("text", 0), ("text", 1)], key=repr)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("exclusive", [True, False])
 async def test_loops_leave_undecodable_messages_out(exclusive: bool) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -304,7 +296,6 @@ async def test_loops_leave_undecodable_messages_out(exclusive: bool) -> None:
         assert got[3:] == [Order(1), Order(3), Order(5)]
 
 
-@pytest.mark.anyio
 async def test_loop_follows_the_other_policies() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         put(cluster, *orders(-1, 1))
@@ -331,7 +322,6 @@ async def test_loop_follows_the_other_policies() -> None:
         assert cluster.leader.count(SEND_BACK) == 0
 
 
-@pytest.mark.anyio
 async def test_pull_consumer_leaves_undecodable_messages_out() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
@@ -352,7 +342,6 @@ async def test_pull_consumer_leaves_undecodable_messages_out() -> None:
         assert again == [1, 2, 5]
 
 
-@pytest.mark.anyio
 async def test_pull_consumer_that_shall_stop_raises_at_the_message() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
@@ -375,7 +364,6 @@ async def test_pull_consumer_that_shall_stop_raises_at_the_message() -> None:
             assert [message.body.number for message in await reader.poll()] == [3]
 
 
-@pytest.mark.anyio
 async def test_pull_consumer_retries_in_order() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
@@ -389,7 +377,6 @@ async def test_pull_consumer_retries_in_order() -> None:
             assert [message.body async for message in await reader.read_to_end()] == [b"0", b"bad", b"2"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("follows", [0, 1])
 async def test_poll_that_is_cancelled_during_a_dead_letter_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, follows: int
@@ -427,7 +414,6 @@ async def test_poll_that_is_cancelled_during_a_dead_letter_loses_nothing(
         assert cluster.group.bodies(DEAD) == [b"bad"]
 
 
-@pytest.mark.anyio
 async def test_producer_encodes_in_every_form() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         outcomes: list[object] = []
@@ -446,7 +432,6 @@ async def test_producer_encodes_in_every_form() -> None:
         assert cluster.group.bodies("T") == orders(*range(20))
 
 
-@pytest.mark.anyio
 async def test_value_that_cannot_be_encoded_takes_no_room() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
@@ -472,7 +457,6 @@ async def test_value_that_cannot_be_encoded_takes_no_room() -> None:
         assert cluster.group.bodies("T") == [b"1"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("make", [lambda _: b"", lambda _: "text", lambda _: bytearray(b"x"), lambda _: None])
 async def test_codec_that_makes_no_body_is_refused(make: Callable[[object], Any]) -> None:
     class Strange:

@@ -7,7 +7,7 @@ import pytest
 
 from mq.client import ClientClosed, PullConsumer, ReceivedMessage
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill
+from tests.unit.client.consuming import consumer_of, consuming, fill
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -16,8 +16,7 @@ SECONDS = 60
 
 
 async def test_every_task_that_waits_for_deliveries_gets_one() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
-        consumer.subscribe("T")
+    async with consuming() as (cluster, consumer):
         await consumer.wait_assigned()
         seen: list[bytes] = []
 
