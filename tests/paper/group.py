@@ -11,16 +11,7 @@ from raftlog.consensus.effects import Fetch, StorageOp
 from raftlog.consensus.invariants import check_group
 from raftlog.consensus.messages import AppendResp, Message
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import (
-    NONE,
-    ConfState,
-    CoreConfig,
-    EntryKind,
-    HardState,
-    NodeId,
-    Refusal,
-    Role,
-)
+from raftlog.consensus.types import NONE, ConfState, CoreConfig, EntryKind, HardState, NodeId, Refusal, Role
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from tests.support.log_values import log_id, span_of
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, PreVoteReq, VoteReq, VoteResp
-from raftlog.consensus.types import (
-    NONE,
-    ConfChange,
-    ConfChangeKind,
-    ConfState,
-    CoreConfig,
-    NodeId,
-    Refusal,
-    Role,
-)
+from raftlog.consensus.types import NONE, ConfChange, ConfChangeKind, ConfState, CoreConfig, NodeId, Refusal, Role
 from raftlog.log_numbers import LogIndex, Term
 from tests.paper.group import A, B, C, D, E, Group
 

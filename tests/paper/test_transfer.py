@@ -15,10 +15,8 @@ def leads(group: Group, node: NodeId) -> bool:
 
 def settled_group(size: int = 3, voters: int = 0, **priorities: int) -> Group:
     """A leads, and everybody has been heard lately."""
-    group = Group(size, voters=voters, priorities={NodeId(name): value for name, value in priorities.items()}).led_by(
-        A, 0.5
-    )
-    return group
+    by_node = {NodeId(name): value for name, value in priorities.items()}
+    return Group(size, voters=voters, priorities=by_node).led_by(A, 0.5)
 
 
 def test_transfer_ok() -> None:

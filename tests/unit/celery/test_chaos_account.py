@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.celery_load.chaos_account import (
-    ACKNOWLEDGED_SECONDS,
-    Account,
-    Progress,
-    account,
-    runs_of,
-    sent_of,
-)
+from benchmarks.celery_load.chaos_account import ACKNOWLEDGED_SECONDS, Account, Progress, account, runs_of, sent_of
 
 SENT = ["task a", "task b", "chord body part1 part2"]
 

@@ -8,11 +8,7 @@ from typing import Any
 
 import anyio
 
-from mq.client import (
-    PushConsumer,
-    ReceivedMessage,
-    RemotingSettings,
-)
+from mq.client import PushConsumer, ReceivedMessage, RemotingSettings
 from mq.client.limits import TEST_MIN
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.fake_messages import StoredMessage

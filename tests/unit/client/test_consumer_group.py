@@ -8,11 +8,7 @@ import json
 import anyio
 import pytest
 
-from mq.client import (
-    MessageQueue,
-    ReceivedMessage,
-    RemotingSettings,
-)
+from mq.client import MessageQueue, ReceivedMessage, RemotingSettings
 from tests.support.waiting import until
 from tests.unit.client.consuming import IMPATIENT, consumer_of, consuming, fill, offset_of, stored, take
 from tests.unit.client.fake_cluster import FakeCluster

@@ -13,13 +13,7 @@ import anyio.from_thread
 import pytest
 
 from mq.client import ClientClosed, ClientError, Message
-from mq.client.sync import (
-    SyncPopConsumer,
-    SyncProducer,
-    SyncPullConsumer,
-    SyncPushConsumer,
-    SyncTransactionProducer,
-)
+from mq.client.sync import SyncPopConsumer, SyncProducer, SyncPullConsumer, SyncPushConsumer, SyncTransactionProducer
 from mq.client.sync.facade import Facade, _close_at_exit
 from tests.support.waiting import until
 from tests.unit.client.consuming import IMPATIENT, fill

@@ -8,15 +8,7 @@ import random
 import anyio
 import pytest
 
-from mq.client import (
-    Message,
-    MessageRefused,
-    NumberUsed,
-    Producer,
-    ProducerBusy,
-    SendOutcomeUnknown,
-    SendResult,
-)
+from mq.client import Message, MessageRefused, NumberUsed, Producer, ProducerBusy, SendOutcomeUnknown, SendResult
 from mq.client.produce.numbering import REMEMBERED_SENDS, numbering_of
 from mq.protocol import properties as props
 from mq.protocol.messages.sequencing import is_generated

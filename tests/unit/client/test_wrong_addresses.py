@@ -12,14 +12,7 @@ import anyio
 import pytest
 import trio
 
-from mq.client import (
-    Admin,
-    BrokerError,
-    Message,
-    NameServersUnavailable,
-    Producer,
-    RemotingSettings,
-)
+from mq.client import Admin, BrokerError, Message, NameServersUnavailable, Producer, RemotingSettings
 from mq.monitoring.families import Families
 from mq.monitoring.http import Monitoring, open_listeners
 from tests.unit.client.fake_cluster import FakeCluster

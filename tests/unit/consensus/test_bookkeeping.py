@@ -12,16 +12,7 @@ from hypothesis import strategies as st
 from raftlog.consensus.progress import Progress
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.span_cache import Tail
-from raftlog.consensus.types import (
-    NONE,
-    ConfState,
-    CoreConfig,
-    HardState,
-    NodeId,
-    PeerState,
-    Role,
-    Span,
-)
+from raftlog.consensus.types import NONE, ConfState, CoreConfig, HardState, NodeId, PeerState, Role, Span
 from raftlog.consensus.write_tickets import WriteTickets
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from tests.support.log_values import log_id, span_of

@@ -7,13 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.consensus.quorum import (
-    VoteResult,
-    agreed,
-    joint_vote_result,
-    majority,
-    vote_result,
-)
+from raftlog.consensus.quorum import VoteResult, agreed, joint_vote_result, majority, vote_result
 from raftlog.consensus.types import NodeId
 
 NODES = [NodeId(f"n{number}") for number in range(7)]

@@ -6,17 +6,7 @@ import pytest
 
 from chaos.planted.__main__ import names
 from jepsen.nemeses import NEMESES
-from jepsen.planted_bugs import (
-    BEGIN,
-    END,
-    HEAD,
-    PAGE,
-    ROWS,
-    SCENARIO_ROWS,
-    SCENARIOS_BEGIN,
-    SCENARIOS_HEAD,
-    put_lines,
-)
+from jepsen.planted_bugs import BEGIN, END, HEAD, PAGE, ROWS, SCENARIO_ROWS, SCENARIOS_BEGIN, SCENARIOS_HEAD, put_lines
 from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import CALM
 from jepsen.workloads import WORKLOADS

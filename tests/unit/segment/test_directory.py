@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from raftlog.log_numbers import LogIndex, Term
-from raftlog.segment import (
-    DirectoryLocked,
-    DirectoryMismatch,
-    DirectoryUnusable,
-    RealDisk,
-    SegmentLog,
-    StorageFailed,
-)
+from raftlog.segment import DirectoryLocked, DirectoryMismatch, DirectoryUnusable, RealDisk, SegmentLog, StorageFailed
 from tests.unit.segment.log_home import CLUSTER_ID, LogHome, all_bodies
 
 

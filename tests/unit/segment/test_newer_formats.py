@@ -15,12 +15,7 @@ from raftlog.segment import FormatTooNew, MetaCorrupt
 from raftlog.segment.codec import FLAGS, HEADER, HEADER_BYTES, NORMAL, EntryRef, frame, scan_entries
 from raftlog.segment.errors import EntryTooNew, FrameCorrupt
 from raftlog.segment.meta import SLOT_BYTES, MetaState, encode_slot
-from raftlog.segment.snapshot_install import (
-    DIRECTORY_NAME,
-    Manifest,
-    decode_manifest,
-    encode_manifest,
-)
+from raftlog.segment.snapshot_install import DIRECTORY_NAME, Manifest, decode_manifest, encode_manifest
 from raftlog.segment.verify import StoppedLog
 from raftlog.segment_size import stored_segment_bytes
 from tests.unit.segment.log_home import CLUSTER_ID, DIRECTORY, LogHome, all_bodies

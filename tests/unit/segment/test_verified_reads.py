@@ -12,15 +12,7 @@ from pathlib import Path
 import pytest
 
 from raftlog.log_numbers import FIRST_INDEX, LogIndex, Term, index_range
-from raftlog.segment import (
-    CONFIG,
-    HEADER_BYTES,
-    NORMAL,
-    EntryGone,
-    RealDisk,
-    SegmentLog,
-    StorageCorrupt,
-)
+from raftlog.segment import CONFIG, HEADER_BYTES, NORMAL, EntryGone, RealDisk, SegmentLog, StorageCorrupt
 from raftlog.segment.codec import EntryRef
 from raftlog.segment.limits import LogLimits
 from tests.unit.segment.log_home import LogHome

@@ -11,15 +11,7 @@ import pytest
 
 from mq.store.key_index.index import KeyIndex
 from raftlog.log_numbers import LogIndex
-from tests.support.key_indexes import (
-    SEGMENT_BYTES,
-    Home,
-    Sent,
-    fill,
-    kept_behind_the_log,
-    search_archived,
-    wanted,
-)
+from tests.support.key_indexes import SEGMENT_BYTES, Home, Sent, fill, kept_behind_the_log, search_archived, wanted
 
 
 @pytest.fixture

@@ -10,13 +10,7 @@ import pytest
 
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.backup_snapshot import PENDING_NAME, keep_pending, snapshot_between
-from mq.store.checkpoint import (
-    CHECKPOINT_NAME,
-    PREVIOUS_NAME,
-    Checkpoint,
-    load_checkpoint,
-    write_checkpoint,
-)
+from mq.store.checkpoint import CHECKPOINT_NAME, PREVIOUS_NAME, Checkpoint, load_checkpoint, write_checkpoint
 from raftlog.log_numbers import LogIndex, Term
 
 QUEUES = {"T": [(0, QueueOffset(5), QueueOffset(9), bytes(40))]}

@@ -15,13 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mq.protocol.messages.records import (
-    BORN_HOST_IPV6,
-    FIXED,
-    PREPARED,
-    ROLLBACK,
-    STORE_HOST_IPV6,
-)
+from mq.protocol.messages.records import BORN_HOST_IPV6, FIXED, PREPARED, ROLLBACK, STORE_HOST_IPV6
 from mq.store.key_index.builder import Pace
 from mq.store.key_index.file import KeyFile, KeyFileDamaged
 from mq.store.key_index.index import JOBS_MAX
@@ -33,15 +27,7 @@ from mq.store.key_index.record_keys import Damaged, key_hash, records_in, text_h
 from mq.store.key_index.search import KeyQuery
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, HEADER_BYTES, NORMAL, FrameCorrupt, StorageCorrupt, frame
-from tests.support.key_indexes import (
-    IPV4,
-    IPV6,
-    SEGMENT_BYTES,
-    Home,
-    Sent,
-    fill,
-    wanted,
-)
+from tests.support.key_indexes import IPV4, IPV6, SEGMENT_BYTES, Home, Sent, fill, wanted
 
 KEYS = st.sampled_from(["a", "b", "ab", "key", "é", "UNIQ_KEY"])
 MESSAGES = st.builds(

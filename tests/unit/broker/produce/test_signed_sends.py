@@ -21,14 +21,7 @@ from mq.compiled import IS_COMPILED
 from mq.protocol.access.signing import Signer, signed
 from tests.support.model_log import HOST
 from tests.support.odd_properties import PROPERTIES
-from tests.support.send_paths import (
-    BODY_BYTES_MAX,
-    FORMS,
-    Broker,
-    Connection,
-    frame,
-    properties,
-)
+from tests.support.send_paths import BODY_BYTES_MAX, FORMS, Broker, Connection, frame, properties
 
 pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
 
