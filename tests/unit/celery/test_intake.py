@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from mq.celery.deliveries import Delivery
 from mq.celery.intake import STAND_BACK_SECONDS, Intake
@@ -20,43 +21,6 @@ from mq.tasks.queue_calls import Source
 from tests.unit.client.popping import popped_message
 
 pytestmark = pytest.mark.trio
-
-
-async def test_high_priority_messages_are_delivered_even_if_lower_pops_fail(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    """They stayed hidden for the visibility timeout, and nobody had them."""
-    waiting = [popped_message(0, 1000)]
-    waiting[0].body = b'{"properties": {}}'
-
-    async def pop(source: Source, level: int, *_: Any) -> list[PoppedMessage]:
-        if level == 0:
-            raise NoRoute("q", "no leader")
-        return [waiting.pop()] if waiting else []
-
-    calls = mock.Mock(
-        sources=mock.AsyncMock(return_value={Source("q", "b"): 2}),
-        pop=pop,
-        wait=mock.AsyncMock(),
-        refresh=mock.AsyncMock(),
-    )
-    delivered: list[Delivery] = []
-    intake = Intake(
-        calls,
-        mock.Mock(of_queue=lambda queue: queue, limits=DEFAULT),
-        invisible=60.0,
-        redeliveries_max=None,
-        emit=delivered.extend,
-        fail=lambda error: pytest.fail(str(error)),
-        unwanted=mock.AsyncMock(),
-    )
-    intake.limit(5)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
-        await trio.sleep(1)
-        nursery.cancel_scope.cancel()
-    assert [each.message.receipt.offset for each in delivered if isinstance(each.message, PoppedMessage)] == [0]
 
 
 class OneQueue:
@@ -177,7 +141,7 @@ def letter(offset: int) -> PoppedMessage:
     return message
 
 
-def intake_of(broker: OneQueue, delivered: list[Delivery], prefetch: int) -> Intake:
+def intake_of(broker: OneQueue | mock.Mock, delivered: list[Delivery], prefetch: int) -> Intake:
     intake = Intake(
         cast("Any", broker),
         mock.Mock(of_queue=lambda queue: queue, limits=DEFAULT),
@@ -201,9 +165,28 @@ async def running(intake: Intake) -> AsyncIterator[Intake]:
         nursery.cancel_scope.cancel()
 
 
-async def test_messages_of_a_single_queue_arrive_by_held_pops(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_high_priority_messages_are_delivered_even_if_lower_pops_fail(autojump_clock: MockClock) -> None:
+    """They stayed hidden for the visibility timeout, and nobody had them."""
+    waiting = [letter(0)]
+
+    async def pop(source: Source, level: int, *_: Any) -> list[PoppedMessage]:
+        if level == 0:
+            raise NoRoute("q", "no leader")
+        return [waiting.pop()] if waiting else []
+
+    calls = mock.Mock(
+        sources=mock.AsyncMock(return_value={Source("q", "b"): 2}),
+        pop=pop,
+        wait=mock.AsyncMock(),
+        refresh=mock.AsyncMock(),
+    )
+    delivered: list[Delivery] = []
+    async with running(intake_of(calls, delivered, prefetch=5)):
+        await trio.sleep(1)
+    assert [offset_of(each) for each in delivered] == [0]
+
+
+async def test_messages_of_a_single_queue_arrive_by_held_pops(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         for offset in range(3):
@@ -220,7 +203,7 @@ async def test_messages_of_a_single_queue_arrive_by_held_pops(
 
 
 async def test_the_event_loop_stands_back_before_it_asks_for_the_next_message(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that handles a message waited until the request for the next one was on its way."""
     broker, batches = OneQueue(), list[list[Delivery]]()
@@ -231,20 +214,17 @@ async def test_the_event_loop_stands_back_before_it_asks_for_the_next_message(
     broker.waiting = [letter(0)]
     intake = intake_of(broker, [], prefetch=3)
     intake._emit = batches.append
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake):
         await trio.sleep(1)
         assert len(batches) == 1
         assert seen == [], "it waited although the pop was not held"
         broker.waiting.append(letter(1))
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert seen == [(STAND_BACK_SECONDS, 2, "held pop 2")]
     assert broker.requests == ["pop 3", "pop 2", "held pop 2", "held pop 1"]
 
 
-async def test_a_held_pop_hands_over_before_its_task_runs_again(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_held_pop_hands_over_before_its_task_runs_again(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.until_task_runs = 0.5
     async with running(intake_of(broker, delivered, prefetch=3)):
@@ -260,7 +240,7 @@ async def test_a_held_pop_hands_over_before_its_task_runs_again(autojump_clock: 
     assert broker.acknowledged == [1], "the foreign message was not settled, or another one was"
 
 
-async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(offset) for offset in range(3)]
     async with running(intake_of(broker, delivered, prefetch=2)) as intake:
@@ -271,9 +251,7 @@ async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: trio.
         assert [len(delivered), len(broker.waiting)] == [3, 0]
 
 
-async def test_a_closed_channel_takes_no_message_by_a_held_pop(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_closed_channel_takes_no_message_by_a_held_pop(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         await trio.sleep(1)
@@ -282,9 +260,7 @@ async def test_a_closed_channel_takes_no_message_by_a_held_pop(
     assert [line.lost is not None for line in broker.lines] == [True]
 
 
-async def test_a_held_pop_of_a_cancelled_consumer_gives_the_message_back(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_held_pop_of_a_cancelled_consumer_gives_the_message_back(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         await trio.sleep(1)
@@ -295,7 +271,7 @@ async def test_a_held_pop_of_a_cancelled_consumer_gives_the_message_back(
     assert delivered == []
 
 
-async def test_with_a_second_queue_pops_are_not_held(autojump_clock: trio.testing.MockClock) -> None:
+async def test_with_a_second_queue_pops_are_not_held(autojump_clock: MockClock) -> None:
     """What there is room for may come from either."""
     broker, delivered = OneQueue(), list[Delivery]()
     intake = intake_of(broker, delivered, prefetch=2)
@@ -308,7 +284,7 @@ async def test_with_a_second_queue_pops_are_not_held(autojump_clock: trio.testin
     assert broker.requests == ["pop 2", "pop 2", "wait", "wait"]
 
 
-async def test_a_line_that_is_lost_is_opened_again(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_line_that_is_lost_is_opened_again(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.refresh = mock.AsyncMock()  # type: ignore[attr-defined]
     async with running(intake_of(broker, delivered, prefetch=2)):
@@ -321,23 +297,18 @@ async def test_a_line_that_is_lost_is_opened_again(autojump_clock: trio.testing.
     assert len(broker.lines) == 2
 
 
-async def test_messages_of_one_pop_are_delivered_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_messages_of_one_pop_are_delivered_at_once(autojump_clock: MockClock) -> None:
     """The application may take the first one, and cancel its consumer before the next one is there."""
     broker, batches = OneQueue(), list[list[Delivery]]()
     broker.waiting = [letter(0), letter(1)]
     intake = intake_of(broker, [], prefetch=2)
     intake._emit = batches.append
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake):
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert [len(batch) for batch in batches] == [2]
 
 
-async def test_an_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidden(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_an_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidden(autojump_clock: MockClock) -> None:
     """Tasks that were done ran again because no broker had answered for 10 s."""
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0)]
@@ -349,7 +320,7 @@ async def test_an_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidd
 
 
 async def test_messages_that_are_done_in_short_succession_are_acknowledged_in_one_request(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0), letter(1), letter(2)]
@@ -364,9 +335,7 @@ async def test_messages_that_are_done_in_short_succession_are_acknowledged_in_on
     assert broker.acknowledge_requests == 1
 
 
-async def test_a_message_that_comes_does_not_send_the_acknowledgements_before_it(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_message_that_comes_does_not_send_the_acknowledgements_before_it(autojump_clock: MockClock) -> None:
     """Each of one task after the other was a request, which the broker stored before the next task."""
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0)]
@@ -385,7 +354,7 @@ async def test_a_message_that_comes_does_not_send_the_acknowledgements_before_it
 
 @pytest.mark.parametrize("seconds", [0.0, 0.04], ids=["gathered", "in flight"])
 async def test_closing_channel_sends_pending_acknowledgements(
-    autojump_clock: trio.testing.MockClock, seconds: float
+    autojump_clock: MockClock, seconds: float
 ) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting, broker.answer_seconds = [letter(0)], 0.5
@@ -400,15 +369,10 @@ async def test_closing_channel_sends_pending_acknowledgements(
 
 
 @pytest.mark.parametrize("comes", [True, False])
-async def test_a_message_popped_while_its_channel_closes_is_given_back(
-    autojump_clock: trio.testing.MockClock, comes: bool
-) -> None:
+async def test_a_message_popped_while_its_channel_closes_is_given_back(autojump_clock: MockClock, comes: bool) -> None:
     """It was hidden until the visibility timeout: nobody read the answer of the broker."""
     broker, delivered = OneQueue(), list[Delivery]()
-    intake = intake_of(broker, delivered, prefetch=2)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         await trio.sleep(1.05)
         if comes:
             broker.waiting.append(letter(0))
@@ -419,15 +383,10 @@ async def test_a_message_popped_while_its_channel_closes_is_given_back(
     assert delivered == []
 
 
-async def test_messages_popped_during_close_are_returned(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_messages_popped_during_close_are_returned(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.levels, broker.answer_seconds = 3, 0.2
-    intake = intake_of(broker, delivered, prefetch=2)
-    await intake.consume("q")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         await trio.sleep(0.1)
         broker.waiting.append(letter(0))
         await intake.close()

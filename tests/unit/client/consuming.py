@@ -37,6 +37,14 @@ def consumer_of(cluster: FakeCluster, group: str = "cg", **options: Any) -> Push
 
 
 @asynccontextmanager
+async def filled(count: int, *, queues: int = 1) -> AsyncGenerator[FakeCluster]:
+    """A cluster whose topic T has `count` messages."""
+    async with FakeCluster.start(topics={"T": queues}) as cluster:
+        fill(cluster, count, queues=queues)
+        yield cluster
+
+
+@asynccontextmanager
 async def consuming(
     count: int = 0, *, queues: int = 1, replicas: int = 1, **options: Any
 ) -> AsyncGenerator[tuple[FakeCluster, PushConsumer[Any]]]:

@@ -16,7 +16,7 @@ from mq.client import ClientError, Message, MessageQueue, ReceivedMessage, SendR
 from mq.client.sync import SyncProducer, SyncPushConsumer
 from tests.support.producing import producer_of
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of
+from tests.unit.client.consuming import consumer_of, fill, filled, offset_of
 from tests.unit.client.fake_cluster import FakeCluster, check_back
 from tests.unit.client.fake_server import FakeConnection, FakeRequest
 from tests.unit.client.sending import sending
@@ -88,8 +88,7 @@ async def test_a_handler_that_cancels_itself_has_failed(
 async def test_a_cancelled_consumer_ends_while_handlers_run(anyio_backend: str, how: str) -> None:
     if how == "task" and anyio_backend == "trio":
         pytest.skip("trio cancels scopes only")
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 1)
+    async with filled(1) as cluster:
         consumer = consumer_of(cluster)
         waits = anyio.Event()
         ended: list[str] = []
@@ -125,8 +124,7 @@ async def test_a_cancelled_consumer_ends_while_handlers_run(anyio_backend: str, 
 async def test_a_handler_that_exits_ends_run_with_its_code(anyio_backend: str) -> None:
     if anyio_backend == "asyncio":
         pytest.skip("asyncio ends its event loop at once")
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 1)
+    async with filled(1) as cluster:
         consumer = consumer_of(cluster)
 
         @consumer.on("T")

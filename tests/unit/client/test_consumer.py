@@ -21,7 +21,17 @@ from mq.client import (
 )
 from mq.client.limits import ClientLimits
 from tests.support.waiting import until
-from tests.unit.client.consuming import IMPATIENT, consumer_of, consuming, fill, offset_of, running, stored, take
+from tests.unit.client.consuming import (
+    IMPATIENT,
+    consumer_of,
+    consuming,
+    fill,
+    filled,
+    offset_of,
+    running,
+    stored,
+    take,
+)
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -192,8 +202,7 @@ async def test_a_new_group_may_begin_at_a_time() -> None:
 
 async def test_an_offset_that_cannot_be_read_is_never_taken_for_none() -> None:
     """A broker in trouble answers an error; jumping to the end then would skip everything in between."""
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 5)
+    async with filled(5) as cluster:
         cluster.group.offsets["cg", "T", 0] = 2
         cluster.leader.fail_codes[14] = 1
         async with consumer_of(cluster, consume_from="last") as consumer:
@@ -247,8 +256,7 @@ async def test_a_consumer_begins_where_the_group_ended() -> None:
 
 
 async def test_a_batch_handler_gets_lists_of_one_queue() -> None:
-    async with FakeCluster.start(topics={"T": 2}) as cluster:
-        fill(cluster, 100, queues=2)
+    async with filled(100, queues=2) as cluster:
         consumer = consumer_of(cluster)
         batches: list[Sequence[ReceivedMessage]] = []
 
@@ -264,8 +272,7 @@ async def test_a_batch_handler_gets_lists_of_one_queue() -> None:
 
 
 async def test_a_failing_message_holds_up_its_ordered_queue_and_no_other() -> None:
-    async with FakeCluster.start(topics={"T": 2}) as cluster:
-        fill(cluster, 10, queues=2)
+    async with filled(10, queues=2) as cluster:
         consumer = consumer_of(cluster)
         seen: list[tuple[bytes, int]] = []
 
@@ -287,8 +294,7 @@ async def test_a_failing_message_holds_up_its_ordered_queue_and_no_other() -> No
 
 
 async def test_the_offset_does_not_pass_a_message_that_keeps_failing() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 6)
+    async with filled(6) as cluster:
         cluster.leader.fail_codes[SEND_BACK] = 1
         consumer = consumer_of(cluster, ordered=False, commit_seconds=0.01)
         seen: set[bytes] = set()
@@ -305,8 +311,7 @@ async def test_the_offset_does_not_pass_a_message_that_keeps_failing() -> None:
 
 
 async def test_unordered_consumption_handles_messages_of_one_queue_at_once() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 4)
+    async with filled(4) as cluster:
         consumer = consumer_of(cluster, ordered=False, concurrency=4)
         together = anyio.Event()
         at_work = 0
@@ -325,8 +330,7 @@ async def test_unordered_consumption_handles_messages_of_one_queue_at_once() -> 
 
 
 async def test_concurrency_bounds_running_handlers() -> None:
-    async with FakeCluster.start(topics={"T": 8}) as cluster:
-        fill(cluster, 40, queues=8)
+    async with filled(40, queues=8) as cluster:
         consumer = consumer_of(cluster, concurrency=3)
         at_work = most = done = 0
         three = anyio.Event()

@@ -10,7 +10,7 @@ import pytest
 
 from mq.client import MessageQueue, ReceivedMessage, RemotingSettings
 from tests.support.waiting import until
-from tests.unit.client.consuming import IMPATIENT, consumer_of, consuming, fill, offset_of, stored, take
+from tests.unit.client.consuming import IMPATIENT, consumer_of, consuming, fill, filled, offset_of, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -129,8 +129,7 @@ async def test_leaving_consumer_unregisters() -> None:
 
 
 async def test_cancelled_consumer_stores_offsets_and_unregisters() -> None:
-    async with FakeCluster.start(topics={"T": 2}) as cluster:
-        fill(cluster, 6, queues=2)
+    async with filled(6, queues=2) as cluster:
         seen: list[bytes] = []
 
         async def handle(message: ReceivedMessage) -> None:
@@ -157,8 +156,7 @@ async def test_cancelled_consumer_stores_offsets_and_unregisters() -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_ctrl_c_under_asyncio_stores_the_offsets() -> None:
     """It cancels the main task by asyncio's own means, which know nothing of cancel scopes."""
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
 
         async def consume() -> None:
             async with consumer_of(cluster) as consumer:
@@ -179,8 +177,7 @@ async def test_ctrl_c_under_asyncio_stores_the_offsets() -> None:
 
 @pytest.mark.slow
 async def test_leaving_a_broker_that_does_not_answer_takes_seconds_at_most() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 1)
+    async with filled(1) as cluster:
         async with consumer_of(cluster, remoting=IMPATIENT) as consumer:
             consumer.subscribe("T")
             await take(consumer, 1)

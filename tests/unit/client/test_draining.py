@@ -14,7 +14,7 @@ from mq.client import ClientError, ReceivedMessage
 from mq.client.consume.member import GroupMember
 from mq.client.sync import SyncPushConsumer
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, consuming, fill, offset_of
+from tests.unit.client.consuming import consumer_of, consuming, fill, filled, offset_of
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -36,8 +36,7 @@ class Work:
 
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_drain_finishes_running_handlers(ordered: bool) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 9)
+    async with filled(9) as cluster:
         work, finished = Work(), []
         async with consumer_of(cluster, ordered=ordered, concurrency=3) as consumer:
             consumer.on("T")(work.handle)
@@ -68,8 +67,7 @@ async def test_drain_finishes_running_handlers(ordered: bool) -> None:
 
 
 async def test_drain_cancels_handlers_after_its_timeout() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         work = Work()
         async with consumer_of(cluster) as consumer:
             consumer.on("T")(work.handle)
@@ -84,23 +82,20 @@ async def test_drain_cancels_handlers_after_its_timeout() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False, "key"])
 async def test_handler_cannot_drain_its_own_consumer(ordered: bool | str) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 1)
-        async with consumer_of(cluster, ordered=ordered) as consumer:
+    async with filled(1) as cluster, consumer_of(cluster, ordered=ordered) as consumer:
 
-            @consumer.on("T")
-            async def handle(message: ReceivedMessage) -> None:
-                with pytest.raises(ClientError, match=r"a handler cannot drain its consumer.*stop\(\)"):
-                    await consumer.drain(0.05)
-                consumer.stop()
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            with pytest.raises(ClientError, match=r"a handler cannot drain its consumer.*stop\(\)"):
+                await consumer.drain(0.05)
+            consumer.stop()
 
-            with anyio.fail_after(30):
-                await consumer.run()
+        with anyio.fail_after(30):
+            await consumer.run()
 
 
 async def test_drain_in_a_task_of_a_handler_ends() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 1)
+    async with filled(1) as cluster:
         calls: list[bytes] = []
         async with consumer_of(cluster) as consumer:
 
@@ -117,8 +112,7 @@ async def test_drain_in_a_task_of_a_handler_ends() -> None:
 
 
 async def test_handler_may_have_another_task_drain() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         finished: list[bool] = []
         async with consumer_of(cluster) as consumer, anyio.create_task_group() as others:
 
@@ -167,8 +161,7 @@ async def test_idle_consumer_is_drained_at_once() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signal_drains_and_a_second_one_stops(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         for is_patient in (True, False):
             work = Work()
             async with consumer_of(cluster) as consumer:

@@ -12,7 +12,7 @@ from mq.client import PushConsumer, ReceivedMessage
 from mq.protocol.messages.compression import deflate
 from mq.protocol.properties import decode
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, consuming, fill, offset_of, running, stored, take
+from tests.unit.client.consuming import consumer_of, consuming, fill, filled, offset_of, running, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -36,9 +36,15 @@ def failing(consumer: PushConsumer, topic: str = "T", *, body: bytes = b"001", f
     return seen
 
 
+def to_be_retried(cluster: FakeCluster, body: bytes, topic: str) -> None:
+    """Put a message of this topic into the retry topic of the group."""
+    message = stored(body)
+    message.properties += f"RETRY_TOPIC\x01{topic}\x02"
+    cluster.group.append(RETRY, 0, message)
+
+
 async def test_a_failing_message_is_given_back_and_redelivered() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer = consumer_of(cluster, ordered=False, consume_from="first", commit_seconds=0.01)
         seen = failing(consumer)
         async with running(consumer):
@@ -58,8 +64,7 @@ async def test_a_failing_message_is_given_back_and_redelivered() -> None:
 
 
 async def test_after_the_last_repetition_it_is_dead() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 2)
+    async with filled(2) as cluster:
         consumer = consumer_of(cluster, ordered=False, max_reconsume_times=2)
         seen = failing(consumer, failures=99)
         async with running(consumer):
@@ -70,9 +75,7 @@ async def test_after_the_last_repetition_it_is_dead() -> None:
 async def test_new_group_reads_its_retry_topic_from_the_beginning() -> None:
     """A group that begins with the newest messages must not leave out what it gave back before it stored an offset."""
     async with FakeCluster.start(topics={"T": 1, RETRY: 1}) as cluster:
-        message = stored(b"old")
-        message.properties += "RETRY_TOPIC\x01T\x02"
-        cluster.group.append(RETRY, 0, message)
+        to_be_retried(cluster, b"old", topic="T")
         consumer = consumer_of(cluster, ordered=False, consume_from="last")
         seen = failing(consumer)
         async with running(consumer):
@@ -82,8 +85,7 @@ async def test_new_group_reads_its_retry_topic_from_the_beginning() -> None:
 
 @pytest.mark.parametrize("code", [1, 26, 3])
 async def test_a_message_that_the_broker_does_not_take_is_tried_again_here(code: int) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 2)
+    async with filled(2) as cluster:
         cluster.leader.fail_codes[SEND_BACK] = code
         consumer = consumer_of(cluster, ordered=False, commit_seconds=0.01)
         attempts: list[int] = []
@@ -164,8 +166,7 @@ async def test_send_back_is_repeated_until_a_broker_accepts() -> None:
 
 
 async def test_failed_batches_are_given_back_whole_and_redelivered_one_by_one() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 4)
+    async with filled(4) as cluster:
         consumer = consumer_of(cluster, ordered=False, concurrency=1, commit_seconds=0.01)
         again: list[list[bytes]] = []
 
@@ -197,9 +198,7 @@ async def test_the_handler_given_to_run_gets_it_again() -> None:
 
 async def test_message_of_a_removed_handler_is_returned() -> None:
     async with FakeCluster.start(topics={"T": 1, "U": 1, RETRY: 1}) as cluster:
-        message = stored(b"orphan")
-        message.properties += "RETRY_TOPIC\x01U\x02"
-        cluster.group.append(RETRY, 0, message)
+        to_be_retried(cluster, b"orphan", topic="U")
         consumer = consumer_of(cluster, ordered=False, max_reconsume_times=1)
         failing(consumer)
         async with running(consumer):
@@ -227,8 +226,7 @@ async def test_a_run_that_is_stopped_while_messages_go_back_keeps_each_once() ->
 
 
 async def test_ordered_consumer_retries_failed_messages_in_place() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 2)
+    async with filled(2) as cluster:
         consumer = consumer_of(cluster)
         seen: list[Any] = []
 
@@ -247,9 +245,7 @@ async def test_ordered_consumer_retries_failed_messages_in_place() -> None:
 
 async def test_streams_also_deliver_retried_messages() -> None:
     async with FakeCluster.start(topics={"T": 1, RETRY: 1}) as cluster, consumer_of(cluster, ordered=False) as consumer:
-        message = stored(b"again")
-        message.properties += "RETRY_TOPIC\x01T\x02"
-        cluster.group.append(RETRY, 0, message)
+        to_be_retried(cluster, b"again", topic="T")
         consumer.subscribe("T")
         [received] = await take(consumer, 1)
         assert (received.topic, received.record.topic, received.queue.topic) == ("T", RETRY, RETRY)

@@ -17,8 +17,7 @@ from mq.client.application_code import failure_of
 from mq.client.consume.send_back import failure_text
 from mq.protocol.properties import SAFE_BYTES_MAX, decode
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of, running, take
-from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.consuming import consumer_of, filled, offset_of, running, take
 
 pytestmark = pytest.mark.anyio
 
@@ -42,8 +41,7 @@ def poisoned(consumer: PushConsumer) -> list[tuple[bytes, int]]:
 
 @pytest.mark.parametrize("options", [{}, {"exclusive": True}], ids=["ordered", "exclusive"])
 async def test_poison_message_becomes_a_dead_letter_with_the_exception(options: dict[str, Any]) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer = consumer_of(cluster, max_reconsume_times=2, commit_seconds=0.01, **options)
         seen = poisoned(consumer)
         async with running(consumer):
@@ -56,8 +54,7 @@ async def test_poison_message_becomes_a_dead_letter_with_the_exception(options: 
 
 
 async def test_failing_batch_loses_only_the_poison_message() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 4)
+    async with filled(4) as cluster:
         consumer = consumer_of(cluster, max_reconsume_times=1, commit_seconds=0.01)
         seen: list[list[bytes]] = []
 
@@ -74,8 +71,7 @@ async def test_failing_batch_loses_only_the_poison_message() -> None:
 
 
 async def test_broadcast_member_gives_up_a_poison_message(tmp_path: Path) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer = consumer_of(cluster, max_reconsume_times=1, broadcast=tmp_path / "offsets", ordered=False)
         seen = poisoned(consumer)
         async with running(consumer):
@@ -84,8 +80,7 @@ async def test_broadcast_member_gives_up_a_poison_message(tmp_path: Path) -> Non
 
 
 async def test_message_that_no_broker_takes_is_retried_here() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 2)
+    async with filled(2) as cluster:
         cluster.leader.fail_codes[SEND_BACK] = 1
         consumer = consumer_of(cluster, max_reconsume_times=0, commit_seconds=0.01)
         seen = poisoned(consumer)
@@ -98,8 +93,7 @@ async def test_message_that_no_broker_takes_is_retried_here() -> None:
 
 
 async def test_minus_one_never_gives_up() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 2)
+    async with filled(2) as cluster:
         consumer = consumer_of(cluster, max_reconsume_times=-1, retry_delay=1e-9)
         seen = poisoned(consumer)
         async with running(consumer):
@@ -108,8 +102,7 @@ async def test_minus_one_never_gives_up() -> None:
 
 
 async def test_attempts_are_counted_on_when_a_queue_comes_back() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 2)
+    async with filled(2) as cluster:
         consumer = consumer_of(cluster, max_reconsume_times=3, commit_seconds=0.01)
         seen = poisoned(consumer)
         async with running(consumer):
@@ -125,17 +118,15 @@ async def test_attempts_are_counted_on_when_a_queue_comes_back() -> None:
 
 
 async def test_application_makes_a_dead_letter_itself() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 2)
-        async with consumer_of(cluster, commit_seconds=0.01) as consumer:
-            consumer.subscribe("T")
-            [_, message] = await take(consumer, 2)
-            await consumer.dead_letter(message, "no such\x01 account")
-            [letter] = cluster.group.queues[DEAD, 0]
-            assert decode(letter.properties)["RAFTMQ_FAILURE"] == "no such  account"
-            cluster.leader.fail_codes[SEND_BACK] = 1
-            with pytest.raises(NotADeadLetter, match="as a dead letter"):
-                await consumer.dead_letter(message, ValueError("x"))
+    async with filled(2) as cluster, consumer_of(cluster, commit_seconds=0.01) as consumer:
+        consumer.subscribe("T")
+        [_, message] = await take(consumer, 2)
+        await consumer.dead_letter(message, "no such\x01 account")
+        [letter] = cluster.group.queues[DEAD, 0]
+        assert decode(letter.properties)["RAFTMQ_FAILURE"] == "no such  account"
+        cluster.leader.fail_codes[SEND_BACK] = 1
+        with pytest.raises(NotADeadLetter, match="as a dead letter"):
+            await consumer.dead_letter(message, ValueError("x"))
 
 
 class Broken(Exception):

@@ -31,7 +31,7 @@ from mq.client.limits import TEST_MIN
 from mq.client.long_wait import LongWait
 from mq.client.sync import SyncAdmin, SyncProducer, SyncPullConsumer, SyncPushConsumer
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of, stored, take
+from tests.unit.client.consuming import consumer_of, fill, filled, offset_of, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.strange_servers import black_hole, strange_server
 
@@ -129,23 +129,20 @@ async def test_health_names_the_problem() -> None:
 
 
 async def test_health_of_a_consumer_follows_its_queues() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 1)
-        async with consumer_of(cluster, remoting=QUICK) as consumer:
-            assert consumer.health().reasons == ("nothing is subscribed: call subscribe",)
-            consumer.subscribe("T")
-            await take(consumer, 1)
-            await until(lambda: bool(consumer.health()))
-            cluster.leader.fail_codes = {11: 14}
-            await until(lambda: "code 14" in str(consumer.health()), seconds=60)
-            cluster.leader.fail_codes = {}
-            cluster.group.append("T", 0, stored(b"more"))
-            await until(lambda: consumer.health() == Health(), seconds=60)
+    async with filled(1) as cluster, consumer_of(cluster, remoting=QUICK) as consumer:
+        assert consumer.health().reasons == ("nothing is subscribed: call subscribe",)
+        consumer.subscribe("T")
+        await take(consumer, 1)
+        await until(lambda: bool(consumer.health()))
+        cluster.leader.fail_codes = {11: 14}
+        await until(lambda: "code 14" in str(consumer.health()), seconds=60)
+        cluster.leader.fail_codes = {}
+        cluster.group.append("T", 0, stored(b"more"))
+        await until(lambda: consumer.health() == Health(), seconds=60)
 
 
 async def test_lag_counts_unfinished_messages() -> None:
-    async with FakeCluster.start(topics={"T": 2}) as cluster:
-        fill(cluster, 10, queues=2)
+    async with filled(10, queues=2) as cluster:
         async with consumer_of(cluster) as consumer:
             assert await consumer.lag() == {}
             consumer.subscribe("T")
@@ -191,8 +188,7 @@ async def test_application_receives_client_events() -> None:
 
 async def test_offsets_are_stored_before_revocation_is_announced() -> None:
     seen: list[int | None] = []
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
 
         def note(event: ClientEvent) -> None:
             if event.kind == "revoked":

@@ -32,7 +32,7 @@ from mq.client.metrics.recorder import ClientMetrics, LabelBook
 from mq.client.sync import SyncProducer
 from tests.support.producing import producer_of
 from tests.support.waiting import cancelled_when, until
-from tests.unit.client.consuming import IMPATIENT, consumer_of, consuming, fill
+from tests.unit.client.consuming import IMPATIENT, consumer_of, consuming, fill, filled
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
 from tests.unit.client.sending import sending
 
@@ -97,8 +97,7 @@ async def test_an_attempt_that_is_made_again_has_a_reason() -> None:
 
 async def test_metrics_count_deliveries_by_outcome() -> None:
     registry = Registry()
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 4)
+    async with filled(4) as cluster:
         consumer = consumer_of(cluster, metrics=PrometheusMetrics(registry), on_error={KeyError: Skip})
         seen: list[tuple[bytes, int]] = []
 

@@ -31,7 +31,7 @@ from mq.client import (
 from mq.client.net.life_cycle import Client
 from tests.support.producing import producer_of
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of, running
+from tests.unit.client.consuming import consumer_of, fill, filled, offset_of, running
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed, check_back
 
 pytestmark = pytest.mark.anyio
@@ -220,8 +220,7 @@ async def test_opening_may_be_given_up(how: str) -> None:
 
 
 async def test_a_consumer_that_is_closed_ends_run_and_commits() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer = PushConsumer(cluster.namesrv, "cg", consume_from="first")
         handled: list[bytes] = []
 

@@ -8,7 +8,7 @@ import pytest
 
 from mq.client import Delivery, MessageQueue, PushConsumer, ReceivedMessage
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of, running
+from tests.unit.client.consuming import consumer_of, fill, filled, offset_of, running
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -72,8 +72,7 @@ async def next_delivery(consumer: PushConsumer, *, seconds: float = 60.0) -> Del
 
 @pytest.mark.parametrize("exclusive", [True, False])
 async def test_deliveries_of_an_exclusive_consumer_come_one_at_a_time_per_queue(exclusive: bool) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer = consumer_of(cluster, exclusive=exclusive)
         consumer.subscribe("T")
         async with consumer:

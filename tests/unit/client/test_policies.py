@@ -13,7 +13,7 @@ from mq.client import DeadLetter, OnError, PushConsumer, ReceivedMessage, RetryL
 from mq.client.consume.policies import raised_policy
 from mq.client.sync import SyncPushConsumer
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of, running
+from tests.unit.client.consuming import consumer_of, fill, filled, offset_of, running
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -44,8 +44,7 @@ class Shop:
 
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_skipped_message_is_done(ordered: bool, caplog: pytest.LogCaptureFixture) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer, shop = consumer_of(cluster, ordered=ordered), Shop(Skip("an empty order"))
         shop.register(consumer)
         with caplog.at_level("INFO", "mq.client"):
@@ -60,8 +59,7 @@ async def test_skipped_message_is_done(ordered: bool, caplog: pytest.LogCaptureF
 
 async def test_policy_raised_in_a_task_group_counts(caplog: pytest.LogCaptureFixture) -> None:
     """It was logged as a failure, and the message retried 16 times."""
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer, shop = consumer_of(cluster), Shop(ExceptionGroup("of tasks", [Skip("empty"), Skip("empty, too")]))
         shop.register(consumer)
         with caplog.at_level("INFO", "mq.client"):
@@ -98,8 +96,7 @@ def test_group_has_the_policy_of_all_its_exceptions(leaves: list[Exception], wan
     ],
 )
 async def test_exception_makes_dead_letter_at_once(ordered: bool, on_error: OnError) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer, shop = consumer_of(cluster, ordered=ordered), Shop(ValueError("no account"))
         shop.register(consumer, on_error=on_error)
         async with running(consumer):
@@ -111,8 +108,7 @@ async def test_exception_makes_dead_letter_at_once(ordered: bool, on_error: OnEr
 
 
 async def test_dead_letter_that_is_not_stored_is_retried() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         cluster.leader.fail_codes[SEND_BACK] = 1
         cluster.leader.fail_codes[310] = 1
         consumer, shop = consumer_of(cluster, on_error={ValueError: DeadLetter}), Shop(ValueError("x"), times=99)
@@ -127,8 +123,7 @@ async def test_dead_letter_that_is_not_stored_is_retried() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_message_is_retried_after_its_seconds(ordered: bool) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer, shop = consumer_of(cluster, ordered=ordered, retry_delay=30), Shop(RetryLater(0.2))
         shop.register(consumer)
         async with running(consumer):
@@ -140,8 +135,7 @@ async def test_message_is_retried_after_its_seconds(ordered: bool) -> None:
 
 
 async def test_short_retries_end_at_the_broker() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 1)
+    async with filled(1) as cluster:
         consumer = consumer_of(cluster, ordered=False, max_reconsume_times=2)
         attempts: list[int] = []
 
@@ -157,8 +151,7 @@ async def test_short_retries_end_at_the_broker() -> None:
 
 
 async def test_long_wait_is_left_to_the_broker() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer, shop = consumer_of(cluster, ordered=False), Shop(OSError("down"))
         shop.register(consumer, on_error={OSError: RetryLater(61)})
         async with running(consumer):
@@ -170,8 +163,7 @@ async def test_long_wait_is_left_to_the_broker() -> None:
 
 @pytest.mark.parametrize("raised", [StopConsumer("disk full"), OSError("disk full")])
 async def test_stop_ends_run_and_keeps_the_message(raised: Exception) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer, shop = consumer_of(cluster, on_error={OSError: StopConsumer}), Shop(raised)
         shop.register(consumer)
         async with consumer:
@@ -185,8 +177,7 @@ async def test_stop_ends_run_and_keeps_the_message(raised: Exception) -> None:
 
 
 async def test_failing_policy_function_is_logged_and_the_message_retried(caplog: pytest.LogCaptureFixture) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         consumer, shop = consumer_of(cluster), Shop(KeyError("x"))
         shop.register(consumer, on_error={LookupError: lambda error: error.args[1]})
         async with running(consumer):
@@ -196,8 +187,7 @@ async def test_failing_policy_function_is_logged_and_the_message_retried(caplog:
 
 
 async def test_handler_out_of_time_has_failed() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 2)
+    async with filled(2) as cluster:
         consumer = consumer_of(cluster)
         cancelled: list[bytes] = []
         done: list[bytes] = []
@@ -220,8 +210,7 @@ async def test_handler_out_of_time_has_failed() -> None:
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_middleware_runs_around_each_handler(ordered: bool) -> None:
     """Also around that of a redelivered message, once."""
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 2)
+    async with filled(2) as cluster:
         consumer, shop = consumer_of(cluster, ordered=ordered), Shop(ValueError("x"))
         steps: list[str] = []
 

@@ -20,7 +20,7 @@ from mq.client import (
 )
 from mq.client.sync import SyncPullConsumer
 from tests.support.waiting import until
-from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, stored, take
+from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, filled, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -115,8 +115,7 @@ def test_threads_read_to_the_end(threads: FakeCluster) -> None:
 
 @pytest.mark.parametrize("is_in_file", [True, False])
 async def test_broadcast_reads_added_queue_from_its_first_message(is_in_file: bool, tmp_path: Path) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         member = consumer_of(
             cluster,
             broadcast=tmp_path / "offsets" if is_in_file else True,
@@ -146,8 +145,7 @@ async def test_broadcast_reads_missing_topic_from_its_first_message() -> None:
 async def test_offsets_file_of_another_consumer_is_refused(tmp_path: Path) -> None:
     """Each stored its own offsets there, so that the other one skipped messages when it was opened again."""
     offsets = tmp_path / "a" / "offsets"
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 3)
+    async with filled(3) as cluster:
         first, second = (consumer_of(cluster, broadcast=offsets) for _ in range(2))
         async with first:
             with pytest.raises(AlreadyOpen, match=r"a consumer of this process keeps its offsets in .*a/offsets: give"):

@@ -25,7 +25,7 @@ from mq.client import (
 )
 from mq.client.limits import TEST_MIN
 from tests.support.waiting import until
-from tests.unit.client.consuming import IMPATIENT, consumer_of, fill, running, stored
+from tests.unit.client.consuming import IMPATIENT, consumer_of, filled, running, stored
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
 from tests.unit.client.strange_servers import failures_at, strange_server
 
@@ -68,8 +68,7 @@ async def test_many_callers_wait_for_a_mute_server_once() -> None:
 
 @pytest.mark.parametrize("missing", ["name server", "broker", "broker later"])
 async def test_stuck_push_consumer_logs_the_reason(caplog: pytest.LogCaptureFixture, missing: str) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 1)
+    async with filled(1) as cluster:
         cluster.name_servers[0].mute = missing == "name server"
         cluster.leader.mute = missing == "broker"
         if missing == "broker later":
@@ -128,8 +127,7 @@ async def test_wait_assigned_without_a_subscription_logs_the_remedy(caplog: pyte
 
 async def test_full_queue_reports_why_it_is_not_pulled(caplog: pytest.LogCaptureFixture) -> None:
     limits = FlowLimits(count_max=4)
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 12)
+    async with filled(12) as cluster:
         consumer = consumer_of(cluster, remoting=IMPATIENT, pull=PullSettings(batch_max=4, limits=limits))
         consumer.subscribe("T")
         async with consumer:
@@ -145,8 +143,7 @@ async def test_full_queue_reports_why_it_is_not_pulled(caplog: pytest.LogCapture
 
 async def test_message_that_keeps_failing_is_named_when_pulling_pauses(caplog: pytest.LogCaptureFixture) -> None:
     """With `ordered="key"` the others are handled, but the first one holds the offset."""
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 12)
+    async with filled(12) as cluster:
         pull = PullSettings(batch_max=4, limits=FlowLimits(span_max=4))
         consumer = consumer_of(cluster, remoting=IMPATIENT, ordered="key", pull=pull)
         done: list[bytes] = []
@@ -266,8 +263,7 @@ async def test_filter_that_lets_nothing_through_is_named(caplog: pytest.LogCaptu
 
 
 async def test_group_beginning_at_the_end_logs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    async with FakeCluster.start(topics={"T": 4}) as cluster:
-        fill(cluster, 8, queues=4)
+    async with filled(8, queues=4) as cluster:
         for _ in range(2):
             async with consumer_of(cluster, consume_from="last") as consumer:
                 consumer.subscribe("T")

@@ -46,8 +46,12 @@ def queues(table: RouteTable, topic: str) -> dict[str, int]:
     return {} if route is None else {data.broker_name: data.write_queue_nums for data in route.queue_datas}
 
 
-def test_route_has_queues_and_all_brokers_of_the_group() -> None:
-    table = RouteTable()
+@pytest.fixture
+def table() -> RouteTable:
+    return RouteTable()
+
+
+def test_route_has_queues_and_all_brokers_of_the_group(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn-a")
     table.register_broker(0, broker(1, B), topics("T1", "T2"), "conn-b")
     table.register_broker(0, broker(0, C, group="b-b"), topics("T2"), "conn-c")
@@ -69,8 +73,7 @@ def test_route_has_queues_and_all_brokers_of_the_group() -> None:
     assert table.cluster_info().clusters == {"c1": ["b-a", "b-b"]}
 
 
-def test_only_the_leader_brings_topics() -> None:
-    table = RouteTable()
+def test_only_the_leader_brings_topics(table: RouteTable) -> None:
     table.register_broker(0, broker(1, B), topics("T1"), "conn-b")
     assert table.route("T1") is None
     assert addresses(table) == {1: B}
@@ -78,8 +81,7 @@ def test_only_the_leader_brings_topics() -> None:
     assert table.topic_list() == ["T2"]
 
 
-def test_topics_count_when_their_version_differs() -> None:
-    table = RouteTable()
+def test_topics_count_when_their_version_differs(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1"), "conn")
     table.register_broker(1, broker(0, A), topics("T1", "T2"), "conn")
     assert table.topic_list() == ["T1"], "the same version was not looked at"
@@ -89,8 +91,7 @@ def test_topics_count_when_their_version_differs() -> None:
     assert queues(table, "T1") == {"b-a": 8}
 
 
-def test_topics_of_a_new_leader_replace_its_follower_report() -> None:
-    table = RouteTable()
+def test_topics_of_a_new_leader_replace_its_follower_report(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1"), "conn-a")
     table.register_broker(0, broker(1, B), topics("T1", "T2", counter=2), "conn-b")
     table.connection_closed("conn-a")
@@ -98,8 +99,7 @@ def test_topics_of_a_new_leader_replace_its_follower_report() -> None:
     assert table.topic_list() == ["T1", "T2"]
 
 
-def test_a_broker_that_takes_over_moves() -> None:
-    table = RouteTable()
+def test_a_broker_that_takes_over_moves(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1", term=1), "conn-a")
     table.register_broker(0, broker(1, B), topics("T1", term=1), "conn-b")
 
@@ -110,8 +110,7 @@ def test_a_broker_that_takes_over_moves() -> None:
     assert addresses(table) == {0: B, 2: A}
 
 
-def test_a_deposed_leader_is_ignored() -> None:
-    table = RouteTable()
+def test_a_deposed_leader_is_ignored(table: RouteTable) -> None:
     table.register_broker(0, broker(0, B), topics("T1", term=2), "conn-b")
 
     late = table.register_broker(1, broker(0, A), topics("T1", "T9", term=1, counter=9), "conn-a")
@@ -121,9 +120,8 @@ def test_a_deposed_leader_is_ignored() -> None:
     assert table.topic_list() == ["T1"]
 
 
-def test_a_deposed_leader_takes_nothing_with_it() -> None:
+def test_a_deposed_leader_takes_nothing_with_it(table: RouteTable) -> None:
     """Its entry belongs to somebody else by now, whether it says goodbye, is cut off or falls silent."""
-    table = RouteTable()
     table.register_broker(0, broker(0, A), topics("T1", term=1), "conn-a")
     table.register_broker(1, broker(0, B), topics("T1", term=2), "conn-b")
     assert table.unregister_broker(broker(0, A)) is None
@@ -133,8 +131,7 @@ def test_a_deposed_leader_takes_nothing_with_it() -> None:
     assert queues(table, "T1") == {"b-a": 4}
 
 
-def test_followers_get_the_leader_address_on_registration() -> None:
-    table = RouteTable()
+def test_followers_get_the_leader_address_on_registration(table: RouteTable) -> None:
     assert table.register_broker(0, broker(1, B), topics(), "conn-b").leader_address is None
     assert table.register_broker(0, broker(0, A), topics(), "conn-a", ha_address="10.0.0.1:2").leader_address is None
     told = table.register_broker(0, broker(1, B), topics(), "conn-b")
@@ -161,24 +158,21 @@ def test_a_broker_may_ask_for_another_expiry() -> None:
     assert table.expire(11) == [broker(0, A)]
 
 
-def test_a_closed_connection_removes_its_brokers_at_once() -> None:
-    table = RouteTable()
+def test_a_closed_connection_removes_its_brokers_at_once(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1"), "conn-1")
     table.register_broker(0, broker(0, B, group="b-b"), topics("T1"), "conn-2")
     assert table.connection_closed("conn-1") == [broker(0, A)]
     assert queues(table, "T1") == {"b-b": 4}
 
 
-def test_an_old_connection_that_closes_does_not_remove_a_reconnected_broker() -> None:
-    table = RouteTable()
+def test_an_old_connection_that_closes_does_not_remove_a_reconnected_broker(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1"), "old")
     table.register_broker(1, broker(0, A), topics("T1"), "new")
     assert table.connection_closed("old") == []
     assert queues(table, "T1") == {"b-a": 4}
 
 
-def test_unregistering_a_broker_removes_its_routes() -> None:
-    table = RouteTable()
+def test_unregistering_a_broker_removes_its_routes(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1"), "conn")
     table.register_broker(0, broker(1, B), topics("T1"), "conn-b")
     assert table.unregister_broker(broker(0, A)) == "conn"
@@ -206,8 +200,7 @@ def test_an_unregistered_group_is_whole_after_its_next_registrations(order: tupl
             assert table.topic_list() == ["T1", "T2"]
 
 
-def test_whole_registration_restores_missing_topics() -> None:
-    table = RouteTable()
+def test_whole_registration_restores_missing_topics(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn", whole=True)
     table.wipe_write_perm("b-a")
     table.delete_topic("T1")
@@ -220,8 +213,7 @@ def test_whole_registration_restores_missing_topics() -> None:
     assert route.queue_datas[0].perm == 4, "what is there stays as it is"
 
 
-def test_an_address_is_in_one_group() -> None:
-    table = RouteTable()
+def test_an_address_is_in_one_group(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A, group="old"), topics("T1"), "conn")
     table.register_broker(1, broker(0, A, group="new"), topics("T1"), "conn")
     assert queues(table, "T1") == {"new": 4}
@@ -238,8 +230,7 @@ def test_data_version_query_reports_changes() -> None:
     assert table.expire(221) == [broker(0, A)], "a changed one does not: the broker will register"
 
 
-def test_write_permission() -> None:
-    table = RouteTable()
+def test_write_permission(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1", perm=7), "conn")
     table.register_broker(0, broker(0, B, group="b-b"), topics("T1"), "conn")
 
@@ -255,8 +246,7 @@ def test_write_permission() -> None:
     assert table.wipe_write_perm("nobody") == 0
 
 
-def test_deleting_a_topic_removes_its_routes() -> None:
-    table = RouteTable()
+def test_deleting_a_topic_removes_its_routes(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn")
     table.register_broker(0, broker(0, B, group="b-b", cluster="c2"), topics("T1", "T2"), "conn")
     assert table.topic_list(cluster="c2") == ["T1", "T2"]
@@ -268,8 +258,7 @@ def test_deleting_a_topic_removes_its_routes() -> None:
     assert table.topic_list() == ["T2"]
 
 
-def test_filter_servers() -> None:
-    table = RouteTable()
+def test_filter_servers(table: RouteTable) -> None:
     body = topics("T1")
     body.filter_servers = ["10.0.0.1:30000"]
     table.register_broker(0, broker(0, A), body, "conn")
@@ -279,8 +268,7 @@ def test_filter_servers() -> None:
     assert route.filter_servers == {A: ["10.0.0.1:30000"]}
 
 
-def test_whole_registration_removes_unlisted_topics() -> None:
-    table = RouteTable()
+def test_whole_registration_removes_unlisted_topics(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn")
     table.register_broker(0, broker(0, B, group="b-b"), topics("T1"), "conn")
     table.register_broker(0, broker(0, A), topics("T3", counter=2), "conn")
@@ -290,8 +278,7 @@ def test_whole_registration_removes_unlisted_topics() -> None:
     assert queues(table, "T1") == {"b-b": 4}
 
 
-def test_wiped_permissions_last_until_the_topics_change() -> None:
-    table = RouteTable()
+def test_wiped_permissions_last_until_the_topics_change(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1"), "conn")
     for counter, perm in ((1, 4), (2, 6)):
         assert table.wipe_write_perm("b-a") == 1
@@ -301,8 +288,7 @@ def test_wiped_permissions_last_until_the_topics_change() -> None:
         assert route.queue_datas[0].perm == perm
 
 
-def test_topics_by_flags_of_units() -> None:
-    table = RouteTable()
+def test_topics_by_flags_of_units(table: RouteTable) -> None:
     body = RegisterBrokerBody(
         topics={f"T{flags}": TopicConfig(f"T{flags}", topic_sys_flag=flags) for flags in range(4)},
         data_version=DataVersion(1),
@@ -335,8 +321,7 @@ def test_a_heartbeat_keeps_a_broker_that_registered() -> None:
     assert [each.address for each in table.expire(119)] == [A]
 
 
-def test_members_of_a_group_are_returned() -> None:
-    table = RouteTable()
+def test_members_of_a_group_are_returned(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics(), "conn")
     table.register_broker(0, broker(1, B), topics(), "conn")
     assert table.member_group("c1", "b-a").broker_addrs == {0: A, 1: B}
@@ -392,15 +377,15 @@ LONG = "x" * (NAME_LENGTH_MAX + 1)
         (broker(0, A), RegisterBrokerBody(filter_servers=[LONG]), ""),
     ],
 )
-def test_names_that_nothing_has_are_refused(who: BrokerId, body: RegisterBrokerBody, ha_address: str) -> None:
-    table = RouteTable()
+def test_names_that_nothing_has_are_refused(
+    who: BrokerId, body: RegisterBrokerBody, ha_address: str, table: RouteTable
+) -> None:
     with pytest.raises(NameTooLong, match=f"{NAME_LENGTH_MAX + 1} characters"):
         table.register_broker(0, who, body, "conn", ha_address=ha_address)
     assert table.cluster_info().brokers == {}
 
 
-def test_a_broker_has_few_filter_servers() -> None:
-    table = RouteTable()
+def test_a_broker_has_few_filter_servers(table: RouteTable) -> None:
     most = [A] * FILTER_SERVERS_MAX
     table.register_broker(0, broker(0, A), RegisterBrokerBody(filter_servers=most), "conn")
     with pytest.raises(TableFull, match="filter servers"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+from typing import Any
 
 import pytest
 from h2.errors import ErrorCodes
@@ -21,6 +22,13 @@ from tests.support.grpc_client import Loop, frames_of
 WINDOW = 65_535
 
 
+def begin(loop: Loop, *path_and_messages: Any, **options: Any) -> int:
+    """The number of a call that the server has seen."""
+    stream_id = loop.client.call(*path_and_messages, **options)
+    loop.turn()
+    return stream_id
+
+
 def messages_of(loop: Loop, stream: CallStream) -> list[bytes]:
     """All that a method can take now."""
     found = []
@@ -30,10 +38,13 @@ def messages_of(loop: Loop, stream: CallStream) -> list[bytes]:
     return found
 
 
-def test_server_answers_a_unary_call() -> None:
-    loop = Loop()
-    stream_id = loop.client.call("/a.B/C", [b"request"], headers=[("x-mq-client-id", "me")])
-    loop.turn()
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+def test_server_answers_a_unary_call(loop: Loop) -> None:
+    stream_id = begin(loop, "/a.B/C", [b"request"], headers=[("x-mq-client-id", "me")])
     [call] = loop.begun
     assert call.head is not None
     assert (call.head.path, call.head.authority) == ("/a.B/C", "broker.example")
@@ -46,8 +57,7 @@ def test_server_answers_a_unary_call() -> None:
     assert not loop.server.streams
 
 
-def test_several_messages_in_a_frame_and_one_in_several() -> None:
-    loop = Loop()
+def test_several_messages_in_a_frame_and_one_in_several(loop: Loop) -> None:
     stream_id = loop.client.call(end=False)
     data = b"".join(framed(bytes([number]) * 1000, compress=False) for number in range(10))
     for at in range(0, len(data), 777):
@@ -58,10 +68,8 @@ def test_several_messages_in_a_frame_and_one_in_several() -> None:
     assert not call.half_closed
 
 
-def test_both_sides_of_a_stream_take_turns() -> None:
-    loop = Loop()
-    stream_id = loop.client.call(end=False)
-    loop.turn()
+def test_both_sides_of_a_stream_take_turns(loop: Loop) -> None:
+    stream_id = begin(loop, end=False)
     [call] = loop.begun
     for number in range(5):
         loop.client.send(stream_id, framed(b"%d" % number, compress=False))
@@ -75,10 +83,8 @@ def test_both_sides_of_a_stream_take_turns() -> None:
     assert call.half_closed
 
 
-def test_an_error_without_a_message_is_one_frame_of_headers() -> None:
-    loop = Loop()
-    stream_id = loop.client.call(messages=[b"x"])
-    loop.turn()
+def test_an_error_without_a_message_is_one_frame_of_headers(loop: Loop) -> None:
+    stream_id = begin(loop, messages=[b"x"])
     loop.answer(loop.begun[0], status=Status.NOT_FOUND, reason="no topic \u00e4 100%")
     answer = loop.client.answers[stream_id]
     assert answer.headers[":status"] == "200"
@@ -87,10 +93,8 @@ def test_an_error_without_a_message_is_one_frame_of_headers() -> None:
     assert answer.headers["grpc-message"] == "no topic %C3%A4 100%25"
 
 
-def test_an_early_error_ends_the_stream_on_both_sides() -> None:
-    loop = Loop()
-    stream_id = loop.client.call(end=False)
-    loop.turn()
+def test_an_early_error_ends_the_stream_on_both_sides(loop: Loop) -> None:
+    stream_id = begin(loop, end=False)
     loop.answer(loop.begun[0], status=Status.INTERNAL)
     answer = loop.client.answers[stream_id]
     # Some clients lose the status if the reset comes with it.
@@ -101,20 +105,16 @@ def test_an_early_error_ends_the_stream_on_both_sides() -> None:
     assert answer.reset == ErrorCodes.NO_ERROR
 
 
-def test_unfinished_calls_of_clients_are_bounded() -> None:
-    loop = Loop()
+def test_unfinished_calls_of_clients_are_bounded(loop: Loop) -> None:
     for _ in range(150):
-        loop.client.call(end=False)
-        loop.turn()
+        begin(loop, end=False)
         loop.answer(loop.begun.pop(), status=Status.INTERNAL)
     resets = [answer.reset for answer in loop.client.answers.values()]
     assert resets == [ErrorCodes.NO_ERROR] * 50 + [None] * 100
 
 
-def test_a_call_that_its_client_ends_after_the_answer_is_not_reset() -> None:
-    loop = Loop()
-    stream_id = loop.client.call(end=False)
-    loop.turn()
+def test_a_call_that_its_client_ends_after_the_answer_is_not_reset(loop: Loop) -> None:
+    stream_id = begin(loop, end=False)
     loop.answer(loop.begun[0], status=Status.INTERNAL)
     loop.client.http2.end_stream(stream_id)
     loop.turn()
@@ -127,8 +127,7 @@ def test_data_for_an_ended_call_costs_the_connection_nothing() -> None:
     # What a client sent before it knew of the end counts for the window of the connection: it must come back.
     loop = Loop(GrpcLimits(connection_window_bytes=WINDOW, stream_window_bytes=WINDOW))
     for _ in range(20):
-        stream_id = loop.client.call(end=False)
-        loop.turn()
+        stream_id = begin(loop, end=False)
         call = loop.begun.pop()
         loop.server.finish(call, Status.UNAVAILABLE)
         loop.client.send(stream_id, bytes(30_000))
@@ -140,8 +139,7 @@ def test_data_for_an_ended_call_costs_the_connection_nothing() -> None:
 def test_unread_calls_that_are_cancelled_give_their_window_back() -> None:
     loop = Loop(GrpcLimits(connection_window_bytes=WINDOW, stream_window_bytes=WINDOW))
     for _ in range(20):
-        stream_id = loop.client.call(messages=[bytes(10_000), bytes(10_000)], end=False)
-        loop.turn()
+        stream_id = begin(loop, messages=[bytes(10_000), bytes(10_000)], end=False)
         loop.client.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
         loop.turn()
     assert not loop.server.streams
@@ -150,8 +148,7 @@ def test_unread_calls_that_are_cancelled_give_their_window_back() -> None:
 
 def test_a_method_that_does_not_read_stops_its_client_and_no_other() -> None:
     loop = Loop(GrpcLimits(stream_window_bytes=WINDOW))
-    stream_id = loop.client.call(end=False)
-    loop.turn()
+    stream_id = begin(loop, end=False)
     message = framed(bytes(10_000), compress=False)
     sent = 0
     while loop.client.http2.local_flow_control_window(stream_id) >= len(message):
@@ -159,8 +156,7 @@ def test_a_method_that_does_not_read_stops_its_client_and_no_other() -> None:
         loop.turn()
         sent += 1
     assert sent == WINDOW // len(message)
-    other = loop.client.call(messages=[bytes(20_000)])
-    loop.turn()
+    other = begin(loop, messages=[bytes(20_000)])
     loop.answer(loop.begun[1], b"done")
     assert loop.client.answers[other].status is Status.OK
     assert len(messages_of(loop, loop.begun[0])) == sent
@@ -180,11 +176,9 @@ def test_a_message_may_be_larger_than_the_window() -> None:
     assert messages_of(loop, loop.begun[0]) == [bytes(1_000_000)]
 
 
-def test_a_large_answer_waits_for_a_client_that_does_not_read() -> None:
-    loop = Loop()
+def test_a_large_answer_waits_for_a_client_that_does_not_read(loop: Loop) -> None:
     loop.client.reads = False
-    stream_id = loop.client.call(messages=[b"x"])
-    loop.turn()
+    stream_id = begin(loop, messages=[b"x"])
     [call] = loop.begun
     sent: list[bool] = []
     call.on_sent = lambda: sent.append(True)
@@ -204,11 +198,9 @@ def test_a_large_answer_waits_for_a_client_that_does_not_read() -> None:
     assert answer.messages == [bytes(300_000)]
 
 
-def test_a_smaller_initial_window_is_respected_while_an_answer_waits() -> None:
-    loop = Loop()
+def test_a_smaller_initial_window_is_respected_while_an_answer_waits(loop: Loop) -> None:
     loop.client.reads = False
-    stream_id = loop.client.call(messages=[b"x"])
-    loop.turn()
+    stream_id = begin(loop, messages=[b"x"])
     assert not loop.server.send(loop.begun[0], framed(bytes(100_000), compress=False))
     loop.turn()
     loop.client.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
@@ -227,8 +219,7 @@ def test_cancelled_answers_leave_the_window_to_others() -> None:
     # Of fifty answers only the beginning is read before the client cancels them.
     loop = Loop()
     for _ in range(50):
-        stream_id = loop.client.call(messages=[b"x"])
-        loop.turn()
+        stream_id = begin(loop, messages=[b"x"])
         loop.server.send(loop.begun.pop(), framed(bytes(300_000), compress=False))
         loop.client.receive(loop.taken())
         loop.client.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
@@ -243,16 +234,14 @@ def test_output_is_bounded_until_the_socket_takes_it() -> None:
     loop = Loop(limits)
     loop.client.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10_000_000})
     loop.client.http2.increment_flow_control_window(50_000_000)
-    loop.client.call(messages=[b"x"])
-    loop.turn()
+    begin(loop, messages=[b"x"])
     assert not loop.server.send(loop.begun[0], framed(bytes(5_000_000), compress=False))
     assert loop.server.unsent_bytes < limits.output_bytes_max + 2 * 16_384
     loop.turn()
     assert loop.client.answers[1].messages == [bytes(5_000_000)]
 
 
-def test_answers_take_turns_by_frame() -> None:
-    loop = Loop()
+def test_answers_take_turns_by_frame(loop: Loop) -> None:
     loop.client.reads = False
     for _ in range(3):
         loop.client.call(messages=[b"x"])
@@ -299,11 +288,9 @@ def test_a_window_that_opens_costs_the_same_however_many_answers_wait() -> None:
     assert cost(200) < 1.2 * cost(2)
 
 
-def test_answer_continues_when_settings_open_its_window() -> None:
-    loop = Loop()
+def test_answer_continues_when_settings_open_its_window(loop: Loop) -> None:
     loop.client.reads = False
-    stream_id = loop.client.call(messages=[b"x"])
-    loop.turn()
+    stream_id = begin(loop, messages=[b"x"])
     assert not loop.server.send(loop.begun[0], framed(bytes(100_000), compress=False))
     loop.turn()
     loop.client.http2.increment_flow_control_window(200_000)
@@ -314,10 +301,8 @@ def test_answer_continues_when_settings_open_its_window() -> None:
     assert loop.client.answers[stream_id].messages == [bytes(100_000)]
 
 
-def test_the_client_cancels() -> None:
-    loop = Loop()
-    stream_id = loop.client.call(end=False)
-    loop.turn()
+def test_the_client_cancels(loop: Loop) -> None:
+    stream_id = begin(loop, end=False)
     [call] = loop.begun
     ended: list[bool] = []
     call.on_end = lambda: ended.append(call.closed)
@@ -353,8 +338,7 @@ def test_a_bad_message_ends_its_call_only(sent: bytes, status: Status) -> None:
     assert loop.client.answers[good].messages == [b"answer"]
 
 
-def test_compressed_both_ways() -> None:
-    loop = Loop()
+def test_compressed_both_ways(loop: Loop) -> None:
     body = b"again and again " * 1_000
     packed = gzip.compress(body)
     loop.client.call(end=False, grpc_encoding="gzip", grpc_accept_encoding="gzip,identity")
@@ -371,11 +355,9 @@ def test_compressed_both_ways() -> None:
     assert len(answer.body) < 1_000
 
 
-def test_unservable_calls_are_refused_with_a_status() -> None:
-    loop = Loop()
+def test_unservable_calls_are_refused_with_a_status(loop: Loop) -> None:
     encoding = loop.client.call(messages=[b"x"], grpc_encoding="snappy")
-    timeout = loop.client.call(messages=[b"x"], grpc_timeout="soon")
-    loop.turn()
+    timeout = begin(loop, messages=[b"x"], grpc_timeout="soon")
     answers = loop.client.answers
     assert answers[encoding].status is Status.UNIMPLEMENTED
     assert answers[encoding].headers["grpc-accept-encoding"] == "identity,gzip"
@@ -384,14 +366,11 @@ def test_unservable_calls_are_refused_with_a_status() -> None:
     assert not loop.server.streams
 
 
-def test_browsers_get_405_with_an_explanation() -> None:
-    loop = Loop()
-    get = loop.client.call("/", method="GET")
-    loop.turn()
+def test_browsers_get_405_with_an_explanation(loop: Loop) -> None:
+    get = begin(loop, "/", method="GET")
     assert loop.client.answers[get].headers[":status"] == "405"
     assert b"gRPC" in loop.client.answers[get].body
-    post = loop.client.call("/", [b"<xml/>"], content_type="text/xml")
-    loop.turn()
+    post = begin(loop, "/", [b"<xml/>"], content_type="text/xml")
     assert loop.client.answers[post].headers[":status"] == "415"
     assert not loop.server.streams
 
@@ -408,8 +387,7 @@ def test_more_calls_than_allowed_are_refused_and_can_be_tried_again() -> None:
     assert [loop.client.answers[each].reset for each in streams] == [None] * 3 + [ErrorCodes.REFUSED_STREAM] * 2
     for call in loop.begun[:3]:
         loop.answer(call, b"done")
-    again = loop.client.call(messages=[b"x"])
-    loop.turn()
+    again = begin(loop, messages=[b"x"])
     loop.answer(loop.begun[3], b"done")
     assert loop.client.answers[again].status is Status.OK
 
@@ -448,8 +426,7 @@ def test_a_message_that_never_arrives_whole_ends_its_call() -> None:
     assert loop.failed is None
 
 
-def test_pings_are_answered() -> None:
-    loop = Loop()
+def test_pings_are_answered(loop: Loop) -> None:
     loop.client.http2.ping(b"12345678")
     loop.turn()
     assert loop.client.pings == [b"12345678"]
@@ -457,8 +434,7 @@ def test_pings_are_answered() -> None:
 
 def test_a_silent_client_is_pinged_and_stays() -> None:
     loop = Loop(GrpcLimits(ping_after_seconds=60, ping_seconds_max=20))
-    loop.client.call(end=False)
-    loop.turn()
+    begin(loop, end=False)
     for _ in range(300):
         loop.tick(1)
     assert loop.failed is None
@@ -467,8 +443,7 @@ def test_a_silent_client_is_pinged_and_stays() -> None:
 
 def test_silently_lost_client_is_detected() -> None:
     loop = Loop(GrpcLimits(ping_after_seconds=60, ping_seconds_max=20))
-    loop.client.call(end=False)
-    loop.turn()
+    begin(loop, end=False)
     [call] = loop.begun
     ended: list[bool] = []
     call.on_end = lambda: ended.append(True)
@@ -485,8 +460,7 @@ def test_silently_lost_client_is_detected() -> None:
 
 def test_a_connection_without_calls_is_closed_in_the_end() -> None:
     loop = Loop(GrpcLimits(idle_seconds_max=100, ping_after_seconds=10))
-    stream_id = loop.client.call(messages=[b"x"])
-    loop.turn()
+    stream_id = begin(loop, messages=[b"x"])
     loop.tick(300)
     assert loop.failed is None, "a call is open"
     loop.answer(loop.begun[0])
@@ -496,10 +470,8 @@ def test_a_connection_without_calls_is_closed_in_the_end() -> None:
     assert loop.client.goaways[-1] == (ErrorCodes.NO_ERROR, stream_id)
 
 
-def test_a_drain_lets_calls_end_and_serves_calls_in_flight() -> None:
-    loop = Loop()
-    first = loop.client.call(messages=[b"x"])
-    loop.turn()
+def test_a_drain_lets_calls_end_and_serves_calls_in_flight(loop: Loop) -> None:
+    first = begin(loop, messages=[b"x"])
     loop.server.drain(loop.now)
     told = loop.taken()
     # The client has not read it yet.
@@ -520,10 +492,8 @@ def test_a_drain_lets_calls_end_and_serves_calls_in_flight() -> None:
         loop.server.tick(loop.now)
 
 
-def test_a_drain_without_a_ping_answer_continues_after_a_second() -> None:
-    loop = Loop()
-    loop.client.call(end=False)
-    loop.turn()
+def test_a_drain_without_a_ping_answer_continues_after_a_second(loop: Loop) -> None:
+    begin(loop, end=False)
     loop.server.drain(loop.now)
     loop.server.tick(loop.now + 0.9)
     assert [frame.last_stream_id for frame in frames_of(loop.taken()) if isinstance(frame, GoAwayFrame)] == [2**31 - 1]
@@ -538,10 +508,8 @@ def test_a_drain_without_a_ping_answer_continues_after_a_second() -> None:
     assert len(loop.begun) == 1
 
 
-def test_a_refused_call_ends_once() -> None:
-    loop = Loop()
-    loop.client.call(end=False)
-    loop.turn()
+def test_a_refused_call_ends_once(loop: Loop) -> None:
+    begin(loop, end=False)
     [call] = loop.begun
     for reason in ("first", "second"):
         loop.server.refuse(call, CallRefused(Status.UNAVAILABLE, reason))
@@ -557,11 +525,9 @@ def test_ended_calls_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(http2, "_RESETS_KEPT", 50)
     loop = Loop()
     for _ in range(200):
-        loop.client.call(messages=[b"x"])
-        loop.turn()
+        begin(loop, messages=[b"x"])
         loop.answer(loop.begun.pop(), b"y")
-        loop.client.call(end=False)
-        loop.turn()
+        begin(loop, end=False)
         loop.answer(loop.begun.pop(), b"y")
     assert not loop.server.streams
     loop.tick(1.0)

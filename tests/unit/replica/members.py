@@ -220,10 +220,29 @@ async def group(
         nursery.cancel_scope.cancel()
 
 
-async def add_learner(nodes: Group, leader: Member) -> Member:
+@asynccontextmanager
+async def led_group(
+    directory: Path,
+    names: Iterable[str] = ("n0", "n1", "n2"),
+    *,
+    bodies: Iterable[bytes] = (),
+    config: CoreConfig = CONFIG,
+    limits: NodeLimits = DEFAULT,
+) -> AsyncIterator[tuple[Group, Member]]:
+    """A running group of these voters and its leader, which has appended ``bodies``."""
+    async with group(directory, names, config=config, limits=limits) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(bodies)
+        yield nodes, leader
+
+
+async def add_learner(nodes: Group, leader: Member, *, installs: list[bytes] | None = None) -> Member:
+    """A new node that learns from the leader; with ``installs`` it has restarted with files that have these bodies."""
     new = nodes.make("n3", {})
     await nodes.start(new)
     await leader.change(ConfChange(ConfChangeKind.ADD_LEARNER, new.name, new.address))
+    if installs is not None:
+        await new.until(lambda member: member.runs == 2 and member.application.bodies == installs)
     return new
 
 

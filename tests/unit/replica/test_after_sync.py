@@ -79,9 +79,17 @@ def pair() -> Iterator[Pair]:
     pair.reactor.close()
 
 
-def test_the_writer_sends_it_when_it_is_durable(pair: Pair) -> None:
-    writer = HeldWriter()
-    after = AfterSync(writer)
+@pytest.fixture
+def writer() -> HeldWriter:
+    return HeldWriter()
+
+
+@pytest.fixture
+def after(writer: HeldWriter) -> AfterSync:
+    return AfterSync(writer)
+
+
+def test_the_writer_sends_it_when_it_is_durable(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     writer.sync(1)
     assert after.has_left()
@@ -89,9 +97,7 @@ def test_the_writer_sends_it_when_it_is_durable(pair: Pair) -> None:
     assert pair.came(5) == [b"ack 1", b"other"]
 
 
-def test_another_frame_does_not_wait_for_it(pair: Pair) -> None:
-    writer = HeldWriter()
-    after = AfterSync(writer)
+def test_another_frame_does_not_wait_for_it(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     after.before_use(pair.stream)
     pair.send(b"other")
@@ -101,9 +107,7 @@ def test_another_frame_does_not_wait_for_it(pair: Pair) -> None:
     assert pair.came(5) == [b"other", b"ack 1"]
 
 
-def test_the_rest_of_a_part_goes_before_other_frames(pair: Pair) -> None:
-    writer = HeldWriter()
-    after = AfterSync(writer)
+def test_the_rest_of_a_part_goes_before_other_frames(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     writer.sync(1, bytes_max=3)
     after.before_use(pair.stream)
@@ -112,17 +116,14 @@ def test_the_rest_of_a_part_goes_before_other_frames(pair: Pair) -> None:
     assert pair.came(5) == [b"ack 1", b"other"]
 
 
-def test_acknowledgement_does_not_overtake_unsent_bytes(pair: Pair) -> None:
-    after = AfterSync(HeldWriter())
+def test_acknowledgement_does_not_overtake_unsent_bytes(pair: Pair, after: AfterSync) -> None:
     pair.stream.send(b"other" + pair.seal.tag(b"other"))
     assert not after.put(pair.stream, pair.seal, b"ack 1", 1)
     pair.stream.flush()
     assert pair.came(5) == [b"other"]
 
 
-def test_one_frame_waits_at_a_time(pair: Pair) -> None:
-    writer = HeldWriter()
-    after = AfterSync(writer)
+def test_one_frame_waits_at_a_time(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     assert not after.put(pair.stream, pair.seal, b"ack 2", 2)
     writer.sync(1)
@@ -133,9 +134,7 @@ def test_one_frame_waits_at_a_time(pair: Pair) -> None:
     assert pair.came(5) == [b"ack 1", b"ack 2"]
 
 
-def test_a_closed_connection_is_not_written_to(pair: Pair) -> None:
-    writer = HeldWriter()
-    after = AfterSync(writer)
+def test_a_closed_connection_is_not_written_to(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     after.forget(pair.stream)
     pair.stream.close("closed")
@@ -145,10 +144,10 @@ def test_a_closed_connection_is_not_written_to(pair: Pair) -> None:
     assert not after.put(pair.stream, pair.seal, b"ack 2", 2)
 
 
-def test_a_descriptor_that_is_used_for_something_else_is_not_written_to(pair: Pair) -> None:
+def test_a_descriptor_that_is_used_for_something_else_is_not_written_to(
+    pair: Pair, writer: HeldWriter, after: AfterSync
+) -> None:
     """A stream may close by itself, and its descriptor belong to a client before anybody forgets it."""
-    writer = HeldWriter()
-    after = AfterSync(writer)
     fd = pair.stream.raw_fd
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     pair.stream.close("the peer is gone")
@@ -164,9 +163,8 @@ def test_a_descriptor_that_is_used_for_something_else_is_not_written_to(pair: Pa
     after.forget(pair.stream)
 
 
-def test_without_a_free_descriptor_the_caller_sends_it(pair: Pair) -> None:
+def test_without_a_free_descriptor_the_caller_sends_it(pair: Pair, after: AfterSync) -> None:
     """The acknowledgement is the first one on a new connection, and clients have taken all descriptors."""
-    after = AfterSync(HeldWriter())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(pair.stream.raw_fd)
     os.close(free)

@@ -21,7 +21,7 @@ from raftlog.segment.errors import SegmentError
 from raftlog.segment.limits import LogLimits
 from raftlog.segment.meta import Base
 from raftlog.segment.meta_keys import COPIED
-from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, add_learner, group, same_files
+from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, add_learner, led_group, same_files
 
 pytestmark = pytest.mark.trio
 
@@ -88,16 +88,13 @@ def named(log: list[Any], event: str) -> list[dict[str, Any]]:
 async def test_archived_files_cost_the_leader_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_shortened: bool
 ) -> None:
-    async with group(tmp_path, ["n0"], limits=LIMITS) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, ["n0"], limits=LIMITS, bodies=BODIES) as (nodes, leader):
         if is_shortened:
             await leader.drop_files(keep=3)
         archive = Archive(leader)
         asked = use(nodes, archive, monkeypatch)
         with capture_logs() as log:
-            new = await add_learner(nodes, leader)
-            await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+            new = await add_learner(nodes, leader, installs=BODIES)
         assert same_files(leader, new)
         assert new.replica.log.base == leader.replica.log.base
         assert asked, "the newest files are not archived"
@@ -109,12 +106,9 @@ async def test_archived_files_cost_the_leader_nothing(
 
 
 async def test_note_about_the_files_comes_with_them(tmp_path: Path) -> None:
-    async with group(tmp_path, ["n0"], limits=LIMITS) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, ["n0"], limits=LIMITS, bodies=BODIES) as (nodes, leader):
         leader.run._offers._note_for_copies = lambda: b"of these files"
-        new = await add_learner(nodes, leader)
-        await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+        new = await add_learner(nodes, leader, installs=BODIES)
         assert new.replica.log.notes[COPIED] == b"of these files"
 
 
@@ -131,33 +125,23 @@ def slow(pos: int) -> None:
 async def test_archive_in_trouble_leaves_the_rest_to_the_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[int], None], goes_well_below: int
 ) -> None:
-    async with group(tmp_path, ["n0"], limits=HASTY) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
-        archive = Archive(leader)
-        asked = use(nodes, archive, monkeypatch)
-        archive.fault = lambda pos: fault(pos) if pos >= goes_well_below else None
-        with capture_logs() as log:
-            new = await add_learner(nodes, leader)
-            await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
-        assert same_files(leader, new)
-        assert min(asked) < archive.end.pos
-        assert len(named(log, "install_without_archive")) == 1, log
+    log, archive, asked = await joined(
+        tmp_path, monkeypatch, HASTY, lambda pos: fault(pos) if pos >= goes_well_below else None
+    )
+    assert min(asked) < archive.end.pos
+    assert len(named(log, "install_without_archive")) == 1, log
 
 
 async def joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: NodeLimits, fault: Callable[[int], None]
 ) -> tuple[list[Any], Archive, list[int]]:
     """A replica that joins with these limits, whose archive does this before each read: its log, and the archive's."""
-    async with group(tmp_path, ["n0"], limits=limits) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, ["n0"], limits=limits, bodies=BODIES) as (nodes, leader):
         archive = Archive(leader)
         asked = use(nodes, archive, monkeypatch)
         archive.fault = fault
         with capture_logs() as log:
-            new = await add_learner(nodes, leader)
-            await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+            new = await add_learner(nodes, leader, installs=BODIES)
         assert same_files(leader, new)
         return log, archive, asked
 
@@ -202,9 +186,8 @@ async def test_archive_that_is_faster_than_the_leader_sends_the_rest(
 
 
 async def test_leader_serves_while_an_archive_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with group(tmp_path, ["n0"], limits=replace(LIMITS, archive_open_seconds=0.01)) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    limits = replace(LIMITS, archive_open_seconds=0.01)
+    async with led_group(tmp_path, ["n0"], limits=limits, bodies=BODIES) as (nodes, leader):
         archive = Archive(leader)
         asked = use(nodes, archive, monkeypatch)
         answers = threading.Event()
@@ -213,8 +196,7 @@ async def test_leader_serves_while_an_archive_does_not_open(tmp_path: Path, monk
             answers.wait(20)
 
         archive.fault = stuck
-        new = await add_learner(nodes, leader)
-        await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+        new = await add_learner(nodes, leader, installs=BODIES)
         assert not answers.is_set()
         answers.set()
         assert min(asked) == 0
@@ -223,9 +205,7 @@ async def test_leader_serves_while_an_archive_does_not_open(tmp_path: Path, monk
 
 async def test_files_of_another_log_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The application proves what it reads; if it does not, the files are verified as those of a peer."""
-    async with group(tmp_path, ["n0"], limits=LIMITS) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, ["n0"], limits=LIMITS, bodies=BODIES) as (nodes, leader):
         archive = Archive(leader)
         use(nodes, archive, monkeypatch)
         read = archive.read
@@ -237,8 +217,7 @@ async def test_files_of_another_log_are_not_installed(tmp_path: Path, monkeypatc
 
         monkeypatch.setattr(archive, "read", flipped)
         with capture_logs() as log:
-            new = await add_learner(nodes, leader)
-            await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+            new = await add_learner(nodes, leader, installs=BODIES)
         assert same_files(leader, new)
         assert len(named(log, "install_without_archive")) == 1
 
@@ -246,9 +225,8 @@ async def test_files_of_another_log_are_not_installed(tmp_path: Path, monkeypatc
 async def test_replica_resumes_reading_the_archive_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with group(tmp_path, ["n0"], limits=replace(LIMITS, archive_read_bytes=4096)) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    limits = replace(LIMITS, archive_read_bytes=4096)
+    async with led_group(tmp_path, ["n0"], limits=limits, bodies=BODIES) as (nodes, leader):
         archive = Archive(leader)
         asked = use(nodes, archive, monkeypatch)
         new = await add_learner(nodes, leader)

@@ -20,7 +20,7 @@ from raftlog.segment.disk import write_fully
 from raftlog.segment.limits import LogLimits
 from tests.free_ports import free_ports
 from tests.support.waiting import until
-from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, add_learner, group, same_files
+from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, add_learner, led_group, same_files
 
 pytestmark = pytest.mark.trio
 BODIES = [b"%03d" % number * 100 for number in range(200)]
@@ -38,13 +38,10 @@ async def promote(nodes: Group, new: Member) -> Member:
 
 
 async def test_add_learner_over_reset_with_app_snapshot_and_log_cut(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         await leader.drop_files(keep=3)
         assert leader.replica.log.base[0] > 50
-        new = await add_learner(nodes, leader)
-        await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+        new = await add_learner(nodes, leader, installs=BODIES)
         assert new.replica.log.base == leader.replica.log.base
         assert same_files(leader, new)
         leader = await promote(nodes, new)
@@ -68,9 +65,7 @@ async def test_add_learner_over_reset_with_app_snapshot_and_log_cut(tmp_path: Pa
 @pytest.mark.parametrize("early", [True, False])
 async def test_copy_of_a_log_that_began_early_began_early(tmp_path: Path, early: bool) -> None:
     """If it leads one day, it must not say that entries are gone which the stopped replica has."""
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         whole, other = nodes.others(leader)
         for member in (whole, other):
             await member.until(lambda member: member.application.bodies == BODIES)
@@ -79,26 +74,21 @@ async def test_copy_of_a_log_that_began_early_began_early(tmp_path: Path, early:
         await other.drop_files(keep=3, early=early)
         await until(lambda: any(peer.base for peer in leader.replica.core.status().peers))
         await leader.drop_files(keep=3, early=early)
-        new = await add_learner(nodes, leader)
-        await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+        new = await add_learner(nodes, leader, installs=BODIES)
         assert new.replica.log.base[0] > 50
         assert new.replica.core.began_early is early
         assert (EARLY in new.replica.log.notes) is early
 
 
 async def test_an_empty_learner_fetches_files_of_a_log_that_has_its_beginning(tmp_path: Path) -> None:
-    async with group(tmp_path, ["n0"]) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
-        new = await add_learner(nodes, leader)
-        await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+    async with led_group(tmp_path, ["n0"], bodies=BODIES) as (nodes, leader):
+        new = await add_learner(nodes, leader, installs=BODIES)
         assert new.replica.log.base == (0, 0)
         assert same_files(leader, new)
 
 
 async def test_a_log_of_one_file_is_sent_as_entries(tmp_path: Path) -> None:
-    async with group(tmp_path, ["n0"]) as nodes:
-        leader = await nodes.leader()
+    async with led_group(tmp_path, ["n0"]) as (nodes, leader):
         bodies = [b"%d" % number for number in range(100)]  # more than the limit, in one file
         await leader.append_all(bodies)
         assert leader.replica.log.end_pos < SEGMENT_BYTES
@@ -108,9 +98,7 @@ async def test_a_log_of_one_file_is_sent_as_entries(tmp_path: Path) -> None:
 
 
 async def test_a_follower_below_the_base_is_reset_while_the_group_continues(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES[:20])
+    async with led_group(tmp_path, bodies=BODIES[:20]) as (nodes, leader):
         behind = nodes.others(leader)[0]
         await behind.until(lambda member: member.application.bodies == BODIES[:20])
         await behind.stop()
@@ -132,9 +120,8 @@ async def test_a_follower_below_the_base_is_reset_while_the_group_continues(tmp_
 
 async def test_reset_survives_a_change_of_leader(tmp_path: Path) -> None:
     """What was fetched from the first leader is not fetched again."""
-    async with group(tmp_path, limits=NodeLimits(log=LogLimits(piece_bytes=4096))) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    limits = NodeLimits(log=LogLimits(piece_bytes=4096))
+    async with led_group(tmp_path, limits=limits, bodies=BODIES) as (nodes, leader):
         for member in nodes.members.values():
             await member.until(lambda member: member.application.bodies == BODIES)
             await member.drop_files(keep=3)
@@ -147,9 +134,7 @@ async def test_reset_survives_a_change_of_leader(tmp_path: Path) -> None:
 
 async def test_control_lane_under_bulk(tmp_path: Path) -> None:
     """A lane full of entries that nobody reads delays no heartbeat and no read."""
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all([b"x"])
+    async with led_group(tmp_path, bodies=[b"x"]) as (nodes, leader):
         term = leader.replica.core.term
         for follower in nodes.others(leader):
             transport, peer = leader.run.transport, follower.name
@@ -193,8 +178,7 @@ async def test_needed_empty_voter_is_sent_entries(tmp_path: Path) -> None:
 
 
 async def test_files_may_be_dropped_while_a_question_about_them_is_pending(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
+    async with led_group(tmp_path) as (nodes, leader):
         silent = nodes.others(leader)[0]
         await silent.stop()
         await leader.append_all(BODIES)
@@ -224,9 +208,7 @@ async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, mon
         write_fully(*arguments)
 
     usage = RealDisk.usage
-    async with group(tmp_path, limits=NodeLimits(room_seconds=0.05)) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, limits=NodeLimits(room_seconds=0.05), bodies=BODIES) as (nodes, leader):
         await leader.drop_files(keep=2)
         with capture_logs() as log:
             if told:
@@ -247,9 +229,7 @@ async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, mon
 @pytest.mark.parametrize("count", [10, len(BODIES)], ids=["entries", "files"])
 async def test_the_only_voter_continues_when_a_learner_requests_damaged_entries(tmp_path: Path, count: int) -> None:
     """It would be refused at each start from then on, since nobody has its log to repair it from."""
-    async with group(tmp_path, ["n0"]) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES[:count])
+    async with led_group(tmp_path, ["n0"], bodies=BODIES[:count]) as (nodes, leader):
         await leader.stop()
         await nodes.start(leader)
         leader = await nodes.leader()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raftlog.segment import RealDisk
-from tests.unit.replica.members import group
+from tests.unit.replica.members import led_group
 
 pytestmark = pytest.mark.trio
 BODIES = [b"%04d" % number + bytes(196) for number in range(200)]
@@ -46,9 +46,7 @@ class BadBlock:
 
 
 async def test_the_scrub_finds_it_and_peers_give_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         for member in nodes.others(leader):
             await member.until(lambda member: member.application.bodies == BODIES)
         hurt = nodes.others(leader)[0]

@@ -26,7 +26,7 @@ from raftlog.segment.meta import MetaFile
 from raftlog.segment.meta_keys import ABSTAINING
 from raftlog.segment.running_log import RunningLog
 from tests.support.waiting import until
-from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Member, group
+from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Member, led_group
 
 pytestmark = pytest.mark.trio
 BODIES = [b"%03d" % number * 100 for number in range(100)]
@@ -45,9 +45,7 @@ def remove(member: Member) -> ConfChange:
 
 
 async def test_add_learner_promote_and_remove_the_leader(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         new = nodes.make("n3", {})
         await nodes.start(new)
         assert not new.conf.members
@@ -69,8 +67,7 @@ async def test_add_learner_promote_and_remove_the_leader(tmp_path: Path) -> None
 
 async def test_members_are_remembered_over_restarts(tmp_path: Path) -> None:
     """The node that joined knows its group from the log alone; the others know it although their settings do not."""
-    async with group(tmp_path, ["n0"]) as nodes:
-        leader = await nodes.leader()
+    async with led_group(tmp_path, ["n0"]) as (nodes, leader):
         new = nodes.make("n1", {})
         await nodes.start(new)
         await leader.change(add(new))
@@ -88,8 +85,7 @@ async def test_members_are_remembered_over_restarts(tmp_path: Path) -> None:
 
 
 async def test_transfer_is_one_hop(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
+    async with led_group(tmp_path) as (nodes, leader):
         target = nodes.others(leader)[0]
         await leader.append_all(BODIES[:10])
         term = leader.replica.core.term
@@ -105,8 +101,7 @@ async def test_transfer_is_one_hop(tmp_path: Path) -> None:
 
 async def test_follower_read_applied_wait(tmp_path: Path) -> None:
     """A read at a follower sees everything that was acknowledged before, although nobody waited for the follower."""
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
+    async with led_group(tmp_path) as (nodes, leader):
         for number in range(20):
             await leader.append_all([b"%d" % number])
             for follower in nodes.others(leader):
@@ -119,8 +114,7 @@ async def test_follower_read_applied_wait(tmp_path: Path) -> None:
 
 
 async def test_wiped_voter_is_refused_on_both_sides(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
+    async with led_group(tmp_path) as (nodes, leader):
         wiped = nodes.others(leader)[0]
         others = nodes.others(wiped)
         await leader.append_all(BODIES[:5])
@@ -146,9 +140,7 @@ async def test_wiped_voter_is_refused_on_both_sides(tmp_path: Path) -> None:
 
 
 async def test_bit_flip_committed_is_repaired_from_peers(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         hurt = nodes.others(leader)[0]
         await hurt.until(lambda member: member.application.bodies == BODIES)
         await hurt.stop()
@@ -166,9 +158,7 @@ async def test_bit_flip_committed_is_repaired_from_peers(tmp_path: Path) -> None
 
 
 async def test_damage_found_by_a_read_is_repaired_in_place(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         hurt = nodes.others(leader)[0]
         await hurt.until(lambda member: member.application.bodies == BODIES)
         path = hurt.directory / f"{0:020d}"
@@ -199,9 +189,7 @@ def flip_bit(path: Path, at: int) -> bytes:
 
 
 async def test_a_leader_reading_a_damaged_entry_hands_over_and_repairs_itself(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         for member in nodes.others(leader):
             await member.until(lambda member: member.application.bodies == BODIES)
         entry = leader.replica.log.locate(LogIndex(5))
@@ -237,9 +225,7 @@ def other_entries(member: Member) -> int:
 
 
 async def test_lone_node_serves_with_a_damaged_entry(tmp_path: Path) -> None:
-    async with group(tmp_path, ["n0"]) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, ["n0"], bodies=BODIES) as (nodes, leader):
         await leader.stop()
         await nodes.start(leader)
         leader = await nodes.leader()
@@ -262,9 +248,7 @@ async def test_after_power_loss_in_relaxed_mode_a_replica_abstains_until_caught_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relaxed = dataclasses.replace(CONFIG, durable_commit=False)
-    async with group(tmp_path, config=relaxed) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES[:10])
+    async with led_group(tmp_path, config=relaxed, bodies=BODIES[:10]) as (nodes, leader):
         lost = nodes.others(leader)[0]
         await lost.until(lambda member: member.application.bodies == BODIES[:10])
         await lost.stop(clean=False)
@@ -287,9 +271,7 @@ async def test_after_power_loss_in_relaxed_mode_a_replica_abstains_until_caught_
 async def test_a_majority_killed_in_relaxed_mode_waits_for_an_operator(tmp_path: Path) -> None:
     """Also after starts in order: who may lack what it acknowledged forgets that only when it has caught up."""
     relaxed = dataclasses.replace(CONFIG, durable_commit=False)
-    async with group(tmp_path, config=relaxed) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES[:10])
+    async with led_group(tmp_path, config=relaxed, bodies=BODIES[:10]) as (nodes, leader):
         for member in nodes.others():
             await member.until(lambda member: member.application.bodies == BODIES[:10])
         orderly, *killed = nodes.others()
@@ -322,8 +304,7 @@ async def test_a_majority_killed_in_relaxed_mode_waits_for_an_operator(tmp_path:
 
 
 async def test_a_full_disk_refuses_proposals_and_recovers(tmp_path: Path) -> None:
-    async with group(tmp_path, ["n0"]) as nodes:
-        leader = await nodes.leader()
+    async with led_group(tmp_path, ["n0"]) as (_, leader):
         leader.replica.disk_usage(10, 100, 0.9, 0.95)
         assert leader.append(b"x") is Refusal.DISK_FULL
         leader.replica.disk_usage(11, 100, 0.9, 0.95)
@@ -333,9 +314,7 @@ async def test_a_full_disk_refuses_proposals_and_recovers(tmp_path: Path) -> Non
 
 
 async def test_a_follower_without_room_takes_nothing_and_catches_up_later(tmp_path: Path) -> None:
-    async with group(tmp_path, limits=NodeLimits(disk_poll_seconds=1000.0)) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all([b"before"])
+    async with led_group(tmp_path, limits=NodeLimits(disk_poll_seconds=1000.0), bodies=[b"before"]) as (nodes, leader):
         full = nodes.others(leader)[0]
         await full.until(lambda member: member.application.bodies == [b"before"])
         full.replica.disk_usage(4, 100, 0.9, 0.95)
@@ -351,8 +330,7 @@ async def test_a_disk_without_room_for_one_more_file_counts_as_full(
 ) -> None:
     free = SEGMENT_BYTES - 1
     monkeypatch.setattr(RealDisk, "usage", lambda disk, path: (free, 5 * SEGMENT_BYTES))
-    async with group(tmp_path, ["n0"], limits=NodeLimits(disk_poll_seconds=0.01)) as nodes:
-        leader = await nodes.leader()
+    async with led_group(tmp_path, ["n0"], limits=NodeLimits(disk_poll_seconds=0.01)) as (_, leader):
         await leader.until(lambda member: member.append(b"x") is Refusal.DISK_FULL)
         free = 3 * SEGMENT_BYTES
         await leader.until(lambda member: isinstance(member.append(b"x"), int))
@@ -372,8 +350,7 @@ async def test_a_node_that_could_not_make_a_file_waits_for_room(
 
     monkeypatch.setattr(RealDisk, "allocate", allocate)
     monkeypatch.setattr(RealDisk, "usage", usage)
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
+    async with led_group(tmp_path) as (nodes, leader):
         full.add(str(leader.directory))
         for body in BODIES:
             leader.append(body)
@@ -389,9 +366,7 @@ async def test_a_node_that_could_not_make_a_file_waits_for_room(
 
 
 async def test_applied_entries_are_committed_after_a_restart(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         alone = nodes.others(leader)[0]
         await alone.until(lambda member: member.application.bodies == BODIES)
         applied = alone.replica.applied_index
@@ -413,9 +388,7 @@ async def test_applied_entries_are_committed_after_a_restart(tmp_path: Path) -> 
 
 async def test_vote_files_record_commit_hint_and_members(tmp_path: Path) -> None:
     """For a backup, which reads the files of a replica that runs, and for a group that lost its majority."""
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         committed = leader.replica.commit_index
         for member in nodes.members.values():
             source = RunningLog(RealDisk(), str(tmp_path / member.name))

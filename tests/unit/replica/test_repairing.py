@@ -17,7 +17,7 @@ from raftlog.segment.force_voting import cut, trust
 from raftlog.segment.meta import MetaFile
 from raftlog.segment.meta_keys import ABSTAINING
 from tests.unit.replica.group import CLUSTER
-from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, group
+from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, group, led_group
 
 pytestmark = pytest.mark.trio
 BODIES = [b"%04d" % number + bytes(196) for number in range(40)]  # all in one file
@@ -91,8 +91,7 @@ async def test_two_replicas_damaged_at_the_same_place_are_repaired_from_the_thir
 
 
 async def test_entries_lost_by_two_and_absent_at_the_third_are_cut(tmp_path: Path) -> None:
-    async with group(tmp_path, limits=IMPATIENT) as nodes:
-        leader = await nodes.leader()
+    async with led_group(tmp_path, limits=IMPATIENT) as (nodes, leader):
         short = nodes.others(leader)[0]
         await filled(nodes, short)
         hurt = nodes.others(short)
@@ -169,8 +168,7 @@ async def test_an_entry_damaged_everywhere_costs_no_later_ones_without_consent(
 async def test_damage_that_a_start_finds_behind_an_intact_end_is_repaired(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with group(tmp_path, limits=IMPATIENT) as nodes:
-        leader = await nodes.leader()
+    async with led_group(tmp_path, limits=IMPATIENT) as (nodes, leader):
         bodies = [bytes([number]) * 1000 for number in range(60)]  # several files
         await leader.append_all(bodies)
         for member in nodes.others():

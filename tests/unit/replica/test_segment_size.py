@@ -34,7 +34,7 @@ from tests.free_ports import free_ports
 from tests.support.waiting import until
 from tests.unit.replica.caller import Caller
 from tests.unit.replica.group import CLUSTER
-from tests.unit.replica.members import SEGMENT_BYTES, Member, group
+from tests.unit.replica.members import SEGMENT_BYTES, Member, group, led_group
 
 pytestmark = pytest.mark.trio
 BODIES = [b"%03d" % number * 100 for number in range(100)]
@@ -79,9 +79,7 @@ def member(tmp_path: Path) -> Member:
 
 
 async def test_a_node_that_joins_takes_it_from_the_leader_that_calls(tmp_path: Path) -> None:
-    async with group(tmp_path) as nodes:
-        leader = await nodes.leader()
-        await leader.append_all(BODIES)
+    async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         new = nodes.make("n3", {})
         new.settings = dataclasses.replace(new.settings, segment_bytes=2 * SEGMENT_BYTES)
         with capture_logs() as log:

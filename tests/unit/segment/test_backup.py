@@ -25,10 +25,11 @@ TARGET = "/backup"
 
 
 class Operator:
-    """Takes backups of a log onto a disk of its own."""
+    """Takes backups of a log with so many entries onto a disk of its own."""
 
-    def __init__(self, home: LogHome, capacity_bytes: int | None = None) -> None:
-        self.home = home
+    def __init__(self, entries: int, capacity_bytes: int | None = None) -> None:
+        self.home = LogHome()
+        self.log = filled(self.home, entries)
         self.disk = MemoryDisk(capacity_bytes=capacity_bytes)
         self.copied = 0
 
@@ -41,6 +42,11 @@ class Operator:
         finally:
             source.close()
             target.close()
+
+    def grow(self, entries: int) -> None:
+        """Let the log have so many entries, all committed."""
+        self.home.put(self.log, *(body(index) for index in range(self.log.last_index + 1, entries + 1)))
+        self.home.submit(self.log, commit_hint=entries)
 
     def bodies(self) -> list[bytes]:
         """Bodies of all entries of the backup, verified."""
@@ -55,39 +61,32 @@ class Operator:
 
 
 def test_backup_of_a_running_log_has_committed_entries_only() -> None:
-    home = LogHome()
-    log = filled(home, 200)
-    home.put(log, b"not committed")
-    operator = Operator(home)
+    operator = Operator(200)
+    operator.home.put(operator.log, b"not committed")
     manifest = operator.run()
     assert manifest.last.index == 200
     assert manifest.conf == b"conf"
     assert operator.bodies() == [body(index) for index in range(1, 201)]
-    assert log.last_index == 201
+    assert operator.log.last_index == 201
 
 
 def test_files_of_a_backup_are_those_of_the_log() -> None:
-    home = LogHome()
-    log = filled(home, 200)
-    operator = Operator(home)
+    operator = Operator(200)
     operator.run()
-    segments = log.segments()
+    segments = operator.log.segments()
     assert len(segments) > 5
     for segment in segments:
         name = f"{segment.start:020d}"
         copy = operator.disk.content(f"{TARGET}/log/{name}")
-        assert home.disk.content(f"{DIRECTORY}/{name}")[: len(copy)] == copy
+        assert operator.home.disk.content(f"{DIRECTORY}/{name}")[: len(copy)] == copy
 
 
 def test_second_backup_run_copies_only_new_entries() -> None:
-    home = LogHome()
-    log = filled(home, 200)
-    operator = Operator(home)
+    operator = Operator(200)
     operator.run()
     first = operator.copied
     before = {name: operator.disk.content(f"{TARGET}/log/{name}") for name in operator.disk.listdir(f"{TARGET}/log")}
-    home.put(log, *(body(index) for index in range(201, 211)))
-    home.submit(log, commit_hint=210)
+    operator.grow(210)
     assert operator.run(now_ms=2000).last.index == 210
     assert operator.copied < first / 10
     assert operator.bodies() == [body(index) for index in range(1, 211)]
@@ -96,9 +95,7 @@ def test_second_backup_run_copies_only_new_entries() -> None:
 
 
 def test_backup_run_without_new_entries_updates_only_its_time() -> None:
-    home = LogHome()
-    filled(home, 20)
-    operator = Operator(home)
+    operator = Operator(20)
     first = operator.run()
     assert operator.run(now_ms=2000) == replace(first, taken_at_ms=2000)
     assert operator.copied == 0
@@ -106,24 +103,17 @@ def test_backup_run_without_new_entries_updates_only_its_time() -> None:
 
 
 def test_any_replica_can_continue_a_backup() -> None:
-    home, other = LogHome(), LogHome()
-    filled(home, 100)
-    log = filled(other, 100)
-    operator = Operator(home)
+    operator, other = Operator(100), Operator(100)
     operator.run()
-    other.put(log, body(101))
-    other.submit(log, commit_hint=101)
-    operator.home = other
+    other.grow(101)
+    operator.home = other.home
     assert operator.run().last.index == 101
 
 
 def test_a_full_target_leaves_the_backup_unchanged() -> None:
-    home = LogHome()
-    log = filled(home, 100)
-    operator = Operator(home, capacity_bytes=20_000)
+    operator = Operator(100, capacity_bytes=20_000)
     operator.run()
-    home.put(log, *(body(index) for index in range(101, 301)))
-    home.submit(log, commit_hint=300)
+    operator.grow(300)
     with pytest.raises(StorageFailed, match="No space left"):
         operator.run()
     assert operator.bodies() == [body(index) for index in range(1, 101)]
@@ -131,14 +121,11 @@ def test_a_full_target_leaves_the_backup_unchanged() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_space_used_by_an_aborted_run_is_freed_for_the_next_one(first: bool) -> None:
-    home = LogHome()
-    log = filled(home, 100)
-    operator = Operator(home)
+    operator = Operator(100)
     if not first:
         operator.run()
     used = operator.disk.used_bytes
-    home.put(log, *(body(index) for index in range(101, 301)))
-    home.submit(log, commit_hint=300)
+    operator.grow(300)
     operator.disk.capacity_bytes = 40_000
     with pytest.raises(StorageFailed, match="No space left"):
         operator.run()
@@ -167,39 +154,30 @@ def test_a_target_that_disappears_midway_leaves_no_backup(tmp_path: Path, entrie
 
 @pytest.mark.parametrize("start", [0, 4096, 8192])
 def test_missing_files_of_a_backup_are_detected_by_the_next_run(start: int) -> None:
-    home = LogHome()
-    log = filled(home, 60)
-    operator = Operator(home)
+    operator = Operator(60)
     operator.run()
     operator.disk.unlink(f"{TARGET}/log/{start:020d}")
-    home.put(log, body(61))
-    home.submit(log, commit_hint=61)
+    operator.grow(61)
     with pytest.raises((BackupDamaged, StorageFailed), match=f"{start:020d}.*(missing|No such file)"):
         operator.run()
 
 
 def test_a_truncated_unfinished_backup_file_is_detected_by_the_next_run() -> None:
-    home = LogHome()
-    log = filled(home, 60)
-    operator = Operator(home)
+    operator = Operator(60)
     operator.run()
     fd = operator.disk.open(f"{TARGET}/log/{8192:020d}")
     operator.disk.truncate(fd, 100)
     operator.disk.close(fd)
-    home.put(log, body(61))
-    home.submit(log, commit_hint=61)
+    operator.grow(61)
     with pytest.raises(BackupDamaged, match="it has 100 bytes where"):
         operator.run()
 
 
 @pytest.mark.parametrize("operations", range(1, 60, 3))
 def test_a_power_cut_midway_leaves_the_backup_unchanged_or_finished(operations: int) -> None:
-    home = LogHome()
-    log = filled(home, 60)
-    operator = Operator(home)
+    operator = Operator(60)
     operator.run()
-    home.put(log, *(body(index) for index in range(61, 201)))
-    home.submit(log, commit_hint=200)
+    operator.grow(200)
     operator.disk.cut_power_after(operations)
     try:
         operator.run()
@@ -213,35 +191,27 @@ def test_a_power_cut_midway_leaves_the_backup_unchanged_or_finished(operations: 
 
 
 def test_a_restarted_log_does_not_continue_a_backup() -> None:
-    home, other = LogHome(), LogHome()
-    filled(home, 100)
-    operator = Operator(home)
+    operator, other, foreign = Operator(100), LogHome(), LogHome()
     operator.run()
     log = opened(other)
     other.put(log, *(b"another" for _ in range(150)))
     other.submit(log, commit_hint=150)
-    operator.home = other
-    with pytest.raises(BackupRefused, match="another entry 100"):
-        operator.run()
-    shorter = LogHome()
-    filled(shorter, 50)
-    operator.home = shorter
-    with pytest.raises(BackupRefused, match="that replica is behind"):
-        operator.run()
-    foreign = LogHome()
     foreign.put(opened(foreign, cluster_id="foreign"), body(1))
-    operator.home = foreign
-    with pytest.raises(BackupRefused, match="it is of the log"):
-        operator.run()
+    for home, reason in (
+        (other, "another entry 100"),
+        (Operator(50).home, "that replica is behind"),
+        (foreign, "it is of the log"),
+    ):
+        operator.home = home
+        with pytest.raises(BackupRefused, match=reason):
+            operator.run()
 
 
 def test_log_without_its_beginning_needs_a_snapshot() -> None:
-    home = LogHome()
-    log = filled(home, 200)
-    segments = log.segments()
-    log.drop_prefix(segments[2].start, b"conf")
-    home.submit(log)
-    operator = Operator(home)
+    operator = Operator(200)
+    segments = operator.log.segments()
+    operator.log.drop_prefix(segments[2].start, b"conf")
+    operator.home.submit(operator.log)
     with pytest.raises(BackupRefused, match="there is no checkpoint"):
         operator.run()
     manifest = operator.run(snapshot=Snapshot(LogIndex(150), b"state"))
@@ -256,14 +226,11 @@ def test_log_without_its_beginning_needs_a_snapshot() -> None:
 
 
 def test_gap_between_backup_and_log_needs_a_new_backup() -> None:
-    home = LogHome()
-    log = filled(home, 20)
-    operator = Operator(home)
+    operator = Operator(20)
     operator.run()
-    home.put(log, *(body(index) for index in range(21, 201)))
-    home.submit(log, commit_hint=200)
-    log.drop_prefix(log.segments()[4].start, b"conf")
-    home.submit(log)
+    operator.grow(200)
+    operator.log.drop_prefix(operator.log.segments()[4].start, b"conf")
+    operator.home.submit(operator.log)
     with pytest.raises(BackupRefused, match="begin a new backup"):
         operator.run()
     assert len(operator.bodies()) == 20
@@ -281,19 +248,16 @@ def test_retention_that_overtakes_a_backup_is_reported() -> None:
 
 
 def test_damage_to_the_log_ends_the_run() -> None:
-    home = LogHome()
-    log = filled(home, 100)
-    home.disk.flip_bit(f"{DIRECTORY}/{0:020d}", 200)
+    operator = Operator(100)
+    operator.home.disk.flip_bit(f"{DIRECTORY}/{0:020d}", 200)
     with pytest.raises(StorageCorrupt):
-        Operator(home).run()
-    log.close()
+        operator.run()
+    operator.log.close()
 
 
 @pytest.mark.parametrize("name", ["log/00000000000000000000", "log/00000000000000004096"])
 def test_backup_detects_every_flipped_bit(name: str) -> None:
-    home = LogHome()
-    filled(home, 60)
-    operator = Operator(home)
+    operator = Operator(60)
     operator.run()
     path = f"{TARGET}/{name}"
     for offset in range(0, len(operator.disk.content(path)), 97):
@@ -305,9 +269,7 @@ def test_backup_detects_every_flipped_bit(name: str) -> None:
 
 
 def test_missing_file_of_a_backup_is_named() -> None:
-    home = LogHome()
-    filled(home, 100)
-    operator = Operator(home)
+    operator = Operator(100)
     operator.run()
     operator.disk.unlink(f"{TARGET}/log/{4096:020d}")
     with pytest.raises(BackupDamaged, match=r"0{16}4096: damaged: it is missing"):
@@ -315,9 +277,7 @@ def test_missing_file_of_a_backup_is_named() -> None:
 
 
 def test_manifest_is_read_as_written_and_damage_and_newer_formats_are_refused() -> None:
-    home = LogHome()
-    filled(home, 10)
-    manifest = Operator(home).run()
+    manifest = Operator(10).run()
     data = encode_backup_manifest(manifest)
     assert decode_backup_manifest(data) == manifest
     with pytest.raises(ValueError, match="checksum"):
@@ -332,18 +292,14 @@ def test_manifest_is_read_as_written_and_damage_and_newer_formats_are_refused() 
 
 
 def test_manifest_that_no_log_has_is_refused() -> None:
-    home = LogHome()
-    filled(home, 10)
-    manifest = Operator(home).run()
+    manifest = Operator(10).run()
     for wrong in (replace(manifest, segment_bytes=0), replace(manifest, last=replace(manifest.last, pos=2**63))):
         with pytest.raises(ValueError, match="invalid backup"):
             decode_backup_manifest(encode_backup_manifest(wrong))
 
 
 def test_directory_with_something_else_is_refused() -> None:
-    home = LogHome()
-    filled(home, 10)
-    operator = Operator(home)
+    operator = Operator(10)
     operator.disk.mkdir(TARGET)
     operator.disk.close(operator.disk.open(os.path.join(TARGET, "thesis.tex"), create=True))
     with pytest.raises(BackupRefused, match=r"thesis\.tex"):
@@ -351,9 +307,7 @@ def test_directory_with_something_else_is_refused() -> None:
 
 
 def test_two_runs_at_once_are_refused() -> None:
-    home = LogHome()
-    filled(home, 10)
-    operator = Operator(home)
+    operator = Operator(10)
     target = BackupTarget(DirectoryStore(operator.disk, TARGET))
     with pytest.raises(BackupRefused, match="another process"):
         operator.run()

@@ -25,6 +25,13 @@ def leader() -> Iterator[LogHome]:
     home.close_all()
 
 
+def stage(home: LogHome, manifest: Manifest, source: SegmentLog) -> None:
+    """Gather what the manifest names, up to its installation by the next opening."""
+    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
+    pull(staging, source)
+    staging.finish()
+
+
 def assert_replaced(home: LogHome, leader: SegmentLog, manifest: Manifest) -> SegmentLog:
     log = home.open()
     assert log.found.startswith(f"intact: entries are good up to index {manifest.end_index}")
@@ -82,9 +89,7 @@ def test_base_without_closed_files(home: LogHome) -> None:
     other.submit(source)
     manifest = manifest_of(source)
     assert (manifest.end_pos, manifest.end_index, list(manifest.starts)) == (8192, source.base[0], [])
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
-    pull(staging, source)
-    staging.finish()
+    stage(home, manifest, source)
     log = assert_replaced(home, source, manifest)
     home.put(log, b"first", term=9)
     home.close_all()
@@ -180,9 +185,7 @@ def test_new_offer_keeps_matching_files(home: LogHome, leader: LogHome) -> None:
     """The next leader dropped more and has more; files are equal everywhere."""
     source = leader.opened[0]
     earlier = manifest_of(source, committed=source.segments()[5].first_index)
-    staging = SnapshotInstall(home.disk, DIRECTORY, earlier, limits=LIMITS)
-    pull(staging, source)
-    staging.finish()
+    stage(home, earlier, source)
     source.drop_prefix(source.segments()[2].start, b"conf at the base")
     leader.submit(source)
     later = manifest_of(source)
@@ -200,9 +203,7 @@ def test_files_of_another_log_do_not_fit(home: LogHome, leader: LogHome) -> None
     for index in range(1, 96):
         log.append(NORMAL, LogIndex(index), Term(1), bytes(330 + index % 7))
         other.submit(log, commit_hint=index)
-    staging = SnapshotInstall(home.disk, DIRECTORY, log.manifest(LogIndex(95), conf=b""), limits=LIMITS)
-    pull(staging, log)
-    staging.finish()
+    stage(home, log.manifest(LogIndex(95), conf=b""), log)
     staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), limits=LIMITS)
     assert staging.wanted() == ("log", 8192, PIECE_BYTES)
     log.close()
@@ -226,9 +227,7 @@ def test_log_that_caught_up_meanwhile_is_kept(home: LogHome, leader: LogHome) ->
         )
     home.submit(log, term=9)
     bodies = all_bodies(log)
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
-    pull(staging, source)
-    staging.finish()
+    stage(home, manifest, source)
     home.close_all()
     log = home.open()
     assert (log.base, log.last_index) == ((0, 0), 80), "acknowledged entries were replaced by fewer"
@@ -247,9 +246,7 @@ def test_damaged_log_is_replaced_and_abstains_if_it_had_acknowledged_more(
     home.submit(log)
     home.close_all()
     manifest = manifest_of(source, committed=60)
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
-    pull(staging, source)
-    staging.finish()
+    stage(home, manifest, source)
     log = assert_replaced(home, source, manifest)
     assert log.notes.get("abstaining") == b"1"
 
@@ -259,9 +256,7 @@ def test_reset_log_abstains_only_after_a_disorderly_stop(home: LogHome, leader: 
     """Who acknowledges before it syncs may lack some of that if it was killed, and nothing if it stopped in order."""
     source = leader.opened[0]
     log = home.open(acknowledges_unsynced=True)
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), limits=LIMITS)
-    pull(staging, source)
-    staging.finish()
+    stage(home, manifest_of(source), source)
     log.close(clean=orderly)
     log = home.open(acknowledges_unsynced=True)
     assert (log.base, log.last_index) == (source.base, manifest_of(source).end_index)
@@ -277,9 +272,7 @@ def test_a_crash_while_installing_changes_nothing_about_that(home: LogHome, lead
     for step in range(60):
         home = LogHome()
         home.open(acknowledges_unsynced=True).close(clean=orderly)
-        staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), limits=LIMITS)
-        pull(staging, source)
-        staging.finish()
+        stage(home, manifest_of(source), source)
         home.disk.cut_power_after(step)
         try:
             home.open(acknowledges_unsynced=True).close(clean=True)
@@ -337,9 +330,7 @@ def test_reset_interrupted(leader: LogHome, name: str) -> None:
                 assert all_bodies(log) == old, f"step {step}, seed {seed}"
                 seen.add("old")
                 home.close_all()
-                staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
-                pull(staging, source)
-                staging.finish()
+                stage(home, manifest, source)
             else:
                 seen.add("new")
                 home.close_all()
@@ -357,9 +348,7 @@ def test_reset_interrupted(leader: LogHome, name: str) -> None:
 
 def test_discard_removes_everything_staged(home: LogHome, leader: LogHome) -> None:
     source = leader.opened[0]
-    staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), limits=LIMITS)
-    pull(staging, source)
-    staging.finish()
+    stage(home, manifest_of(source), source)
     discard(home.disk, DIRECTORY)
     assert home.disk.listdir(f"{DIRECTORY}/reset") == []
     assert home.open().base == (0, 0)

@@ -12,7 +12,7 @@ from chaos.disk import Buffer, MemoryDisk
 from chaos.writer_calls import DiskCalls
 from raftlog.compiled.loaded import CompiledAppendQueue
 from raftlog.log_numbers import LogIndex, Term
-from raftlog.segment import NORMAL, InlineWriter, StorageFailed, Writer
+from raftlog.segment import NORMAL, InlineWriter, SegmentLog, StorageFailed, Writer
 from raftlog.segment.append_queue import PythonAppendQueue
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.limits import LogLimits
@@ -91,6 +91,12 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Reports, "form", request.param, raising=False)
 
 
+def reported(home: LogHome) -> tuple[Reports, SegmentLog]:
+    """A log with a thread that writes, and what that tells."""
+    reports = Reports()
+    return reports, home.open(writer=reports.writer(home))
+
+
 @pytest.fixture
 def gated(home: LogHome) -> Iterator[GatedDisk]:
     disk = GatedDisk()
@@ -101,8 +107,7 @@ def gated(home: LogHome) -> Iterator[GatedDisk]:
 
 
 def test_writes_queued_during_a_sync_share_the_next_one(home: LogHome, gated: GatedDisk) -> None:
-    reports = Reports()
-    log = home.open(writer=reports.writer(home))
+    reports, log = reported(home)
     before = gated.segment_syncs
     gated.gate.clear()
     home.put(log, b"first")
@@ -117,8 +122,7 @@ def test_writes_queued_during_a_sync_share_the_next_one(home: LogHome, gated: Ga
 
 
 def test_nothing_counts_as_durable_before_its_sync(home: LogHome, gated: GatedDisk) -> None:
-    reports = Reports()
-    log = home.open(writer=reports.writer(home))
+    reports, log = reported(home)
     gated.gate.clear()
     home.put(log, b"one", b"two")
     assert gated.waiting.acquire(timeout=30)
@@ -130,8 +134,7 @@ def test_nothing_counts_as_durable_before_its_sync(home: LogHome, gated: GatedDi
 
 
 def test_age_of_the_oldest_unsynced_write(home: LogHome, gated: GatedDisk) -> None:
-    reports = Reports()
-    log = home.open(writer=reports.writer(home))
+    reports, log = reported(home)
     assert log.oldest_unsynced_age(50.0) == 0.0
     gated.gate.clear()
     home.put(log, b"one")
@@ -145,8 +148,7 @@ def test_age_of_the_oldest_unsynced_write(home: LogHome, gated: GatedDisk) -> No
 
 def test_truncation_voids_entries_of_a_running_sync(home: LogHome, gated: GatedDisk) -> None:
     """The ticket of the old write completes after the cut; the entry at its index is another one by then."""
-    reports = Reports()
-    log = home.open(writer=reports.writer(home))
+    reports, log = reported(home)
     home.put(log, b"kept")
     reports.wait_done(1)
     kept_end = log.end_pos
@@ -206,8 +208,7 @@ def test_one_large_operation_is_synced_in_steps(home: LogHome, gated: GatedDisk,
     [("pwritev", errno.ENOSPC, "write"), ("pwritev", errno.EIO, "write"), ("fdatasync", errno.EIO, "write")],
 )
 def test_failed_write_is_reported_once_and_never_retried(home: LogHome, operation: str, number: int, name: str) -> None:
-    reports = Reports()
-    log = home.open(writer=reports.writer(home))
+    reports, log = reported(home)
     home.put(log, b"good")
     reports.wait_done(1)
     home.disk.fail(operation, number)
@@ -225,8 +226,7 @@ def test_failed_write_is_reported_once_and_never_retried(home: LogHome, operatio
 
 
 def test_failed_vote_is_not_reported_as_done(home: LogHome) -> None:
-    reports = Reports()
-    log = home.open(writer=reports.writer(home))
+    reports, log = reported(home)
     home.disk.fail("fdatasync", errno.EIO)
     home.submit(log, term=3, voted_for="n2")
     error = reports.wait_failed()
@@ -271,8 +271,7 @@ def test_bug_in_the_writer_is_reported_too(home: LogHome) -> None:
             return super().pwritev(fd, buffers, offset)
 
     home.disk = BuggyDisk()
-    reports = Reports()
-    log = home.open(writer=reports.writer(home))
+    reports, log = reported(home)
     home.put(log, b"poison")
     assert isinstance(reports.wait_failed(), AssertionError)
     assert reports.tickets == []
@@ -316,8 +315,7 @@ def test_markers_follow_when_the_writer_is_idle(home: LogHome) -> None:
 
 
 def test_next_file_is_made_ahead(home: LogHome) -> None:
-    reports = Reports()
-    log = home.open(writer=reports.writer(home))
+    reports, log = reported(home)
     home.put(log, bytes(3000))
     reports.wait_done(1)
     home.put(log, bytes(3000))

@@ -45,6 +45,13 @@ def make_queue(root: Path, *, min_offset: int = 0, max_offset: int = 0) -> Consu
     )
 
 
+def flushed_queue(root: Path, count: int) -> ConsumeQueue:
+    queue = make_queue(root)
+    queue.append(QueueOffset(0), entries(0, count))
+    queue.flush()
+    return queue
+
+
 def file_sizes(root: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted((root / "T" / "3").glob("*"))}
 
@@ -62,9 +69,7 @@ def test_entries_are_readable_before_and_after_flush(tmp_path: Path) -> None:
 
 
 def test_files_are_named_by_first_byte_and_hold_equal_numbers_of_entries(tmp_path: Path) -> None:
-    queue = make_queue(tmp_path)
-    queue.append(QueueOffset(0), entries(0, 10))
-    queue.flush()
+    flushed_queue(tmp_path, 10)
     assert file_sizes(tmp_path) == {
         "00000000000000000000": 2 * BLOCK_BYTES,
         "00000000000000000080": 2 * BLOCK_BYTES,
@@ -83,9 +88,7 @@ def test_reading_outside_gives_nothing(tmp_path: Path, offset: int, count: int) 
 
 
 def test_replay_of_known_entries_adds_nothing(tmp_path: Path) -> None:
-    queue = make_queue(tmp_path)
-    queue.append(QueueOffset(0), entries(0, 6))
-    queue.flush()
+    queue = flushed_queue(tmp_path, 6)
     assert queue.append(QueueOffset(2), entries(2, 6)) == 0
     assert queue.append(QueueOffset(4), entries(4, 9)) == 3
     assert queue.max_offset == 9
@@ -139,9 +142,7 @@ def test_topic_names_of_the_field_become_paths() -> None:
 
 
 def test_opening_cuts_entries_after_the_checkpoint(tmp_path: Path) -> None:
-    queue = make_queue(tmp_path)
-    queue.append(QueueOffset(0), entries(0, 10))
-    queue.flush()
+    flushed_queue(tmp_path, 10)
     reopened = make_queue(tmp_path, max_offset=5)
     reopened.check_files(PhysicalOffset(LOG_END))
     assert file_sizes(tmp_path) == {"00000000000000000000": 112, "00000000000000000080": 56}
@@ -152,9 +153,7 @@ def test_opening_cuts_entries_after_the_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 20, 59, 111])
 def test_opening_refuses_a_file_that_is_too_short(tmp_path: Path, size: int) -> None:
-    queue = make_queue(tmp_path)
-    queue.append(QueueOffset(0), entries(0, 10))
-    queue.flush()
+    flushed_queue(tmp_path, 10)
     os.truncate(tmp_path / "T" / "3" / "00000000000000000080", size)
     with pytest.raises(QueueFileDamaged) as refused:
         make_queue(tmp_path, max_offset=10).check_files(PhysicalOffset(LOG_END))
@@ -162,18 +161,14 @@ def test_opening_refuses_a_file_that_is_too_short(tmp_path: Path, size: int) -> 
 
 
 def test_opening_refuses_when_a_file_is_missing(tmp_path: Path) -> None:
-    queue = make_queue(tmp_path)
-    queue.append(QueueOffset(0), entries(0, 10))
-    queue.flush()
+    flushed_queue(tmp_path, 10)
     (tmp_path / "T" / "3" / "00000000000000000000").unlink()
     with pytest.raises(QueueFileDamaged):
         make_queue(tmp_path, max_offset=10).check_files(PhysicalOffset(LOG_END))
 
 
 def test_opening_refuses_a_last_entry_behind_the_log(tmp_path: Path) -> None:
-    queue = make_queue(tmp_path)
-    queue.append(QueueOffset(0), entries(0, 4))
-    queue.flush()
+    flushed_queue(tmp_path, 4)
     end_of_last = 1000 + 3 * 100 + 90
     make_queue(tmp_path, max_offset=4).check_files(PhysicalOffset(end_of_last))
     with pytest.raises(QueueFileDamaged):
@@ -211,9 +206,7 @@ def test_expired_files_stay_until_a_checkpoint_no_longer_needs_them(tmp_path: Pa
 
 
 def test_a_read_past_the_end_of_a_file_is_damage_not_silence(tmp_path: Path) -> None:
-    queue = make_queue(tmp_path)
-    queue.append(QueueOffset(0), entries(0, 4))
-    queue.flush()
+    queue = flushed_queue(tmp_path, 4)
     os.truncate(tmp_path / "T" / "3" / "00000000000000000000", 30)
     with pytest.raises(QueueFileDamaged):
         queue.read(QueueOffset(0), 4)

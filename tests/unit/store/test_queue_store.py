@@ -32,6 +32,12 @@ def new_store(root: Path) -> QueueStore:
     return QueueStore.open(str(root), TINY, queues={}, dropped_count=0, log_end=PhysicalOffset(0))
 
 
+def queue_of(store: QueueStore) -> ConsumeQueue:
+    queue = store.get("A", 0)
+    assert queue is not None
+    return queue
+
+
 def files_of(root: Path) -> dict[str, int]:
     return {str(path.relative_to(root)): path.stat().st_size for path in sorted(root.rglob("*")) if path.is_file()}
 
@@ -45,29 +51,29 @@ class End:
         self.queue: ConsumeQueue | None = None
 
 
-def test_runs_create_queues_on_demand(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+@pytest.fixture
+def store(tmp_path: Path) -> QueueStore:
+    return new_store(tmp_path)
+
+
+def test_runs_create_queues_on_demand(tmp_path: Path, store: QueueStore) -> None:
     assert store.get("A", 0) is None
     assert store.max_offset("A", 0) == 0
     assert store.append_run(run_of("A", 0, 0, 3)) == 3
     assert store.append_run(run_of("A", 1, 0, 2)) == 2
     assert store.append_run(run_of("A", 0, 3, 4)) == 1
-    queue = store.get("A", 0)
-    assert queue is not None
-    assert queue.read(QueueOffset(0), 9) == run_of("A", 0, 0, 4).entries
+    assert queue_of(store).read(QueueOffset(0), 9) == run_of("A", 0, 0, 4).entries
     assert store.table() == {"A": [(0, 0, 4, run_of("A", 0, 0, 4).entries), (1, 0, 2, run_of("A", 1, 0, 2).entries)]}
     assert len(store) == 2
     assert files_of(tmp_path) == {}
 
 
-def test_a_queue_begins_later_and_never_earlier(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_a_queue_begins_later_and_never_earlier(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 20))
     store.flush_all()
     for offset, begin in ((9, 9), (3, 9), (99, 20)):
         store.begin_at("A", 0, QueueOffset(offset))
-        queue = store.get("A", 0)
-        assert queue is not None
+        queue = queue_of(store)
         assert (queue.min_offset, queue.max_offset) == (begin, 20)
         assert queue.first_from(PhysicalOffset(0)) == begin
         store.check_invariants()
@@ -76,8 +82,7 @@ def test_a_queue_begins_later_and_never_earlier(tmp_path: Path) -> None:
     assert store.append_run(run_of("A", 0, 20, 21)) == 1
 
 
-def test_invalid_topic_name_is_refused_before_writing(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_invalid_topic_name_is_refused_before_writing(tmp_path: Path, store: QueueStore) -> None:
     with pytest.raises(NameRefused):
         store.append_run(run_of("../../etc", 0, 0, 1))
     with pytest.raises(RunRefused, match="A/-1: the queue id is negative"):
@@ -87,8 +92,7 @@ def test_invalid_topic_name_is_refused_before_writing(tmp_path: Path) -> None:
     assert len(store) == 0
 
 
-def test_grown_queues_are_reported_once_with_their_new_entries(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_grown_queues_are_reported_once_with_their_new_entries(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 3))
     store.append_run(run_of("B", 7, 0, 1))
     store.append_run(run_of("A", 0, 3, 5))
@@ -103,8 +107,7 @@ def test_grown_queues_are_reported_once_with_their_new_entries(tmp_path: Path) -
     assert store.take_grown() == [("A", 0, bytearray(run_of("A", 0, 5, 6).entries))]
 
 
-def test_flush_takes_full_queues_at_once_and_others_when_old(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_flush_takes_full_queues_at_once_and_others_when_old(tmp_path: Path, store: QueueStore) -> None:
     store.append_run(run_of("SMALL", 0, 0, 1))
     store.append_run(run_of("FULL", 0, 0, 5))
     assert store.flush_some() is False
@@ -121,8 +124,7 @@ def test_flush_takes_full_queues_at_once_and_others_when_old(tmp_path: Path) -> 
     assert store.table()["YOUNG"] == [(0, 0, 1, b"")]
 
 
-def test_one_flush_stands_for_the_calls_of_a_timer_that_rested(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_one_flush_stands_for_the_calls_of_a_timer_that_rested(store: QueueStore) -> None:
     assert (store.dirty_count, store.is_flush_due) == (0, False)
     store.append_run(run_of("SMALL", 0, 0, 1))
     assert (store.dirty_count, store.is_flush_due) == (1, False)
@@ -138,8 +140,7 @@ def test_one_flush_stands_for_the_calls_of_a_timer_that_rested(tmp_path: Path) -
     assert store.is_flush_due
 
 
-def test_flush_stops_at_its_limit_and_resumes(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_flush_stops_at_its_limit_and_resumes(store: QueueStore) -> None:
     for queue_id in range(10):
         store.append_run(run_of("A", queue_id, 0, 1))
     store.flush_all()
@@ -149,16 +150,14 @@ def test_flush_stops_at_its_limit_and_resumes(tmp_path: Path) -> None:
     assert left == [(True, 6), (True, 2), (False, 0), (False, 0)]
 
 
-def test_a_queue_that_needs_a_new_file_counts_for_several(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_a_queue_that_needs_a_new_file_counts_for_several(store: QueueStore) -> None:
     for queue_id in range(10):
         store.append_run(run_of("A", queue_id, 0, 7))
     assert store.flush_some(limit=16) is True
     assert store.dirty_count == 8
 
 
-def test_failed_flush_loses_nothing(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_failed_flush_loses_nothing(tmp_path: Path, store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 3))
     (tmp_path / "A").write_text("a file where a directory belongs")
     with pytest.raises(OSError):
@@ -167,13 +166,10 @@ def test_failed_flush_loses_nothing(tmp_path: Path) -> None:
     (tmp_path / "A").unlink()
     store.flush_all()
     assert store.dirty_count == 0
-    queue = store.get("A", 0)
-    assert queue is not None
-    assert queue.read(QueueOffset(0), 3) == run_of("A", 0, 0, 3).entries
+    assert queue_of(store).read(QueueOffset(0), 3) == run_of("A", 0, 0, 3).entries
 
 
-def test_many_queues_share_few_descriptors(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_many_queues_share_few_descriptors(store: QueueStore) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for queue_id in range(50):
         store.append_run(run_of("A", queue_id, 0, 20))
@@ -185,8 +181,7 @@ def test_many_queues_share_few_descriptors(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_dropped_topic_is_gone_and_may_be_recreated(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_a_dropped_topic_is_gone_and_may_be_recreated(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 9))
     store.append_run(run_of("A", 1, 0, 2))
     store.append_run(run_of("AB", 0, 0, 2))
@@ -198,20 +193,16 @@ def test_a_dropped_topic_is_gone_and_may_be_recreated(tmp_path: Path) -> None:
     assert [row[0] for row in store.take_grown()] == ["AB"]
     assert store.append_run(run_of("A", 0, 0, 2, position=7000)) == 2
     store.flush_all()
-    queue = store.get("A", 0)
-    assert queue is not None
-    assert queue.read(QueueOffset(0), 9) == run_of("A", 0, 0, 2, position=7000).entries
+    assert queue_of(store).read(QueueOffset(0), 9) == run_of("A", 0, 0, 2, position=7000).entries
     assert store.max_offset("AB", 0) == 2
 
 
-def test_dropping_a_topic_without_queues_changes_nothing(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_dropping_a_topic_without_queues_changes_nothing(store: QueueStore) -> None:
     store.drop_topic("A")
     assert store.dropped_count == 0
 
 
-def test_expiry_goes_through_all_queues_in_pieces(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_expiry_goes_through_all_queues_in_pieces(store: QueueStore) -> None:
     for queue_id in range(5):
         store.append_run(run_of("A", queue_id, 0, 10))
     store.flush_all()
@@ -225,8 +216,7 @@ def test_expiry_goes_through_all_queues_in_pieces(tmp_path: Path) -> None:
     assert [queue.min_offset for queue in store.queues()] == [4] * 5
 
 
-def test_opening_removes_queues_absent_from_the_checkpoint(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_opening_removes_queues_absent_from_the_checkpoint(tmp_path: Path, store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 5))
     store.append_run(run_of("A", 1, 0, 5))
     store.append_run(run_of("B", 0, 0, 5))
@@ -243,8 +233,7 @@ def test_opening_removes_queues_absent_from_the_checkpoint(tmp_path: Path) -> No
     assert reopened.table() == {"A": [(0, 0, 4, b"")]}
 
 
-def test_captured_content_stays_unchanged(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_captured_content_stays_unchanged(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 5))
     store.append_run(run_of("B", 0, 0, 3))
     before = store.table()
@@ -260,8 +249,7 @@ def test_captured_content_stays_unchanged(tmp_path: Path) -> None:
     assert store.capture_ends()() == {"A": [(0, 8, 8, b"")], "B": [(0, 3, 3, b"")], "C": [(0, 1, 1, b"")]}
 
 
-def test_ends_are_those_of_the_moment_of_capture(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_ends_are_those_of_the_moment_of_capture(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 5))
     ends = store.capture_ends()
     store.append_run(run_of("A", 0, 5, 6))
@@ -309,8 +297,7 @@ def test_queues_changed_before_they_are_gathered_are_captured_unchanged(
         assert found == {topic: sorted(rows) for topic, rows in before.items()}
 
 
-def test_a_new_writer_changes_no_capture_of_a_known_queue(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_a_new_writer_changes_no_capture_of_a_known_queue(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 2))
     before, capture = store.table(), store.begin_capture()
     store.append_built([(End("A", 0), QueueOffset(2), 2, run_of("A", 0, 2, 4).entries)])
@@ -380,8 +367,7 @@ def test_built_runs_arrive_as_the_runs_themselves(
         built.close()
 
 
-def test_damaged_shipped_runs_are_refused(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_damaged_shipped_runs_are_refused(store: QueueStore) -> None:
     runs = [run_of("A", 0, 0, 2), run_of("B", 0, 0, 2)]
     annotation = encode_runs(runs)
     store.append_shipped(annotation)
@@ -397,16 +383,14 @@ def test_damaged_shipped_runs_are_refused(tmp_path: Path) -> None:
     assert store.max_offset("A", 0) == 1
 
 
-def test_only_watched_queues_are_reported(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_only_watched_queues_are_reported(store: QueueStore) -> None:
     store.watched = {("B", 0)}
     for first in (0, 2):
         store.append_shipped(encode_runs([run_of("A", 0, first, first + 2), run_of("B", 0, first, first + 2)]))
         assert store.take_grown() == [("B", 0, bytearray(run_of("B", 0, first, first + 2).entries))]
 
 
-def test_older_entries_are_prepended_down_to_expired_ones(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_older_entries_are_prepended_down_to_expired_ones(store: QueueStore) -> None:
     store.floors = {}
     for queue_id in range(3):
         store.append_run(run_of("A", queue_id, 20, 25))
@@ -423,16 +407,14 @@ def test_older_entries_are_prepended_down_to_expired_ones(tmp_path: Path) -> Non
     store.check_invariants()
 
 
-def test_entries_in_front_do_not_expire_with_an_earlier_pass(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_entries_in_front_do_not_expire_with_an_earlier_pass(store: QueueStore) -> None:
     store.floors = {}
     store.append_run(run_of("A", 0, 20, 25))
     assert store.expire_some(PhysicalOffset(20 * 50)) == 0
     store.begin_refill(PhysicalOffset(10 * 50))
     store.prepend(run_of("A", 0, 10, 20))
     assert store.expire_some(PhysicalOffset(10 * 50)) == 0
-    queue = store.get("A", 0)
-    assert queue is not None
+    queue = queue_of(store)
     assert queue.min_offset == 10
     store.expire_some(PhysicalOffset(15 * 50))
     assert queue.min_offset == 15
@@ -457,16 +439,14 @@ def test_files_of_entries_that_come_back_are_not_removed(tmp_path: Path) -> None
             store.remove_retired(durable, since)
         else:  # the checkpoint between them failed
             store.remove_retired(durable.merge(since), store.take_changes())
-        queue = store.get("A", 0)
-        assert queue is not None
+        queue = queue_of(store)
         store.forget_blocks()
         assert queue.read(QueueOffset(0), 25) == run_of("A", 0, 0, 25).entries
         assert len(files_of(root)) == 4
         store.close()
 
 
-def test_floors_of_a_dropped_queue_are_forgotten(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_floors_of_a_dropped_queue_are_forgotten(store: QueueStore) -> None:
     store.floors = {}
     store.append_run(run_of("A", 0, 0, 5))
     store.begin_at("A", 0, QueueOffset(3))

@@ -32,7 +32,9 @@ LIMITS = DEFAULT.archive
 class Replica:
     """One replica of a group of three with a log of messages, whose clock stands still until it is moved."""
 
-    def __init__(self, node_id: str = "n1", *, leader: str = "n0", level: int = 6, url: str | None = URL) -> None:
+    def __init__(
+        self, node_id: str = "n1", *, leader: str = "n0", level: int = 6, url: str | None = URL, messages: int = 50
+    ) -> None:
         self.now = 1000.0
         self.now_ms, self.needed_pos = 10_000_000, 2**63 - 1
         self.messages = MessageLog()
@@ -86,6 +88,8 @@ class Replica:
             now_ms=lambda: self.now_ms,
             needed_pos=lambda: self.needed_pos,
         )
+        if messages:
+            self.send(messages)
 
     def ask(self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: Any) -> None:
         assert (address, code) == ("leader:1", RequestCode.REPORT_ARCHIVED)
@@ -103,6 +107,16 @@ class Replica:
         self.now += later
         self.service.note_progress()
         return self.service.next_job()
+
+    def looks_later(self) -> None:
+        self.now += 60
+        self.service.note_progress()
+
+    def job(self, later: float = 0.0) -> ArchiveJob:
+        """The job that there is now."""
+        job = self.looks(later)
+        assert job is not None
+        return job
 
     def ends(self) -> list[Base]:
         """The log up to the end of each complete file."""
@@ -135,7 +149,7 @@ def noted(end: Base, url: str = URL) -> NoteArchived:
 
 
 def test_follower_archives_complete_files_and_reports_until_that_is_applied() -> None:
-    replica = Replica()
+    replica = Replica(messages=0)
     assert replica.looks() is None
     replica.send(50)
     job = replica.looks()
@@ -159,7 +173,6 @@ def test_follower_archives_complete_files_and_reports_until_that_is_applied() ->
 @pytest.mark.parametrize(("node", "turn"), [("n1", 0), ("n2", 1), ("n0", 2)])
 def test_others_archive_if_nothing_gets_on(node: str, turn: int) -> None:
     replica = Replica(node)
-    replica.send(50)
     due = [replica.looks(LIMITS.turn_seconds if number else 0) is not None for number in range(3)]
     assert due == [number == turn for number in range(3)]
     replica.metadata.apply(noted(replica.ends()[0]))
@@ -169,13 +182,11 @@ def test_others_archive_if_nothing_gets_on(node: str, turn: int) -> None:
 @pytest.mark.parametrize("given", [{"level": 5}, {"leader": None}])
 def test_nothing_is_archived_below_the_format_level_or_without_a_leader(given: dict[str, Any]) -> None:
     replica = Replica(**given)
-    replica.send(50)
     assert replica.looks() is None
 
 
 def test_file_is_not_complete_before_an_entry_behind_it_is_committed() -> None:
     replica = Replica()
-    replica.send(50)
     complete = replica.messages.complete_index
     first = next(each for each in replica.messages.log.segments() if each.closed)
     replica.replica.commit_index = first.last_index
@@ -187,7 +198,6 @@ def test_file_is_not_complete_before_an_entry_behind_it_is_committed() -> None:
 
 def test_leader_accepts_only_reports_that_match_its_log() -> None:
     leader = Replica("n0")
-    leader.send(50)
     first, second, *_ = leader.ends()
     service = leader.service
     for wrong in (
@@ -212,7 +222,6 @@ def test_leader_accepts_only_reports_that_match_its_log() -> None:
 
 def test_report_beyond_the_commit_index_is_retried() -> None:
     leader = Replica("n0")
-    leader.send(50)
     first, *_ = leader.ends()
     committed, leader.replica.commit_index = leader.replica.commit_index, first.index
     with pytest.raises(RequestRefused, match="does not know yet") as refused:
@@ -238,7 +247,6 @@ def test_follower_and_old_level_take_no_report() -> None:
 
 def test_leader_that_archives_itself_appends_the_command() -> None:
     leader = Replica("n0")
-    leader.send(50)
     leader.looks()
     end = leader.ends()[0]
     leader.service.take(step(end, nbytes=1))
@@ -250,7 +258,6 @@ def test_leader_that_archives_itself_appends_the_command() -> None:
 
 def test_refused_report_is_logged_and_not_repeated() -> None:
     replica = Replica()
-    replica.send(50)
     replica.looks()
     replica.service.take(step(replica.ends()[0]))
     replica.answer(Response(code=ResponseCode.INVALID_PARAMETER, opaque=0, flag=1, remark="another log"), b"")
@@ -262,7 +269,6 @@ def test_refused_report_is_logged_and_not_repeated() -> None:
 
 def test_failures_are_logged_once_in_a_while_and_delay_the_next_attempt() -> None:
     replica = Replica()
-    replica.send(50)
     assert replica.looks() is not None
     failed = ArchiveStep(is_last=True, trouble=Trouble.STORE, reason="503")
     replica.service.take(failed)
@@ -284,7 +290,6 @@ def test_failures_are_logged_once_in_a_while_and_delay_the_next_attempt() -> Non
 
 def test_lag_is_counted_from_the_last_progress() -> None:
     replica = Replica()
-    replica.send(50)
     replica.looks()
     replica.looks(90)
     counters = replica.service.counters()
@@ -298,7 +303,6 @@ def test_lag_is_counted_from_the_last_progress() -> None:
 
 def test_manifest_that_went_back_is_an_error() -> None:
     replica = Replica()
-    replica.send(50)
     first, second, *_ = replica.ends()
     replica.metadata.apply(noted(second))
     replica.looks()
@@ -348,12 +352,10 @@ def test_leader_commits_the_beginning_of_the_archive() -> None:
     assert decode_command(leader.commands.pop()) == noted(end)
     leader.metadata.apply(noted(end))
     assert not leader.commands
-    leader.now += 60
-    leader.service.note_progress()
+    leader.looks_later()
     assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=0, is_held=False)
     leader.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
-    leader.now += 60
-    leader.service.note_progress()
+    leader.looks_later()
     assert not leader.commands, "it is known"
 
 
@@ -384,8 +386,7 @@ def test_replica_reports_no_manifest_before_reading_it() -> None:
         end = follower.ends()[-1]
         follower.metadata.apply(noted(end))
         follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=True))
-        follower.now += 60
-        follower.service.note_progress()
+        follower.looks_later()
         assert not follower.asked
         assert not follower.commands
         # What it has found is news once: later others know better.
@@ -395,8 +396,7 @@ def test_replica_reports_no_manifest_before_reading_it() -> None:
         follower.asked.clear()
         follower.commands.clear()
         follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=True))
-        follower.now += 60
-        follower.service.note_progress()
+        follower.looks_later()
         assert not follower.asked
         assert not follower.commands
 
@@ -469,8 +469,7 @@ def test_group_commits_the_new_beginning_of_the_archive() -> None:
 
 def test_archiving_job_contains_the_retention_limits() -> None:
     replica = with_retention(tiered(), archive_retention_hours=0.5, archive_retention_bytes=1 << 30)
-    job = replica.looks(LIMITS.check_seconds)
-    assert job is not None
+    job = replica.job(LIMITS.check_seconds)
     assert (job.oldest_ms, job.bytes_max, job.begin_pos) == (replica.now_ms - 1_800_000, 1 << 30, 0)
     replica.service.take(ArchiveStep(expired_pos=SEGMENT_BYTES))
     assert (replica.asked[-1]["expiredPos"], replica.asked[-1]["nodeId"]) == (str(SEGMENT_BYTES), "")
@@ -481,13 +480,11 @@ def test_archiving_job_contains_the_retention_limits() -> None:
 
 def test_archive_alone_keeps_delayed_messages_and_compacted_topics() -> None:
     """They would be missing in a group that is restored from it, also if brokers serve their local messages only."""
-    replica = Replica()
-    replica.send(40)
+    replica = Replica(messages=40)
     replica.service.note_progress()
     with_retention(replica, archive_retention_hours=1)
     replica.needed_pos = 2 * SEGMENT_BYTES + 7
-    job = replica.looks(LIMITS.check_seconds)
-    assert job is not None
+    job = replica.job(LIMITS.check_seconds)
     assert job.begin_pos == 2 * SEGMENT_BYTES
 
 
@@ -548,8 +545,7 @@ def test_replica_alone_deletes_nothing_in_the_archive() -> None:
     replica.service._settings.archive_retention_hours = 1  # type: ignore[misc]
     replica.metadata.apply(noted(replica.ends()[-1]))
     replica.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
-    job = replica.looks(LIMITS.check_seconds)
-    assert job is not None
+    job = replica.job(LIMITS.check_seconds)
     assert (job.oldest_ms, job.bytes_max) == (None, None), "the leader has not answered"
     ext, answered = replica.told[-1]
     assert (ext["member"], ext["keptSeconds"], ext["keptBytes"]) == ("n1", "3600", "0")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mq.broker.consume.cold_reads import CHUNK_BYTES, ColdReads
 from mq.broker.limits import DEFAULT, ConsumeLimits
 from mq.protocol.numbers import PhysicalOffset
@@ -58,8 +60,12 @@ class Stage:
         return number * CHUNK_BYTES, (number + 1) * CHUNK_BYTES
 
 
-def test_a_random_access_reader_gets_only_its_records() -> None:
-    stage = Stage()
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_a_random_access_reader_gets_only_its_records(stage: Stage) -> None:
     assert stage.bring("a", (PLACE, 500), (PLACE + 700, 100))
     assert stage.bring("b", (9 * PLACE, 500))
     assert stage.done == []
@@ -68,8 +74,7 @@ def test_a_random_access_reader_gets_only_its_records() -> None:
     assert stage.cold.waiting == 0
 
 
-def test_a_sequential_reader_gets_whole_chunks_and_the_next_one_ahead() -> None:
-    stage = Stage()
+def test_a_sequential_reader_gets_whole_chunks_and_the_next_one_ahead(stage: Stage) -> None:
     stage.bring("first", (PLACE, 500))
     stage.work()
     assert stage.bring("second", (PLACE + 500, 500))
@@ -83,8 +88,7 @@ def test_a_sequential_reader_gets_whole_chunks_and_the_next_one_ahead() -> None:
     assert stage.work() == [stage.chunk(7)]
 
 
-def test_all_readers_of_the_same_chunk_wait_for_one_read() -> None:
-    stage = Stage()
+def test_all_readers_of_the_same_chunk_wait_for_one_read(stage: Stage) -> None:
     stage.bring("first", (PLACE, 500))
     stage.work()
     for name in "abc":
@@ -97,8 +101,7 @@ def test_all_readers_of_the_same_chunk_wait_for_one_read() -> None:
     assert stage.done == ["first", *"abc", "both"]
 
 
-def test_record_in_many_chunks_is_prefetched_alone() -> None:
-    stage = Stage()
+def test_record_in_many_chunks_is_prefetched_alone(stage: Stage) -> None:
     places = [(number * CHUNK_BYTES, 700) for number in range(40)]
     assert stage.bring("wide", *places)
     assert stage.work() == [(position, position + 700) for position, _ in places]
@@ -106,8 +109,7 @@ def test_record_in_many_chunks_is_prefetched_alone() -> None:
     assert stage.bring("again", *places), "nobody remembers that they were brought"
 
 
-def test_prefetch_includes_gaps_between_near_records() -> None:
-    stage = Stage()
+def test_prefetch_includes_gaps_between_near_records(stage: Stage) -> None:
     near, far = 30_000, 40_000
     assert stage.bring("near", (PLACE, 100), (PLACE + 100 + near, 100))
     assert stage.work() == [(PLACE, PLACE + 200 + near)]
@@ -115,8 +117,7 @@ def test_prefetch_includes_gaps_between_near_records() -> None:
     assert len(stage.work()) == 2
 
 
-def test_prefetch_skips_records_in_memory() -> None:
-    stage = Stage()
+def test_prefetch_skips_records_in_memory(stage: Stage) -> None:
     stage.log.kept.add((PLACE, 2 * PLACE))
     for position in range(PLACE, 7 * CHUNK_BYTES, 50_000):
         assert not stage.bring("", (position, 500)), position
@@ -127,8 +128,7 @@ def test_prefetch_skips_records_in_memory() -> None:
     assert stage.done == ["across"]
 
 
-def test_loaded_chunks_of_a_sequential_reader_are_recognized_at_once() -> None:
-    stage = Stage()
+def test_loaded_chunks_of_a_sequential_reader_are_recognized_at_once(stage: Stage) -> None:
     stage.bring("first", (PLACE, 500))
     stage.bring("second", (PLACE + 500, 500))
     assert not stage.cold.are_loaded(PhysicalOffset(PLACE), PhysicalOffset(PLACE + 1000))
@@ -142,8 +142,7 @@ def test_loaded_chunks_of_a_sequential_reader_are_recognized_at_once() -> None:
     assert not stage.cold.are_loaded(PhysicalOffset(PLACE), PhysicalOffset(PLACE + 1000))
 
 
-def test_a_chunk_that_was_forgotten_is_brought_again() -> None:
-    stage = Stage()
+def test_a_chunk_that_was_forgotten_is_brought_again(stage: Stage) -> None:
     stage.bring("first", (PLACE, 500))
     stage.bring("second", (PLACE, 500))
     stage.work()
@@ -174,8 +173,7 @@ def test_prefetch_skips_deleted_records_and_those_in_memory() -> None:
     assert stage.done == ["partly"]
 
 
-def test_a_failing_disk_is_noticed_by_the_reader() -> None:
-    stage = Stage()
+def test_a_failing_disk_is_noticed_by_the_reader(stage: Stage) -> None:
     stage.log.fails = True
     assert stage.bring("a", (PLACE, 500))
     stage.work()

@@ -31,8 +31,12 @@ def entries(*codes: int) -> bytes:
     return b"".join(QUEUE_ENTRY.pack(100 * number, 100, code) for number, code in enumerate(codes))
 
 
-def test_a_message_wakes_the_pulls_of_its_queue_in_order_of_arrival() -> None:
-    polling: LongPolling[Pull] = LongPolling()
+@pytest.fixture
+def polling() -> LongPolling[Pull]:
+    return LongPolling()
+
+
+def test_a_message_wakes_the_pulls_of_its_queue_in_order_of_arrival(polling: LongPolling[Pull]) -> None:
     for name in ("a", "b"):
         assert polling.hold(KEY, QueueOffset(5), 10.0, Pull(name), "c1")
     assert polling.hold(("T", 1), QueueOffset(5), 10.0, Pull("other queue"), "c1")
@@ -45,16 +49,14 @@ def test_a_message_wakes_the_pulls_of_its_queue_in_order_of_arrival() -> None:
 @pytest.mark.parametrize(
     ("codes", "woken"), [((1,), ["one"]), ((2,), []), ((2, 3, 1), ["one", "three"]), ((-5,), ["negative"]), ((), [])]
 )
-def test_only_a_matching_tag_wakes(codes: tuple[int, ...], woken: list[str]) -> None:
-    polling: LongPolling[Pull] = LongPolling()
+def test_only_a_matching_tag_wakes(codes: tuple[int, ...], woken: list[str], polling: LongPolling[Pull]) -> None:
     for name, code in (("one", 1), ("three", 3), ("negative", -5)):
         polling.hold(KEY, QueueOffset(0), 10.0, Pull(name, frozenset([code])), "c1")
     assert [pull.name for pull in polling.grown(KEY, entries(*codes))] == woken
     assert len(polling) == 3 - len(woken)
 
 
-def test_with_a_first_offset_only_entries_from_the_wanted_one_on_count() -> None:
-    polling: LongPolling[Pull] = LongPolling()
+def test_with_a_first_offset_only_entries_from_the_wanted_one_on_count(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(12), 10.0, Pull("late", frozenset([1])), "c1")
     assert polling.grown(KEY, entries(1, 1), first_offset=QueueOffset(10)) == []
     assert polling.grown(KEY, entries(1, 2, 3), first_offset=QueueOffset(11)) == []
@@ -111,8 +113,7 @@ def test_pulls_that_are_held_again_wait_for_the_next_message() -> None:
     polling.check_invariants()
 
 
-def test_pulls_expire_at_their_deadline_earliest_first() -> None:
-    polling: LongPolling[Pull] = LongPolling()
+def test_pulls_expire_at_their_deadline_earliest_first(polling: LongPolling[Pull]) -> None:
     assert polling.next_deadline() == math.inf
     for name, deadline in (("late", 30.0), ("early", 10.0), ("middle", 20.0)):
         polling.hold(KEY, QueueOffset(0), deadline, Pull(name), "c1")
@@ -125,8 +126,7 @@ def test_pulls_expire_at_their_deadline_earliest_first() -> None:
     assert len(polling) == 0
 
 
-def test_pulls_woken_in_portions_are_held_until_their_turn() -> None:
-    polling: LongPolling[Pull] = LongPolling()
+def test_pulls_woken_in_portions_are_held_until_their_turn(polling: LongPolling[Pull]) -> None:
     for number in range(6):
         polling.hold(KEY, QueueOffset(0), 10.0 + number, Pull(str(number)), f"c{number}")
     woken = polling.growing(KEY, entries(0))
@@ -142,9 +142,8 @@ def test_pulls_woken_in_portions_are_held_until_their_turn() -> None:
     assert len(polling) == polling.count_at(KEY) == 0
 
 
-def test_pulls_that_expire_together_are_answered_in_portions() -> None:
+def test_pulls_that_expire_together_are_answered_in_portions(polling: LongPolling[Pull]) -> None:
     """Pops that came together, such as after a restart, were all answered in one turn."""
-    polling: LongPolling[Pull] = LongPolling()
     for number in range(100):
         polling.hold(KEY, QueueOffset(0), 10.0, Pull(f"{number:02}"), "c1")
     now, answered = 20.0, list[str]()
@@ -158,8 +157,7 @@ def test_pulls_that_expire_together_are_answered_in_portions() -> None:
     assert len(polling) == 0
 
 
-def test_a_woken_pull_neither_expires_nor_counts_for_the_next_deadline() -> None:
-    polling: LongPolling[Pull] = LongPolling()
+def test_a_woken_pull_neither_expires_nor_counts_for_the_next_deadline(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a", frozenset([1])), "c1")
     polling.hold(KEY, QueueOffset(0), 20.0, Pull("b", frozenset([2])), "c1")
     polling.grown(KEY, entries(1))
@@ -168,15 +166,13 @@ def test_a_woken_pull_neither_expires_nor_counts_for_the_next_deadline() -> None
     assert polling.expired(20.0) == [Pull("b", frozenset([2]))]
 
 
-def test_an_expired_pull_is_not_woken() -> None:
-    polling: LongPolling[Pull] = LongPolling()
+def test_an_expired_pull_is_not_woken(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
     polling.expired(10.0)
     assert polling.grown(KEY, entries(0)) == []
 
 
-def test_a_closed_connection_takes_its_pulls_along() -> None:
-    polling: LongPolling[Pull] = LongPolling()
+def test_a_closed_connection_takes_its_pulls_along(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
     polling.hold(("T", 1), QueueOffset(0), 10.0, Pull("b"), "c1")
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c2")
@@ -186,8 +182,7 @@ def test_a_closed_connection_takes_its_pulls_along() -> None:
     assert polling.expired(99.0) == []
 
 
-def test_all_are_taken_out_at_the_end_of_time() -> None:
-    polling: LongPolling[Pull] = LongPolling()
+def test_all_are_taken_out_at_the_end_of_time(polling: LongPolling[Pull]) -> None:
     assert polling.expired(math.inf) == []
     assert polling.hold(KEY, QueueOffset(5), 10.0, Pull("a"), "c1")
     assert polling.expired(math.inf) == [Pull("a")]
@@ -224,8 +219,7 @@ def test_overload_of_one_connection_affects_no_other() -> None:
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("d"), "c1")
 
 
-def test_pulls_that_were_answered_do_not_pile_up() -> None:
-    polling: LongPolling[Pull] = LongPolling()
+def test_pulls_that_were_answered_do_not_pile_up(polling: LongPolling[Pull]) -> None:
     polling.hold(("quiet", 0), QueueOffset(0), 1e9, Pull("quiet"), "c0")
     for _ in range(2000):
         polling.hold(KEY, QueueOffset(0), 1e9, Pull("a"), "c1")
@@ -275,8 +269,7 @@ def test_long_polling_agrees_with_a_list(steps: list[tuple[object, ...]]) -> Non
         assert polling.next_deadline() == min((row[1] for row in model), default=math.inf)
 
 
-def test_only_the_requested_number_of_pulls_expire_at_once() -> None:
-    polling: LongPolling[Pull] = LongPolling()
+def test_only_the_requested_number_of_pulls_expire_at_once(polling: LongPolling[Pull]) -> None:
     for number in range(5):
         polling.hold(KEY, QueueOffset(0), float(number), Pull(str(number)), "c1")
     assert [pull.name for pull in polling.expired(3.0, 3)] == ["0", "1", "2"]

@@ -66,16 +66,33 @@ class Stage:
 
     def commit(self, offset: int) -> None:
         """One command, if it counts."""
-        self.offsets.gather("G", "T", 0, QueueOffset(offset))
+        self.gather(offset)
         self.offsets.replicate_gathered()
+
+    def gather(self, offset: int) -> None:
+        self.offsets.gather("G", "T", 0, QueueOffset(offset))
+
+    def store(self, offset: int) -> None:
+        """A commit that is in the log when this returns."""
+        self.commit(offset)
+        self.rounds.commit(1)
+
+    def check_commit(self, offset: int) -> None:
+        """A commit at this moment counts."""
+        self.store(offset)
+        assert self.stored == offset
 
     @property
     def stored(self) -> int | None:
         return self.metadata.consumer_offset("G", "T", 0)
 
 
-def test_a_consumer_starting_at_an_earlier_reset_cannot_undo_a_later_one() -> None:
-    stage = Stage()
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_a_consumer_starting_at_an_earlier_reset_cannot_undo_a_later_one(stage: Stage) -> None:
     stage.reset(50)
     stage.rounds.commit(2)
     stage.reset(20)
@@ -85,13 +102,10 @@ def test_a_consumer_starting_at_an_earlier_reset_cannot_undo_a_later_one() -> No
     assert stage.rounds.waiting == 0
     assert stage.pull(60) == 20
     assert stage.pull(20) is None
-    stage.commit(21)
-    stage.rounds.commit(1)
-    assert stage.stored == 21
+    stage.check_commit(21)
 
 
-def test_two_resets_at_the_same_time() -> None:
-    stage = Stage()
+def test_two_resets_at_the_same_time(stage: Stage) -> None:
     stage.reset(50)
     stage.reset(20)
     stage.rounds.commit(2)
@@ -104,9 +118,8 @@ def test_two_resets_at_the_same_time() -> None:
     assert (stage.stored, stage.pull(70)) == (20, 20)
 
 
-def test_a_commit_gathered_before_a_reset_is_ignored_after_it() -> None:
-    stage = Stage()
-    stage.offsets.gather("G", "T", 0, QueueOffset(60))
+def test_a_commit_gathered_before_a_reset_is_ignored_after_it(stage: Stage) -> None:
+    stage.gather(60)
     stage.reset(20)
     stage.rounds.commit(2)
     stage.offsets.replicate_gathered()
@@ -114,41 +127,32 @@ def test_a_commit_gathered_before_a_reset_is_ignored_after_it() -> None:
     assert stage.stored == 20
 
 
-def test_offsets_gathered_before_resigning_are_dropped() -> None:
+def test_offsets_gathered_before_resigning_are_dropped(stage: Stage) -> None:
     """Meanwhile another leader has reset the offset."""
-    stage = Stage()
-    stage.offsets.gather("G", "T", 0, QueueOffset(60))
+    stage.gather(60)
     stage.offsets.resign()
     stage.metadata.apply(ResetOffset(group="G", topic="T", queue_id=0, offset=QueueOffset(20)))
     stage.offsets.replicate_gathered()
     assert stage.rounds.waiting == 0
-    stage.commit(21)
-    stage.rounds.commit(1)
-    assert stage.stored == 21
+    stage.check_commit(21)
 
 
-def test_backward_commit_drops_gathered_offsets() -> None:
-    stage = Stage()
+def test_backward_commit_drops_gathered_offsets(stage: Stage) -> None:
     reader: Any = object()
-    stage.commit(50)
-    stage.rounds.commit(1)
+    stage.store(50)
     stage.offsets.note_pull(reader, "G", "T", 0, QueueOffset(10))
-    stage.offsets.gather("G", "T", 0, QueueOffset(60))
+    stage.gather(60)
     stage.offsets.commit(reader, "G", "T", 0, QueueOffset(11))
     stage.rounds.commit(2)
     stage.offsets.replicate_gathered()
     assert (stage.rounds.waiting, stage.stored) == (0, 11)
-    stage.commit(12)
-    stage.rounds.commit(1)
-    assert stage.stored == 12
+    stage.check_commit(12)
 
 
-def test_a_repeated_read_is_not_mistaken_for_a_consumer_awaiting_a_reset() -> None:
+def test_a_repeated_read_is_not_mistaken_for_a_consumer_awaiting_a_reset(stage: Stage) -> None:
     """A reset forgets who read from further back: what comes late from there does not undo it."""
-    stage = Stage()
     reader: Any = object()
-    stage.commit(50)
-    stage.rounds.commit(1)
+    stage.store(50)
     stage.offsets.note_pull(reader, "G", "T", 0, QueueOffset(10))
     stage.reset(40)
     stage.rounds.commit(2)
@@ -158,15 +162,13 @@ def test_a_repeated_read_is_not_mistaken_for_a_consumer_awaiting_a_reset() -> No
     assert (stage.rounds.waiting, stage.stored) == (0, 40)
 
 
-def test_a_commit_at_the_wrong_moment_is_refused_with_a_reason() -> None:
-    stage = Stage()
+def test_a_commit_at_the_wrong_moment_is_refused_with_a_reason(stage: Stage) -> None:
     reader: Any = object()
     other: Any = object()
     request = UpdateConsumerOffset(
         ext=UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=QueueOffset(51))
     )
-    stage.commit(50)
-    stage.rounds.commit(1)
+    stage.store(50)
     stage.offsets.note_pull(reader, "G", "T", 0, QueueOffset(10))
     stage.offsets.commit(reader, "G", "T", 0, QueueOffset(11))
     with pytest.raises(RequestRefused, match=r"is being reset right now: commit again$"):
@@ -181,11 +183,9 @@ def test_a_commit_at_the_wrong_moment_is_refused_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("oneway", [False, True])
-def test_a_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool) -> None:
-    stage = Stage()
+def test_a_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool, stage: Stage) -> None:
     client: Any = object()
-    stage.commit(50)
-    stage.rounds.commit(1)
+    stage.store(50)
     stage.offsets.note_pull(client, "G", "T", 0, QueueOffset(-2))
     request = UpdateConsumerOffset(
         opaque=1,
@@ -199,24 +199,18 @@ def test_a_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool) ->
             stage.offsets.handle_update(Call(client, request, b"", 0))
         assert refused.value.code == ResponseCode.INVALID_PARAMETER
     assert stage.rounds.waiting == 0
-    stage.commit(60)
-    stage.rounds.commit(1)
-    assert stage.stored == 60
+    stage.check_commit(60)
 
 
-def test_a_reset_to_an_invalid_offset_changes_nothing() -> None:
-    stage = Stage()
+def test_a_reset_to_an_invalid_offset_changes_nothing(stage: Stage) -> None:
     with pytest.raises(CommandRefused):
         stage.reset(-1)
     assert stage.rounds.waiting == 0
-    stage.commit(60)
-    stage.rounds.commit(1)
-    assert stage.stored == 60
+    stage.check_commit(60)
 
 
-def test_a_commit_with_a_pull_of_an_invalid_group_changes_nothing() -> None:
+def test_a_commit_with_a_pull_of_an_invalid_group_changes_nothing(stage: Stage) -> None:
     """Gathered commits enter the log by a timer, where a name that is refused would end the broker."""
-    stage = Stage()
     connection: Any = None
     stage.offsets.commit(connection, "no group!", "T", 0, QueueOffset(5))
     stage.offsets.commit(connection, "G", "T", 0, QueueOffset(7))
@@ -225,18 +219,14 @@ def test_a_commit_with_a_pull_of_an_invalid_group_changes_nothing() -> None:
     assert stage.stored == 7
 
 
-def test_commit_up_to_last_entry_in_log_counts() -> None:
+def test_commit_up_to_last_entry_in_log_counts(stage: Stage) -> None:
     """A consumer may have read from a follower that has applied more than the leader."""
-    stage = Stage()
     stage.tails.get("T", 0).next_offset = QueueOffset(120)
-    stage.commit(120)
-    stage.rounds.commit(1)
-    assert stage.stored == 120
+    stage.check_commit(120)
 
 
-def test_commit_gathered_before_deletion_does_not_outlive_it() -> None:
-    stage = Stage()
-    stage.offsets.gather("G", "T", 0, QueueOffset(60))
+def test_commit_gathered_before_deletion_does_not_outlive_it(stage: Stage) -> None:
+    stage.gather(60)
     stage.tails.reset("T")
     stage.commit(70)
     assert stage.rounds.waiting == 0
@@ -244,20 +234,16 @@ def test_commit_gathered_before_deletion_does_not_outlive_it() -> None:
     assert stage.rounds.waiting == 0
 
 
-def test_commit_dropped_with_its_topic_hides_no_later_one() -> None:
-    stage = Stage()
-    stage.offsets.gather("G", "T", 0, QueueOffset(60))
+def test_commit_dropped_with_its_topic_hides_no_later_one(stage: Stage) -> None:
+    stage.gather(60)
     stage.tails.reset("T")  # below format level 3, offsets begin at 0 again
     stage.offsets.replicate_gathered()
     assert stage.rounds.waiting == 0
     stage.tails.get("T", 0).next_offset = QueueOffset(5)
-    stage.commit(4)
-    stage.rounds.commit(1)
-    assert stage.stored == 4
+    stage.check_commit(4)
 
 
-def test_offset_beyond_end_is_corrected_once_by_new_leader() -> None:
-    stage = Stage()
+def test_offset_beyond_end_is_corrected_once_by_new_leader(stage: Stage) -> None:
     for group, offset in (("G", 130), ("H", 100), ("I", 101)):
         stage.metadata.apply(CommitOffsets(offsets=[(group, "T", 0, QueueOffset(offset))]))
     corrections = OffsetCorrections(stage.context, offsets=stage.offsets)
@@ -274,8 +260,7 @@ def test_offset_beyond_end_is_corrected_once_by_new_leader() -> None:
     assert stage.rounds.waiting == 0
 
 
-def test_resigned_leader_corrects_nothing() -> None:
-    stage = Stage()
+def test_resigned_leader_corrects_nothing(stage: Stage) -> None:
     stage.metadata.apply(CommitOffsets(offsets=[("G", "T", 0, QueueOffset(130))]))
     corrections = OffsetCorrections(stage.context, offsets=stage.offsets)
     corrections.lead()

@@ -51,8 +51,12 @@ def expire(registry: ClientRegistry[str], now: float) -> dict[str, list[str]]:
     return {group: members for group, members in notices.items() if registry.consumer_ids(group)}
 
 
-def test_a_new_member_is_announced_to_all_of_its_group() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+@pytest.fixture
+def registry() -> ClientRegistry[str]:
+    return ClientRegistry()
+
+
+def test_a_new_member_is_announced_to_all_of_its_group(registry: ClientRegistry[str]) -> None:
     first = beat(registry, "c1", "one", consumer("g", "T"))
     assert (first.consumer_groups, first.new_groups, first.notify) == (("g",), ("g",), [("g", ["c1"])])
     second = beat(registry, "c2", "two", consumer("g", "T"))
@@ -61,8 +65,7 @@ def test_a_new_member_is_announced_to_all_of_its_group() -> None:
     assert registry.consumer_ids("unknown") == []
 
 
-def test_unchanged_heartbeat_sends_no_notifications() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+def test_unchanged_heartbeat_sends_no_notifications(registry: ClientRegistry[str]) -> None:
     beat(registry, "c1", "one", consumer("g", "T"))
     again = beat(registry, "c1", "one", consumer("g", "T"), now=30.0)
     assert again.notify == []
@@ -81,23 +84,20 @@ def test_unchanged_heartbeat_sends_no_notifications() -> None:
     ids=["added", "removed", "replaced", "other order", "other expression"],
 )
 def test_the_set_of_topics_decides_whether_members_are_notified(
-    before: list[str | SubscriptionData], after: list[str | SubscriptionData], told: bool
+    before: list[str | SubscriptionData], after: list[str | SubscriptionData], told: bool, registry: ClientRegistry[str]
 ) -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
     beat(registry, "c1", "one", consumer("g", *before))
     assert bool(beat(registry, "c1", "one", consumer("g", *after)).notify) == told
 
 
-def test_broadcast_groups_are_never_notified() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+def test_broadcast_groups_are_never_notified(registry: ClientRegistry[str]) -> None:
     assert beat(registry, "c1", "one", consumer("g", "T", model=BROADCASTING)).notify == []
     assert beat(registry, "c2", "two", consumer("g", "T", model=BROADCASTING)).notify == []
     assert registry.connection_closed("c1") == []
     assert registry.consumer_ids("g") == ["two"]
 
 
-def test_the_newest_version_of_a_subscription_counts() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+def test_the_newest_version_of_a_subscription_counts(registry: ClientRegistry[str]) -> None:
     for expression, version, wanted in (("A", 5, "A"), ("B", 4, "A"), ("C", 5, "A"), ("D", 6, "D")):
         beat(registry, "c1", "one", consumer("g", subscription("T", expression, version)))
         known = registry.subscription("g", "T")
@@ -105,8 +105,7 @@ def test_the_newest_version_of_a_subscription_counts() -> None:
         assert known.tags == {wanted}
 
 
-def test_unknown_or_invalid_subscriptions_are_absent() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+def test_unknown_or_invalid_subscriptions_are_absent(registry: ClientRegistry[str]) -> None:
     wrong = subscription("S", "a > 'x'", expression_type="SQL92")
     unknown = subscription("V", "a", expression_type="CLASS")
     sql = subscription("W", "a > 1", expression_type="SQL92")
@@ -125,8 +124,7 @@ def test_unknown_or_invalid_subscriptions_are_absent() -> None:
     assert group.subscriptions["S"].expression == "a > 'x'"
 
 
-def test_a_closed_connection_leaves_all_its_groups() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+def test_a_closed_connection_leaves_all_its_groups(registry: ClientRegistry[str]) -> None:
     beat(registry, "c1", "one", consumer("g", "T"), consumer("h", "T"), producers=["p"])
     beat(registry, "c2", "two", consumer("g", "T"), producers=["p"])
     assert registry.connection_closed("c1") == [("g", ["c2"])]
@@ -136,8 +134,7 @@ def test_a_closed_connection_leaves_all_its_groups() -> None:
     assert registry.connection_closed("c1") == []
 
 
-def test_reconnecting_client_stays_one_member_without_notifications() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+def test_reconnecting_client_stays_one_member_without_notifications(registry: ClientRegistry[str]) -> None:
     beat(registry, "old", "one", consumer("g", "T"))
     beat(registry, "c2", "two", consumer("g", "T"))
     assert beat(registry, "new", "one", consumer("g", "T")).notify == []
@@ -146,8 +143,7 @@ def test_reconnecting_client_stays_one_member_without_notifications() -> None:
     assert registry.consumer_ids("g") == ["one", "two"]
 
 
-def test_unregister_removes_only_the_named_groups() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+def test_unregister_removes_only_the_named_groups(registry: ClientRegistry[str]) -> None:
     beat(registry, "c1", "one", consumer("g", "T"), consumer("h", "T"), producers=["p", "q"])
     beat(registry, "c2", "two", consumer("g", "T"))
     assert registry.unregister("c1", "one", "p", None) == []
@@ -157,8 +153,7 @@ def test_unregister_removes_only_the_named_groups() -> None:
     assert registry.unregister("c1", "one", "unknown", "unknown") == []
 
 
-def test_connection_cannot_unregister_other_clients() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+def test_connection_cannot_unregister_other_clients(registry: ClientRegistry[str]) -> None:
     beat(registry, "c1", "one", consumer("g", "T"), producers=["p"])
     beat(registry, "c2", "two", consumer("g", "T"), producers=["p"])
     assert registry.unregister("c2", "one", "p", "g") == []
@@ -167,8 +162,7 @@ def test_connection_cannot_unregister_other_clients() -> None:
     assert registry.producers("p") == ["c1", "c2"]
 
 
-def test_silent_members_expire() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+def test_silent_members_expire(registry: ClientRegistry[str]) -> None:
     beat(registry, "c1", "one", consumer("g", "T"), producers=["p"], now=0.0)
     beat(registry, "c2", "two", consumer("g", "T"), producers=["p"], now=30.0)
     assert expire(registry, 120.0) == {}
@@ -180,8 +174,7 @@ def test_silent_members_expire() -> None:
     assert registry.consumer_group("g") is None
 
 
-def test_connections_are_checked_in_turn_and_joint_departures_announced_once() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+def test_connections_are_checked_in_turn_and_joint_departures_announced_once(registry: ClientRegistry[str]) -> None:
     connections = [f"c{number}" for number in range(3 * ROUND_CALLS)]
     for connection in connections:
         beat(registry, connection, connection, consumer("g", "T"), now=0.0)
@@ -191,8 +184,7 @@ def test_connections_are_checked_in_turn_and_joint_departures_announced_once() -
     assert registry.consumer_group("g") is None
 
 
-def test_closed_connection_is_skipped_at_its_turn() -> None:
-    registry: ClientRegistry[str] = ClientRegistry()
+def test_closed_connection_is_skipped_at_its_turn(registry: ClientRegistry[str]) -> None:
     for connection in ("c1", "c2"):
         beat(registry, connection, connection, consumer("g", "T"), producers=["p"], now=0.0)
     assert registry.expire_some(0.0) == []
@@ -214,41 +206,25 @@ TIGHT = ClientLimits(
 )
 
 
-@pytest.mark.parametrize(
-    ("client_id", "consumers", "producers"),
-    [
-        ("", [], []),
-        ("x" * 9, [], []),
-        ("one", [consumer("g", "T"), consumer("h", "T"), consumer("i", "T")], []),
-        ("one", [], ["p", "q", "r"]),
-        ("one", [consumer("g", "T", "U", "V")], []),
-        ("one", [consumer("g", "T", "U"), consumer("first", "T", "U")], []),
-        ("one", [consumer("first", "T")] * 2, []),
-        ("one", [consumer("g", subscription("T", "A||B"), subscription("U", "C||D"))], []),
-        ("one", [consumer("g", subscription("T", "a = 12", expression_type="SQL92"))], []),
-        ("one", [consumer("g", "T", model="C" * 65)], []),
-        ("one", [consumer("g", subscription("T", "||"))], []),
-        ("one", [consumer("a b", "T")], []),
-        ("one", [consumer("g", "../T")], []),
-        ("one", [], ["a/b"]),
-    ],
-    ids=[
-        "no client id",
-        "long client id",
-        "many consumer groups",
-        "many producer groups",
-        "many topics",
-        "many topics in all",
-        "a group three times",
-        "long expressions",
-        "long SQL92 expressions",
-        "long message model",
-        "empty expression",
-        "bad consumer group",
-        "bad topic",
-        "bad producer group",
-    ],
-)
+BEYOND: dict[str, tuple[str, list[ConsumerData], list[str]]] = {
+    "no client id": ("", [], []),
+    "long client id": ("x" * 9, [], []),
+    "many consumer groups": ("one", [consumer("g", "T"), consumer("h", "T"), consumer("i", "T")], []),
+    "many producer groups": ("one", [], ["p", "q", "r"]),
+    "many topics": ("one", [consumer("g", "T", "U", "V")], []),
+    "many topics in all": ("one", [consumer("g", "T", "U"), consumer("first", "T", "U")], []),
+    "a group three times": ("one", [consumer("first", "T")] * 2, []),
+    "long expressions": ("one", [consumer("g", subscription("T", "A||B"), subscription("U", "C||D"))], []),
+    "long SQL92 expressions": ("one", [consumer("g", subscription("T", "a = 12", expression_type="SQL92"))], []),
+    "long message model": ("one", [consumer("g", "T", model="C" * 65)], []),
+    "empty expression": ("one", [consumer("g", subscription("T", "||"))], []),
+    "bad consumer group": ("one", [consumer("a b", "T")], []),
+    "bad topic": ("one", [consumer("g", "../T")], []),
+    "bad producer group": ("one", [], ["a/b"]),
+}
+
+
+@pytest.mark.parametrize(("client_id", "consumers", "producers"), BEYOND.values(), ids=BEYOND)
 def test_a_heartbeat_beyond_the_limits_changes_nothing(
     client_id: str, consumers: list[ConsumerData], producers: list[str]
 ) -> None:
@@ -324,9 +300,8 @@ def test_expressions_of_one_connection_are_bounded_over_its_life(expression_type
     beat(registry, "c4", "four", wants("k", 20))
 
 
-def test_a_language_is_a_name_that_is_known() -> None:
+def test_a_language_is_a_name_that_is_known(registry: ClientRegistry[str]) -> None:
     """It is kept for each group of a connection, and a header has room for a long text."""
-    registry: ClientRegistry[str] = ClientRegistry()
     for language, kept in (("GO", "GO"), ("x" * 200_000, None), (None, None)):
         registry.heartbeat(0.0, "c1", HeartbeatData("one", consumers=[consumer("g", "T")]), language, 409)
         member = registry.member("c1", "g")
@@ -334,19 +309,41 @@ def test_a_language_is_a_name_that_is_known() -> None:
         assert member.language == kept
 
 
-class RegistryAgainstTable(RuleBasedStateMachine):
-    """Members against a plain table of (group, connection) -> (client, last heartbeat)."""
+CONNECTIONS = st.sampled_from(["c1", "c2", "c3"])
+CLIENTS = st.sampled_from(["one", "two"])
+GROUPS = st.sampled_from(["g", "h"])
+
+
+class Table(RuleBasedStateMachine):
+    """A registry beside a plain table of (group, connection) -> (client, last heartbeat)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.registry: ClientRegistry[str] = ClientRegistry()
         self.table: dict[tuple[str, str], tuple[str, float]] = {}
-        self.told: dict[str, list[str]] = {}
         self.now = 0.0
 
-    connections = st.sampled_from(["c1", "c2", "c3"])
-    clients = st.sampled_from(["one", "two"])
-    groups = st.sampled_from(["g", "h"])
+    def hear(self, notices: list[tuple[str, list[str]]]) -> None:
+        """Whom the registry tells of the members of its group."""
+
+    @rule(connection=CONNECTIONS)
+    def close(self, connection: str) -> None:
+        self.table = {key: row for key, row in self.table.items() if key[1] != connection}
+        self.hear(self.registry.connection_closed(connection))
+
+    @rule(seconds=st.sampled_from([1.0, 50.0, 121.0]))
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.table = {key: row for key, row in self.table.items() if row[1] >= self.now - 120.0}
+        self.hear(list(expire(self.registry, self.now).items()))
+
+
+class RegistryAgainstTable(Table):
+    """Members are those of the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[str, list[str]] = {}
 
     def ids(self, group: str) -> list[str]:
         return sorted({client for (known, _), (client, _) in self.table.items() if known == group})
@@ -356,27 +353,16 @@ class RegistryAgainstTable(RuleBasedStateMachine):
             assert sorted(connections) == sorted(at for known, at in self.table if known == group)
             self.told[group] = self.ids(group)
 
-    @rule(connection=connections, client=clients, group=groups)
+    @rule(connection=CONNECTIONS, client=CLIENTS, group=GROUPS)
     def heartbeat(self, connection: str, client: str, group: str) -> None:
         self.table[group, connection] = (client, self.now)
         self.hear(beat(self.registry, connection, client, consumer(group, "T"), now=self.now).notify)
 
-    @rule(connection=connections)
-    def close(self, connection: str) -> None:
-        self.table = {key: row for key, row in self.table.items() if key[1] != connection}
-        self.hear(self.registry.connection_closed(connection))
-
-    @rule(connection=connections, client=clients, group=groups)
+    @rule(connection=CONNECTIONS, client=CLIENTS, group=GROUPS)
     def unregister(self, connection: str, client: str, group: str) -> None:
         if self.table.get((group, connection), ("", 0.0))[0] == client:
             del self.table[group, connection]
         self.hear(self.registry.unregister(connection, client, None, group))
-
-    @rule(seconds=st.sampled_from([1.0, 50.0, 121.0]))
-    def later(self, seconds: float) -> None:
-        self.now += seconds
-        self.table = {key: row for key, row in self.table.items() if row[1] >= self.now - 120.0}
-        self.hear(list(expire(self.registry, self.now).items()))
 
     @invariant()
     def members_are_those_of_the_table_and_know_it(self) -> None:
@@ -392,41 +378,20 @@ RegistryAgainstTable.TestCase.settings = settings(max_examples=40, stateful_step
 TestRegistryAgainstTable = RegistryAgainstTable.TestCase
 
 
-class ProducersAgainstTable(RuleBasedStateMachine):
-    """Who is reached by a client id, against a plain table of (group, connection) -> (client, last heartbeat)."""
+class ProducersAgainstTable(Table):
+    """A client id reaches a connection of that client."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.registry: ClientRegistry[str] = ClientRegistry()
-        self.table: dict[tuple[str, str], tuple[str, float]] = {}
-        self.now = 0.0
-
-    connections = st.sampled_from(["c1", "c2", "c3"])
-    clients = st.sampled_from(["one", "two"])
-    groups = st.sampled_from(["p", "q"])
-
-    @rule(connection=connections, client=clients, groups=st.sets(groups))
+    @rule(connection=CONNECTIONS, client=CLIENTS, groups=st.sets(GROUPS))
     def heartbeat(self, connection: str, client: str, groups: set[str]) -> None:
         data = HeartbeatData(client, producers=[ProducerData(group) for group in sorted(groups)])
         self.registry.heartbeat(self.now, connection, data, "JAVA", 409)
         self.table |= {(group, connection): (client, self.now) for group in groups}
 
-    @rule(connection=connections)
-    def close(self, connection: str) -> None:
-        self.registry.connection_closed(connection)
-        self.table = {key: row for key, row in self.table.items() if key[1] != connection}
-
-    @rule(connection=connections, client=clients, group=groups)
+    @rule(connection=CONNECTIONS, client=CLIENTS, group=GROUPS)
     def unregister(self, connection: str, client: str, group: str) -> None:
         self.registry.unregister(connection, client, group, None)
         if self.table.get((group, connection), ("", 0.0))[0] == client:
             del self.table[group, connection]
-
-    @rule(seconds=st.sampled_from([1.0, 50.0, 121.0]))
-    def later(self, seconds: float) -> None:
-        self.now += seconds
-        expire(self.registry, self.now)
-        self.table = {key: row for key, row in self.table.items() if row[1] >= self.now - 120.0}
 
     @invariant()
     def a_client_is_found_where_it_is(self) -> None:

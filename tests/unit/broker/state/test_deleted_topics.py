@@ -57,7 +57,8 @@ def commit(group: str, *offsets: int) -> CommitOffsets:
     return CommitOffsets(offsets=[(group, "T", queue_id, QueueOffset(at)) for queue_id, at in enumerate(offsets)])
 
 
-def used() -> Group:
+@pytest.fixture
+def group() -> Group:
     """T has 100 and 50 messages; G is behind, H was reset and may not read it, and has younger queues."""
     group = Group(q0=100, q1=50)
     group.apply(put(queues=1, attributes={"message.type": "NORMAL"}))
@@ -86,8 +87,7 @@ def state(group: Group) -> dict[str, Any]:
     }
 
 
-def test_restored_topic_is_unchanged() -> None:
-    group = used()
+def test_restored_topic_is_unchanged(group: Group) -> None:
     before = state(group)
     changes = group.apply(DELETED)
     assert (changes.topics, changes.deleted_topics, changes.hidden_topics) == (("T",), (), ("T",))
@@ -101,8 +101,8 @@ def test_restored_topic_is_unchanged() -> None:
     assert group.apply(RESTORED).topics == ()
 
 
-def test_deleted_topic_survives_a_snapshot() -> None:
-    group, again = used(), Group()
+def test_deleted_topic_survives_a_snapshot(group: Group) -> None:
+    again = Group()
     before = state(group)
     group.apply(DELETED)
     again.metadata.restore(group.metadata.snapshot())
@@ -111,8 +111,7 @@ def test_deleted_topic_survives_a_snapshot() -> None:
     assert state(again) == before
 
 
-def test_deleting_once_more_changes_nothing() -> None:
-    group = used()
+def test_deleting_once_more_changes_nothing(group: Group) -> None:
     before = state(group)
     group.apply(DELETED)
     group.ends["T"][0] = 103  # delayed messages became due
@@ -121,8 +120,7 @@ def test_deleting_once_more_changes_nothing() -> None:
     assert state(group) == before
 
 
-def test_deleting_for_good_removes_restorable_topics() -> None:
-    group = used()
+def test_deleting_for_good_removes_restorable_topics(group: Group) -> None:
     retry = "%RETRY%G_T"
     group.apply(put(retry, queues=1))
     group.apply(DeleteTopic(name=retry, timestamp_ms=2000, continued=True, restorable=True, along_with="T"))
@@ -135,8 +133,7 @@ def test_deleting_for_good_removes_restorable_topics() -> None:
     assert group.apply(put(queues=1)).begun_queues == (("T", 0, 100), ("T", 1, 50))
 
 
-def test_topic_that_was_created_again_cannot_be_restored() -> None:
-    group = used()
+def test_topic_that_was_created_again_cannot_be_restored(group: Group) -> None:
     group.apply(DELETED)
     assert group.apply(put(queues=1)).begun_queues == (("T", 0, 100), ("T", 1, 50))
     assert not group.metadata.deleted_topics.rows
@@ -150,8 +147,7 @@ def test_topic_that_was_created_again_cannot_be_restored() -> None:
     assert group.metadata.consumer_offset("G", "T", 0) == 100
 
 
-def test_restored_topic_omits_removed_group_offsets() -> None:
-    group = used()
+def test_restored_topic_omits_removed_group_offsets(group: Group) -> None:
     group.apply(DELETED)
     group.apply(DeleteGroup(name="H", timestamp_ms=1, remove_offsets=True))
     group.apply(DeleteGroup(name="G", timestamp_ms=1, remove_offsets=False))
@@ -159,8 +155,7 @@ def test_restored_topic_omits_removed_group_offsets() -> None:
     assert {key[0] for key in group.metadata.consumer_offsets} == {"G"}
 
 
-def test_popped_messages_without_acknowledgement_come_once_more() -> None:
-    group = used()
+def test_popped_messages_without_acknowledgement_come_once_more(group: Group) -> None:
     taken: dict[str, Any] = {"group": "G", "topic": "T", "queue_id": 0, "pop_time_ms": 1, "invisible_ms": 60_000}
     group.apply(
         PopMessages(before=QueueOffset(40), next_offset=QueueOffset(44), start=QueueOffset(40), taken=15, **taken)
@@ -173,8 +168,7 @@ def test_popped_messages_without_acknowledgement_come_once_more() -> None:
     assert group.metadata.consumer_offset("G", "T", 0) == 42
 
 
-def test_topics_deleted_along_with_it_come_back_with_it() -> None:
-    group = used()
+def test_topics_deleted_along_with_it_come_back_with_it(group: Group) -> None:
     group.apply(put("%RETRY%G_T", queues=1))
     group.apply(DeleteTopic(name="%RETRY%G_T", timestamp_ms=2, continued=True, restorable=True, along_with="T"))
     group.apply(DELETED)
@@ -182,8 +176,7 @@ def test_topics_deleted_along_with_it_come_back_with_it() -> None:
     assert "%RETRY%G_T" in group.metadata.topics
 
 
-def test_creation_drops_retry_topics_deleted_with_the_former_topic() -> None:
-    group = used()
+def test_creation_drops_retry_topics_deleted_with_the_former_topic(group: Group) -> None:
     group.apply(put("%RETRY%G_T", queues=1))
     group.apply(DeleteTopic(name="%RETRY%G_T", timestamp_ms=2, continued=True, restorable=True, along_with="T"))
     group.apply(DELETED)
@@ -191,8 +184,7 @@ def test_creation_drops_retry_topics_deleted_with_the_former_topic() -> None:
     assert not group.metadata.deleted_topics.rows
 
 
-def test_forgotten_topic_cannot_be_restored_and_its_queues_go() -> None:
-    group = used()
+def test_forgotten_topic_cannot_be_restored_and_its_queues_go(group: Group) -> None:
     group.apply(DELETED)
     grown = ForgetTopic(name="T", ends=[(0, QueueOffset(99)), (1, QueueOffset(50))])
     assert group.apply(grown).deleted_topics == ()  # a delayed message came since: that stays
@@ -215,9 +207,10 @@ def test_topic_with_lite_topics_is_not_deleted_by_a_late_command() -> None:
     ("restored", "expired"),
     [(True, ()), (False, (("T", 0, 100), ("T", 1, 50)))],
 )
-def test_replica_that_fills_its_queues_drops_no_restored_topic(restored: bool, expired: tuple[Any, ...]) -> None:
+def test_replica_that_fills_its_queues_drops_no_restored_topic(
+    restored: bool, expired: tuple[Any, ...], group: Group
+) -> None:
     """A leader may forget the oldest topic while its restore is on its way: the metadata tells which was first."""
-    group = used()
     group.apply(DELETED)
     forget = ForgetTopic(name="T", ends=[(0, QueueOffset(100)), (1, QueueOffset(50))])
     if restored:
@@ -227,8 +220,7 @@ def test_replica_that_fills_its_queues_drops_no_restored_topic(restored: bool, e
     assert queue_effects(DELETED, group.metadata, group.queue_ends).deleted_topics == ()
 
 
-def test_catching_up_replica_starts_a_recreated_topic_at_its_first_offset() -> None:
-    group = used()
+def test_catching_up_replica_starts_a_recreated_topic_at_its_first_offset(group: Group) -> None:
     group.apply(DELETED)
     group.apply(put())
     assert queue_effects(put(), group.metadata, group.queue_ends).expired == (("T", 0, 100), ("T", 1, 50))
@@ -237,8 +229,7 @@ def test_catching_up_replica_starts_a_recreated_topic_at_its_first_offset() -> N
 
 
 @pytest.mark.parametrize("damage", [{"ends": [-1]}, {"offsets": {"G": [0]}}, {"begins": [-5]}])
-def test_damaged_snapshot_is_refused(damage: dict[str, Any]) -> None:
-    group = used()
+def test_damaged_snapshot_is_refused(damage: dict[str, Any], group: Group) -> None:
     group.apply(DELETED)
     rows = group.metadata.deleted_topics.capture()()
     assert isinstance(rows, list)
