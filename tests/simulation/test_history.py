@@ -61,21 +61,11 @@ def test_two_leaders_in_a_term(history: History) -> None:
         history.elected(B, 3, 1, CHAINS.__getitem__)
 
 
-def test_leader_that_lacks_a_committed_entry(history: History) -> None:
-    with pytest.raises(Violation, match="leader completeness"):
-        history.elected(B, 2, 0, CHAINS.__getitem__)
-
-
 def test_leader_of_a_term_that_others_left_behind(history: History) -> None:
     history.applied(A, 5, TWO, lambda: b"its bytes", [CONF])
     history.elected(B, 4, 1, CHAINS.__getitem__)
     with pytest.raises(Violation, match="leader completeness"):
         history.elected(B, 6, 1, CHAINS.__getitem__)
-
-
-def test_leader_with_another_entry_in_its_place(history: History) -> None:
-    with pytest.raises(Violation, match="leader completeness"):
-        history.elected(B, 2, 1, lambda index: 999)
 
 
 def test_two_votes_in_a_term(history: History) -> None:
@@ -90,29 +80,30 @@ def test_vote_that_is_not_on_disk(history: History, disk: HardState) -> None:
         history.voted(B, 4, A, disk)
 
 
-def test_other_entry_committed_at_the_same_index(history: History) -> None:
-    with pytest.raises(Violation, match="commit"):
-        commit(history, B, Entry(1, 2, 1, 0, 101, 11))
+WRONG = {
+    "other entry at the same index": (Entry(1, 2, 1, 0, 101, 11), "commit"),
+    "same entry behind another past": (Entry(1, 1, 1, 0, 999, 11), "commit"),
+    "entry behind a hole": (Entry(3, 1, 1, 200, 104, 12), "never committed"),
+    "value committed twice": (Entry(2, 1, 1, 100, 102, 11), "duplicate"),
+    "value that nobody asked for": (Entry(2, 1, 1, 100, 102, 99), "never asked for"),
+}
 
 
-def test_history_refuses_an_entry_with_another_chain(history: History) -> None:
-    with pytest.raises(Violation, match="commit"):
-        commit(history, B, Entry(1, 1, 1, 0, 999, 11))
+@pytest.mark.parametrize(("entry", "rule"), WRONG.values(), ids=WRONG)
+def test_entry_that_nobody_may_commit(history: History, entry: Entry, rule: str) -> None:
+    with pytest.raises(Violation, match=rule):
+        commit(history, B, entry)
 
 
-def test_entry_committed_behind_a_hole(history: History) -> None:
-    with pytest.raises(Violation, match="never committed"):
-        commit(history, B, Entry(3, 1, 1, 200, 104, 12))
+@pytest.mark.parametrize(("last", "chain"), [(0, 101), (1, 999)], ids=["lacks an entry", "has another in its place"])
+def test_leader_without_a_committed_entry(history: History, last: int, chain: int) -> None:
+    with pytest.raises(Violation, match="leader completeness"):
+        history.elected(B, 2, last, lambda index: chain)
 
 
-def test_commit_on_too_few_disks(history: History, disks: Disks) -> None:
-    disks.holders = frozenset({A})
-    with pytest.raises(Violation, match="durability"):
-        commit(history, A, TWO)
-
-
-def test_commit_on_disks_that_do_not_count(history: History, disks: Disks) -> None:
-    disks.holders = frozenset({A, NodeId("learner")})
+@pytest.mark.parametrize("others", [[], [NodeId("learner")]], ids=["too few", "one that does not count"])
+def test_commit_on_disks_of_no_majority(history: History, disks: Disks, others: list[NodeId]) -> None:
+    disks.holders = frozenset({A, *others})
     with pytest.raises(Violation, match="durability"):
         commit(history, A, TWO)
 
@@ -121,16 +112,6 @@ def test_commit_without_a_majority_of_the_old_voters(history: History) -> None:
     joint = ConfState((A, B, C), outgoing=(C, NodeId("d"), NodeId("e")))
     with pytest.raises(Violation, match="durability"):
         commit(history, A, TWO, joint)
-
-
-def test_value_committed_twice(history: History) -> None:
-    with pytest.raises(Violation, match="duplicate"):
-        commit(history, A, Entry(2, 1, 1, 100, 102, 11))
-
-
-def test_history_refuses_an_unrequested_value(history: History) -> None:
-    with pytest.raises(Violation, match="never asked for"):
-        commit(history, A, Entry(2, 1, 1, 100, 102, 99))
 
 
 def test_value_that_was_refused(history: History) -> None:

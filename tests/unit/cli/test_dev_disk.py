@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from mq.broker.settings import BrokerSettings
 from mq.cli import dev_disk
@@ -86,7 +87,7 @@ def test_a_missing_directory_is_checked_by_the_disk_of_its_parent(tmp_path: Path
 
 @pytest.mark.trio
 async def test_changes_are_reported_once_while_brokers_run(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     percents = [85, 85, 91, 92, 96, 89, 40, 40]
     left = list(percents)

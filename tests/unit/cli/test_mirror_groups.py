@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from mq.cli.mirror.plan import NewTopic
 from mq.cli.mirror.setup import AT_ONCE, create_groups, create_topic, create_topics
@@ -153,7 +154,7 @@ def topics(count: int) -> list[NewTopic]:
     return [NewTopic("broker-a", TopicConfig(f"T{number:03}")) for number in range(count)]
 
 
-async def test_many_topics_are_created_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_many_topics_are_created_at_once(autojump_clock: MockClock) -> None:
     target: Any = SlowTopics()
     said: list[str] = []
     began = trio.current_time()
@@ -163,7 +164,7 @@ async def test_many_topics_are_created_at_once(autojump_clock: trio.testing.Mock
     assert len(said) == 10 * AT_ONCE
 
 
-async def test_no_topic_is_begun_after_one_was_refused(autojump_clock: trio.testing.MockClock) -> None:
+async def test_no_topic_is_begun_after_one_was_refused(autojump_clock: MockClock) -> None:
     target: Any = SlowTopics(refused="T001")
     with pytest.raises(BrokerError, match="no room"):
         await create_topics(target, topics(10 * AT_ONCE), lambda _: None)

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from mq.client import (
     BrokerError,
@@ -135,7 +136,7 @@ async def ask(brokers: Brokers, repeat: Repeat, *, seconds: float = 10.0, busy_c
     ],
 )
 async def test_request_without_effect_is_repeated_at_the_new_leader(
-    autojump_clock: trio.testing.MockClock, failure: Answer, repeat: Repeat
+    autojump_clock: MockClock, failure: Answer, repeat: Repeat
 ) -> None:
     brokers = Brokers(failure, served, cached=OLD)
     assert (await ask(brokers, repeat)).code == ResponseCode.SUCCESS
@@ -144,7 +145,7 @@ async def test_request_without_effect_is_repeated_at_the_new_leader(
 
 @pytest.mark.parametrize("failure", [LOST, None, busy(ResponseCode.SYSTEM_BUSY)])
 async def test_unknown_outcomes_are_repeated_only_if_safe(
-    autojump_clock: trio.testing.MockClock, failure: Answer | None
+    autojump_clock: MockClock, failure: Answer | None
 ) -> None:
     assert (await ask(Brokers(failure, served), Repeat.ALWAYS)).code == ResponseCode.SUCCESS
     brokers = Brokers(failure, served)
@@ -154,21 +155,21 @@ async def test_unknown_outcomes_are_repeated_only_if_safe(
 
 
 @pytest.mark.parametrize("repeat", list(Repeat))
-async def test_a_refusal_is_final(autojump_clock: trio.testing.MockClock, repeat: Repeat) -> None:
+async def test_a_refusal_is_final(autojump_clock: MockClock, repeat: Repeat) -> None:
     brokers = Brokers(busy(ResponseCode.NO_PERMISSION), served)
     with pytest.raises(BrokerError):
         await ask(brokers, repeat)
     assert len(brokers.asked) == 1
 
 
-async def test_a_request_may_have_busy_codes_of_its_own(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_request_may_have_busy_codes_of_its_own(autojump_clock: MockClock) -> None:
     code = ResponseCode.SYSTEM_ERROR
     assert (await ask(Brokers(busy(code), served), Repeat.ALWAYS, busy_codes=(code,))).code == ResponseCode.SUCCESS
     with pytest.raises(BrokerError):
         await ask(Brokers(busy(code), served), Repeat.ALWAYS)
 
 
-async def test_one_attempt_is_one_attempt(autojump_clock: trio.testing.MockClock) -> None:
+async def test_one_attempt_is_one_attempt(autojump_clock: MockClock) -> None:
     brokers = Brokers(busy(), served)
     with pytest.raises(BrokerError):
         await ask(brokers, Repeat.NEVER)
@@ -177,7 +178,7 @@ async def test_one_attempt_is_one_attempt(autojump_clock: trio.testing.MockClock
         await ask(Brokers(served, cached=None), Repeat.NEVER)
 
 
-async def test_unreachable_attempt_keeps_the_former_failure(autojump_clock: trio.testing.MockClock) -> None:
+async def test_unreachable_attempt_keeps_the_former_failure(autojump_clock: MockClock) -> None:
     brokers = Brokers(busy(), leads=OLD)
     brokers.silent = {OLD}
     begun = trio.current_time()
@@ -186,16 +187,14 @@ async def test_unreachable_attempt_keeps_the_former_failure(autojump_clock: trio
     assert trio.current_time() - begun == pytest.approx(2.0)
 
 
-async def test_attempts_end_with_the_time_and_the_last_failure(autojump_clock: trio.testing.MockClock) -> None:
+async def test_attempts_end_with_the_time_and_the_last_failure(autojump_clock: MockClock) -> None:
     begun = trio.current_time()
     with pytest.raises(NoRoute, match="group b has no leader"):
         await ask(Brokers(served, leads=None, cached=None), Repeat.ALWAYS, seconds=2.0)
     assert 2.0 - 2 * PAUSE_SECONDS <= trio.current_time() - begun <= 2.0
 
 
-async def test_a_silent_leader_takes_only_part_of_the_time_if_others_remain(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_silent_leader_takes_only_part_of_the_time_if_others_remain(autojump_clock: MockClock) -> None:
     brokers = Brokers(None, served, cached=OLD)
     await ask(brokers, Repeat.ALWAYS)
     assert [address for _, address in brokers.asked] == [OLD, NEW]
@@ -205,7 +204,7 @@ async def test_a_silent_leader_takes_only_part_of_the_time_if_others_remain(
     assert patient.timeouts == [10.0]
 
 
-async def test_a_leader_that_cannot_be_reached_in_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_leader_that_cannot_be_reached_in_time(autojump_clock: MockClock) -> None:
     brokers = Brokers(served)
     brokers.silent.add(NEW)
     with pytest.raises(NoRoute, match="was not reached within 2 s") as raised:
@@ -213,7 +212,7 @@ async def test_a_leader_that_cannot_be_reached_in_time(autojump_clock: trio.test
     assert raised.value.stored == "no"
 
 
-async def test_a_topic_that_was_never_known_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_topic_that_was_never_known_is_not_waited_for(autojump_clock: MockClock) -> None:
     brokers = Brokers(served)
     brokers.is_known = False
     begun = trio.current_time()
@@ -224,16 +223,14 @@ async def test_a_topic_that_was_never_known_is_not_waited_for(autojump_clock: tr
         known_leader(cast("ClientCore", brokers), "T", "b")
 
 
-async def test_a_topic_unknown_to_a_new_name_server_is_requested_again(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_topic_unknown_to_a_new_name_server_is_requested_again(autojump_clock: MockClock) -> None:
     brokers = Brokers(NEVER_SENT, served)
     brokers.refreshes_that_find_nothing = 3
     assert (await ask(brokers, Repeat.ALWAYS)).code == ResponseCode.SUCCESS
     assert len(brokers.asked) == 2
 
 
-async def test_closed_client_repeats_no_request(autojump_clock: trio.testing.MockClock) -> None:
+async def test_closed_client_repeats_no_request(autojump_clock: MockClock) -> None:
     brokers = Brokers(refuses(ClientClosed("this client is closed")), served)
     with pytest.raises(ClientClosed):
         await ask(brokers, Repeat.ALWAYS)

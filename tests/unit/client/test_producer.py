@@ -372,31 +372,13 @@ async def test_a_cancelled_or_refused_sender_passes_its_slot_to_the_next() -> No
     assert woken[-2:] == ["one", "two"]
 
 
-async def test_a_message_that_is_refused_leaves_its_room_to_the_next() -> None:
-    async with (
-        FakeCluster.start(topics={"T": 1}) as cluster,
-        producer_of(cluster, in_flight_max=1, timeout=1, compress=None) as producer,
-        anyio.create_task_group() as tasks,
-    ):
-        cluster.leader.misdeeds = [Misdeed("silence")]
-        producer.send_nowait(Message("T", b"x"), lambda outcome: None)
-
-        async def refused() -> None:
-            with pytest.raises(MessageRefused):
-                await producer.send(Message("T", bytes(5 * 1024 * 1024)))
-
-        tasks.start_soon(refused)
-        await anyio.wait_all_tasks_blocked()
-        with anyio.fail_after(20):
-            await producer.send(Message("T", b"y"))
-
-
 @pytest.mark.parametrize(
     "send",
     [
         lambda producer: producer.submit(Message("T", b"x"), timeout=-1),
         lambda producer: producer.send_batch([Message("T", b"x")], queue=1),
         lambda producer: producer.send_batch([Message("T", b"x")], timeout=-1),
+        lambda producer: producer.send(Message("T", bytes(5 * 1024 * 1024))),
     ],
 )
 async def test_a_wrong_call_leaves_its_room_to_the_next(send: Any) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from mq.client.consume.popped_messages import Inbox, PoppedMessage
 from mq.client.consume.renewals import Renewals
@@ -45,9 +46,7 @@ async def renewing() -> AsyncIterator[Broker]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_message_is_renewed_at_half_time_until_it_is_released(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_message_is_renewed_at_half_time_until_it_is_released(autojump_clock: MockClock) -> None:
     async with renewing() as broker:
         start = trio.current_time()
         message = popped_message(0, 1000)
@@ -59,9 +58,7 @@ async def test_a_message_is_renewed_at_half_time_until_it_is_released(
         assert len(broker.asked) == 3
 
 
-async def test_messages_due_soon_are_renewed_together_without_waiting_for_each_other(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_messages_due_soon_are_renewed_together_without_waiting_for_each_other(autojump_clock: MockClock) -> None:
     async with renewing() as broker:
         start = trio.current_time()
         broker.seconds = 25.0
@@ -74,7 +71,7 @@ async def test_messages_due_soon_are_renewed_together_without_waiting_for_each_o
         assert sorted((offset, at - start) for offset, at in broker.asked) == [(0, 30), (1, 30), (2, 45)]
 
 
-async def test_a_failed_renewal_is_repeated_while_there_is_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_failed_renewal_is_repeated_while_there_is_time(autojump_clock: MockClock) -> None:
     async with renewing() as broker:
         message = popped_message(0, 1000)
         broker.failing = True
@@ -87,9 +84,7 @@ async def test_a_failed_renewal_is_repeated_while_there_is_time(autojump_clock: 
 
 
 @pytest.mark.parametrize("kind", ["gone", "failing"])
-async def test_a_message_that_cannot_be_renewed_is_not_handed_out(
-    autojump_clock: trio.testing.MockClock, kind: str
-) -> None:
+async def test_a_message_that_cannot_be_renewed_is_not_handed_out(autojump_clock: MockClock, kind: str) -> None:
     async with renewing() as broker:
         inbox = Inbox(32, ordered=False)
         lost, good = popped_message(0, 1000), popped_message(1, 1000)
@@ -103,7 +98,7 @@ async def test_a_message_that_cannot_be_renewed_is_not_handed_out(
         assert await inbox.get() is good
 
 
-async def test_a_release_waits_for_the_receipt_of_a_renewal_in_flight(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_release_waits_for_the_receipt_of_a_renewal_in_flight(autojump_clock: MockClock) -> None:
     async with renewing() as broker:
         broker.seconds = 7.0
         message = popped_message(0, 1000)
@@ -114,9 +109,7 @@ async def test_a_release_waits_for_the_receipt_of_a_renewal_in_flight(autojump_c
         assert trio.current_time() - start == 6
 
 
-async def test_message_is_not_renewed_while_its_receipt_changes(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_message_is_not_renewed_while_its_receipt_changes(autojump_clock: MockClock) -> None:
     async with renewing() as broker:
         broker.seconds = 7.0
         message = popped_message(0, 1000)
@@ -131,7 +124,7 @@ async def test_message_is_not_renewed_while_its_receipt_changes(
         assert len(broker.asked) == 2
 
 
-async def test_the_end_wakes_those_that_wait_for_a_receipt(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_end_wakes_those_that_wait_for_a_receipt(autojump_clock: MockClock) -> None:
     broker = Broker()
     broker.seconds = 1e9
     running = trio.CancelScope()
@@ -151,7 +144,7 @@ async def test_the_end_wakes_those_that_wait_for_a_receipt(autojump_clock: trio.
         assert broker.renewals.close() == messages[1:]
 
 
-async def test_consumer_pops_only_for_waiting_callers(autojump_clock: trio.testing.MockClock) -> None:
+async def test_consumer_pops_only_for_waiting_callers(autojump_clock: MockClock) -> None:
     inbox = Inbox(0, ordered=False)
     with trio.move_on_after(10) as nobody:
         await inbox.room()

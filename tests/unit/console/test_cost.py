@@ -9,6 +9,7 @@ import pytest
 import structlog
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import RemotingSettings
@@ -87,7 +88,7 @@ def asked_with(tabs: int, asked: Counter[str]) -> Counter[str]:
             nursery.cancel_scope.cancel()
         return found
 
-    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    return trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def test_an_open_overview_asks_the_brokers_every_two_seconds(asked: Counter[str]) -> None:

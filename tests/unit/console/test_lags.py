@@ -90,7 +90,15 @@ def test_lag_chart_shows_its_highest_point() -> None:
     assert lag_chart([Lag(0.0, 5)], 0.0) is None
 
 
-def test_a_broker_that_answers_nonsense_does_not_end_the_console() -> None:
+def watch_of(nursery: trio.Nursery) -> Watch:
+    """A watch that asks nobody but what a test puts into it."""
+    remoting = RemotingSettings(credentials=None, tls=None)
+    looking = LookingAdmin("127.0.0.1:1", remoting=remoting)
+    return Watch("127.0.0.1:1", remoting, looking, ChangingAdmin("127.0.0.1:1", remoting=remoting), nursery)
+
+
+@pytest.mark.trio
+async def test_a_broker_that_answers_nonsense_does_not_end_the_console(autojump_clock: MockClock) -> None:
     asked = 0
 
     async def groups() -> list[GroupStatus]:
@@ -100,22 +108,17 @@ def test_a_broker_that_answers_nonsense_does_not_end_the_console() -> None:
             raise ValueError("could not convert string to float: 'full'")
         return []
 
-    async def main() -> None:
-        remoting = RemotingSettings(credentials=None, tls=None)
-        looking = LookingAdmin("127.0.0.1:1", remoting=remoting)
-        changing = ChangingAdmin("127.0.0.1:1", remoting=remoting)
-        async with trio.open_nursery() as nursery:
-            watch = Watch("127.0.0.1:1", remoting, looking, changing, nursery)
-            watch.cluster = Shared(groups, 0)
-            nursery.start_soon(watch.keep_history)
-            await trio.sleep(100)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    async with trio.open_nursery() as nursery:
+        watch = watch_of(nursery)
+        watch.cluster = Shared(groups, 0)
+        nursery.start_soon(watch.keep_history)
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
     assert asked > 5, "it goes on"
 
 
-def test_lags_are_kept_while_a_broker_group_has_no_leader() -> None:
+@pytest.mark.trio
+async def test_lags_are_kept_while_a_broker_group_has_no_leader(autojump_clock: MockClock) -> None:
     """Its offsets are missing in what is asked for then, as if its consumer groups were gone."""
     leader: str | None = "n0"
 
@@ -125,26 +128,19 @@ def test_lags_are_kept_while_a_broker_group_has_no_leader() -> None:
     async def progress() -> dict[str, dict[MessageQueue, GroupProgress]]:
         return {"mail": waits(5)} if leader is not None else {}
 
-    async def main() -> None:
-        nonlocal leader
-        remoting = RemotingSettings(credentials=None, tls=None)
-        looking = LookingAdmin("127.0.0.1:1", remoting=remoting)
-        changing = ChangingAdmin("127.0.0.1:1", remoting=remoting)
-        async with trio.open_nursery() as nursery:
-            watch = Watch("127.0.0.1:1", remoting, looking, changing, nursery)
-            watch.cluster, watch.progress = Shared(groups, 0), Shared(progress, 0)
-            nursery.start_soon(watch.keep_history)
-            await trio.sleep(200)
-            leader = None
-            await trio.sleep(300)
-            leader = "n1"
-            await trio.sleep(100)
-            nursery.cancel_scope.cancel()
-        found = watch.lags.of("mail", trio.current_time())
-        assert {each.waiting for each in found} == {5}
-        assert found[-1].at - found[0].at > 300
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    async with trio.open_nursery() as nursery:
+        watch = watch_of(nursery)
+        watch.cluster, watch.progress = Shared(groups, 0), Shared(progress, 0)
+        nursery.start_soon(watch.keep_history)
+        await trio.sleep(200)
+        leader = None
+        await trio.sleep(300)
+        leader = "n1"
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+    found = watch.lags.of("mail", trio.current_time())
+    assert {each.waiting for each in found} == {5}
+    assert found[-1].at - found[0].at > 300
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from mq.store import checkpoint as checkpoint_module
 from mq.store.checkpoint import (
     Checkpoint,
     Checkpointer,
+    PendingCheckpoint,
     encode_checkpoint,
     load_checkpoint,
     reset_store,
@@ -27,6 +28,12 @@ from mq.store.queue_store import QueueStore
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import FormatTooNew
 from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply, commit, contents, derived
+
+
+def prepare(checkpointer: Checkpointer, log: Log, index: int) -> PendingCheckpoint:
+    return checkpointer.prepare(
+        applied_index=LogIndex(index), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
+    )
 
 
 def take(directory: Path, store: QueueStore, log: Log, *, checkpointer: Checkpointer | None = None) -> Checkpoint:
@@ -50,6 +57,11 @@ def fill(directory: Path) -> tuple[QueueStore, Log]:
     return store, log
 
 
+def checkpointed(directory: Path) -> tuple[QueueStore, Log, Checkpoint]:
+    store, log = fill(directory)
+    return store, log, take(directory, store, log)
+
+
 def test_nothing_there_is_an_empty_state(tmp_path: Path) -> None:
     opened = open_store(str(tmp_path / "new"), TINY)
     assert opened.checkpoint == Checkpoint()
@@ -59,8 +71,7 @@ def test_nothing_there_is_an_empty_state(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
-    store, log = fill(tmp_path)
-    written = take(tmp_path, store, log)
+    _, log, written = checkpointed(tmp_path)
     opened = open_store(str(tmp_path), TINY)
     assert opened.rebuild_reason is None
     assert opened.checkpoint == written
@@ -90,8 +101,7 @@ def test_a_checkpoint_with_a_queue_of_another_name_is_damaged(tmp_path: Path, na
 
 
 def test_entries_after_the_checkpoint_are_replayed(tmp_path: Path) -> None:
-    store, log = fill(tmp_path)
-    written = take(tmp_path, store, log)
+    store, log, written = checkpointed(tmp_path)
     for _ in range(3):
         apply(store, log.send("A", 1, 5))
         apply(store, log.send("C", 0, 1))
@@ -114,8 +124,7 @@ def test_without_a_checkpoint_queue_files_count_for_nothing(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("position", [0, 7, 8, 11, 12, 19, 20, 40, -1])
 def test_a_flipped_bit_in_the_checkpoint_means_rebuild(tmp_path: Path, position: int) -> None:
-    store, log = fill(tmp_path)
-    take(tmp_path, store, log)
+    checkpointed(tmp_path)
     path = tmp_path / "checkpoint"
     data = bytearray(path.read_bytes())
     data[position] ^= 0x10
@@ -131,8 +140,7 @@ def test_a_flipped_bit_in_the_checkpoint_means_rebuild(tmp_path: Path, position:
 
 @pytest.mark.parametrize("size", [0, 1, 19, 20, 50])
 def test_a_cut_checkpoint_means_rebuild(tmp_path: Path, size: int) -> None:
-    store, log = fill(tmp_path)
-    take(tmp_path, store, log)
+    checkpointed(tmp_path)
     os.truncate(tmp_path / "checkpoint", size)
     assert open_store(str(tmp_path), TINY).rebuild_reason is not None
 
@@ -155,8 +163,7 @@ def _shorten(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_shorten, Path.unlink], ids=["shorter", "missing"])
 def test_queue_files_short_of_the_checkpoint_mean_rebuild(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    store, log = fill(tmp_path)
-    take(tmp_path, store, log)
+    _, log, _ = checkpointed(tmp_path)
     damage(tmp_path / "queues" / "A" / "1" / "00000000000000000080")
     opened = open_store(str(tmp_path), TINY)
     assert opened.rebuild_reason is not None
@@ -168,15 +175,13 @@ def test_queue_files_short_of_the_checkpoint_mean_rebuild(tmp_path: Path, damage
 
 
 def test_reset_forgets_checkpoint_and_files(tmp_path: Path) -> None:
-    store, log = fill(tmp_path)
-    take(tmp_path, store, log)
+    checkpointed(tmp_path)
     assert len(reset_store(str(tmp_path), TINY)) == 0
     assert load_checkpoint(str(tmp_path)) is None
 
 
 def test_a_crash_between_the_halves_leaves_the_old_checkpoint(tmp_path: Path) -> None:
-    store, log = fill(tmp_path)
-    first = take(tmp_path, store, log)
+    store, log, first = checkpointed(tmp_path)
     apply(store, log.send("A", 0, 6))
     Checkpointer(str(tmp_path), store).prepare(
         applied_index=LogIndex(5), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=lambda: b"later"
@@ -189,9 +194,7 @@ def test_a_crash_between_the_halves_leaves_the_old_checkpoint(tmp_path: Path) ->
 
 def test_the_checkpoint_is_of_the_moment_of_prepare(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
-    pending = Checkpointer(str(tmp_path), store).prepare(
-        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
-    )
+    pending = prepare(Checkpointer(str(tmp_path), store), log, 4)
     apply(store, log.send("A", 0, 6))
     store.flush_all()
     assert commit(pending)
@@ -204,9 +207,7 @@ def test_the_checkpoint_is_of_the_moment_of_prepare(tmp_path: Path) -> None:
 def test_queues_are_gathered_gradually_with_their_state_at_prepare(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     before = store.table()
-    pending = Checkpointer(str(tmp_path), store, queues_at_once=1).prepare(
-        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
-    )
+    pending = prepare(Checkpointer(str(tmp_path), store, queues_at_once=1), log, 4)
     gathered = 1
     while pending.gather():
         gathered += 1
@@ -227,9 +228,7 @@ def test_queues_are_gathered_gradually_with_their_state_at_prepare(tmp_path: Pat
 
 def test_checkpoint_is_not_written_before_all_queues_are_gathered(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
-    pending = Checkpointer(str(tmp_path), store, queues_at_once=1).prepare(
-        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
-    )
+    pending = prepare(Checkpointer(str(tmp_path), store, queues_at_once=1), log, 4)
     assert pending.gather()
     with pytest.raises(AssertionError, match="checkpoint 4 lacks queues"):
         pending.commit()
@@ -273,9 +272,7 @@ def test_queue_files_are_synced_before_the_checkpoint_is_written(
 def test_after_a_failed_sync_no_checkpoint_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
-    pending = checkpointer.prepare(
-        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
-    )
+    pending = prepare(checkpointer, log, 4)
 
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, "the disk is gone")
@@ -286,9 +283,7 @@ def test_after_a_failed_sync_no_checkpoint_is_taken(tmp_path: Path, monkeypatch:
             commit(pending)
     assert load_checkpoint(str(tmp_path)) is None
     with pytest.raises(CheckpointImpossible, match="the disk is gone"):
-        checkpointer.prepare(
-            applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
-        )
+        prepare(checkpointer, log, 4)
 
 
 def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
@@ -296,9 +291,7 @@ def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
 ) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
-    first = checkpointer.prepare(
-        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
-    )
+    first = prepare(checkpointer, log, 4)
 
     def fail(directory: str, name: str, payload: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
@@ -309,21 +302,16 @@ def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
             commit(first)
     apply(store, log.send("D", 0, 5))
     store.flush_some()
-    second = checkpointer.prepare(
-        applied_index=LogIndex(5), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
-    )
+    second = prepare(checkpointer, log, 5)
     assert second.changes.files > first.changes.files
     assert commit(second)
-    third = checkpointer.prepare(
-        applied_index=LogIndex(5), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
-    )
+    third = prepare(checkpointer, log, 5)
     assert third.changes.files == set()
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
 
 def test_a_topic_dropped_after_the_checkpoint_is_there_again_after_a_crash(tmp_path: Path) -> None:
-    store, log = fill(tmp_path)
-    written = take(tmp_path, store, log)
+    store, log, written = checkpointed(tmp_path)
     before = contents(store)
     for event in (log.send("A", 0, 2), log.drop("A"), log.send("A", 0, 7), log.drop("A"), log.send("A", 1, 1)):
         apply(store, event)
@@ -339,8 +327,7 @@ def test_a_topic_dropped_after_the_checkpoint_is_there_again_after_a_crash(tmp_p
 
 
 def test_dropped_files_are_removed_with_the_next_checkpoint(tmp_path: Path) -> None:
-    store, log = fill(tmp_path)
-    take(tmp_path, store, log)
+    store, log, _ = checkpointed(tmp_path)
     apply(store, log.drop("A"))
     dropped = tmp_path / "queues" / ".dropped"
     assert any(path.is_file() for path in dropped.rglob("*"))
@@ -352,8 +339,7 @@ def test_dropped_files_are_removed_with_the_next_checkpoint(tmp_path: Path) -> N
 def test_a_crash_before_dropped_files_are_removed_does_not_revive_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, log = fill(tmp_path)
-    take(tmp_path, store, log)
+    store, log, _ = checkpointed(tmp_path)
     apply(store, log.drop("A"))
     apply(store, log.send("A", 0, 1))
     monkeypatch.setattr(checkpoint_module, "remove_dropped", lambda root, dropped_count: None)
@@ -366,15 +352,11 @@ def test_a_crash_before_dropped_files_are_removed_does_not_revive_them(
 def test_a_topic_dropped_between_the_halves_postpones_the_checkpoint(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
-    pending = checkpointer.prepare(
-        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
-    )
+    pending = prepare(checkpointer, log, 4)
     apply(store, log.drop("A"))
     assert commit(pending) is False
     assert load_checkpoint(str(tmp_path)) is None
-    again = checkpointer.prepare(
-        applied_index=LogIndex(5), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
-    )
+    again = prepare(checkpointer, log, 5)
     assert commit(again)
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
@@ -384,9 +366,7 @@ def test_a_topic_dropped_and_created_between_the_halves_postpones_it_too(tmp_pat
     store, log = fill(tmp_path)
     store.flush_all()
     checkpointer = Checkpointer(str(tmp_path), store)
-    pending = checkpointer.prepare(
-        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
-    )
+    pending = prepare(checkpointer, log, 4)
     apply(store, log.drop("A"))
     for queue_id, count in ((0, 7), (1, 9)):
         apply(store, log.send("A", queue_id, count))
@@ -462,8 +442,7 @@ def as_newer(data: bytes, version: int = 4) -> bytes:
 
 @pytest.mark.parametrize("name", ["checkpoint", "checkpoint.previous", "snapshot"])
 def test_a_newer_checkpoint_is_refused_and_nothing_changes(tmp_path: Path, name: str) -> None:
-    store, log = fill(tmp_path)
-    take(tmp_path, store, log)
+    checkpointed(tmp_path)
     path = tmp_path / name
     path.write_bytes(as_newer((tmp_path / "checkpoint").read_bytes()))
     before = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
@@ -477,8 +456,7 @@ def test_a_newer_checkpoint_is_refused_and_nothing_changes(tmp_path: Path, name:
 
 
 def test_a_flipped_bit_in_the_version_of_a_checkpoint_is_damage(tmp_path: Path) -> None:
-    store, log = fill(tmp_path)
-    take(tmp_path, store, log)
+    checkpointed(tmp_path)
     data = bytearray((tmp_path / "checkpoint").read_bytes())
     data[7] ^= 2
     (tmp_path / "checkpoint").write_bytes(data)

@@ -545,7 +545,8 @@ def test_replica_alone_deletes_nothing_in_the_archive() -> None:
     replica.service._settings.archive_retention_hours = 1  # type: ignore[misc]
     replica.metadata.apply(noted(replica.ends()[-1]))
     replica.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
-    job = replica.job(LIMITS.check_seconds)
+    job = replica.looks(LIMITS.check_seconds)
+    assert job is not None
     assert (job.oldest_ms, job.bytes_max) == (None, None), "the leader has not answered"
     ext, answered = replica.told[-1]
     assert (ext["member"], ext["keptSeconds"], ext["keptBytes"]) == ("n1", "3600", "0")

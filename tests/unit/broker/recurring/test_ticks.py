@@ -88,6 +88,15 @@ class Rig:
         self.now_ms = now_ms
         self.ticks.run()
 
+    def check_tick(self, now_ms: int) -> None:
+        """A tick that was due at this time is sent and stored."""
+        self.run(now_ms)
+        assert self.log.settle() == [now_ms]
+
+    def check_no_tick(self, now_ms: int) -> None:
+        self.run(now_ms)
+        assert self.log.groups == []
+
 
 def test_one_tick_is_in_flight_at_a_time() -> None:
     rig = Rig(catch_up="all")
@@ -97,34 +106,26 @@ def test_one_tick_is_in_flight_at_a_time() -> None:
     assert rig.log.settle() == [SECOND]
     rig.run(3 * SECOND)
     assert rig.log.settle() == [2 * SECOND]
-    rig.run(3 * SECOND)
-    assert rig.log.settle() == [3 * SECOND]
-    rig.run(3 * SECOND)
-    assert rig.log.groups == []
+    rig.check_tick(3 * SECOND)
+    rig.check_no_tick(3 * SECOND)
     assert rig.ticks.counters()["schedule_ticks_sent"] == 3
 
 
 def test_clock_steps_neither_repeat_ticks_nor_flood() -> None:
     rig = Rig()
-    rig.run(SECOND)
-    assert rig.log.settle() == [SECOND]
-    rig.run(0)
-    assert rig.log.groups == []
-    rig.run(86_400 * SECOND)
-    assert rig.log.settle() == [86_400 * SECOND]
-    rig.run(86_400 * SECOND)
-    assert rig.log.groups == []
+    rig.check_tick(SECOND)
+    rig.check_no_tick(0)
+    rig.check_tick(86_400 * SECOND)
+    rig.check_no_tick(86_400 * SECOND)
     rig.run(2 * SECOND)
     rig.ticks = rig.leader()
-    rig.run(3 * SECOND)
-    assert rig.log.groups == []
+    rig.check_no_tick(3 * SECOND)
     assert "schedule_ahead_of_clock" in rig.logged
     # What an operator does then: pause and resume, so that it goes on from now.
     for enabled in (False, True):
         rig.metadata.apply(SwitchSchedule(name="a", enabled=enabled, timestamp_ms=rig.now_ms))
     rig.ticks = rig.leader()
-    rig.run(4 * SECOND)
-    assert rig.log.settle() == [4 * SECOND]
+    rig.check_tick(4 * SECOND)
 
 
 def test_a_refused_tick_is_sent_later() -> None:
@@ -144,22 +145,18 @@ def test_a_tick_with_an_unknown_outcome_is_left_to_the_next_leader() -> None:
     [group] = rig.log.groups
     rig.ticks.resign()
     rig.log.settle(Unknown())
-    rig.run(2 * SECOND)
-    assert rig.log.groups == []
+    rig.check_no_tick(2 * SECOND)
     # It was stored after all: the next leader has applied it before it begins.
     rig.metadata.apply(decode_command(group[-1].body))
     rig.ticks.lead()
-    rig.run(SECOND)
-    assert rig.log.groups == []
-    rig.run(2 * SECOND)
-    assert rig.log.settle() == [2 * SECOND]
+    rig.check_no_tick(SECOND)
+    rig.check_tick(2 * SECOND)
 
 
 def test_a_schedule_does_not_tick_while_it_is_changed() -> None:
     rig = Rig()
     first, second = rig.ticks.change("a"), rig.ticks.change("a")
-    rig.run(SECOND)
-    assert rig.log.groups == []
+    rig.check_no_tick(SECOND)
     rig.put(body=b"new")
     first()
     rig.run(SECOND)
@@ -177,11 +174,9 @@ def test_change_of_an_earlier_leadership_ends_silently() -> None:
     rig.ticks.lead()
     new = rig.ticks.change("a")
     old()
-    rig.run(SECOND)
-    assert rig.log.groups == []
+    rig.check_no_tick(SECOND)
     new()
-    rig.run(SECOND)
-    assert rig.log.settle() == [SECOND]
+    rig.check_tick(SECOND)
 
 
 def test_a_change_that_begins_while_a_tick_is_in_flight() -> None:
@@ -189,12 +184,10 @@ def test_a_change_that_begins_while_a_tick_is_in_flight() -> None:
     rig.run(SECOND)
     end = rig.ticks.change("a")
     assert rig.log.settle() == [SECOND]
-    rig.run(2 * SECOND)
-    assert rig.log.groups == []
+    rig.check_no_tick(2 * SECOND)
     rig.put(every_ms=5 * SECOND)
     end()
-    rig.run(5 * SECOND)
-    assert rig.log.settle() == [5 * SECOND]
+    rig.check_tick(5 * SECOND)
     settled = [each for each in rig.logged if each == "schedule_ticks_skipped"]
     assert settled == []
 
@@ -204,8 +197,7 @@ def test_a_rule_that_this_broker_cannot_read_stops_no_other_schedule() -> None:
     other = ScheduleDefinition(name="b", topic="T", every_ms=SECOND, anchor_ms=0)
     rig.metadata.apply(PutSchedule(definition=other, expected=ANY_VERSION, timestamp_ms=0))
     rig.ticks.lead()
-    rig.run(SECOND)
-    assert rig.log.settle() == [SECOND]
+    rig.check_tick(SECOND)
     assert rig.ticks.counters()["schedules_unusable"] == 1
     assert rig.logged == ["schedule_unusable"]
 
@@ -222,8 +214,7 @@ def test_a_mark_is_in_each_entry() -> None:
 def test_more_ticks_are_skipped_than_one_command_may_count() -> None:
     """As when the clock of a leader is wrong by centuries."""
     rig = Rig()
-    rig.run(2 * 10**9 * SECOND)
-    assert rig.log.settle() == [2 * 10**9 * SECOND]
+    rig.check_tick(2 * 10**9 * SECOND)
 
 
 def test_it_rests_until_the_next_tick() -> None:

@@ -28,6 +28,68 @@ GROUPS, TOPICS, QUEUES = ("G", "H"), ("T", "U"), 2
 KEYS = st.tuples(st.sampled_from(GROUPS), st.sampled_from(TOPICS), st.integers(0, QUEUES - 1))
 
 
+def popped(
+    pop_time_ms: int,
+    key: tuple[str, str, int] = ("G", "T", 0),
+    *,
+    before: int = -1,
+    start: int = 0,
+    end: int = 2,
+    taken: int = 3,
+    invisible_ms: int = 10,
+    attempt: str | None = None,
+) -> PopMessages:
+    """The first two messages, if nothing else is said."""
+    group, topic, queue_id = key
+    return PopMessages(
+        group=group,
+        topic=topic,
+        queue_id=queue_id,
+        before=QueueOffset(before),
+        next_offset=QueueOffset(end),
+        start=QueueOffset(start),
+        pop_time_ms=pop_time_ms,
+        invisible_ms=invisible_ms,
+        taken=taken,
+        attempt=attempt,
+    )
+
+
+def popped_in_order(pop_time_ms: int, *, before: int = -1, attempt: str = "") -> PopMessages:
+    return popped(pop_time_ms, before=before, attempt=attempt)
+
+
+def put_off(
+    offset: int,
+    start: int,
+    pop_time_ms: int,
+    new_pop_time_ms: int,
+    *,
+    key: tuple[str, str, int] = ("G", "T", 0),
+    invisible_ms: int = 50,
+    suspended: bool = False,
+) -> DeferMessage:
+    group, topic, queue_id = key
+    return DeferMessage(
+        group=group,
+        topic=topic,
+        queue_id=queue_id,
+        start=QueueOffset(start),
+        pop_time_ms=pop_time_ms,
+        offset=QueueOffset(offset),
+        new_pop_time_ms=new_pop_time_ms,
+        invisible_ms=invisible_ms,
+        suspended=suspended,
+    )
+
+
+def copy_of(metadata: Metadata) -> Metadata:
+    """What is restored from its snapshot."""
+    copy = Metadata()
+    copy.restore(metadata.snapshot())
+    return copy
+
+
 class Open(NamedTuple):
     """A message that is open, as the naive table has it."""
 
@@ -66,21 +128,18 @@ class PopStateMachine(RuleBasedStateMachine):
         before = self.offsets.get(key, -1)
         start = max(before, 0) + skip
         next_offset = start + taken.bit_length()
-        group, topic, queue_id = key
         self.apply(
-            PopMessages(
-                group=group,
-                topic=topic,
-                queue_id=queue_id,
-                before=QueueOffset(before + 7 if late else before),
-                next_offset=QueueOffset(next_offset),
-                start=QueueOffset(start),
-                pop_time_ms=self.now_ms,
-                invisible_ms=50,
+            popped(
+                self.now_ms,
+                key,
+                before=before + 7 if late else before,
+                end=next_offset,
+                start=start,
                 taken=taken,
+                invisible_ms=50,
             )
         )
-        if topic not in self.metadata.topics:
+        if key[1] not in self.metadata.topics:
             return
         for offset in range(taken.bit_length()):
             if taken >> offset & 1:
@@ -105,19 +164,7 @@ class PopStateMachine(RuleBasedStateMachine):
             return
         self.now_ms += time
         one = data.draw(st.sampled_from(sorted(self.open)))
-        group, topic, queue_id = one.key
-        self.apply(
-            DeferMessage(
-                group=group,
-                topic=topic,
-                queue_id=queue_id,
-                start=QueueOffset(one.start),
-                pop_time_ms=one.pop_time_ms,
-                offset=QueueOffset(one.offset),
-                new_pop_time_ms=self.now_ms,
-                invisible_ms=invisible_ms,
-            )
-        )
+        self.apply(put_off(one.offset, one.start, one.pop_time_ms, self.now_ms, key=one.key, invisible_ms=invisible_ms))
         del self.open[one]
         # What was popped from there in the same millisecond has the same checkpoint, and now its time.
         for other in self.open:
@@ -159,8 +206,7 @@ class PopStateMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         snapshot = self.metadata.snapshot()
-        self.metadata = Metadata()
-        self.metadata.restore(snapshot)
+        self.metadata = copy_of(self.metadata)
         assert self.metadata.snapshot() == snapshot
 
     @invariant()
@@ -194,7 +240,7 @@ def ready() -> Metadata:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=30), st.integers(1, 5))
 def test_in_order_the_offset_is_that_of_the_first_open_message(steps: list[tuple[bool, int]], at_once: int) -> None:
     """Against a list of what is acknowledged: pops begin at its first gap, and the group's offset is there."""
-    metadata, done, popped, end = ready(), -1, 0, 0
+    metadata, done, popped_ms, end = ready(), -1, 0, 0
     count: dict[int, int] = {}
     key, open_now = ("G", "T", 0), set[int]()
     for now_ms, (is_pop, which) in enumerate(steps, 1):
@@ -202,26 +248,14 @@ def test_in_order_the_offset_is_that_of_the_first_open_message(steps: list[tuple
             begin = done + 1
             for offset in open_now:
                 count[offset] = count.get(offset, 0) + 1
-            open_now, end, popped = set(range(begin, begin + at_once)), begin + at_once, now_ms
+            open_now, end, popped_ms = set(range(begin, begin + at_once)), begin + at_once, now_ms
             count = {offset: times for offset, times in count.items() if offset in open_now}
-            metadata.apply(
-                PopMessages(
-                    group="G",
-                    topic="T",
-                    queue_id=0,
-                    before=metadata.consumer_offsets.get(("G", "T"), {}).get(0, QueueOffset(-1)),
-                    next_offset=QueueOffset(end),
-                    start=QueueOffset(begin),
-                    pop_time_ms=now_ms,
-                    invisible_ms=10,
-                    taken=(1 << at_once) - 1,
-                    attempt="",
-                )
-            )
+            before = metadata.consumer_offsets.get(("G", "T"), {}).get(0, QueueOffset(-1))
+            metadata.apply(popped(now_ms, before=before, end=end, start=begin, taken=(1 << at_once) - 1, attempt=""))
             start = begin
         elif open_now:
             offset = start + which
-            metadata.apply(AckMessages(rows=[("G", "T", 0, QueueOffset(start), popped, 1 << which)]))
+            metadata.apply(AckMessages(rows=[("G", "T", 0, QueueOffset(start), popped_ms, 1 << which)]))
             open_now.discard(offset)
             done = (min(open_now) if open_now else end) - 1
         ordered = metadata.pops.of(key).ordered
@@ -237,51 +271,16 @@ def test_a_checkpoint_of_32_messages_uses_less_than_100_snapshot_bytes() -> None
     metadata, sizes = ready(), []
     for number in range(2):
         sizes.append(len(metadata.snapshot()))
-        metadata.apply(
-            PopMessages(
-                group="G",
-                topic="T",
-                queue_id=0,
-                before=QueueOffset(-1),
-                next_offset=QueueOffset(10**12 + 32),
-                start=QueueOffset(10**12),
-                pop_time_ms=1_700_000_000_000 + number,
-                invisible_ms=60_000,
-                taken=2**32 - 1,
-            )
-        )
+        pop_time_ms = 1_700_000_000_000 + number
+        metadata.apply(popped(pop_time_ms, start=10**12, end=10**12 + 32, taken=2**32 - 1, invisible_ms=60_000))
     assert len(metadata.snapshot()) - sizes[1] < 40
 
 
 def test_a_changed_ordered_time_blocks_until_the_last_message_may_be_redelivered() -> None:
     metadata = ready()
-    pop = PopMessages(
-        group="G",
-        topic="T",
-        queue_id=0,
-        before=QueueOffset(-1),
-        next_offset=QueueOffset(2),
-        start=QueueOffset(0),
-        pop_time_ms=100,
-        invisible_ms=10,
-        taken=3,
-        attempt="a",
-    )
-    metadata.apply(pop)
-    change = DeferMessage(
-        group="G",
-        topic="T",
-        queue_id=0,
-        start=QueueOffset(0),
-        pop_time_ms=100,
-        offset=QueueOffset(1),
-        new_pop_time_ms=105,
-        invisible_ms=50,
-    )
-    metadata.apply(change)
-    copy = Metadata()
-    copy.restore(metadata.snapshot())
-    for each in (metadata, copy):
+    metadata.apply(popped_in_order(100, attempt="a"))
+    metadata.apply(put_off(1, 0, 100, 105))
+    for each in (metadata, copy_of(metadata)):
         ordered = each.pops.of(("G", "T", 0)).ordered
         assert ordered is not None
         assert ordered.blocked_until_ms() == 155
@@ -291,44 +290,12 @@ def test_a_changed_ordered_time_blocks_until_the_last_message_may_be_redelivered
     assert ordered.blocked_until_ms() == 110
 
 
-def popped_in_order(pop_time_ms: int, *, before: int = -1, attempt: str = "") -> PopMessages:
-    """The first two messages."""
-    return PopMessages(
-        group="G",
-        topic="T",
-        queue_id=0,
-        before=QueueOffset(before),
-        next_offset=QueueOffset(2),
-        start=QueueOffset(0),
-        pop_time_ms=pop_time_ms,
-        invisible_ms=10,
-        taken=3,
-        attempt=attempt,
-    )
-
-
-def put_off(offset: int, start: int, pop_time_ms: int, new_pop_time_ms: int, *, suspended: bool) -> DeferMessage:
-    return DeferMessage(
-        group="G",
-        topic="T",
-        queue_id=0,
-        start=QueueOffset(start),
-        pop_time_ms=pop_time_ms,
-        offset=QueueOffset(offset),
-        new_pop_time_ms=new_pop_time_ms,
-        invisible_ms=50,
-        suspended=suspended,
-    )
-
-
 def test_a_suspended_ordered_message_is_redelivered_uncounted() -> None:
     metadata = ready()
     metadata.apply(popped_in_order(100))
     metadata.apply(put_off(0, 0, 100, 105, suspended=True))
     metadata.apply(put_off(0, 0, 100, 106, suspended=True))  # twice, as when the first answer is lost
-    copy = Metadata()
-    copy.restore(metadata.snapshot())
-    for each in (metadata, copy):
+    for each in (metadata, copy_of(metadata)):
         each.apply(popped_in_order(200, before=0))
         ordered = each.pops.of(("G", "T", 0)).ordered
         assert ordered is not None
@@ -349,9 +316,7 @@ def test_a_suspended_message_is_noted_in_snapshots_and_others_look_as_before() -
     metadata.apply(put_off(1, 0, 100, 105, suspended=False))
     rows = metadata.pops.capture()()
     assert rows == [("G", "T", 0, [(0, 105, 50, 1, True), (1, 105, 50, 1)], None)]
-    copy = Metadata()
-    copy.restore(metadata.snapshot())
-    assert copy.pops.of(("G", "T", 0)).open == metadata.pops.of(("G", "T", 0)).open
+    assert copy_of(metadata).pops.of(("G", "T", 0)).open == metadata.pops.of(("G", "T", 0)).open
     metadata.apply(put_off(0, 0, 105, 110, suspended=False))
     assert metadata.pops.of(("G", "T", 0)).open[QueueOffset(0), 110] == Checkpoint(50, 1, suspended=False)
     assert b"suspended" not in encode_command(put_off(0, 0, 105, 110, suspended=False))
@@ -370,16 +335,7 @@ def test_a_suspended_message_is_noted_in_snapshots_and_others_look_as_before() -
         PopMessages(group="G", topic="T", queue_id=0, before=QueueOffset(-1), next_offset=QueueOffset(0), taken=-1),
         AckMessages(rows=[("G", "T", 0, FIRST_OFFSET, 0, -1)]),
         AckMessages(rows=[("G", "../T", 0, FIRST_OFFSET, 0, 1)]),
-        DeferMessage(
-            group="G",
-            topic="T",
-            queue_id=0,
-            start=QueueOffset(5),
-            pop_time_ms=0,
-            offset=QueueOffset(4),
-            new_pop_time_ms=0,
-            invisible_ms=0,
-        ),
+        put_off(4, 5, 0, 0),
     ],
 )
 def test_a_command_that_cannot_be_is_refused(command: Any) -> None:
@@ -401,19 +357,8 @@ def test_deleting_a_topic_removes_its_pop_checkpoints() -> None:
     for topic in TOPICS:
         metadata.apply(PutTopic(config=TopicConfig(name=topic, read_queues=2, write_queues=2), timestamp_ms=1))
     kept = {"T": [], "U": [("G", "U", 0), ("H", "U", 1)]}
-    for group, topic, queue_id in [("G", "T", 0), ("G", "T", 1), *kept["U"]]:
-        metadata.apply(
-            PopMessages(
-                group=group,
-                topic=topic,
-                queue_id=queue_id,
-                before=QueueOffset(-1),
-                next_offset=QueueOffset(2),
-                pop_time_ms=1,
-                invisible_ms=1000,
-                taken=3,
-            )
-        )
+    for key in [("G", "T", 0), ("G", "T", 1), *kept["U"]]:
+        metadata.apply(popped(1, key, invisible_ms=1000))
     metadata.apply(AckMessages(rows=[("G", "T", 1, FIRST_OFFSET, 1, 3)]))
     metadata.pops.restore(metadata.pops.capture()())
     metadata.pops.queues = NotGoneThrough(metadata.pops.queues)

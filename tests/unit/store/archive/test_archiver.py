@@ -23,6 +23,13 @@ from tests.support.archived_logs import BEGIN_MS, SEGMENT_BYTES, MessageLog, job
 DAY_MS = 24 * 3_600_000
 
 
+def sent(messages: int) -> tuple[MessageLog, Bucket]:
+    """A log with so many messages, of which nothing is archived yet."""
+    log, bucket = MessageLog(), new_bucket()
+    log.send(messages)
+    return log, bucket
+
+
 def manifest_of(bucket: Bucket) -> BackupManifest:
     return decode_backup_manifest(bucket.objects[MANIFEST_NAME])
 
@@ -47,8 +54,7 @@ def backup_run(log: MessageLog, bucket: Bucket, now_ms: int) -> None:
 
 
 def test_each_complete_file_is_stored_once_and_reported_after_its_manifest() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(100)
+    log, bucket = sent(100)
     found: list[ArchiveStep] = []
     for step in steps(log, bucket):
         found.append(step)
@@ -73,8 +79,7 @@ def test_each_complete_file_is_stored_once_and_reported_after_its_manifest() -> 
 
 
 def test_nothing_is_archived_before_a_file_is_complete() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(3)
+    log, bucket = sent(3)
     assert list(steps(log, bucket)) == [ArchiveStep(is_last=True)]
     assert bucket.objects == {}
 
@@ -137,8 +142,7 @@ def test_torn_objects_never_enter_the_manifest(compares: bool) -> None:
 
 
 def test_backup_is_taken_over_after_its_objects_were_read_back() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(50)
+    log, bucket = sent(50)
     backup_run(log, bucket, BEGIN_MS)
     assert manifest_of(bucket).archived.index == 0
     taken_over = len([name for name in bucket.objects if name.startswith("log/")]) - 1
@@ -158,8 +162,7 @@ def test_backup_is_taken_over_after_its_objects_were_read_back() -> None:
 
 
 def test_archiver_does_not_adopt_a_damaged_backup_object() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(50)
+    log, bucket = sent(50)
     backup_run(log, bucket, BEGIN_MS)
     name = min(each for each in bucket.objects if each.startswith("log/"))
     bucket.objects[name] = bucket.objects[name][:-1] + b"\xff"
@@ -185,8 +188,7 @@ def test_archive_and_backup_in_one_place_leave_no_unnamed_objects() -> None:
 
 
 def test_second_archiver_ends_without_changes() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(100)
+    log, bucket = sent(100)
     first, second = steps(log, bucket), steps(log, bucket, now_ms=BEGIN_MS + 500)
     for _ in range(2):
         next(first)
@@ -199,8 +201,7 @@ def test_second_archiver_ends_without_changes() -> None:
 
 
 def test_missing_manifest_of_a_known_archive_is_refused() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(100)
+    log, bucket = sent(100)
     list(steps(log, bucket))
     del bucket.objects[MANIFEST_NAME]
     (step,) = steps(log, bucket, known_index=log.complete_index)
@@ -210,8 +211,7 @@ def test_missing_manifest_of_a_known_archive_is_refused() -> None:
 
 
 def test_a_manifest_replaced_by_an_older_one_is_reported_and_continued() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(60)
+    log, bucket = sent(60)
     list(steps(log, bucket))
     older = bucket.objects[MANIFEST_NAME]
     log.send(60)
@@ -224,8 +224,7 @@ def test_a_manifest_replaced_by_an_older_one_is_reported_and_continued() -> None
 
 
 def test_archive_of_another_log_is_refused() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(100)
+    log, bucket = sent(100)
     list(steps(log, bucket))
     other = MessageLog()
     other.sent.append(("T", 0, 0, b"another first message"))
@@ -236,8 +235,7 @@ def test_archive_of_another_log_is_refused() -> None:
 
 
 def test_missing_object_ends_the_run_and_is_named() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(100)
+    log, bucket = sent(100)
     list(steps(log, bucket))
     name = min(each for each in bucket.objects if each.startswith("log/"))
     del bucket.objects[name]
@@ -248,8 +246,7 @@ def test_missing_object_ends_the_run_and_is_named() -> None:
 
 
 def test_archiver_continues_after_local_deletion() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(100)
+    log, bucket = sent(100)
     list(steps(log, bucket))
     last_complete = [each for each in log.log.segments() if each.closed][-1]
     log.log.drop_prefix(last_complete.end, b"conf")
@@ -259,8 +256,7 @@ def test_archiver_continues_after_local_deletion() -> None:
 
 
 def test_files_deleted_before_they_were_archived_are_reported() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(40)
+    log, bucket = sent(40)
     list(steps(log, bucket))
     log.send(100)
     log.log.drop_prefix([each for each in log.log.segments() if each.closed][-1].end, b"conf")
@@ -319,8 +315,7 @@ def test_reading_back_is_throttled_and_reported_like_writing(compares: bool) -> 
 
 
 def test_torn_snapshot_never_gets_into_the_manifest() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(100)
+    log, bucket = sent(100)
     target, source = BackupTarget(BucketStore(bucket)), log.source()
 
     def tear(operation: str, name: str) -> None:
@@ -342,8 +337,7 @@ def test_torn_snapshot_never_gets_into_the_manifest() -> None:
 
 @pytest.mark.parametrize("more", [1, 100])
 def test_a_group_restored_from_an_archive_does_not_continue_that_archive(more: int) -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(100)
+    log, bucket = sent(100)
     list(steps(log, bucket))
     before = dict(bucket.objects)
     restored = MessageLog()
@@ -359,8 +353,7 @@ def test_a_group_restored_from_an_archive_does_not_continue_that_archive(more: i
 
 
 def test_files_of_a_backup_get_their_index_whenever_a_run_is_killed() -> None:
-    log, bucket = MessageLog(), new_bucket()
-    log.send(60)
+    log, bucket = sent(60)
     backup_run(log, bucket, BEGIN_MS)
     complete = len([each for each in log.log.segments() if each.closed])
     assert complete > 2
