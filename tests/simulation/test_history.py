@@ -90,7 +90,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("entry", "rule"), WRONG.values(), ids=WRONG)
-def test_entry_that_nobody_may_commit(history: History, entry: Entry, rule: str) -> None:
+def test_entry_committed_against_a_rule(history: History, entry: Entry, rule: str) -> None:
     with pytest.raises(Violation, match=rule):
         commit(history, B, entry)
 

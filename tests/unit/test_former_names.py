@@ -29,9 +29,7 @@ def test_a_file_and_a_flag_may_use_former_names(tmp_path: Path) -> None:
     assert sorted(settings.former_names_used) == ["admin_from", "held_pulls_max", "pending_bytes_max"]
 
 
-def test_the_environment_may_use_former_names_and_wins_over_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_former_names_in_the_environment_win_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "namesrv.toml"
     config.write_text("strangers_max = 5\n")
     monkeypatch.setenv("RAFTMQ_NAMESRV_STRANGERS_MAX", "6")

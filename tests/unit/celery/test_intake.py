@@ -319,9 +319,7 @@ async def test_an_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidd
     assert broker.acknowledge_seconds == 60.0
 
 
-async def test_messages_that_are_done_in_short_succession_are_acknowledged_in_one_request(
-    autojump_clock: MockClock,
-) -> None:
+async def test_messages_done_in_short_succession_are_acknowledged_together(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0), letter(1), letter(2)]
     async with running(intake_of(broker, delivered, prefetch=3)) as intake:
@@ -353,9 +351,7 @@ async def test_a_message_that_comes_does_not_send_the_acknowledgements_before_it
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.04], ids=["gathered", "in flight"])
-async def test_closing_channel_sends_pending_acknowledgements(
-    autojump_clock: MockClock, seconds: float
-) -> None:
+async def test_closing_channel_sends_pending_acknowledgements(autojump_clock: MockClock, seconds: float) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting, broker.answer_seconds = [letter(0)], 0.5
     async with running(intake_of(broker, delivered, prefetch=2)) as intake:

@@ -125,9 +125,7 @@ def test_renewed_credentials_are_used_without_a_restart(
     store.close()
 
 
-def test_group_is_restored_to_a_time_inside_an_archived_file(
-    storage: ObjectStorage, log: MessageLog, tmp_path: Path
-) -> None:
+def test_group_is_restored_to_a_time_within_a_file(storage: ObjectStorage, log: MessageLog, tmp_path: Path) -> None:
     list(steps(log, storage))
     files = [each for each in log.log.segments() if each.closed]
     number = (files[2].last_index + files[3].last_index) // 2  # message n has the time of second n, and is entry n + 1

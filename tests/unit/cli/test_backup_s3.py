@@ -123,9 +123,7 @@ def test_an_endpoint_lost_midway_leaves_the_backup_unchanged(storage: ObjectStor
 
 
 @pytest.mark.slow
-def test_a_run_that_dies_before_the_manifest_leaves_the_backup_unchanged(
-    storage: ObjectStorage, tmp_path: Path
-) -> None:
+def test_a_run_that_dies_before_its_manifest_changes_nothing(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     taken(storage, tmp_path / "n1")
     grow(tmp_path / "n1", 200)

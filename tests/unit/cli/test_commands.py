@@ -234,9 +234,7 @@ def test_dev_checks_settings_before_changing_files(tmp_path: Path, setting: str,
         ({"join": True, "replication_listen": "127.0.0.1:1"}, "--node-id is missing"),
     ],
 )
-def test_a_broker_without_a_replica_identity_creates_no_directory(
-    tmp_path: Path, given: dict[str, Any], words: str
-) -> None:
+def test_a_broker_without_an_identity_creates_no_directory(tmp_path: Path, given: dict[str, Any], words: str) -> None:
     with pytest.raises(CommandFailed, match=words) as refused:
         broker(data_dir=tmp_path / "data", **given)
     assert refused.value.exit_code == EXIT_REFUSED

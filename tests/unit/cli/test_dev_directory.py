@@ -19,9 +19,7 @@ from mq.local_cluster.processes import ServersFailed
         ({}, {"segment_bytes": "70000"}, "70000"),  # the log itself refuses it
     ],
 )
-def test_the_size_of_log_files_stays(
-    tmp_path: Path, first: dict[str, str], again: dict[str, str], expected: str
-) -> None:
+def test_size_of_log_files_stays(tmp_path: Path, first: dict[str, str], again: dict[str, str], expected: str) -> None:
     directory = tmp_path / "new"
     remember_segment_bytes(directory, first)
     (directory / "cluster.json").write_text("{}")

@@ -44,9 +44,7 @@ def interrupted(client: Facade[Any], monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield
 
 
-def test_receive_keeps_the_message_of_an_interrupted_call(
-    threads: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_receive_keeps_a_message_of_an_interrupted_call(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(threads, 3)
     with SyncPushConsumer(threads.namesrv, "cg", consume_from="first") as consumer:
         consumer.subscribe("T")
@@ -58,9 +56,7 @@ def test_receive_keeps_the_message_of_an_interrupted_call(
         assert [each and each.body for each in [first, *following]] == [b"000", b"001", b"002"]
 
 
-def test_an_interrupted_receive_is_not_acknowledged_at_the_end(
-    threads: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_receive_is_never_acknowledged(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(threads, 3)
     with SyncPushConsumer(threads.namesrv, "cg", consume_from="first") as consumer:
         consumer.subscribe("T")
@@ -70,9 +66,7 @@ def test_an_interrupted_receive_is_not_acknowledged_at_the_end(
     assert threads.group.offsets["cg", "T", 0] == 1
 
 
-def test_a_pop_consumer_keeps_the_message_of_an_interrupted_call(
-    threads: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pop_consumer_keeps_an_interrupted_message(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with SyncPopConsumer(threads.namesrv, "G", "T") as consumer:
         inbox = consumer._client._inbox
         consumer._call_now(lambda: inbox.put([popped_message(0, 1), popped_message(1, 1)]))
@@ -97,9 +91,7 @@ def test_a_delivery_of_an_interrupted_call_is_repeated(threads: FakeCluster, mon
         assert again.body == b"001"
 
 
-def test_commit_leaves_out_messages_of_an_interrupted_poll(
-    threads: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_omits_messages_of_an_interrupted_poll(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(threads, 6)
     with SyncPullConsumer(threads.namesrv, "cg", consume_from="first") as consumer:
         [queue] = consumer.queues("T")

@@ -144,9 +144,7 @@ async def test_request_without_effect_is_repeated_at_the_new_leader(
 
 
 @pytest.mark.parametrize("failure", [LOST, None, busy(ResponseCode.SYSTEM_BUSY)])
-async def test_unknown_outcomes_are_repeated_only_if_safe(
-    autojump_clock: MockClock, failure: Answer | None
-) -> None:
+async def test_unknown_outcomes_are_repeated_only_if_safe(autojump_clock: MockClock, failure: Answer | None) -> None:
     assert (await ask(Brokers(failure, served), Repeat.ALWAYS)).code == ResponseCode.SUCCESS
     brokers = Brokers(failure, served)
     with pytest.raises(ClientError) as raised:

@@ -229,9 +229,7 @@ class Broken(ClientMetrics):
         raise ZeroDivisionError
 
 
-async def test_messages_pass_although_metrics_fail(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_messages_pass_if_metrics_fail(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.client.metrics.recorder._never_raises.warn_at", float("-inf"))
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,

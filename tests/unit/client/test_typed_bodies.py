@@ -100,9 +100,7 @@ class Shop:
 
 
 @pytest.mark.parametrize("ordered", [True, False, "key"])
-async def test_undecodable_body_becomes_a_dead_letter_and_delays_no_other(
-    ordered: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_undecodable_body_is_dead_and_delays_no_other(ordered: Any, caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         put(cluster, *orders(0, -1, 2))
         shop = Shop()
@@ -378,9 +376,7 @@ async def test_pull_consumer_retries_in_order() -> None:
 
 
 @pytest.mark.parametrize("follows", [0, 1])
-async def test_poll_that_is_cancelled_during_a_dead_letter_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch, follows: int
-) -> None:
+async def test_poll_cancelled_during_a_dead_letter_loses_nothing(monkeypatch: pytest.MonkeyPatch, follows: int) -> None:
     asked, answers, take_back = anyio.Event(), anyio.Event(), FakeBroker._take_back
 
     async def slowly(broker: FakeBroker, connection: FakeConnection, request: FakeRequest) -> None:

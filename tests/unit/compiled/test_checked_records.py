@@ -49,9 +49,7 @@ def verdict(body: bytearray, position: int, checked: int) -> str | None:
 
 
 @given(st.lists(RECORDS, max_size=4), st.integers(0, 2**40), st.data())
-def test_any_bytes_get_the_verdict_of_the_reference(
-    rows: list[dict[str, Any]], position: int, data: st.DataObject
-) -> None:
+def test_any_bytes_get_the_reference_verdict(rows: list[dict[str, Any]], position: int, data: st.DataObject) -> None:
     body = encoded(rows, position)
     for _ in range(data.draw(st.integers(0, 2))):
         if body:

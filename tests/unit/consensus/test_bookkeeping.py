@@ -28,9 +28,7 @@ steps = st.lists(
 
 
 @given(steps, st.integers(1, 1000), st.integers(1, 8))
-def test_tail_holds_whole_spans_up_to_the_end(
-    steps: list[tuple[str, int, int]], bytes_max: int, spans_max: int
-) -> None:
+def test_tail_has_whole_spans_up_to_the_end(steps: list[tuple[str, int, int]], bytes_max: int, spans_max: int) -> None:
     """Whatever it remembers are the spans that were appended last, joined, and bounded once they are committed."""
     tail = Tail(bytes_max, spans_max)
     spans: list[Span] = []
@@ -55,9 +53,7 @@ def test_tail_holds_whole_spans_up_to_the_end(
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.integers(1, 1000), st.data())
-def test_tail_chunk_is_bounded_and_contains_the_asked_index(
-    sizes: list[int], bytes_max: int, data: st.DataObject
-) -> None:
+def test_tail_chunk_is_bounded_and_has_the_index(sizes: list[int], bytes_max: int, data: st.DataObject) -> None:
     tail = Tail(1 << 20, 1000)
     for number, nbytes in enumerate(sizes):
         tail.append(span_of(2 * number + 1, 2 * number + 2, 1, nbytes), commit=NO_INDEX)

@@ -141,9 +141,7 @@ def test_a_message_that_takes_all_memory_fails_alone(sandbox: JavaSandbox) -> No
 
 
 @needs_jdk
-def test_a_class_that_always_exits_is_started_once_per_message(
-    sandbox: JavaSandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_that_exits_is_started_once_per_message(sandbox: JavaSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     exits = sandbox.load(one_line_class("System.exit(0); return true;"), "billing", "Orders")
     exits.run(block(*"abcdefgh"), seconds_max=0)
     starts: list[Machine] = []

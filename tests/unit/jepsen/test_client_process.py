@@ -107,9 +107,7 @@ async def test_the_page_lists_participants_and_the_missing_java_client(tmp_path:
     assert "Java client did not run: not installed: java" in text
 
 
-def test_java_client_takes_part_with_the_newest_libraries_that_are_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_java_client_takes_part_with_the_newest_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "ROOT", tmp_path)
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/java")
     assert "make interop" in str(clients.java_missing(()))

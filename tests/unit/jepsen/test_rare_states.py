@@ -86,9 +86,7 @@ def send_in_doubt(script: Script, between: Callable[[], None]) -> None:
         (send_in_doubt, rare_states.IN_DOUBT),
     ],
 )
-def test_state_counts_if_the_leader_changed_meanwhile(
-    play: Callable[[Script, Callable[[], None]], None], state: str
-) -> None:
+def test_state_counts_if_the_leader_changed(play: Callable[[Script, Callable[[], None]], None], state: str) -> None:
     def counts(later: str) -> dict[str, int]:
         script = Script()
         script.add(RUN, "info", "role", n="n0", v=["leader", "1"])

@@ -94,11 +94,11 @@ def test_calm_run_needs_no_fault() -> None:
     assert covered(nemeses=["calm"]).valid is True
 
 
-def test_nobody_expects_acknowledgements_before_somebody_else_can_lead() -> None:
+def test_acknowledgements_are_not_expected_before_a_new_election() -> None:
     assert covered({"seconds": 4.9}).valid is True
 
 
-def test_nobody_expects_acknowledgements_while_a_majority_is_away() -> None:
+def test_acknowledgements_are_not_expected_without_a_majority() -> None:
     assert covered({"majority": False}).valid is True
 
 
@@ -121,7 +121,7 @@ def test_run_without_acknowledgements_after_its_fault_tested_nothing() -> None:
 
 
 @pytest.mark.parametrize("nemeses", ["kill", "calm"], ids=["planned", "not planned"])
-def test_fault_that_nobody_saw_leaves_the_verdict_open(nemeses: str) -> None:
+def test_unobserved_fault_leaves_the_verdict_open(nemeses: str) -> None:
     (why,) = covered({"seen": None, "during": [A]}, nemeses=[nemeses]).unknown
     assert why.endswith("was not seen to take effect")
 

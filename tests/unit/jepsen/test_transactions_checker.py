@@ -105,7 +105,7 @@ def test_checker_finds_broken_transactions(anomaly: str, broken: Callable[[Scrip
     assert check_transactions(script.history()).anomalies == {anomaly: 1}
 
 
-def test_message_that_is_read_before_its_commit_is_found() -> None:
+def test_read_before_the_commit_is_an_anomaly() -> None:
     script = Script()
     half(script, A)
     half(script, B)
@@ -115,7 +115,7 @@ def test_message_that_is_read_before_its_commit_is_found() -> None:
     assert check_transactions(script.history()).anomalies == {"seen-before-commit": 1}
 
 
-def test_second_copy_is_found_by_the_checker_of_the_log() -> None:
+def test_log_checker_finds_a_second_copy() -> None:
     script = usual()
     script.final_everywhere([A, C, A])
     assert check_log(script.history()).anomalies == {"duplicate": 1}

@@ -128,9 +128,7 @@ def test_round_trip_and_scan(rows: list[dict[str, Any]]) -> None:
 
 @steady
 @given(RECORDS, TOPICS, I32)
-def test_a_message_copied_to_another_queue_is_otherwise_unchanged(
-    fields: dict[str, Any], topic: str, queue_id: int
-) -> None:
+def test_a_copy_in_another_queue_is_otherwise_unchanged(fields: dict[str, Any], topic: str, queue_id: int) -> None:
     message = decode_record(memoryview(encoded(fields)))
     there = fields | {"topic": topic, "queue_id": queue_id, "properties": "TAGS\x01other\x02"}
     assert encode_message(message, topic, queue_id, "TAGS\x01other\x02") == encoded(there)

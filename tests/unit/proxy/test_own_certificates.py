@@ -17,7 +17,7 @@ def test_a_certificate_that_cannot_be_made_is_refused_with_the_reason(monkeypatc
         SelfSigned(["localhost"], lambda: 0)
 
 
-def test_a_process_that_makes_its_certificate_does_not_load_what_makes_it() -> None:
+def test_self_signed_certificate_does_not_import_cryptography() -> None:
     program = "from mq.proxy.grpc import SelfSigned; import sys; SelfSigned(['localhost'], lambda: 0)"
     done = subprocess.run(
         [sys.executable, "-c", f"{program}; print('cryptography' in sys.modules)"],

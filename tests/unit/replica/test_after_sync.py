@@ -144,9 +144,7 @@ def test_a_closed_connection_is_not_written_to(pair: Pair, writer: HeldWriter, a
     assert not after.put(pair.stream, pair.seal, b"ack 2", 2)
 
 
-def test_a_descriptor_that_is_used_for_something_else_is_not_written_to(
-    pair: Pair, writer: HeldWriter, after: AfterSync
-) -> None:
+def test_a_descriptor_in_other_use_is_not_written_to(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     """A stream may close by itself, and its descriptor belong to a client before anybody forgets it."""
     fd = pair.stream.raw_fd
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)

@@ -150,9 +150,7 @@ def takes_a_second(pos: int) -> None:
     threading.Event().wait(1.0)
 
 
-async def test_leader_that_is_faster_than_the_archive_sends_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leader_faster_than_the_archive_sends_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = replace(LIMITS, archive_read_bytes=4096, archive_trial_bytes=4096)
     log, archive, asked = await joined(tmp_path, monkeypatch, limits, takes_a_second)
     (given_up,) = named(log, "install_without_archive")
@@ -161,9 +159,7 @@ async def test_leader_that_is_faster_than_the_archive_sends_the_rest(
     assert archive.closed == 1
 
 
-async def test_archive_that_is_faster_than_the_leader_sends_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_archive_faster_than_the_leader_sends_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is slow, and the leader is slower: that is found out once."""
     limits = replace(
         LIMITS, archive_read_bytes=4096, archive_trial_bytes=4096, archive_slow_bytes_per_second=float("inf")

@@ -325,9 +325,7 @@ async def test_a_follower_without_room_takes_nothing_and_catches_up_later(tmp_pa
         await full.until(lambda member: member.application.bodies == [b"before", *BODIES[:20]])
 
 
-async def test_a_disk_without_room_for_one_more_file_counts_as_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disk_without_room_for_a_file_counts_as_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = SEGMENT_BYTES - 1
     monkeypatch.setattr(RealDisk, "usage", lambda disk, path: (free, 5 * SEGMENT_BYTES))
     async with led_group(tmp_path, ["n0"], limits=NodeLimits(disk_poll_seconds=0.01)) as (_, leader):
@@ -336,9 +334,7 @@ async def test_a_disk_without_room_for_one_more_file_counts_as_full(
         await leader.until(lambda member: isinstance(member.append(b"x"), int))
 
 
-async def test_a_node_that_could_not_make_a_file_waits_for_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_node_that_cannot_make_a_file_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full: set[str] = set()
 
     def allocate(disk: RealDisk, fd: int, nbytes: int) -> None:

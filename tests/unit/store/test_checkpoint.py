@@ -234,9 +234,7 @@ def test_checkpoint_is_not_written_before_all_queues_are_gathered(tmp_path: Path
         pending.commit()
 
 
-def test_queue_files_are_synced_before_the_checkpoint_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queue_files_are_synced_before_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything the checkpoint counts on must be durable when it appears, names of new files included."""
     store, log = fill(tmp_path)
     synced: set[str] = set()
@@ -286,9 +284,7 @@ def test_after_a_failed_sync_no_checkpoint_is_taken(tmp_path: Path, monkeypatch:
         prepare(checkpointer, log, 4)
 
 
-def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_full_disk_everything_is_synced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
     first = prepare(checkpointer, log, 4)
@@ -336,9 +332,7 @@ def test_dropped_files_are_removed_with_the_next_checkpoint(tmp_path: Path) -> N
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
 
-def test_a_crash_before_dropped_files_are_removed_does_not_revive_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_before_dropped_files_go_does_not_revive_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, log, _ = checkpointed(tmp_path)
     apply(store, log.drop("A"))
     apply(store, log.send("A", 0, 1))

@@ -233,9 +233,7 @@ def test_a_snapshot_with_numbers_that_cannot_be_is_refused(tmp_path: Path, name:
         load_checkpoint(str(tmp_path), "snapshot")
 
 
-def test_a_checkpoint_that_the_disk_does_not_give_is_a_damaged_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_the_disk_does_not_give_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica derives all anew, rather than to refuse each start."""
     log = random_log(3, 30)
     (tmp_path / "checkpoint").write_bytes(encode_checkpoint(snapshot_at(log, 10, tmp_path / "source")))

@@ -28,9 +28,7 @@ JOB = ArchiveJob("/data", "/data/commitlog", "s3://archives/broker-a")
         ((sys.executable, "-c", ""), "has ended"),
     ],
 )
-async def test_process_that_does_not_start_or_answers_nonsense_is_a_failed_run(
-    command: tuple[str, ...], reason: str
-) -> None:
+async def test_process_that_cannot_start_or_answers_nonsense_has_failed(command: tuple[str, ...], reason: str) -> None:
     steps: list[ArchiveStep] = []
     await archive_in_process(JOB, steps.append, 60, command=command)
     (step,) = steps
