@@ -90,19 +90,19 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("entry", "rule"), WRONG.values(), ids=WRONG)
-def test_entry_committed_against_a_rule(history: History, entry: Entry, rule: str) -> None:
+def test_history_refuses_an_entry_against_a_rule(history: History, entry: Entry, rule: str) -> None:
     with pytest.raises(Violation, match=rule):
         commit(history, B, entry)
 
 
 @pytest.mark.parametrize(("last", "chain"), [(0, 101), (1, 999)], ids=["lacks an entry", "has another in its place"])
-def test_leader_without_a_committed_entry(history: History, last: int, chain: int) -> None:
+def test_history_refuses_a_leader_without_the_entry(history: History, last: int, chain: int) -> None:
     with pytest.raises(Violation, match="leader completeness"):
         history.elected(B, 2, last, lambda index: chain)
 
 
 @pytest.mark.parametrize("others", [[], [NodeId("learner")]], ids=["too few", "one that does not count"])
-def test_commit_on_disks_of_no_majority(history: History, disks: Disks, others: list[NodeId]) -> None:
+def test_commit_on_disks_of_no_majority_is_refused(history: History, disks: Disks, others: list[NodeId]) -> None:
     disks.holders = frozenset({A, *others})
     with pytest.raises(Violation, match="durability"):
         commit(history, A, TWO)

@@ -10,6 +10,23 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
+USUAL_PATH = "/usr/bin:/bin"
+
+
+def run_script(*command: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+
+
+@pytest.fixture
+def deploy(tmp_path: Path) -> Path:
+    """A copy of the directory with the set-up script and what it calls."""
+    folder = tmp_path / "deploy"
+    folder.mkdir()
+    for name in ("setup-venv.sh", "find-python.sh"):
+        shutil.copy(ROOT / "deploy" / name, folder)
+    return folder
+
+
 PYTHON_WITHOUT_VENV = """#!/bin/sh
 case "$2" in
     *version_info\\ \\<*) exit 0 ;;
@@ -19,20 +36,11 @@ esac
 """
 
 
-def test_missing_venv_module_is_one_line_that_names_the_package(tmp_path: Path) -> None:
-    (tmp_path / "deploy").mkdir()
-    for name in ("setup-venv.sh", "find-python.sh"):
-        shutil.copy(ROOT / "deploy" / name, tmp_path / "deploy")
+def test_missing_venv_module_is_one_line_that_names_the_package(tmp_path: Path, deploy: Path) -> None:
     python = tmp_path / "python-without-venv"
     python.write_text(PYTHON_WITHOUT_VENV)
     python.chmod(0o755)
-    done = subprocess.run(
-        [tmp_path / "deploy" / "setup-venv.sh"],
-        env={"PYTHON": str(python), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    done = run_script(deploy / "setup-venv.sh", PYTHON=str(python), PATH=USUAL_PATH)
     assert done.returncode == 2
     assert done.stderr == f"raftmq: {python} has no venv module: apt install python3.11-venv\n"
     assert not (tmp_path / ".venv").exists()
@@ -60,32 +68,23 @@ exit 0
         ),
     ],
 )
-def test_setup_script_reports_present_packages(tmp_path: Path, then: str, code: int, out: str, err: str) -> None:
-    (tmp_path / "deploy").mkdir()
-    for name in ("setup-venv.sh", "find-python.sh"):
-        shutil.copy(ROOT / "deploy" / name, tmp_path / "deploy")
+def test_setup_script_reports_present_packages(
+    tmp_path: Path, deploy: Path, then: str, code: int, out: str, err: str
+) -> None:
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(PYTHON_WITH_PIP.replace("{then}", then))
     python.chmod(0o755)
     (tmp_path / "requirements.lock").write_text("".join(f"package-{number}==1.0 \\\n" for number in range(1, 46)))
-    done = subprocess.run(
-        [tmp_path / "deploy" / "setup-venv.sh"],
-        env={"PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    done = run_script(deploy / "setup-venv.sh", PATH=USUAL_PATH)
     assert done.returncode == code
     assert "raftmq: 20 of 45 packages fetched\nraftmq: 40 of 45 packages fetched\n" in done.stdout
     assert out in done.stdout
     assert done.stderr.startswith(err)
 
 
-def test_no_python_at_all_is_one_line_that_names_the_packages(tmp_path: Path) -> None:
-    (tmp_path / "deploy").mkdir()
-    for name in ("setup-venv.sh", "find-python.sh"):
-        script = Path(shutil.copy(ROOT / "deploy" / name, tmp_path / "deploy"))
+def test_no_python_at_all_is_one_line_that_names_the_packages(tmp_path: Path, deploy: Path) -> None:
+    for script in deploy.iterdir():
         script.write_text(script.read_text().replace("/usr/bin/python3.11", "/nowhere/python3.11"))
     commands = tmp_path / "bin"
     commands.mkdir()
@@ -93,13 +92,7 @@ def test_no_python_at_all_is_one_line_that_names_the_packages(tmp_path: Path) ->
         found = shutil.which(name)
         assert found is not None
         (commands / name).symlink_to(found)
-    done = subprocess.run(
-        ["/bin/sh", tmp_path / "deploy" / "setup-venv.sh"],
-        env={"PATH": str(commands)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    done = run_script("/bin/sh", deploy / "setup-venv.sh", PATH=str(commands))
     assert done.returncode == 2
     assert done.stderr == "raftmq: no Python 3.11 or later found: apt install python3.11 python3.11-venv\n"
 
@@ -113,13 +106,7 @@ def test_without_java_17_is_one_line_that_names_the_package(tmp_path: Path, says
     java = tmp_path / "bin" / "java"
     java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
     java.chmod(0o755)
-    done = subprocess.run(
-        [ROOT / "deploy" / "check-java.sh"],
-        env={"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    done = run_script(ROOT / "deploy" / "check-java.sh", JAVA_HOME=str(tmp_path), PATH=USUAL_PATH)
     assert done.returncode == 2
     assert done.stderr.startswith("raftmq: Spark needs Java 17 or later, ")
     assert found in done.stderr
@@ -130,5 +117,4 @@ def test_java_17_is_enough(tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.15\" 2025-04-15' >&2\n")
     java.chmod(0o755)
-    script = ROOT / "deploy" / "check-java.sh"
-    subprocess.run([script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, timeout=30, check=True)
+    assert run_script(ROOT / "deploy" / "check-java.sh", PATH=f"{tmp_path}:{USUAL_PATH}").returncode == 0

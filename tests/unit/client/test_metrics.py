@@ -54,8 +54,12 @@ class Registry(CollectorRegistry):
         return {(sample.name, tuple(sample.labels.values())) for family in self.collect() for sample in family.samples}
 
 
-async def test_sends_are_counted_by_their_outcome_and_end_with_the_client() -> None:
-    registry = Registry()
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+async def test_sends_are_counted_by_their_outcome_and_end_with_the_client(registry: Registry) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         async with producer_of(cluster, metrics=PrometheusMetrics(registry), retries=0) as producer:
             await producer.send(Message("T", b"12345"))
@@ -82,8 +86,7 @@ async def test_sends_are_counted_by_their_outcome_and_end_with_the_client() -> N
         assert registry.series() == set()
 
 
-async def test_an_attempt_that_is_made_again_has_a_reason() -> None:
-    registry = Registry()
+async def test_an_attempt_that_is_made_again_has_a_reason(registry: Registry) -> None:
     async with sending(metrics=PrometheusMetrics(registry)) as (cluster, producer):
         await producer.send(Message("T", b"first"))
         assert not [each for each in registry.series() if "send_retries" in each[0]], "it waited for its first route"
@@ -95,8 +98,7 @@ async def test_an_attempt_that_is_made_again_has_a_reason() -> None:
         assert registry.value("messages_sent_total", PRODUCER, topic="T", outcome="stored") == 2
 
 
-async def test_metrics_count_deliveries_by_outcome() -> None:
-    registry = Registry()
+async def test_metrics_count_deliveries_by_outcome(registry: Registry) -> None:
     async with filled(4) as cluster:
         consumer = consumer_of(cluster, metrics=PrometheusMetrics(registry), on_error={KeyError: Skip})
         seen: list[tuple[bytes, int]] = []
@@ -131,8 +133,7 @@ async def test_metrics_count_deliveries_by_outcome() -> None:
     assert registry.series() == set()
 
 
-async def test_a_delivery_is_work_until_it_is_settled() -> None:
-    registry = Registry()
+async def test_a_delivery_is_work_until_it_is_settled(registry: Registry) -> None:
     async with consuming(1, metrics=PrometheusMetrics(registry)) as (_, consumer):
         with anyio.fail_after(60):
             delivery = await anext(consumer.deliveries())
@@ -143,8 +144,7 @@ async def test_a_delivery_is_work_until_it_is_settled() -> None:
         assert registry.value("handlers_running", CONSUMER) == 0
 
 
-async def test_the_lag_of_a_topic_is_that_of_all_its_queues() -> None:
-    registry = Registry()
+async def test_the_lag_of_a_topic_is_that_of_all_its_queues(registry: Registry) -> None:
     pull = {"client": "1", "kind": "pull_consumer", "client_group": "G"}
     async with (
         FakeCluster.start(topics={"T": 2}) as cluster,
@@ -161,8 +161,7 @@ async def test_the_lag_of_a_topic_is_that_of_all_its_queues() -> None:
         assert registry.value("messages_received_total", pull, topic="T") == 5
 
 
-async def test_two_clients_of_a_group_are_distinguished_and_free_numbers_are_reused() -> None:
-    registry = Registry()
+async def test_two_clients_of_a_group_are_distinguished_and_free_numbers_are_reused(registry: Registry) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         first = await producer_of(cluster, metrics=PrometheusMetrics(registry)).open()
         second = await producer_of(cluster, metrics=PrometheusMetrics(registry)).open()
@@ -180,8 +179,7 @@ async def test_two_clients_of_a_group_are_distinguished_and_free_numbers_are_reu
         await second.aclose()
 
 
-async def test_topics_beyond_the_limit_share_a_label_until_there_is_room() -> None:
-    registry = Registry()
+async def test_topics_beyond_the_limit_share_a_label_until_there_is_room(registry: Registry) -> None:
     names = [f"T{number}" for number in range(9)]
     async with FakeCluster.start(topics=dict.fromkeys(names, 1)) as cluster:
         for _ in range(2):

@@ -32,6 +32,11 @@ class Bucket:
             raise StoreFailed(name, "whatever", "the test says so")
 
 
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket()
+
+
 class BucketStore:
     """A bucket as one process sees it. ``conditional`` says whether it takes conditions for a write."""
 
@@ -122,8 +127,7 @@ def grow(home: LogHome, first: int, last: int) -> None:
     home.submit(log, commit_hint=last)
 
 
-def test_backup_runs_remove_superseded_objects() -> None:
-    home, bucket = LogHome(), Bucket()
+def test_backup_runs_remove_superseded_objects(home: LogHome, bucket: Bucket) -> None:
     filled(home, 3)
     for number, last in enumerate((3, 4, 30, 31, 31, 100, 200), 1):
         known = home.opened[-1].last_index
@@ -136,8 +140,9 @@ def test_backup_runs_remove_superseded_objects() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_failure_at_any_operation_leaves_the_backup_unchanged_or_finished(first: bool) -> None:
-    home, bucket = LogHome(), Bucket()
+def test_a_failure_at_any_operation_leaves_the_backup_unchanged_or_finished(
+    home: LogHome, bucket: Bucket, first: bool
+) -> None:
     filled(home, 60)
     if not first:
         Run(home, bucket).end(NOW_MS)
@@ -165,8 +170,7 @@ def test_a_failure_at_any_operation_leaves_the_backup_unchanged_or_finished(firs
     assert failed > 4
 
 
-def test_leftovers_of_a_run_that_died_are_removed_a_day_later() -> None:
-    home, bucket = LogHome(), Bucket()
+def test_leftovers_of_a_run_that_died_are_removed_a_day_later(home: LogHome, bucket: Bucket) -> None:
     filled(home, 60)
     bucket.fails_at = 4
     with pytest.raises(StoreFailed):
@@ -184,9 +188,10 @@ def test_leftovers_of_a_run_that_died_are_removed_a_day_later() -> None:
 @pytest.mark.parametrize("conditional", [True, False])
 @pytest.mark.parametrize("known", [0, 60])
 @pytest.mark.parametrize("news", [0, 1, 100])
-def test_concurrent_runs_keep_the_backup_intact(conditional: bool, known: int, news: int) -> None:
+def test_concurrent_runs_keep_the_backup_intact(
+    home: LogHome, bucket: Bucket, conditional: bool, known: int, news: int
+) -> None:
     """Also where conditions are ignored: there the later run wins, and the next one copies again what it lacks."""
-    home, bucket = LogHome(), Bucket()
     filled(home, known or 30)
     if known:
         Run(home, bucket).end(NOW_MS)
@@ -206,8 +211,7 @@ def test_concurrent_runs_keep_the_backup_intact(conditional: bool, known: int, n
     assert entries(bucket) == bodies(last + news)
 
 
-def test_backup_run_missing_removed_objects_is_refused() -> None:
-    home, bucket = LogHome(), Bucket()
+def test_backup_run_missing_removed_objects_is_refused(home: LogHome, bucket: Bucket) -> None:
     filled(home, 30)
     Run(home, bucket).end(NOW_MS)
     slow = Run(home, bucket, conditional=False)
@@ -219,8 +223,7 @@ def test_backup_run_missing_removed_objects_is_refused() -> None:
     assert entries(bucket) == bodies(32)
 
 
-def test_reader_continues_when_the_newest_object_is_replaced() -> None:
-    home, bucket = LogHome(), Bucket()
+def test_reader_continues_when_the_newest_object_is_replaced(home: LogHome, bucket: Bucket) -> None:
     filled(home, 90)
     Run(home, bucket).end(NOW_MS)
 
@@ -233,8 +236,7 @@ def test_reader_continues_when_the_newest_object_is_replaced() -> None:
     assert entries(bucket) == bodies(92)
 
 
-def test_snapshots_of_two_first_runs_do_not_mix() -> None:
-    home, bucket = LogHome(), Bucket()
+def test_snapshots_of_two_first_runs_do_not_mix(home: LogHome, bucket: Bucket) -> None:
     log = filled(home, 200)
     log.drop_prefix(log.segments()[2].start, b"conf")
     home.submit(log)
@@ -253,8 +255,7 @@ def test_snapshots_of_two_first_runs_do_not_mix() -> None:
         entries(bucket)
 
 
-def test_manifest_with_names_that_are_none_is_refused() -> None:
-    home, bucket = LogHome(), Bucket()
+def test_manifest_with_names_that_are_none_is_refused(home: LogHome, bucket: Bucket) -> None:
     filled(home, 100)
     manifest = Run(home, bucket).end(NOW_MS)
     objects = manifest.objects
@@ -276,8 +277,7 @@ def test_manifest_with_names_that_are_none_is_refused() -> None:
             decode_backup_manifest(encode_backup_manifest(replace(manifest, objects=each)))
 
 
-def test_backup_detects_every_altered_object() -> None:
-    home, bucket = LogHome(), Bucket()
+def test_backup_detects_every_altered_object(home: LogHome, bucket: Bucket) -> None:
     filled(home, 60)
     Run(home, bucket).end(NOW_MS)
     intact = dict(bucket.objects)

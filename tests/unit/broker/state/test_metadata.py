@@ -271,7 +271,9 @@ def test_offsets_do_not_change_the_data_version(metadata: Metadata) -> None:
 
 
 @pytest.mark.parametrize(("remove_offsets", "left"), [(False, 5), (True, None)])
-def test_deleting_a_group_removes_its_offsets_on_request(remove_offsets: bool, left: int | None, metadata: Metadata) -> None:
+def test_deleting_a_group_removes_its_offsets_on_request(
+    remove_offsets: bool, left: int | None, metadata: Metadata
+) -> None:
     for command in (put("T"), PutGroup(config=GroupConfig(name="g"), timestamp_ms=2), commit(("g", "T", 0, 5))):
         metadata.apply(command)
     changes = metadata.apply(DeleteGroup(name="g", timestamp_ms=3, remove_offsets=remove_offsets))
