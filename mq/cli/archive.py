@@ -31,7 +31,7 @@ def ls(
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """List the files of an archive, or with --topics the queues that have messages in it.
+    """List the files of an archive. With --topics, it lists the queues that have messages in it.
 
     It reads indexes only, and files that have none. Exit code 1: an object is damaged. 2: there is no archive.
     """
@@ -80,7 +80,8 @@ def cat(
     as_json: JsonLines = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """Print archived messages of a topic in the order of the log, one per line, also those of a deleted topic.
+    """Print archived messages of a topic. It prints one per line in the order of the log, also those of a deleted
+    topic.
 
     It prints no message before its entry, and the chain of all entries of its block, are verified. Exit code 1: an
     object is damaged; messages before it are printed. 2: there is no archive, or no message of the topic in it.
@@ -115,7 +116,7 @@ def cat(
 
 @app.command("verify")
 def verify(url: Url, as_json: Json = False, endpoint_url: EndpointUrl = None) -> None:
-    """Read the whole archive, check every entry and its chain, and compare each index with its file.
+    """Check every entry of the archive. It reads all of it, and compares each index with its file.
 
     Exit code 0: it is intact. 1: it is damaged. 2: there is none.
     """

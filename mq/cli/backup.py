@@ -103,7 +103,7 @@ def take(
     namesrv: Namesrv = NAMESRV,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """Copy new committed entries of a replica to the backup in TARGET; the first time, copy all.
+    """Copy new committed entries to the backup. It copies those of a replica to TARGET; the first time, all.
 
     It asks the name servers whether the replica is the leader. If so, it copies nothing and exits with 3; if they do
     not answer, it copies. If it fails, the previous backup stays intact.

@@ -25,7 +25,7 @@ def convert_file(
     file: Annotated[Path, typer.Argument(metavar="BROKER.CONF", help="RocketMQ's properties file.")],
     as_json: Json = False,
 ) -> None:
-    """Print the settings of a broker.conf as TOML; keys that do not apply become comments."""
+    """Print the settings of a broker.conf as TOML. Keys that do not apply become comments."""
     converted = read_conf(file)
     if as_json:
         print_json({"settings": converted.settings, "not_taken_over": converted.warnings})

@@ -104,7 +104,7 @@ def update(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Update the given settings of a consumer group, in every broker group.
+    """Update settings of a consumer group. It changes those given, in every broker group.
 
     Exit code 1 if there is no such group.
     """
@@ -218,7 +218,7 @@ def reset(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Reset the offsets of a group to the first or last message of a topic, or to a time.
+    """Reset the offsets of a group in a topic. POSITION is the first or last message, or a time.
 
     It moves the group forwards or backwards in all queues, also while members consume, and shows the new offsets. Exit
     code 1 if there is no such group.
@@ -251,7 +251,7 @@ def skip(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Skip the message at which a group stands in a queue, also while members consume.
+    """Skip the next message of a group in a queue. It works while members consume.
 
     The message is kept in the group's dead letter topic, with your name, time and place. Exit code 1, and nothing is
     changed, if the group stands at another offset.
@@ -297,7 +297,7 @@ def remove_member(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Remove a member from a group, and keep it out for a while; others take its queues at once.
+    """Remove a member, and keep it out for a while. Other members take its queues at once.
 
     On a terminal it says what happens and asks. Exit code 1 if there is no such member; a client that connects later
     under this id is kept out all the same with --yes.
@@ -349,7 +349,7 @@ def readmit_member(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Let a removed member in again before its time is over. Exit code 1 if it is not kept out."""
+    """Let a removed member in again. Exit code 1 if it is not kept out."""
 
     async def main(admin: Admin) -> Removal:
         return await admin.removed_members.let_in(group, member, operator=operator_name())
@@ -375,7 +375,7 @@ def _position(text: str) -> ConsumeFrom:
 
 @app.command("describe")
 def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Show a group's settings, its offset and lag in each queue, and its members.
+    """Show settings, lag and members of a group. It shows the offset in each queue.
 
     Exit code 1 if there is no such group.
     """

@@ -74,7 +74,9 @@ def list_letters(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """List the dead letters of a group that nobody dealt with, the oldest first; or all groups that have some."""
+    """List the unresolved dead letters of a group. It lists the oldest first; without a group, the groups that have
+    some.
+    """
     if group is None:
         _list_groups(as_json, namesrv)
         return
@@ -200,9 +202,9 @@ def requeue(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Send dead letters again to the group that gave them up, the oldest first.
+    """Send dead letters to their group again. It begins with the oldest.
 
-    Each begins with no attempts. Without options that choose some, it requeues all that nobody dealt with, and the next
+    Each begins with no attempts. Without options that choose some, it requeues all unresolved ones, and the next
     run begins behind them; chosen ones stay in the list. A run that was killed may send the last ones a second time.
     Exit code 1 if one could not be sent, it stops there; or if there is none at an --offset.
     """
@@ -261,7 +263,7 @@ def dismiss(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Take all dead letters of a group, or those until a time, out of the list. They stay in their topic.
+    """Take dead letters out of the list. It takes all of a group, or those until a time; they stay in their topic.
 
     `raftmq dlq list --all` shows them as long as retention keeps them.
     """
@@ -302,7 +304,7 @@ def export(
     as_json: JsonLines = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Write dead letters as JSON, one per line, to a file or to standard output."""
+    """Write dead letters as JSON. It writes one per line, to a file or to standard output."""
     del as_json  # it writes nothing else
     wanted = wanted_letters(topic, key, failure, since, until)
     count = 0

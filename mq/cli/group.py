@@ -58,7 +58,7 @@ def add(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Add a learner: it receives the log, and does not vote until it is promoted.
+    """Add a learner to the group. It receives the log, and does not vote until it is promoted.
 
     Start the node with `raftmq broker --join`.
     """
@@ -87,7 +87,7 @@ def replace(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Replace a voter by a new node: add it, wait until it has caught up, then exchange them in one step."""
+    """Replace a voter by a new node. It adds the node, waits until it has caught up, and exchanges them in one step."""
     node, address = _member(member)
     _finish(_run(namesrv, group, lambda session: session.replace(old, node, address, patience=wait)), as_json)
 

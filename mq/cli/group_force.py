@@ -92,7 +92,7 @@ def force(
     yes: Annotated[bool, typer.Option("--yes/--dry-run", help="Make the change; otherwise only show it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a stopped replica the only voter of its group, after the majority was lost forever.
+    """Make a stopped replica the only voter. It is for a group whose majority is lost forever.
 
     Without --yes nothing is changed: it prints what would happen and what may be lost.
     """

@@ -26,7 +26,7 @@ from raftlog.net.secret_file import (
 )
 
 app = typer.Typer(
-    help="Show, copy and change the secret with which replicas of a group authenticate each other.",
+    help="Show, copy and change the secret of a group. Its replicas authenticate each other with it.",
     no_args_is_help=True,
 )
 
@@ -38,7 +38,7 @@ File = Annotated[Path | None, typer.Option("--file", help="The file itself, if t
 
 @app.command("show")
 def show(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> None:
-    """Print the valid secrets, the newest first, as `raftmq group secret set` reads them."""
+    """Print the valid secrets, the newest first. They are in the form that `raftmq group secret set` reads."""
     path = _path(data_dir, file)
     text = format_secrets(_read(path)).decode()
     if as_json:
@@ -73,7 +73,7 @@ def set_secret(data_dir: DataDir = None, file: File = None, as_json: Json = Fals
 
 @app.command("add")
 def add(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> None:
-    """Add a new secret; the current one stays valid: the first step of a change of the secret."""
+    """Add a new secret; the current one stays valid. This is the first step of a change of the secret."""
     path = _path(data_dir, file)
     before = _read(path)
     if len(before) == SECRETS_MAX:
@@ -86,7 +86,7 @@ def add(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> N
 
 @app.command("drop-old")
 def drop_old(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> None:
-    """Drop the old secret: the last step, when every replica has the new one."""
+    """Drop the old secret. This is the last step, when every replica has the new one."""
     path = _path(data_dir, file)
     before = _read(path)
     if len(before) == 1:

@@ -23,7 +23,7 @@ Group = Annotated[str, typer.Argument(metavar="CONSUMER_GROUP")]
 
 @app.command("list")
 def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """List the topics that have lite topics: how many, when they end, and which groups read them."""
+    """List the topics that have lite topics. It shows how many, when they end, and which groups read them."""
 
     async def main(admin: Admin) -> list[tuple[str, ParentTopicInfo]]:
         parents = {topic for info in (await admin.lite.brokers()).values() for topic in info.expirations}
@@ -53,7 +53,7 @@ def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
 
 @app.command("describe")
 def describe(topic: Parent, lite_topic: Lite, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Show the offsets of a lite topic, its last message, and which clients subscribe to it.
+    """Show a lite topic and its subscribers. It shows its offsets and its last message, too.
 
     The client * stands for those of a group that reads all lite topics.
     """
@@ -98,7 +98,7 @@ def client(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show what a client subscribes to, as the leader of each broker group has heard from it."""
+    """Show the subscriptions of a client. It shows those that the leader of each broker group has."""
 
     found = run_with(Admin, namesrv, lambda admin: admin.lite.client(topic, group, client_id, most=most))
     if as_json:
@@ -133,7 +133,7 @@ def lag(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show how many messages a group has not consumed, in all lite topics that it reads, and since when.
+    """Show the lag of a group in its lite topics. It shows the messages not consumed, and since when.
 
     Messages that a client has got and not yet acknowledged count. A group reads those in which it has an offset, and
     those that a client subscribes to.
@@ -173,7 +173,7 @@ def dispatch(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Let brokers look now for messages in all that the clients of a group subscribe to.
+    """Let brokers look for messages now. They look in all lite topics that the clients of a group subscribe to.
 
     They do so by themselves every 15 s, so this is only for a client that gets nothing although there is something.
     """

@@ -80,7 +80,7 @@ def allow_vote(
     accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Let an abstaining replica vote again; acknowledged messages may be lost.
+    """Let a replica vote again; messages may be lost. It abstains, and acknowledged messages may be among those lost.
 
     For a group in which a majority abstains, and no other replica will come back. What such replicas have lost is lost
     for good then. Trust those with the highest last term and, among these, the highest last index (see verify), and no
@@ -121,7 +121,7 @@ def discard_damaged(
     accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Discard all entries after the first damage of a log, including intact ones.
+    """Discard all entries after the first damage. Intact ones are discarded, too.
 
     For a group in which every replica is damaged at the same place, or for a replica that has no peers: a start
     repairs all other damage. Copy the directory first: what is given up is overwritten. The replica abstains then until
@@ -169,7 +169,7 @@ def fix_term(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print a replica's term and vote, or correct an implausible term.
+    """Print a replica's term, or correct it. It prints the vote, too, and corrects an implausible term.
 
     Lowering: stop EVERY node of the group, lower the term of each whose term is implausible, and only then start them.
     If one of them runs meanwhile, or starts with the high term later, two leaders may be elected in one term and

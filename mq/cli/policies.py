@@ -106,7 +106,7 @@ def delete(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Delete the policies of a user for a resource, or all of them, in every broker group."""
+    """Delete policies of a user. It deletes those for a resource, or all of them, in every broker group."""
 
     async def main(admin: UserAdmin) -> None:
         known = await admin.policies(name, resource)

@@ -46,7 +46,7 @@ DriverMemory = Annotated[
 
 @app.command("run")
 def run(file: File, master: Master = None, driver_memory: DriverMemory = None, as_json: JsonLines = False) -> None:
-    """Write the messages of the topic into the table, each once, as often as the pipeline's trigger says.
+    """Write new messages into the table. Each is written once, as often as the pipeline's trigger says.
 
     Run it again after it was stopped or killed: it continues where the table ends. Exit code 1 if it stopped at an
     offset, which it prints, 2 if it was refused before anything was written.
@@ -56,7 +56,7 @@ def run(file: File, master: Master = None, driver_memory: DriverMemory = None, a
 
 @app.command("backfill")
 def backfill(file: File, master: Master = None, driver_memory: DriverMemory = None, as_json: JsonLines = False) -> None:
-    """Write the messages that are older than the table, each once: for a table that did not begin at the earliest.
+    """Write messages older than the table. Each is written once. It is for a table that did not begin at the earliest.
 
     Stop the pipeline meanwhile, and run this again if it was killed.
     """
@@ -99,7 +99,7 @@ def _follow(command: str, file: Path, master: str | None, driver_memory: str | N
 
 @app.command("status")
 def status(file: File, as_json: Json = False) -> None:
-    """Show how far the table is behind its topic, in messages and seconds.
+    """Show how far the table is behind its topic. It shows messages and seconds.
 
     A Parquet directory is asked itself. Of Delta and Iceberg it shows what the last run on this machine noted.
     """
@@ -137,7 +137,7 @@ def status(file: File, as_json: Json = False) -> None:
 
 @app.command("verify")
 def verify(file: File, master: Master = None, driver_memory: DriverMemory = None, as_json: Json = False) -> None:
-    """Compare the table with the messages that the topic still has: counts and checksums of each queue.
+    """Compare the table with its topic. It compares counts and checksums of the messages that each queue still has.
 
     Exit code 1 if they differ; then it names the first rows of each queue that do.
     """
@@ -162,7 +162,7 @@ def verify(file: File, master: Master = None, driver_memory: DriverMemory = None
 
 @app.command("compact")
 def compact(file: File, master: Master = None, driver_memory: DriverMemory = None, as_json: Json = False) -> None:
-    """Rewrite the small files of a Delta or Iceberg table into large ones, and let old snapshots expire."""
+    """Rewrite small files into large ones. It is for Delta and Iceberg tables, whose old snapshots expire."""
     found = _result("compact", file, master, driver_memory)
     if as_json:
         print_json(found)

@@ -162,7 +162,7 @@ def update(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Update the given settings of a topic, in every broker group that has it.
+    """Update the given settings of a topic. It changes them in every broker group that has it.
 
     Exit code 1 if there is no such topic.
     """
@@ -240,7 +240,7 @@ def _fields(config: TopicConfig) -> dict[str, object]:
 
 @app.command("list")
 def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Print the name of every topic, one per line; system topics are marked."""
+    """Print the names of all topics. It prints one per line, and marks system topics."""
 
     async def main(admin: Admin) -> tuple[list[str], ClusterInfo]:
         return await admin.topics(), await admin.cluster_info()
@@ -262,7 +262,7 @@ def route(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show which broker groups have a topic, with its queues and their leaders."""
+    """Show the broker groups and leaders of a topic. It shows their queues, too."""
 
     async def main() -> list[dict[str, object]]:
         async with Admin(namesrv) as admin:
@@ -309,7 +309,7 @@ def delete(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Delete a topic in every broker group, with its messages, consumer offsets and retry topics of groups that pop.
+    """Delete a topic in every broker group. Its messages, consumer offsets and retry topics of groups that pop go, too.
 
     On a terminal it says what is lost and asks. Until retention deletes its messages, `raftmq topic restore` brings it
     back, unless it has lite topics, and a message does not create it. Exit code 1 if there is no such topic.
@@ -339,7 +339,8 @@ def delete(
 
 @app.command("deleted")
 def deleted(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """List the deleted topics that can be restored: when and by whom each was deleted, and until when it can be.
+    """List the deleted topics that can be restored. It shows when and by whom each was deleted, and until when it can
+    be.
 
     Retention deletes its messages as those of other topics, the oldest first; the last one goes at the time shown, or
     earlier if the disk gets full.
@@ -384,7 +385,7 @@ def deleted(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
 
 @app.command("restore")
 def restore(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Bring back a deleted topic with its settings, its messages that are still there, and the groups' offsets.
+    """Restore a deleted topic. It has its settings, its messages that are still there, and the groups' offsets again.
 
     Exit code 1, and nothing is changed, if it cannot be restored: a topic that was created again after its deletion
     cannot, and neither can one whose messages retention has deleted.
@@ -490,7 +491,9 @@ def stats(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show how many messages a topic received, or a group consumed, in the last minute, hour and day."""
+    """Show how many messages were sent or consumed. It shows those of a topic, or of a group in it, in the last minute,
+    hour and day.
+    """
     kind, key = ("TOPIC_PUT", topic) if group is None else ("GROUP_GET", f"{topic}@{group}")
 
     async def main(admin: Admin) -> tuple[dict[str, BrokerStatsData], dict[str, BrokerStatsData]]:

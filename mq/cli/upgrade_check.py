@@ -24,7 +24,7 @@ def upgrade_check(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show the version of each member, and whether the next one can be stopped for an upgrade now.
+    """Show whether a member can be upgraded now. It shows the version of each, and whether the next one can be stopped.
 
     Exit code 1 if not.
     """

@@ -41,7 +41,7 @@ def list_users(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show the users of all broker groups and their types; passwords are never shown.
+    """Show the users and their types. It shows those of all broker groups, and never passwords.
 
     Accounts of a broker's acl_file are not among them.
     """
@@ -144,7 +144,8 @@ def set_quota(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Limit what a user sends and consumes, in every broker group; what you do not give stays as it is.
+    """Limit what a user sends and consumes. Limits apply in every broker group; those that you do not give stay
+    unchanged.
 
     Sends above it wait for up to a second and are refused then; pulls wait. Each broker group counts for itself. Topics
     have quotas, too: raftmq topic update TOPIC --attribute quota.produce.messages=100.
@@ -178,7 +179,7 @@ def set_quota(
 
 @app.command("quotas")
 def quotas(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Show the quotas of users, and which users and topics were throttled within the last minute."""
+    """Show the quotas of users. It also shows the users and topics that were throttled within the last minute."""
 
     found = sorted(run_with(UserAdmin, namesrv, lambda admin: admin.quotas()).items())
     if as_json:

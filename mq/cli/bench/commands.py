@@ -104,7 +104,8 @@ def consume(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Consume a topic from its first message, until its end or for some seconds. No offset is stored.
+    """Measure consumption of a topic. It begins at the first message, and ends at the last one or after some seconds.
+    No offset is stored.
 
     Exit code 1 if the topic is empty.
     """
@@ -131,7 +132,7 @@ def end_to_end(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Send messages at a steady rate, consume them, and measure the end-to-end latency.
+    """Measure the latency from end to end. It sends messages at a steady rate, and consumes them.
 
     Exit code 1 if a message was not acknowledged, could not be sent in time, or was acknowledged and not delivered.
     """
@@ -152,7 +153,8 @@ def latency(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Send messages at a fixed rate, and measure the time from when each was due to its acknowledgement.
+    """Measure the latency of sends. It sends at a fixed rate, and measures from when each was due to its
+    acknowledgement.
 
     Exit code 1 if a message was not acknowledged, or could not be sent in time.
     """
@@ -171,7 +173,7 @@ def backlog(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Send messages for some seconds in batches, then consume them all. No offset is stored.
+    """Measure consumption of a backlog. It sends in batches for some seconds, then consumes all. No offset is stored.
 
     CPU time is of consuming. Exit code 1 if a message was not acknowledged.
     """

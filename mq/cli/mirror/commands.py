@@ -398,7 +398,7 @@ def cut_over_command(
     source_keys: SourceKeys = None,
     as_json: Json = False,
 ) -> None:
-    """Copy what is left, move the offsets of consumer groups, and print what each team does next.
+    """Copy the rest, and move consumer groups over. It moves their offsets, and prints what each team does next.
 
     Stop `raftmq mirror`, the consumers, and the producers of the source first. Exit code 1, and nothing is changed, if
     consumers run, or producers still send. Offsets that a group has passed at the target are kept.
