@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,13 @@ async def deleted_locally(client: Client) -> int:
     return base
 
 
+async def shortened_broker(directory: Path, given: dict[str, Any]) -> None:
+    """Leave the files of a broker whose first messages are only in the archive."""
+    async with broker_client(directory, queues=1, limits=LIMITS, **given) as client:
+        await fill(client)
+        await deleted_locally(client)
+
+
 async def test_consumers_get_locally_deleted_messages_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
     async with broker_client(tmp_path, queues=1, limits=LIMITS, **settings(storage)) as client:
         await fill(client)
@@ -108,9 +116,7 @@ async def refilled(client: Client) -> None:
 async def test_lost_queue_files_come_back_from_the_archive(
     tmp_path: Path, storage: ObjectStorage, brokers: list[Broker]
 ) -> None:
-    async with broker_client(tmp_path, queues=1, limits=LIMITS, **settings(storage)) as client:
-        await fill(client)
-        await deleted_locally(client)
+    await shortened_broker(tmp_path, settings(storage))
     shutil.rmtree(tmp_path / "queues")
     storage.fault = lambda method, path: 503
     async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
@@ -134,9 +140,7 @@ async def test_lost_queue_files_come_back_from_the_archive(
 async def test_unknown_expired_messages_delay_a_refill_until_a_restart(
     tmp_path: Path, storage: ObjectStorage, brokers: list[Broker]
 ) -> None:
-    async with broker_client(tmp_path, queues=1, limits=LIMITS, **settings(storage)) as client:
-        await fill(client)
-        await deleted_locally(client)
+    await shortened_broker(tmp_path, settings(storage))
     shutil.rmtree(tmp_path / "queues")
     storage.fault = lambda method, path: 503
     async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
@@ -154,9 +158,7 @@ async def test_unknown_expired_messages_delay_a_refill_until_a_restart(
 
 @pytest.mark.slow
 async def test_damaged_queue_file_comes_back_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
-    async with broker_client(tmp_path, queues=1, limits=LIMITS, **settings(storage)) as client:
-        await fill(client)
-        await deleted_locally(client)
+    await shortened_broker(tmp_path, settings(storage))
     path = tmp_path / "queues" / "T" / "0" / f"{0:020d}"
     content = bytearray(path.read_bytes())
     content[100] ^= 1
@@ -174,9 +176,7 @@ async def test_damaged_queue_file_comes_back_from_the_archive(tmp_path: Path, st
 @pytest.mark.slow
 async def test_store_in_trouble_costs_only_old_messages(tmp_path: Path, storage: ObjectStorage) -> None:
     given = settings(storage, archive_cache_bytes=0)
-    async with broker_client(tmp_path, queues=1, limits=LIMITS, **given) as client:
-        await fill(client)
-        await deleted_locally(client)
+    await shortened_broker(tmp_path, given)
     async with broker_client(tmp_path, limits=LIMITS, **given) as client:
         storage.fault = lambda method, path: 503
         refused = await client.pull(offset=0)
@@ -205,9 +205,7 @@ async def test_damaged_object_is_not_served(
     tmp_path: Path, storage: ObjectStorage, damage: Callable[[bytes], bytes]
 ) -> None:
     given = settings(storage, archive_cache_bytes=0)
-    async with broker_client(tmp_path, queues=1, limits=LIMITS, **given) as client:
-        await fill(client)
-        await deleted_locally(client)
+    await shortened_broker(tmp_path, given)
     first = next(name for name in storage.names() if "/log/" in name)
     intact = storage.content(first)
     storage.put(first, damage(intact))
@@ -277,9 +275,7 @@ async def test_popped_messages_come_from_the_archive_and_are_redelivered(
 async def test_power_cut_while_the_archive_is_off_hides_no_messages(tmp_path: Path, storage: ObjectStorage) -> None:
     given = settings(storage)
     without = {name: value for name, value in given.items() if not name.startswith(("archive_", "local_"))}
-    async with broker_client(tmp_path, queues=1, limits=LIMITS, **given) as client:
-        await fill(client)
-        await deleted_locally(client)
+    await shortened_broker(tmp_path, given)
     meta = (tmp_path / "commitlog" / "meta").read_bytes()
     cached = tmp_path / CACHE_DIRECTORY / f"{1:016x}.{1:020d}"
     cached.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Browsers of a console in front of the brokers of a test."""
+"""The brokers of a test, clients of them, and browsers of a console in front of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,34 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mq.testing import SyncKit
+from mq.client import Admin, Producer
+from mq.testing import Kit, SyncKit, open_kit
 from tests.support.console_browser import Browser, console
+
+
+@pytest.fixture
+def replicas() -> int:
+    """How many replicas the group of brokers has; a test gives another number by `parametrize`."""
+    return 1
+
+
+@pytest.fixture
+async def kit(replicas: int) -> AsyncIterator[Kit]:
+    """In the event loop of the test; modules that want it in a thread, or with settings, have one of their own."""
+    async with open_kit(replicas=replicas) as kit:
+        yield kit
+
+
+@pytest.fixture
+async def producer(kit: Kit) -> AsyncIterator[Producer]:
+    async with Producer(kit.namesrv) as producer:
+        yield producer
+
+
+@pytest.fixture
+async def admin(kit: Kit) -> AsyncIterator[Admin]:
+    async with Admin(kit.namesrv) as admin:
+        yield admin
 
 
 @pytest.fixture

@@ -27,18 +27,6 @@ async def kit() -> AsyncIterator[Kit]:
         yield kit
 
 
-@pytest.fixture
-async def producer(kit: Kit) -> AsyncIterator[Producer]:
-    async with Producer(kit.namesrv) as producer:
-        yield producer
-
-
-@pytest.fixture
-async def admin(kit: Kit) -> AsyncIterator[Admin]:
-    async with Admin(kit.namesrv) as admin:
-        yield admin
-
-
 async def put(producer: Producer, key: str, value: str) -> None:
     await producer.send(Message("Prices", value.encode(), keys=[key], sharding_key=key))
 

@@ -11,16 +11,10 @@ import trio.testing
 
 from mq.client import Message, Producer, PushConsumer, SendOutcomeUnknown, SendRejected
 from mq.protocol.codes import ResponseCode
-from mq.testing import Kit, open_kit
+from mq.testing import Kit
 from tests.support.virtual_time import VIRTUAL_TIME
 
 pytestmark = VIRTUAL_TIME
-
-
-@pytest.fixture
-async def kit() -> AsyncIterator[Kit]:
-    async with open_kit() as kit:
-        yield kit
 
 
 @pytest.fixture

@@ -28,18 +28,6 @@ pytestmark = VIRTUAL_TIME
 
 
 @pytest.fixture
-def replicas() -> int:
-    """How many replicas the group of brokers has; a test gives another number by `parametrize`."""
-    return 1
-
-
-@pytest.fixture
-async def kit(replicas: int) -> AsyncIterator[Kit]:
-    async with open_kit(replicas=replicas) as kit:
-        yield kit
-
-
-@pytest.fixture
 def options() -> dict[str, Any]:
     """Of the producer; a test gives others by `parametrize`."""
     return {}

@@ -31,28 +31,10 @@ pytestmark = VIRTUAL_TIME
 
 
 @pytest.fixture
-def replicas() -> int:
-    """How many replicas the group of brokers has; a test gives another number by `parametrize`."""
-    return 1
-
-
-@pytest.fixture
 async def kit(replicas: int) -> AsyncIterator[Kit]:
     async with open_kit(replicas=replicas) as kit, Admin(kit.namesrv) as admin:
         await admin.create_topic("Orders", queues=4)
         yield kit
-
-
-@pytest.fixture
-async def producer(kit: Kit) -> AsyncIterator[Producer]:
-    async with Producer(kit.namesrv) as producer:
-        yield producer
-
-
-@pytest.fixture
-async def admin(kit: Kit) -> AsyncIterator[Admin]:
-    async with Admin(kit.namesrv) as admin:
-        yield admin
 
 
 class Member:

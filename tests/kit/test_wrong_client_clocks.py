@@ -13,18 +13,11 @@ import trio.testing
 
 import raftmq.celery  # noqa: F401 - makes the URLs known
 from mq.client import Admin, Every, Message, PopConsumer, Producer, PushConsumer, RetryLater, Schedule
-from mq.testing import Kit, open_kit, running_kit
+from mq.testing import Kit, running_kit
 from tests.support.virtual_time import VIRTUAL_TIME
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("hours", [5, -5])
-
-
-@pytest.fixture
-async def kit() -> AsyncIterator[Kit]:
-    """Its brokers keep the right time."""
-    async with open_kit() as kit:
-        yield kit
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import pytest
 import trio
 import trio.testing
@@ -12,15 +9,7 @@ import trio.testing
 from mq.client import Admin, Message, MessageRefused, PopConsumer, Producer, PushConsumer, TransactionProducer
 from mq.client.sync import SyncAdmin, SyncPopConsumer, SyncProducer
 from mq.testing import Kit, open_kit, running_kit
-
-
-def on_virtual_time(test: Callable[..., object]) -> Callable[[], None]:
-    @functools.wraps(test)
-    def run() -> None:
-        trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))  # type: ignore[arg-type]
-
-    del run.__wrapped__
-    return run
+from tests.support.virtual_time import VIRTUAL_TIME
 
 
 async def popped(kit: Kit, count: int, *, ahead: int = 1) -> list[tuple[bytes, int | None]]:
@@ -40,7 +29,7 @@ async def make_topic(kit: Kit, queues: int = 10) -> None:
         await admin.create_topic("T", queues, message_type="PRIORITY")
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_urgent_messages_come_first_with_their_priority() -> None:
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         await make_topic(kit)
@@ -52,7 +41,7 @@ async def test_urgent_messages_come_first_with_their_priority() -> None:
         assert await popped(kit, 5) == [(b"9", 9), (b"20", 20), (b"1", 1), (b"0", 0), (b"none", None)]
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_sdk_refuses_invalid_priorities() -> None:
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         for message, said in (
@@ -72,7 +61,7 @@ async def test_sdk_refuses_invalid_priorities() -> None:
             await producer.send_batch([Message("T", b"x", priority=1), Message("T", b"y")])
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_batches_have_one_priority_automatic_ones_too() -> None:
     async with open_kit() as kit, Producer(kit.namesrv, linger=0.01) as producer:
         await make_topic(kit)
@@ -83,7 +72,7 @@ async def test_batches_have_one_priority_automatic_ones_too() -> None:
         assert queues == [number % 3 for number in range(30)]
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_a_failed_message_keeps_its_priority_up_to_its_dead_letter() -> None:
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         await make_topic(kit)
@@ -107,7 +96,7 @@ async def test_a_failed_message_keeps_its_priority_up_to_its_dead_letter() -> No
         assert {(each.body, each.priority) for each in kit.dead_letters("H")} == {(b"bad", 9), (b"low", 3)}
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_transactions_keep_priorities_also_if_the_topic_shrinks() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P", check=lambda message: None) as producer:
         await make_topic(kit)

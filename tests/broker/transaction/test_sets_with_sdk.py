@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import pytest
 import trio
 import trio.testing
@@ -23,22 +20,14 @@ from mq.client import (
 )
 from mq.client.sync import SyncProducer, SyncPullConsumer, SyncTransactionProducer
 from mq.testing import Kit, open_kit, running_kit
-
-
-def on_virtual_time(test: Callable[..., object]) -> Callable[[], None]:
-    @functools.wraps(test)
-    def run() -> None:
-        trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))  # type: ignore[arg-type]
-
-    del run.__wrapped__
-    return run
+from tests.support.virtual_time import VIRTUAL_TIME
 
 
 def bodies(kit: Kit, topic: str) -> list[bytes]:
     return sorted(message.body for message in kit.messages(topic))
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_all_messages_are_seen_or_none() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         async with producer.transaction() as good:
@@ -82,7 +71,7 @@ async def numbers(producer: TransactionProducer, count: int) -> MessageQueue:
     return queue
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_offsets_advance_with_the_messages_and_a_second_transform_is_refused() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         queue = await numbers(producer, 6)
@@ -102,7 +91,7 @@ async def test_offsets_advance_with_the_messages_and_a_second_transform_is_refus
         assert bodies(kit, "Squares") == sorted(b"%d" % number**2 for number in range(6))
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_messages_of_a_failed_transaction_are_consumed_again() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         queue = await numbers(producer, 4)
@@ -128,7 +117,7 @@ async def test_messages_of_a_failed_transaction_are_consumed_again() -> None:
         assert bodies(kit, "Squares") == sorted(b"%d" % number**2 for number in range(4))
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_a_handler_transforms_each_message_once() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         queue = await numbers(producer, 5)
@@ -156,7 +145,7 @@ async def test_a_handler_transforms_each_message_once() -> None:
         assert bodies(kit, "Squares") == sorted(b"%d" % number**2 for number in range(5))
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_transaction_cannot_consume_past_unfinished_messages() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         await numbers(producer, 2)
@@ -179,7 +168,7 @@ async def test_transaction_cannot_consume_past_unfinished_messages() -> None:
             consumer.stop()
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_an_orphan_is_ended_by_its_check_and_without_one_rolled_back() -> None:
     asked: list[str] = []
 
@@ -221,7 +210,7 @@ async def test_an_orphan_is_ended_by_its_check_and_without_one_rolled_back() -> 
         assert bodies(kit, "A") == [b"1"]
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_a_lost_leader_leaves_one_outcome() -> None:
     async with open_kit(replicas=3) as kit, TransactionProducer(kit.namesrv, "P", timeout=30) as producer:
         queue = await numbers(producer, 8)
@@ -244,7 +233,7 @@ async def test_a_lost_leader_leaves_one_outcome() -> None:
         assert bodies(kit, "Squares") == sorted(b"%d" % number**2 for number in range(8))
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_a_transaction_too_large_or_without_a_home_is_refused_before_sending() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         with pytest.raises(MessageRefused, match="divide it"):  # noqa: PT012 - the block is what raises
@@ -264,7 +253,7 @@ async def test_a_transaction_too_large_or_without_a_home_is_refused_before_sendi
         assert kit.pending() == []
 
 
-@on_virtual_time
+@VIRTUAL_TIME
 async def test_a_replica_of_an_older_release_keeps_the_group_from_it() -> None:
     async with open_kit(format_level_max=3) as kit, TransactionProducer(kit.namesrv, "P", timeout=1.0) as producer:
         with pytest.raises(BrokerError, match="possible when all its replicas are upgraded"):
