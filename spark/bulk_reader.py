@@ -238,13 +238,15 @@ class BulkTaskReader(TaskReader):
         address = self._replicas[self._turn]
         firsts = ", ".join(f"queue {queue_id} at {first}" for queue_id, first in list(answer.offsets.items())[:10])
         if any(first <= left[queue_id].start for queue_id, first in answer.offsets.items()):
-            raise AnswerDamaged(f"{address} has deleted nothing that is wanted: it begins {firsts}")
+            raise AnswerDamaged(
+                f"{address} reports deleted messages, but has the requested ones; its queues begin: {firsts}"
+            )
         known = answer.offsets if self._gone is None else self._gone
         self._gone = {
             queue_id: min(known[queue_id], answer.offsets[queue_id]) for queue_id in known.keys() & answer.offsets
         }
         if not set(self._replicas) <= self._asked | {address}:
-            raise ReplicaBehind(f"{address} has deleted messages: it begins {firsts}")
+            raise ReplicaBehind(f"{address} has deleted messages; its queues begin: {firsts}")
         # The replica with the most messages may be an earlier one, and the last one may lead.
         self._disconnect()
         self._turn = 0

@@ -174,7 +174,7 @@ class OffsetChecker:
         never = float("-inf")
         was_given = self._given.get((member, key), never) > self._renewed.get((member, key), never)
         if self._exact and holder != member and not self._giving[member, key] and not was_given:
-            raise Violation(f"lock: {member} {what} {key}, which is {holder}'s since {since:.3f} s")
+            raise Violation(f"lock: {member} {what} {key}, which {holder} has held for {since:.3f} s")
 
     def _passes_on(self, key: Key, after: str) -> None:
         """A queue's lock goes to another member, or to none."""

@@ -119,7 +119,7 @@ class SetTransactions:
                 return
             first = int(answer.ext["offset"]) if answer.code == ResponseCode.SUCCESS else 0
             if first > self._consumed_to:
-                raise Violation(f"offset: the workers were told {first}, they have consumed up to {self._consumed_to}")
+                raise Violation(f"offset: the workers got the offset {first}, but consumed up to {self._consumed_to}")
             end = min(first + rng.randint(1, _TAKEN_MAX), self._workload.ledger.end(topic, _INPUT_QUEUE))
             if end > first:
                 self._cluster.at(self._cluster.now + rng.choice((0.0, rng.uniform(0.0, 2.0))), staged, first, end)

@@ -44,9 +44,9 @@ class KvConfig:
         """Store a value. Raises KvRefused, TableFull."""
         for what, text in (("namespace", namespace), ("key", key)):
             if not text.strip() or len(text.encode()) > NAME_BYTES_MAX:
-                raise KvRefused(f"{what} of {len(text.encode())} bytes; allowed: 1 to {NAME_BYTES_MAX}")
+                raise KvRefused(f"the {what} has {len(text.encode())} bytes; allowed: 1 to {NAME_BYTES_MAX}")
         if len(value.encode()) > VALUE_BYTES_MAX:
-            raise KvRefused(f"value of {len(value.encode())} bytes; maximum: {VALUE_BYTES_MAX}")
+            raise KvRefused(f"the value has {len(value.encode())} bytes; maximum: {VALUE_BYTES_MAX}")
         known = self.get(namespace, key)
         if known == value:
             return

@@ -326,7 +326,7 @@ def split_tagged(
                 f"frame of {length} bytes: this is the beginning of a TLS handshake, and replicas do not use TLS"
             )
         if length < _PREFIX.size - 4 or length > FRAME_BYTES_MAX:
-            raise WireError(f"frame of {length} bytes; allowed: {_PREFIX.size - 4} to {FRAME_BYTES_MAX}")
+            raise WireError(f"the frame has {length} bytes; allowed: {_PREFIX.size - 4} to {FRAME_BYTES_MAX}")
         if zero:
             raise WireError(f"the reserved field of the frame is {zero}, not 0")
         if version != wanted_version:

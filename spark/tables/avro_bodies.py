@@ -162,9 +162,9 @@ class _Schema:
             case "enum":
                 return Primitive("string"), None
             case "null":
-                raise SchemaUnusable(f"field {path} is always null: it can be no column")
+                raise SchemaUnusable(f"field {path} is always null: it cannot be a column")
             case "fixed" if not schema["size"]:
-                raise SchemaUnusable(f"field {path} has no bytes: it can be no column")
+                raise SchemaUnusable(f"field {path} has no bytes: it cannot be a column")
             case str() if name in self._named:
                 return self._type(self._named[name], path, inside)
             case str():
@@ -178,7 +178,7 @@ class _Schema:
         if name in inside:
             raise SchemaUnusable(f"field {path} contains itself (record {name}): a column has a fixed depth")
         if not schema["fields"]:
-            raise SchemaUnusable(f"{f'field {path}' if path else 'the record'} has no fields: it can be no column")
+            raise SchemaUnusable(f"{f'field {path}' if path else 'the record'} has no fields: it cannot be a column")
         fields: list[tuple[str, ColumnType]] = []
         converts: list[tuple[str, Any, Convert | None]] = []
         for field in schema["fields"]:
@@ -195,7 +195,7 @@ class _Schema:
     def _union(self, schema: list[Any], path: str, inside: tuple[str, ...]) -> tuple[ColumnType, Convert | None]:
         there = [each for each in schema if each != "null" and not (isinstance(each, dict) and each["type"] == "null")]
         if not there:
-            raise SchemaUnusable(f"field {path} is always null: it can be no column")
+            raise SchemaUnusable(f"field {path} is always null: it cannot be a column")
         if len(there) == 1:
             kind, convert = self._type(there[0], path, inside)
             return kind, None if convert is None else _unless_null(convert)

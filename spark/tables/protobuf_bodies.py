@@ -197,7 +197,7 @@ def _message(descriptor: Descriptor, path: str, inside: tuple[str, ...]) -> tupl
         )
     if not descriptor.fields:
         said = f"field {path}" if path else f"message {descriptor.full_name}"
-        raise SchemaUnusable(f"{said} has no fields: it can be no column")
+        raise SchemaUnusable(f"{said} has no fields: it cannot be a column")
     fields: list[tuple[str, ColumnType]] = []
     takes: list[tuple[str, Take]] = []
     for field in descriptor.fields:

@@ -88,7 +88,7 @@ async def _take_all(
             try:
                 step = msgspec.json.decode(line, type=ArchiveStep)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                return _failed(f"the process that archives wrote {line[:200]!r}, which is no step: {error}")
+                return _failed(f"the process that archives wrote {line[:200]!r}, which is not a step: {error}")
             take(step)
             if step.is_last:
                 return None

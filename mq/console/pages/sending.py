@@ -55,7 +55,7 @@ def properties_of(text: str) -> dict[str, str]:
         if not equals or not name.strip():
             raise Refused(f"{line[:40]!r} is not name=value")
         if name.strip() in found:
-            raise Refused(f"property {name.strip()[:40]!r} is there twice")
+            raise Refused(f"property {name.strip()[:40]!r} is given twice")
         found[name.strip()] = value.strip()
     return found
 

@@ -256,7 +256,7 @@ def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> 
     store_ms, store_host, reconsume_times, prepared_offset, body_length = rest
     body = bytes(data[body_start : body_start + body_length])
     if verify and (found := zlib.crc32(body) & CRC_MASK) != crc & CRC_MASK:
-        raise RecordError(offset, f"the body's checksum is {found:#x}, stored is {crc:#x}")
+        raise RecordError(offset, f"the body's checksum is {found:#x}, but {crc:#x} is stored")
     # By position, in the order of the fields: names cost a third of the time.
     return StoredMessage(
         str(data[topic_start : text_start - 2], "utf-8", "replace"),
@@ -289,7 +289,7 @@ def split_record(data: bytes) -> RawRecord:
     body_end = body_start + head[14]
     body = data[body_start:body_end]
     if zlib.crc32(body) & CRC_MASK != head[2] & CRC_MASK:
-        raise RecordError(0, f"the body's checksum is {zlib.crc32(body) & CRC_MASK:#x}, stored is {head[2]:#x}")
+        raise RecordError(0, f"the body's checksum is {zlib.crc32(body) & CRC_MASK:#x}, but {head[2]:#x} is stored")
     _, _, _, _, flag, _, _, sys_flag, born_ms, born_host, store_ms, _, reconsume_times, prepared_offset, _ = head
     properties = data[text_start:size]
     return RawRecord(flag, sys_flag, born_ms, born_host, reconsume_times, prepared_offset, body, properties, store_ms)
@@ -431,7 +431,7 @@ def check_records(data: memoryview | bytes, position: PhysicalOffset, checked: i
         at = begin + _bounds(data, begin)[0]
         check_place(begin, position + begin, _FOR_CHECK.unpack_from(data, begin)[2])
     if at != end:
-        raise RecordError(begin, f"it ends {at - end} bytes behind what is there")
+        raise RecordError(begin, f"it ends {at - end} bytes after the end of the buffer")
 
 
 def check_place(offset: int, position: PhysicalOffset, stored: PhysicalOffset) -> None:

@@ -61,7 +61,7 @@ class FloodGuard:
                 self._header_block(nbytes)
                 self._block_frames += 1
                 if self._block_frames > _CONTINUATIONS_MAX:
-                    raise _flood(f"headers in more than {_CONTINUATIONS_MAX} frames")
+                    raise _flood(f"the client sent headers in more than {_CONTINUATIONS_MAX} frames")
             case Kind.SETTINGS:
                 self._spend(1 + nbytes // _SETTING_BYTES, kind, now)
             case _:
@@ -70,7 +70,7 @@ class FloodGuard:
     def reset(self, now: float) -> None:
         """A call was cancelled by the client, or was refused because there are too many."""
         if not self._resets.spend(1, now):
-            raise _flood("cancelled calls")
+            raise _flood("the client cancelled too many calls")
 
     def sent_data(self) -> None:
         """A frame with data is sent: its receiver answers with window updates and pings."""
@@ -84,12 +84,12 @@ class FloodGuard:
     def _header_block(self, nbytes: int) -> None:
         self._block_bytes += nbytes
         if self._block_bytes > self._block_bytes_max:
-            raise _flood(f"headers of more than {self._block_bytes_max} bytes")
+            raise _flood(f"the client sent headers of more than {self._block_bytes_max} bytes")
 
     def _spend(self, amount: float, kind: int, now: float) -> None:
         if not self._control.spend(amount, now):
             name = Kind(kind).name if kind in Kind.__members__.values() else f"type {kind}"
-            raise _flood(f"frames of {name} without a call")
+            raise _flood(f"the client sent many frames of {name} without a call")
 
 
 def _flood(what: str) -> Http2Error:

@@ -127,7 +127,7 @@ def _remembered(code: bytes) -> bytes:
 
 
 def _damaged(what: str) -> Http2Error:
-    return Http2Error(ErrorCode.COMPRESSION_ERROR, f"a header block with {what}")
+    return Http2Error(ErrorCode.COMPRESSION_ERROR, f"the header block has {what}")
 
 
 # ------------------------------------------------------------------------------------------- encoding

@@ -259,10 +259,10 @@ def test_frames_are_cut_at_every_place() -> None:
 @pytest.mark.parametrize(
     ("prefix", "words"),
     [
-        (struct.pack(">IBBHI", 7, 5, HANDSHAKE_VERSION, 0, 0), "frame of 7 bytes"),
-        (struct.pack(">IBBHI", 0, 5, HANDSHAKE_VERSION, 0, 0), "frame of 0 bytes"),
-        (struct.pack(">IBBHI", wire.FRAME_BYTES_MAX + 1, 5, HANDSHAKE_VERSION, 0, 0), "frame of 33554433 bytes"),
-        (struct.pack(">IBBHI", 2**32 - 1, 5, HANDSHAKE_VERSION, 0, 0), "frame of 4294967295 bytes"),
+        (struct.pack(">IBBHI", 7, 5, HANDSHAKE_VERSION, 0, 0), "the frame has 7 bytes"),
+        (struct.pack(">IBBHI", 0, 5, HANDSHAKE_VERSION, 0, 0), "the frame has 0 bytes"),
+        (struct.pack(">IBBHI", wire.FRAME_BYTES_MAX + 1, 5, HANDSHAKE_VERSION, 0, 0), "the frame has 33554433 bytes"),
+        (struct.pack(">IBBHI", 2**32 - 1, 5, HANDSHAKE_VERSION, 0, 0), "the frame has 4294967295 bytes"),
         (struct.pack(">IBBHI", 8, 0, HANDSHAKE_VERSION, 0, 0), "unknown frame kind 0"),
         (struct.pack(">IBBHI", 8, 255, HANDSHAKE_VERSION, 0, 0), "unknown frame kind 255"),
         (struct.pack(">IBBHI", 8, 5, 1, 0, 0), "version 1 came, this replica speaks version 3"),
