@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.real_groups import Cluster, cluster_in_thread
+
 if TYPE_CHECKING:
     from selenium import webdriver
 
@@ -19,6 +21,13 @@ def small_segments() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAFTMQ_BROKER_SEGMENT_BYTES", str(SEGMENT_BYTES))
         yield
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One broker for all tests of a module; modules that want more have a fixture of their own."""
+    with cluster_in_thread(tmp_path_factory.mktemp("cluster"), nodes=1) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import anyio.from_thread
 import pytest
 
-from mq.local_cluster import DevCluster, Ports
 from tests.support.celery_workers import Workers
 from tests.support.real_groups import Cluster
 from tests.support.waiting import wait_until
@@ -19,15 +16,6 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 VISIBILITY_SECONDS = 3
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory: Path = tmp_path_factory.mktemp("cluster")
-    with anyio.from_thread.start_blocking_portal("trio") as portal:
-        opened = DevCluster.open(directory, nodes=1, ports=Ports.free(1))
-        with portal.wrap_async_context_manager(opened) as inner:
-            yield Cluster(inner, portal)
 
 
 @pytest.fixture

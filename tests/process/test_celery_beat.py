@@ -8,13 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import anyio.from_thread
 import pytest
 
 from mq.client.sync import SyncAdmin
-from mq.local_cluster import DevCluster, Ports
 from tests.support.celery_workers import ROOT, Workers
-from tests.support.real_groups import Cluster
+from tests.support.real_groups import Cluster, cluster_in_thread
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly]
@@ -25,10 +23,8 @@ NAME = "celery/celery/tests/tick"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with anyio.from_thread.start_blocking_portal("trio") as portal:
-        opened = DevCluster.open(tmp_path / "cluster", ports=Ports.free(3))
-        with portal.wrap_async_context_manager(opened) as inner:
-            yield Cluster(inner, portal)
+    with cluster_in_thread(tmp_path / "cluster") as running:
+        yield running
 
 
 def test_each_tick_runs_once_while_beats_and_leaders_are_killed(cluster: Cluster, tmp_path: Path) -> None:

@@ -11,14 +11,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import anyio.from_thread
 import pytest
 
 from benchmarks.celery_load.redis import open_redis, redis_missing
-from mq.local_cluster import DevCluster, Ports
 from tests.support.real_groups import Cluster
 from tests.support.source_distributions import unpacked
 
@@ -86,15 +83,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (suite.parent / "sitecustomize.py").write_text("import raftmq.celery\n")
     (suite.parent / "one_worker.py").write_text(ONE_WORKER)
     return suite.parent
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory: Path = tmp_path_factory.mktemp("cluster")
-    with anyio.from_thread.start_blocking_portal("trio") as portal:
-        opened = DevCluster.open(directory, nodes=1, ports=Ports.free(1))
-        with portal.wrap_async_context_manager(opened) as inner:
-            yield Cluster(inner, portal)
 
 
 @pytest.mark.parametrize("part", FILES)

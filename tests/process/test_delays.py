@@ -13,24 +13,19 @@ import trio
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SendResult
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import decode_records
-from tests.support.real_groups import Cluster, cluster_in_thread, delivered
+from tests.support.real_groups import SMALL_ENTRIES, Cluster, cluster_in_thread, delivered
 from tests.support.running_broker import Client, properties
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 MESSAGES = 1000
 KILL_AFTER = (50, 500, 950)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "trio"
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster_in_thread(tmp_path_factory.mktemp("cluster")) as running:
+    with cluster_in_thread(tmp_path_factory.mktemp("cluster"), settings=SMALL_ENTRIES) as running:
         yield running
 
 

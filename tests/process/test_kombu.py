@@ -8,18 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import anyio.from_thread
 import kombu
 import pytest
 
 import raftmq.celery  # noqa: F401 - makes the URLs known
 from mq.client import Message
 from mq.client.sync import SyncAdmin, SyncProducer, SyncPullConsumer
-from mq.local_cluster import DevCluster, Ports
 from mq.tasks.names import queue_topic
 from tests.support.real_groups import Cluster
 from tests.support.waiting import wait_until
@@ -27,15 +24,6 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory: Path = tmp_path_factory.mktemp("cluster")
-    with anyio.from_thread.start_blocking_portal("trio") as portal:
-        opened = DevCluster.open(directory, nodes=1, ports=Ports.free(1))
-        with portal.wrap_async_context_manager(opened) as inner:
-            yield Cluster(inner, portal)
 
 
 @pytest.fixture

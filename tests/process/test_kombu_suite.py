@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import anyio.from_thread
 import pytest
 
-from mq.local_cluster import DevCluster, Ports
 from tests.support.real_groups import Cluster
 from tests.support.source_distributions import unpacked
 
@@ -60,15 +57,6 @@ class TestFailover(common.BaseFailover): ...
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked("kombu", tmp_path_factory.mktemp("kombu"))
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory: Path = tmp_path_factory.mktemp("cluster")
-    with anyio.from_thread.start_blocking_portal("trio") as portal:
-        opened = DevCluster.open(directory, nodes=1, ports=Ports.free(1))
-        with portal.wrap_async_context_manager(opened) as inner:
-            yield Cluster(inner, portal)
 
 
 def test_integration_suite_of_kombu_passes(sources: Path, cluster: Cluster, tmp_path: Path) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import anyio.from_thread
 import pytest
 import trio
 
 from mq.broker.state.format_level import LEVEL_NEWEST
-from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster import DevCluster
 from tests.support.guide_examples import GUIDE, ROOT, compiled, examples, expected_output, run
-from tests.support.real_groups import connected
+from tests.support.real_groups import cluster_in_thread, connected
 from tests.support.running_broker import SECONDS_MAX
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -29,12 +27,9 @@ async def level_is_newest(cluster: DevCluster) -> None:
 
 @pytest.fixture(scope="module")
 def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory: Path = tmp_path_factory.mktemp("cluster")
-    with anyio.from_thread.start_blocking_portal("trio") as portal:
-        opened = DevCluster.open(directory, ports=Ports.free(3), group="broker-a")
-        with portal.wrap_async_context_manager(opened) as cluster:
-            portal.call(level_is_newest, cluster)
-            yield cluster.namesrv
+    with cluster_in_thread(tmp_path_factory.mktemp("cluster")) as cluster:
+        cluster.portal.call(level_is_newest, cluster.inner)
+        yield cluster.namesrv
 
 
 def test_examples_of_the_guide_print_their_stated_output(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:

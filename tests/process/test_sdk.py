@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -12,16 +11,8 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from mq.client import (
-    Admin,
-    Message,
-    MessageQueue,
-    Producer,
-    ReceivedMessage,
-    SendResult,
-)
-from mq.local_cluster import DevCluster, Ports
-from tests.support.real_groups import Cluster
+from mq.client import Admin, Message, MessageQueue, Producer, ReceivedMessage, SendResult
+from tests.support.real_groups import Cluster, cluster_in_thread
 from tests.support.sdk_scenarios import GROUP, MESSAGE_BYTES_MAX, QUEUES, SCENARIOS, consumer_of, new_topic
 from tests.support.waiting import until
 
@@ -35,12 +26,9 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory: Path = tmp_path_factory.mktemp("cluster")
-    settings = {"message_bytes_max": str(MESSAGE_BYTES_MAX)}
-    with anyio.from_thread.start_blocking_portal("trio") as portal:
-        opened = DevCluster.open(directory, ports=Ports.free(3), settings=settings, group=GROUP)
-        with portal.wrap_async_context_manager(opened) as inner:
-            yield Cluster(inner, portal)
+    directory = tmp_path_factory.mktemp("cluster")
+    with cluster_in_thread(directory, settings={"message_bytes_max": str(MESSAGE_BYTES_MAX)}) as running:
+        yield running
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -10,10 +10,10 @@ import anyio
 import pytest
 
 from mq.client import Admin, BrokerError, Message, Producer, ReceivedMessage, SendResult
-from tests.support.real_groups import Cluster, cluster_in_thread, delivered
+from tests.support.real_groups import SMALL_ENTRIES, Cluster, cluster_in_thread, delivered
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 MESSAGES = 2000
 RECALLED = 200
@@ -21,14 +21,9 @@ LATE_SECONDS = 10
 """When those that are recalled would be delivered: as the last ones."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "trio"
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster_in_thread(tmp_path_factory.mktemp("cluster")) as running:
+    with cluster_in_thread(tmp_path_factory.mktemp("cluster"), settings=SMALL_ENTRIES) as running:
         yield running
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import anyio
 import anyio.from_thread
@@ -21,38 +20,29 @@ from mq.client import (
     SendOutcomeUnknown,
     TransactionProducer,
 )
-from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.half_messages import COMMIT, PREPARED, end, half_text
-from tests.support.real_groups import Cluster
+from tests.support.real_groups import Cluster, cluster_in_thread
 from tests.support.running_broker import Client
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 TRANSACTIONS = 500
 WORKERS = 16
 KILLS_AT = (100, 220, 340)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "trio"
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory: Path = tmp_path_factory.mktemp("cluster")
     settings = {
         "entry_bytes_max": "1024",
         "transaction_timeout_seconds": "0.5",
         "transaction_check_seconds": "0.5",
         "transaction_checks_max": "50",
     }
-    with anyio.from_thread.start_blocking_portal("trio") as portal:
-        opened = DevCluster.open(directory, ports=Ports.free(3), settings=settings, group="broker-a")
-        with portal.wrap_async_context_manager(opened) as inner:
-            yield Cluster(inner, portal)
+    with cluster_in_thread(tmp_path_factory.mktemp("cluster"), settings=settings) as running:
+        yield running
 
 
 async def visible(cluster: Cluster, topic: str, expected: int) -> dict[tuple[MessageQueue, int], ReceivedMessage]:

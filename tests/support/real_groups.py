@@ -14,11 +14,7 @@ import anyio.from_thread
 import anyio.to_thread
 import trio
 
-from mq.client import (
-    Admin,
-    PushConsumer,
-    ReceivedMessage,
-)
+from mq.client import Admin, PushConsumer, ReceivedMessage
 from mq.local_cluster import DevCluster, Ports
 from mq.protocol.requests.raft_group import GroupCommand
 from tests.support.running_broker import SECONDS_MAX, Client
@@ -35,6 +31,9 @@ SETTINGS = {
     "disk_full_ratio": "1",
 }
 
+
+SMALL_ENTRIES = {"entry_bytes_max": "1024"}
+"""Of a group whose replicas are cut off between entries: it has many."""
 
 LOST = (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, AssertionError, OSError)
 
@@ -68,10 +67,10 @@ class Cluster:
 
 
 @contextmanager
-def cluster_in_thread(directory: Path) -> Iterator[Cluster]:
-    """Three replicas. Their entries are small, so that there are many of them to be cut off between."""
+def cluster_in_thread(directory: Path, nodes: int = 3, settings: dict[str, str] | None = None) -> Iterator[Cluster]:
+    """A group of so many replicas, with these settings."""
     with anyio.from_thread.start_blocking_portal("trio") as portal:
-        opened = DevCluster.open(directory, ports=Ports.free(3), settings={"entry_bytes_max": "1024"}, group="broker-a")
+        opened = DevCluster.open(directory, nodes=nodes, ports=Ports.free(nodes), settings=settings, group="broker-a")
         with portal.wrap_async_context_manager(opened) as inner:
             yield Cluster(inner, portal)
 
