@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog.net.secret_file import read_secrets
 from tests.free_ports import free_ports
 from tests.support.running_broker import Answer, Client
+from tests.support.waiting import until
 
 HOST = "127.0.0.1"
 MIB = 1024 * 1024
@@ -175,16 +177,10 @@ def running_target(directory: Path) -> Iterator[Target]:
     with open_processes(directory) as processes:
         for name, command in commands.items():
             processes.start(name, [sys.executable, "-m", "mq.cli", *command], _NAME_SERVER_SETTINGS)
-        trio.run(_wait_serving, ports[0], ports[1])
+        trio.run(until, partial(_is_serving, ports[0], ports[1]))
         target = Target(directory, processes, ports)
         trio.run(target.serve_first)
         yield target
-
-
-async def _wait_serving(namesrv: int, clients: int) -> None:
-    with trio.fail_after(SECONDS_MAX):
-        while not await _is_serving(namesrv, clients):  # noqa: ASYNC110 - it starts
-            await trio.sleep(0.05)
 
 
 async def _is_serving(namesrv: int, clients: int) -> bool:

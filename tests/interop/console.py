@@ -23,6 +23,7 @@ from mq.local_cluster import ServersFailed
 from tests.interop.clients import SERVERS_VERSION, BuildFailed, build_servers, servers_built
 from tests.interop.rocketmq_servers import RocketMQCluster
 from tests.support.console_browser import Answer, Browser, console
+from tests.support.waiting import until_accepted
 
 TOPIC, GROUP = "Orders", "mail"
 MESSAGES = 5
@@ -34,14 +35,12 @@ Check = Callable[[str, Answer, bool], None]
 
 async def fill(namesrv: str) -> None:
     """Messages, of which one group got all as dead letters, a timed one, and an open transaction."""
-    with trio.fail_after(READY_SECONDS):
-        while True:
-            try:
-                async with Admin(namesrv) as admin:
-                    await admin.create_topic(TOPIC, queues=1)
-                break
-            except ClientError:
-                await trio.sleep(0.5)
+
+    async def create() -> None:
+        async with Admin(namesrv) as admin:
+            await admin.create_topic(TOPIC, queues=1)
+
+    await until_accepted(create, ClientError, seconds=READY_SECONDS)
     async with Producer(namesrv) as producer, TransactionProducer(namesrv, "shop", check=_unknown) as deciding:
         for number in range(MESSAGES):
             await producer.send(Message(TOPIC, b'{"n": %d}' % number, tags="new", keys=[f"k{number}"]))

@@ -28,6 +28,7 @@ from tests.interop.clients import build_servers, servers_built, tools_missing
 from tests.interop.grpc_proxies import RaftmqProxy, rocketmq_proxy
 from tests.interop.rocketmq_servers import RocketMQCluster
 from tests.interop.security import NONE, Security
+from tests.support.waiting import until_accepted
 
 VERSION = "5.5.0"
 PARENT, PLAIN = "Sessions", "Orders"
@@ -240,13 +241,8 @@ def _settings(command: pb.TelemetryCommand) -> str:
 async def played(namesrv: str, address: str) -> dict[str, str]:
     """The answers of one system."""
     async with Admin(namesrv) as admin:
-        with trio.fail_after(60):
-            while True:
-                try:
-                    await admin.create_topic(PARENT, 2, attributes={"message.type": "LITE"})
-                    break
-                except ClientError:
-                    await trio.sleep(0.2)  # the brokers are just starting
+        create = partial(admin.create_topic, PARENT, 2, attributes={"message.type": "LITE"})
+        await until_accepted(create, ClientError)  # the brokers are just starting
         await admin.create_topic(PLAIN, 2)
         for name, attributes in GROUPS.items():
             await admin.put_consumer_group(SubscriptionGroupConfig(group_name=name, attributes=attributes))

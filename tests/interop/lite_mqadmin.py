@@ -19,6 +19,7 @@ from mq.cli.errors import run_trio
 from mq.client import Admin, BrokerError, LiteConsumer, Message, Producer, SubscriptionGroupConfig
 from mq.local_cluster import DevCluster, Ports
 from tests.interop.clients import build_servers, servers_built, servers_lib, tools_missing
+from tests.support.waiting import until_accepted
 
 VERSION = "5.5.0"
 MAIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
@@ -38,13 +39,8 @@ def mqadmin(home: Path, namesrv: str, arguments: list[str]) -> str:
 async def prepared(namesrv: str) -> None:
     """Create the topic and the group, and send two messages to each of the lite topics."""
     async with Admin(namesrv) as admin, Producer(namesrv, "users") as producer:
-        with trio.fail_after(SECONDS_MAX):
-            while True:
-                try:
-                    await admin.create_topic(PARENT, 2, attributes={"message.type": "LITE"})
-                    break
-                except BrokerError:
-                    await trio.sleep(0.1)  # until the replica has said what it understands
+        create = partial(admin.create_topic, PARENT, 2, attributes={"message.type": "LITE"})
+        await until_accepted(create, BrokerError)  # once the replica has said what it understands
         attributes = {"+lite.bind.topic": PARENT}
         await admin.put_consumer_group(SubscriptionGroupConfig(group_name=GROUP, attributes=attributes))
         for lite in LITES * 2:

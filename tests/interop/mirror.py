@@ -35,6 +35,7 @@ from mq.client import (
 from mq.local_cluster import DevCluster, Ports
 from tests.interop.clients import build_servers
 from tests.interop.rocketmq_servers import RocketMQCluster
+from tests.support.waiting import until_accepted
 
 QUEUES = 4
 TOPIC, OTHER, CONSUMERS = "Orders", "Bills", "billing"
@@ -52,14 +53,12 @@ async def source_of(directory: Path, version: str, nodes: int) -> AsyncIterator[
 
 async def ready(namesrv: str, topic: str) -> None:
     """Create a topic as soon as the broker leads."""
-    with trio.fail_after(60):
-        while True:
-            try:
-                async with Admin(namesrv) as admin:
-                    await admin.create_topic(topic, QUEUES)
-                return
-            except ClientError:
-                await trio.sleep(0.5)
+
+    async def create() -> None:
+        async with Admin(namesrv) as admin:
+            await admin.create_topic(topic, QUEUES)
+
+    await until_accepted(create, ClientError)
 
 
 async def produce(namesrv: str, version: str, seconds: float) -> Counter[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import trio
 
 from mq.client import Admin
 from mq.client.sync import SyncAdmin, SyncPushConsumer
 from mq.testing import SyncKit
 from tests.support.console_browser import HOSTILE, Browser, quiet_kit
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
@@ -59,9 +59,7 @@ async def test_removing_a_member_needs_a_confirmation_page(
     assert (await operator.get(f"/remove-member?name=billing&member={member.replace('#', '%23')}")).status == 404
     await operator.post("/let-in", {"name": "billing", "member": member})
     async with Admin(kit.namesrv) as looking:
-        with trio.fail_after(30):
-            while not await looking.group_members("billing"):  # noqa: ASYNC110 - nobody tells the test
-                await trio.sleep(0.05)
+        await until(lambda: looking.group_members("billing"))
     changes = (await operator.get("/changes")).content
     assert "remove member" in changes
     assert "let a member in" in changes

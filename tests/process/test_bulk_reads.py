@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from mq.client import Admin, BrokerError, Message, Producer
 from mq.local_cluster import DevCluster, Ports
 from tests.support.real_groups import connected, transfer, wait_level
 from tests.support.running_broker import SECONDS_MAX
 from tests.support.spark_tasks import in_thread, reader_of, rows_of, survey
-from tests.support.waiting import until
+from tests.support.waiting import until, until_accepted
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -110,13 +110,8 @@ async def test_messages_of_a_lite_parent_name_their_lite_topics(tmp_path: Path) 
     sent = [(f"session-{number % 7}", b"%d" % number) for number in range(50)]
     async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
         async with Admin(cluster.namesrv) as admin, Producer(cluster.namesrv, "users") as producer:
-            with trio.fail_after(SECONDS_MAX):
-                while True:
-                    try:
-                        await admin.create_topic("Sessions", 2, attributes={"message.type": "LITE"})
-                        break
-                    except BrokerError:
-                        await trio.sleep(0.1)  # until the replica has said what it understands
+            create = partial(admin.create_topic, "Sessions", 2, attributes={"message.type": "LITE"})
+            await until_accepted(create, BrokerError)  # once the replica has said what it understands
             for lite, body in sent:
                 await producer.send(Message("Sessions", body, lite_topic=lite))
         found = await in_thread(survey, cluster.namesrv, "Sessions")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -12,10 +13,10 @@ import trio
 
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SendResult
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.messages.records import decode_records
+from mq.protocol.messages.records import StoredMessage
 from tests.support.real_groups import SMALL_ENTRIES, Cluster, cluster_in_thread, delivered
 from tests.support.running_broker import Client, properties
-from tests.support.waiting import until
+from tests.support.waiting import until, until_found
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -70,6 +71,10 @@ async def test_each_delayed_message_is_there_once_whoever_leads(cluster: Cluster
     assert all({offset for q, offset in places if q == queue} == set(range(count)) for queue, count in ends.items())
 
 
+async def pulled(client: Client, topic: str) -> list[StoredMessage] | None:
+    return (await client.pull(topic)).records or None
+
+
 async def test_followers_forward_delayed_and_returned_messages(cluster: Cluster) -> None:
     topic, delayed = "Handed", properties(DELAY="1")
     with anyio.fail_after(60):
@@ -81,15 +86,11 @@ async def test_followers_forward_delayed_and_returned_messages(cluster: Cluster)
         async with stream:
             client = Client(stream)
             assert (await client.send(topic, b"later", i=delayed)).code == ResponseCode.SUCCESS
-            while not (found := (await client.pull(topic)).body):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-            [message] = decode_records(found)
+            [message] = await until_found(partial(pulled, client, topic))
             assert message.body == b"later"
             ext = {"offset": message.physical_offset, "group": "handed", "delayLevel": 1, "unitMode": False}
             assert (await client.request(RequestCode.CONSUMER_SEND_MSG_BACK, ext)).code == ResponseCode.SUCCESS
-            while not (found := (await client.pull("%RETRY%handed")).body):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-            [again] = decode_records(found)
+            [again] = await until_found(partial(pulled, client, "%RETRY%handed"))
             assert (again.body, again.reconsume_times, again.properties["RETRY_TOPIC"]) == (b"later", 1, topic)
 
 

@@ -24,7 +24,7 @@ from mq.protocol.wire.encoding import encode_request
 from mq.protocol.wire.queue_tables import QueueRef
 from tests.support.real_groups import transfer
 from tests.support.running_broker import Client, pull_ext, send_ext
-from tests.support.waiting import until
+from tests.support.waiting import until, until_accepted
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -193,6 +193,12 @@ async def stock_client(cluster: DevCluster, node_id: str) -> AsyncIterator[Stock
         nursery.cancel_scope.cancel()
 
 
+async def has_worked(client: StockClient) -> None:
+    """Wait until the client has got some more messages stored, and some given back."""
+    stored, given_back = len(client.stored), client.given_back
+    await until(lambda: len(client.stored) >= stored + 500 and client.given_back > given_back)
+
+
 async def connect(cluster: DevCluster, node_id: str) -> trio.SocketStream:
     return await trio.open_tcp_stream("127.0.0.1", cluster.port(node_id))
 
@@ -223,10 +229,11 @@ async def check_offsets_and_retries(cluster: DevCluster, stock: StockClient) -> 
             assert known is not None
             assert known >= offset
         assert stock.given_back > 0
-        with trio.fail_after(60):
-            # A second later they are delivered, and none of them twice in the next one.
-            while await client.offset(RequestCode.GET_MAX_OFFSET, "%RETRY%G", 0) < stock.given_back:  # noqa: ASYNC110
-                await trio.sleep(0.05)
+
+        async def are_delivered() -> bool:
+            return await client.offset(RequestCode.GET_MAX_OFFSET, "%RETRY%G", 0) >= stock.given_back
+
+        await until(are_delivered)
         await trio.sleep(0.5)  # what is delivered twice comes by then
         assert await client.offset(RequestCode.GET_MAX_OFFSET, "%RETRY%G", 0) == stock.given_back
 
@@ -252,7 +259,7 @@ async def test_a_transfer_costs_a_stock_client_no_error(tmp_path: Path) -> None:
                 working.start_soon(client.work, "m")
                 for to in (first, second, third, first):
                     await transfer(cluster, to)
-                    await trio.sleep(1.0)
+                    await has_worked(client)
                     report(f"led by {to}, connected to {first}", client.seconds)
                     client.seconds.clear()
                 working.cancel_scope.cancel()
@@ -278,9 +285,9 @@ async def test_messages_of_a_stock_client_stay_in_order_over_transfers(tmp_path:
             async with trio.open_nursery() as working:
                 working.start_soon(client.work, "m")
                 for to in (other, leader, other):
-                    await trio.sleep(0.3)
+                    await has_worked(client)
                     await transfer(cluster, to)
-                await trio.sleep(0.3)  # some work with the last leader
+                await has_worked(client)  # with the last leader
                 working.cancel_scope.cancel()
             await client.settled()
             assert client.errors == []
@@ -295,7 +302,7 @@ async def test_a_leader_that_was_killed_serves_its_clients_again_as_a_follower(t
         leader = await cluster.leader()
         async with stock_client(cluster, leader) as client, trio.open_nursery() as working:
             working.start_soon(client.work, "before")
-            await trio.sleep(0.5)  # some work before the kill
+            await has_worked(client)
             cluster.kill(leader)
             await until(lambda: client.ended and not cluster.is_running(leader), seconds=TIMEOUT_SECONDS)
             working.cancel_scope.cancel()
@@ -308,7 +315,7 @@ async def test_a_leader_that_was_killed_serves_its_clients_again_as_a_follower(t
         async with stock_client(cluster, leader) as again:
             async with trio.open_nursery() as working:
                 working.start_soon(again.work, "after")
-                await trio.sleep(1.0)  # some work after the restart
+                await has_worked(again)
                 working.cancel_scope.cancel()
             await again.settled()
             assert again.errors == []
@@ -351,12 +358,10 @@ async def test_a_killed_leader_causes_doubt_but_no_errors_at_a_follower(tmp_path
 
 
 async def until_listening(cluster: DevCluster, node_id: str) -> None:
-    with trio.fail_after(30):
-        while True:
-            with contextlib.suppress(OSError):
-                await (await connect(cluster, node_id)).aclose()
-                return
-            await trio.sleep(0.01)
+    async def listens() -> None:
+        await (await connect(cluster, node_id)).aclose()
+
+    await until_accepted(listens, OSError)
 
 
 async def test_new_leader_registers_at_name_servers_at_once(tmp_path: Path) -> None:
@@ -370,9 +375,11 @@ async def test_new_leader_registers_at_name_servers_at_once(tmp_path: Path) -> N
             expected = {
                 number + 1: cluster.address(node) for number, node in enumerate(cluster.node_ids) if node != to
             } | {0: cluster.address(to)}
-            with trio.fail_after(REGISTRATION_SECONDS):
-                while (await admin.cluster_info()).brokers[cluster.group].broker_addrs != expected:  # noqa: ASYNC110
-                    await trio.sleep(0.002)
+
+            async def is_registered(expected: dict[int, str] = expected) -> bool:
+                return (await admin.cluster_info()).brokers[cluster.group].broker_addrs == expected
+
+            await until(is_registered, seconds=REGISTRATION_SECONDS)
             taken.append(trio.current_time() - started)
         say(f"from the command to the name server's route: {[f'{seconds * 1000:.0f} ms' for seconds in taken]}")
         # Telling it only when the next regular registration is due takes half of the time between two, on average.

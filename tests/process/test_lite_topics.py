@@ -25,7 +25,7 @@ from mq.client import (
 from mq.local_cluster import HOST, DevCluster, Ports
 from tests.support.backups import EXPIRING, SETTINGS, backed_up, committed, printed
 from tests.support.real_groups import transfer
-from tests.support.waiting import until
+from tests.support.waiting import until, until_accepted
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly, pytest.mark.trio]
 
@@ -35,13 +35,8 @@ Lites = dict[str, list[bytes]]
 
 
 async def set_up(admin: Admin) -> None:
-    with trio.fail_after(60):
-        while True:
-            try:
-                await admin.create_topic(PARENT, 1, attributes={"message.type": "LITE"})
-                break
-            except BrokerError:
-                await trio.sleep(0.1)  # until all replicas have said what they understand
+    create = partial(admin.create_topic, PARENT, 1, attributes={"message.type": "LITE"})
+    await until_accepted(create, BrokerError)  # once all replicas have said what they understand
     await admin.put_consumer_group(SubscriptionGroupConfig(group_name=GROUP, attributes={"+lite.bind.topic": PARENT}))
     await admin.create_topic(FILLER, 1)
 

@@ -25,7 +25,7 @@ from mq.store.dispatch import QUEUE_ENTRY_BYTES
 from tests.support.group_clients import TOPICS, Clients, held
 from tests.support.real_groups import LOST, SETTINGS
 from tests.support.running_broker import Client, properties, send_ext
-from tests.support.stored_bodies import stored_bodies
+from tests.support.stored_bodies import all_stored_bodies
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
@@ -114,9 +114,11 @@ async def fall_behind(cluster: DevCluster) -> None:
     async with Admin(cluster.namesrv) as admin:
         await cluster.stop(follower)
         has = int((await admin.broker_runtime(cluster.address(leader)))["raftmq.lastIndex"])
-        with trio.fail_after(120):
-            while int((await admin.broker_runtime(cluster.address(leader)))["raftmq.baseIndex"]) <= has:  # noqa: ASYNC110
-                await trio.sleep(0.1)
+
+        async def log_begins_later() -> bool:
+            return int((await admin.broker_runtime(cluster.address(leader)))["raftmq.baseIndex"]) > has
+
+        await until(log_begins_later)
     await cluster.start(follower)
 
 
@@ -182,11 +184,7 @@ def check_equal(directories: Sequence[Path]) -> None:
 async def test_replicas_stay_equal_and_messages_are_there_once(tmp_path: Path) -> None:
     counted = Counted()
     async with cluster_under_faults(tmp_path, counted) as cluster:
-        with trio.move_on_after(60):
-            while not counted.stored <= (await stored_bodies(cluster, "Once", QUEUES)).keys():  # noqa: ASYNC110
-                await trio.sleep(0.2)
-        found = await stored_bodies(cluster, "Once", QUEUES)
-    assert counted.stored - found.keys() == set()
+        found = await all_stored_bodies(cluster, "Once", QUEUES, counted.stored)
     assert {body: count for body, count in found.items() if count > 1} == {}
     assert counted.refused & found.keys() == set()
     check_equal([tmp_path / node for node in cluster.node_ids])

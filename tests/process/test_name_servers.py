@@ -16,6 +16,7 @@ from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError, Message, Producer, PullConsumer
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.namesrv import BrokerData
+from tests.support.waiting import until_accepted, until_found
 from tests.unit.namesrv.serving import Peer, broker_fields
 
 pytestmark = [pytest.mark.process]
@@ -38,13 +39,7 @@ async def _clients_work(directory: Path) -> None:
     ):
         await servers.kill(FIRST)
         async with Admin(servers.namesrv) as admin:
-            with trio.fail_after(READY_SECONDS_MAX):
-                while True:
-                    try:
-                        await admin.create_topic("Orders", read_queues=1, write_queues=1)
-                        break
-                    except ClientError:  # the broker has not registered yet
-                        await trio.sleep(0.1)
+            await until_accepted(lambda: admin.create_topic("Orders", 1), ClientError)  # the broker registers first
         async with (
             Producer(servers.namesrv, "senders") as producer,
             PullConsumer(servers.namesrv, "readers", consume_from="first") as consumer,
@@ -75,13 +70,7 @@ async def _unregistered_by_others(directory: Path) -> None:
         open_cluster(directory, network, node_names(3), settings=settings) as servers,
     ):
         async with Admin(servers.namesrv) as admin:
-            with trio.fail_after(READY_SECONDS_MAX):
-                while True:
-                    try:
-                        await admin.create_topic("Orders", read_queues=1, write_queues=1)
-                        break
-                    except ClientError:
-                        await trio.sleep(0.1)
+            await until_accepted(lambda: admin.create_topic("Orders", 1), ClientError)
         host, _, port = servers.namesrv.split(";")[0].partition(":")
         third = Peer(await trio.open_tcp_stream(host, int(port)))
         async with third.stream:
@@ -98,12 +87,12 @@ async def _unregistered_by_others(directory: Path) -> None:
 
 async def _whole(peer: Peer, seconds: float) -> BrokerData:
     """The group in the route of Orders, once all its brokers are there."""
-    with trio.fail_after(seconds):
-        while True:
-            route = await peer.route("Orders")
-            if route is not None and len(route.broker_datas[0].broker_addrs) == 3:
-                return route.broker_datas[0]
-            await trio.sleep(0.1)
+
+    async def look() -> BrokerData | None:
+        route = await peer.route("Orders")
+        return route.broker_datas[0] if route and len(route.broker_datas[0].broker_addrs) == 3 else None
+
+    return await until_found(look, seconds=seconds)
 
 
 async def _send_and_read(producer: Producer, consumer: PullConsumer, text: str) -> None:
@@ -116,11 +105,9 @@ async def _send_and_read(producer: Producer, consumer: PullConsumer, text: str) 
 
 async def _wait_known(namesrv: str) -> None:
     """Until the name server that came back knows the broker again."""
-    with trio.fail_after(READY_SECONDS_MAX):
-        while True:
-            async with Producer(namesrv, "askers") as asking:
-                try:
-                    await asking.send(Message("Orders", b"is it known?"))
-                    return
-                except ClientError:
-                    await trio.sleep(0.2)
+
+    async def ask() -> None:
+        async with Producer(namesrv, "askers") as asking:
+            await asking.send(Message("Orders", b"is it known?"))
+
+    await until_accepted(ask, ClientError, seconds=READY_SECONDS_MAX)

@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from mq.client import Admin, ClientError, Message, MessageQueue, Producer, PushC
 from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.running_broker import Client
-from tests.support.waiting import until
+from tests.support.waiting import until, until_accepted, until_found
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -111,12 +112,7 @@ async def produce(cluster: DevCluster) -> None:
     async with Producer(cluster.namesrv) as producer:
         for number in range(MESSAGES):
             message = Message("T", b"%d" % number, sharding_key=str(number % 16))
-            while True:
-                try:
-                    await producer.send(message)
-                    break
-                except ClientError:
-                    await trio.sleep(0.05)
+            await until_accepted(partial(producer.send, message), ClientError)
 
 
 async def test_queues_have_one_owner_at_a_time_despite_member_and_leader_changes(tmp_path: Path) -> None:
@@ -192,8 +188,8 @@ async def test_a_lock_and_its_fence_outlive_the_leader(tmp_path: Path) -> None:
 
 
 async def leader_other_than(cluster: DevCluster, dead: str) -> str:
-    while True:
+    async def look() -> str | None:
         node = await cluster.leader()
-        if node != dead:
-            return node
-        await trio.sleep(0.05)
+        return node if node != dead else None
+
+    return await until_found(look)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,7 @@ async def kill_leaders(cluster: DevCluster, rng: random.Random, killed: list[str
         await trio.sleep(rng.uniform(0.1, 1.0))
         await until(lambda: not cluster.is_running(node))
         await cluster.start(node)
-        while await ask_figures(HOST, cluster.port(node)) is None:  # noqa: ASYNC110
-            await trio.sleep(0.05)
+        await until(partial(ask_figures, HOST, cluster.port(node)))
 
 
 async def send_all(cluster: DevCluster) -> None:
@@ -105,9 +105,9 @@ async def send_all(cluster: DevCluster) -> None:
             assert (await client.answer(opaque)).code == ResponseCode.SUCCESS
 
 
-async def open_checkpoints(cluster: DevCluster) -> int:
+async def nothing_is_open(cluster: DevCluster) -> bool:
     async with await trio.open_tcp_stream("127.0.0.1", cluster.port(await cluster.leader())) as stream:
-        return int((await Client(stream).info())["raftmq.popCheckpoints"])
+        return (await Client(stream).info())["raftmq.popCheckpoints"] == "0"
 
 
 async def test_every_message_is_had_and_none_after_it_was_acknowledged(tmp_path: Path) -> None:
@@ -133,10 +133,9 @@ async def test_every_message_is_had_and_none_after_it_was_acknowledged(tmp_path:
             async with trio.open_nursery() as nursery:
                 for number in range(CONSUMERS):
                     nursery.start_soon(consumers.run, random.Random(100 + number))
-                while await open_checkpoints(cluster):  # noqa: ASYNC110
-                    await trio.sleep(0.1)
+                await until(lambda: nothing_is_open(cluster))
                 await trio.sleep(1)  # an open pop would have ended by then
-                assert await open_checkpoints(cluster) == 0
+                assert await nothing_is_open(cluster)
                 nursery.cancel_scope.cancel()
         assert consumers.seen == everything
         assert consumers.came_again > 0

@@ -26,7 +26,7 @@ from mq.addresses import metrics_address_beside
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SubscriptionGroupConfig
 from mq.local_cluster import DevCluster, Ports
 from tests.free_ports import free_ports
-from tests.support.waiting import until
+from tests.support.waiting import until, until_accepted
 
 pytestmark = pytest.mark.process
 
@@ -137,14 +137,12 @@ async def scraping(directory: Path, cluster: DevCluster) -> AsyncIterator[Promet
         with (directory / "log").open("wb") as log:
             process = await nursery.start(partial(trio.run_process, command, stdout=log, stderr=log, check=False))
         server = Prometheus(port)
-        with trio.fail_after(SECONDS_MAX):
-            while True:
-                assert process.poll() is None, (directory / "log").read_text()
-                try:
-                    await server.get("status/config")
-                    break
-                except OSError:
-                    await trio.sleep(0.1)
+
+        async def answers() -> None:
+            assert process.poll() is None, (directory / "log").read_text()
+            await server.get("status/config")
+
+        await until_accepted(answers, OSError, seconds=SECONDS_MAX)
         try:
             yield server
         finally:

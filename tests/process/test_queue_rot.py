@@ -10,6 +10,7 @@ import trio
 
 from mq.client import Admin, Message, MessageQueue, Producer, PullConsumer, SendResult
 from mq.local_cluster import DevCluster, Ports
+from tests.support.waiting import until_found
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -19,13 +20,12 @@ BLOCKS = MESSAGES // 204
 QUEUE = MessageQueue("T", "broker-a", 0)
 
 
-async def queue_file(directory: Path) -> Path:
+def queue_file(directory: Path) -> Path | None:
     """The queue's first file, once all whole blocks are in it."""
-    while True:
-        for path in (directory / "n0" / "queues" / "T").rglob(f"{0:020d}"):
-            if path.stat().st_size >= BLOCKS * BLOCK_BYTES:
-                return path
-        await trio.sleep(0.05)
+    for path in (directory / "n0" / "queues" / "T").rglob(f"{0:020d}"):
+        if path.stat().st_size >= BLOCKS * BLOCK_BYTES:
+            return path
+    return None
 
 
 def flip(path: Path, rng: random.Random, count: int) -> None:
@@ -65,7 +65,7 @@ async def test_flipped_bits_are_restored_from_the_log(tmp_path: Path) -> None:
             assert all(isinstance(each, SendResult) for each in outcomes)
 
         with trio.fail_after(60):
-            path = await queue_file(tmp_path)
+            path = await until_found(lambda: queue_file(tmp_path))
         await cluster.stop("n0")
         flip(path, rng, 2)
         await cluster.start("n0")

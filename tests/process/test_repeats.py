@@ -15,7 +15,7 @@ from mq.local_cluster import DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.real_groups import LOST, SETTINGS
 from tests.support.running_broker import Answer, Client, properties, send_ext
-from tests.support.stored_bodies import stored_bodies
+from tests.support.stored_bodies import all_stored_bodies
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
@@ -104,11 +104,7 @@ async def test_repeated_sends_to_dying_leaders_are_stored_once(tmp_path: Path) -
         await cluster.start_all()
         await cluster.wait_ready()
         stored = stored_by(producers)
-        with trio.move_on_after(60):
-            while not stored <= (await stored_bodies(cluster, "Once", QUEUES)).keys():  # noqa: ASYNC110
-                await trio.sleep(0.2)
-        found = await stored_bodies(cluster, "Once", QUEUES)
-    assert stored - found.keys() == set()
+        found = await all_stored_bodies(cluster, "Once", QUEUES, stored)
     assert {body: count for body, count in found.items() if count > 1} == {}
 
 
@@ -142,9 +138,5 @@ async def test_numbered_producers_store_each_message_once_while_leaders_die(
             nursery.cancel_scope.cancel()
         await cluster.start_all()
         await cluster.wait_ready()
-        with trio.move_on_after(60):
-            while not set(acknowledged) <= (await stored_bodies(cluster, "Once", QUEUES)).keys():  # noqa: ASYNC110
-                await trio.sleep(0.2)
-        found = await stored_bodies(cluster, "Once", QUEUES)
-    assert set(acknowledged) - found.keys() == set()
+        found = await all_stored_bodies(cluster, "Once", QUEUES, set(acknowledged))
     assert {body: count for body, count in found.items() if count > 1} == {}

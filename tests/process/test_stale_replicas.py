@@ -16,7 +16,7 @@ from mq.client import Admin, Message, Producer
 from mq.local_cluster import HOST, DevCluster, Ports
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
-from tests.support.waiting import until
+from tests.support.waiting import until, until_found
 
 MESSAGES = 30
 OFFSET = {"consumerGroup": "readers", "topic": "Paused", "queueId": 0}
@@ -37,13 +37,14 @@ async def _store(wire: Wire, offset: int) -> None:
 
 
 async def _leader(cluster: DevCluster, *, paused: str = "") -> str:
-    with trio.fail_after(60):
-        while True:
-            for node in cluster.node_ids:
-                table = None if node == paused else await ask_figures(HOST, cluster.port(node))
-                if table and table["raftmq.role"] == "leader":
-                    return node
-            await trio.sleep(0.05)
+    async def look() -> str | None:
+        for node in cluster.node_ids:
+            table = None if node == paused else await ask_figures(HOST, cluster.port(node))
+            if table and table["raftmq.role"] == "leader":
+                return node
+        return None
+
+    return await until_found(look)
 
 
 async def _run(directory: Path) -> None:

@@ -14,6 +14,7 @@ import trio
 
 from mq.local_cluster import DevCluster, Ports
 from tests.support.commands import raftmq
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -58,9 +59,9 @@ class Commands:
     async def json(self, *arguments: str) -> Any:
         return json.loads(await self.run(*arguments, "--json"))
 
-    async def stats(self, topic: str) -> dict[str, int]:
-        """How many messages were sent, by span; empty before the broker has looked."""
-        return {row["span"]: row["messages"] for row in await self.json("topic", "stats", topic)}
+    async def has_stats(self, topic: str, wanted: dict[str, int]) -> bool:
+        """Whether so many messages were sent, by span; there are no spans before the broker has looked."""
+        return {row["span"]: row["messages"] for row in await self.json("topic", "stats", topic)} == wanted
 
 
 async def test_topics_and_groups(tmp_path: Path) -> None:
@@ -76,9 +77,7 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         assert sum(queue["next_offset"] for queue in described["queues"]) == 3
         await messages_are_found(commands)
         # The broker looks at the ends of queues once a second.
-        with trio.fail_after(SECONDS_MAX):
-            while await commands.stats("T") != SENT_THREE:  # noqa: ASYNC110 - nothing tells when
-                await trio.sleep(0.2)
+        await until(partial(commands.has_stats, "T", SENT_THREE))
         assert "2 queues, perm rw, in order, message type fifo in broker-a" in await commands.run(
             "topic", "create", "T", code=1
         )

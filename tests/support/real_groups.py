@@ -17,7 +17,7 @@ import trio
 from mq.client import Admin, PushConsumer, ReceivedMessage
 from mq.local_cluster import DevCluster, Ports
 from mq.protocol.requests.raft_group import GroupCommand
-from tests.support.running_broker import SECONDS_MAX, Client
+from tests.support.running_broker import Client
 from tests.support.waiting import until
 
 SETTINGS = {
@@ -79,11 +79,14 @@ async def transfer(cluster: DevCluster, to: str) -> None:
     async with Admin(cluster.namesrv) as admin:
         leader = cluster.address(await cluster.leader())
         command = GroupCommand(action="transfer", node=to)
-        with trio.fail_after(60):
+
+        async def is_done() -> bool:
+            answer = await admin.manage_group(leader, command)
             # A replica that was just discovered gets time to catch up, and one that was too slow is retried.
-            while not (answer := await admin.manage_group(leader, command)).done:
-                assert answer.code in ("NOT_CAUGHT_UP", "TRANSFER_FAILED"), answer
-                await trio.sleep(0.05)
+            assert answer.done or answer.code in ("NOT_CAUGHT_UP", "TRANSFER_FAILED"), answer
+            return answer.done
+
+        await until(is_done)
 
 
 @asynccontextmanager
@@ -95,19 +98,17 @@ async def connected(cluster: DevCluster, node_id: str) -> AsyncIterator[Client]:
 
 async def wait_level(cluster: DevCluster) -> None:
     """Until all replicas have the same log."""
-    with trio.fail_after(SECONDS_MAX):
-        while True:
-            tables = []
-            with contextlib.suppress(OSError, trio.BrokenResourceError):  # one may be starting
-                for node_id in cluster.node_ids:
-                    async with connected(cluster, node_id) as client:
-                        tables.append(await client.info())
-            if (
-                len(tables) == len(cluster.node_ids)
-                and len({table[name] for table in tables for name in ("raftmq.appliedIndex", "raftmq.lastIndex")}) == 1
-            ):
-                return
-            await trio.sleep(0.1)
+
+    async def is_level() -> bool:
+        tables = []
+        with contextlib.suppress(OSError, trio.BrokenResourceError):  # one may be starting
+            for node_id in cluster.node_ids:
+                async with connected(cluster, node_id) as client:
+                    tables.append(await client.info())
+        indexes = {table[name] for table in tables for name in ("raftmq.appliedIndex", "raftmq.lastIndex")}
+        return len(tables) == len(cluster.node_ids) and len(indexes) == 1
+
+    await until(is_level)
 
 
 async def delivered(cluster: Cluster, topic: str, group: str, seen: list[ReceivedMessage]) -> None:

@@ -9,6 +9,7 @@ import trio
 from mq.local_cluster import DevCluster
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.running_broker import Client, pull_ext
+from tests.support.waiting import until_found
 
 
 async def stored_bodies(cluster: DevCluster, topic: str, queues: int) -> Counter[bytes]:
@@ -24,3 +25,20 @@ async def stored_bodies(cluster: DevCluster, topic: str, queues: int) -> Counter
                 found.update(record.body for record in answer.records)
                 offset = int(answer.ext["nextBeginOffset"])
     return found
+
+
+async def all_stored_bodies(cluster: DevCluster, topic: str, queues: int, wanted: set[bytes]) -> Counter[bytes]:
+    """As `stored_bodies`, once all the ``wanted`` are there."""
+
+    missing = wanted
+
+    async def look() -> Counter[bytes] | None:
+        nonlocal missing
+        found = await stored_bodies(cluster, topic, queues)
+        missing = wanted - found.keys()
+        return None if missing else found
+
+    try:
+        return await until_found(look, seconds=60)
+    except TimeoutError:
+        raise AssertionError(f"not stored: {missing}") from None

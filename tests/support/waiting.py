@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar, overload
 
 import anyio
 
+_Found = TypeVar("_Found")
 PAUSE_SECONDS = 0.005
 PAUSE_SECONDS_MAX = 0.025
 """Of long waits: many a condition asks a broker, which costs more than a millisecond of a processor each time."""
@@ -26,6 +27,40 @@ async def until(condition: Callable[[], object], *, seconds: float = 120) -> Non
                 return
             await anyio.sleep(pause)
             pause = min(pause * 1.05, PAUSE_SECONDS_MAX)
+
+
+@overload
+async def until_found(look: Callable[[], Awaitable[_Found | None]], *, seconds: float = 120) -> _Found: ...
+@overload
+async def until_found(look: Callable[[], _Found | None], *, seconds: float = 120) -> _Found: ...
+async def until_found(look: Callable[[], Any], *, seconds: float = 120) -> Any:
+    """Wait as `until`, and return the first true thing that ``look()`` returned, or the awaitable of it."""
+    found: list[Any] = []
+
+    async def is_found() -> bool:
+        given = look()
+        if inspect.isawaitable(given):
+            given = await given
+        found[:] = [given] if given else []
+        return bool(found)
+
+    await until(is_found, seconds=seconds)
+    return found[0]
+
+
+async def until_accepted(
+    call: Callable[[], Awaitable[object]], *refusals: type[Exception], seconds: float = 120
+) -> None:
+    """Wait until ``call()`` raises none of the ``refusals`` any more."""
+
+    async def is_accepted() -> bool:
+        try:
+            await call()
+        except refusals:
+            return False
+        return True
+
+    await until(is_accepted, seconds=seconds)
 
 
 async def cancelled_when(condition: Callable[[], object], action: Callable[[], Coroutine[Any, Any, object]]) -> None:

@@ -20,6 +20,7 @@ from mq.client import Message, PopConsumer, Producer, PullConsumer, PushConsumer
 from mq.client.sync import SyncPopConsumer, SyncProducer, SyncPushConsumer
 from tests.support.name_server_and_broker import cluster
 from tests.support.running_broker import SECONDS_MAX
+from tests.support.waiting import until_found
 
 pytestmark = pytest.mark.trio
 
@@ -42,11 +43,8 @@ class Recorded:
         [span] = self.all(name)
         return span
 
-    async def wait(self, name: str, count: int = 1) -> Sequence[ReadableSpan]:
-        with trio.fail_after(SECONDS_MAX):
-            while len(found := self.all(name)) < count:  # noqa: ASYNC110 - a span that ends tells nobody
-                await trio.sleep(0.01)
-        return found
+    async def wait(self, name: str) -> Sequence[ReadableSpan]:
+        return await until_found(lambda: self.all(name))
 
 
 @pytest.fixture

@@ -32,18 +32,19 @@ from mq.protocol import properties as props
 from mq.protocol.messages.trace import ContextCode, MessageKind, MessageTrace, TraceRecord, decode_trace
 from mq.protocol.names import TRACE_TOPIC
 from tests.support.name_server_and_broker import cluster_and_broker
+from tests.support.waiting import until_found
 
 pytestmark = pytest.mark.trio
 
 
 async def story(admin: Admin, message_id: str, done: Callable[[MessageTrace], bool], **given: Any) -> MessageTrace:
     """What is written of a message as soon as it is enough."""
-    with trio.fail_after(60):
-        while True:
-            found = await admin.trace(message_id, **given)
-            if done(found):
-                return found
-            await trio.sleep(0.02)
+
+    async def look() -> MessageTrace | None:
+        found = await admin.trace(message_id, **given)
+        return found if done(found) else None
+
+    return await until_found(look)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from jepsen.deployments.local import open_loopback
 from jepsen.deployments.netns import Networks, deaf_to, left_in, packets_counted
 from jepsen.deployments.network import CLIENTS, NAME_SERVERS
 from mq.local_cluster import HOST
+from tests.support.waiting import until
 
 LISTING = b"""{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"table": {"family": "inet", "name": "rmqf"}},
  {"rule": {"chain": "in", "expr": [{"match": {}}, {"counter": {"packets": 30, "bytes": 1800}}, {"drop": null}]}},
@@ -54,9 +55,7 @@ async def test_fault_proxy_pauses_and_resumes_one_direction() -> None:
 
         await network.drop({"n0": frozenset({"n1"})})
         await stream.send_all(b"two")
-        with trio.fail_after(5):
-            while not await network.dropped():  # noqa: ASYNC110 (counters tell nobody)
-                await trio.sleep(0.01)
+        await until(network.dropped, seconds=5)
         with trio.move_on_after(0.05) as waiting:
             await stream.receive_some()
         assert waiting.cancelled_caught, "n0 heard n1 although it has a grudge against it"
@@ -95,9 +94,7 @@ async def test_each_broker_reaches_each_name_server_through_a_link_of_its_own() 
         assert len(ways) == 6
         await network.drop({"ns0": frozenset({"n0"})})
         stream = await trio.open_tcp_stream(*network.registers_at("n0", "ns0"))
-        with trio.fail_after(5):
-            while not await network.dropped():  # noqa: ASYNC110 (counters tell nobody)
-                await trio.sleep(0.01)
+        await until(network.dropped, seconds=5)
         await stream.aclose()
 
 

@@ -31,6 +31,7 @@ from mq.protocol.requests.registration import RegisterBrokerBody
 from mq.protocol.requests.topics import DataVersion, TopicConfig
 from mq.protocol.wire.encoding import encode_request
 from mq.protocol.wire.request import Request
+from tests.support.waiting import until
 from tests.unit.namesrv.serving import broker_fields, name_server
 
 BROKER, ADMIN, USER = (Credentials(f"{name}-key", f"{name}-secret") for name in ("broker", "admin", "user"))
@@ -215,13 +216,11 @@ async def test_a_broker_registers_with_the_keys_that_its_file_has_now(tmp_path: 
                 log=structlog.get_logger("broker"),
             )
             nursery.start_soon(registrar.run)
-            while not [each for each in logs if each["event"] == "not_registered"]:  # noqa: ASYNC110 - a log
-                await trio.sleep(0.01)
+            await until(lambda: [each for each in logs if each["event"] == "not_registered"])
             reader = await server.connect()
             assert await reader.route() is None
             write(BROKER, BROKER.secret_key)
-            while await reader.route() is None:  # noqa: ASYNC110 - it asks
-                await trio.sleep(0.01)
+            await until(reader.route)
             nursery.cancel_scope.cancel()
     (refused,) = (each["error"] for each in logs if each["event"] == "not_registered")
     assert "the signature does not match the access key broker-key" in refused

@@ -36,7 +36,7 @@ from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION
 from raftlog.segment.limits import DEFAULT, LogLimits
 from raftlog.segment.writer import threaded_writer
 from tests.free_ports import free_ports
-from tests.support.waiting import until
+from tests.support.waiting import until, until_found
 
 CLUSTER = "00112233445566778899aabbccddeeff"
 SEGMENT_BYTES = 64 * 1024
@@ -177,12 +177,7 @@ Condition = Callable[[Node], bool]
 
 
 async def wait_leader(nodes: Sequence[Node]) -> Node:
-    with trio.fail_after(60):
-        while True:
-            for node in nodes:
-                if node.replica.core.ready:
-                    return node
-            await trio.sleep(0.005)
+    return await until_found(lambda: next((node for node in nodes if node.replica.core.ready), None))
 
 
 @asynccontextmanager

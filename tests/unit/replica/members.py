@@ -26,7 +26,7 @@ from raftlog import (
 from raftlog.log_numbers import LogIndex
 from raftlog.node_limits import DEFAULT, NodeLimits
 from tests.free_ports import free_ports
-from tests.support.waiting import until
+from tests.support.waiting import until, until_found
 from tests.unit.replica.group import CLUSTER, Recorder
 
 SEGMENT_BYTES = 16 * 1024
@@ -141,11 +141,15 @@ class Member:
 
     async def change(self, change: ConfChange) -> None:
         """Change the membership and wait until that is committed here, on the leader."""
-        index = self.replica.change(change)
-        while index in (Refusal.NOT_CAUGHT_UP, Refusal.CHANGE_PENDING, Refusal.NOT_READY):
-            await trio.sleep(0.01)
+
+        def proposed() -> int | None:
             index = self.replica.change(change)
-        assert isinstance(index, int), index
+            if index in (Refusal.NOT_CAUGHT_UP, Refusal.CHANGE_PENDING, Refusal.NOT_READY):
+                return None
+            assert isinstance(index, int), index
+            return index
+
+        index = await until_found(proposed)
         await self.until(lambda member: member.replica.commit_index >= index and not member.conf.is_joint)
 
     async def read(self) -> bool:
@@ -187,14 +191,14 @@ class Group:
     async def start(self, member: Member) -> None:
         await self._nursery.start(member.serve)
 
-    async def leader(self) -> Member:
-        """The member that leads and may be used, once there is one."""
-        with trio.fail_after(60):
-            while True:
-                for member in self.members.values():
-                    if not member.ended.is_set() and member.runs and member.replica.core.ready:
-                        return member
-                await trio.sleep(0.005)
+    async def leader(self, *but: Member) -> Member:
+        """The member that leads and may be used, once there is one; none of ``but``."""
+
+        def look() -> Member | None:
+            at_work = (each for each in self.others(*but) if not each.ended.is_set() and each.runs)
+            return next((each for each in at_work if each.replica.core.ready), None)
+
+        return await until_found(look)
 
     def others(self, *but: Member) -> list[Member]:
         return [member for member in self.members.values() if member not in but]

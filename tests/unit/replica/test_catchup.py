@@ -28,13 +28,14 @@ BODIES = [b"%03d" % number * 100 for number in range(200)]
 
 async def promote(nodes: Group, new: Member) -> Member:
     """Make a voter of it, whoever leads by now; returns who that is."""
-    with trio.fail_after(30):
-        while True:
-            leader = await nodes.leader()
-            if isinstance(leader.replica.change(ConfChange(ConfChangeKind.PROMOTE, new.name)), int):
-                await new.until(lambda member: new.name in member.conf.voters and not member.conf.is_joint)
-                return await nodes.leader()
-            await trio.sleep(0.01)
+
+    async def is_proposed() -> bool:
+        leader = await nodes.leader()
+        return isinstance(leader.replica.change(ConfChange(ConfChangeKind.PROMOTE, new.name)), int)
+
+    await until(is_proposed)
+    await new.until(lambda member: new.name in member.conf.voters and not member.conf.is_joint)
+    return await nodes.leader()
 
 
 async def test_add_learner_over_reset_with_app_snapshot_and_log_cut(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import trio
 
 import raftlog
 from raftlog import Node, NodeId, NodeSettings, NotLeader, OutcomeUnknown, SnapshotMissing
 from tests.free_ports import free_ports
+from tests.support.waiting import until_found
 from tests.unit.replica.group import CLUSTER
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES
 
@@ -70,12 +70,7 @@ def node_settings(directory: Path, name: str, ports: dict[str, int]) -> NodeSett
 
 async def ready(*nodes: Node[Words]) -> Node[Words]:
     """The one of the nodes that leads."""
-    with trio.fail_after(60):
-        while True:
-            for node in nodes:
-                if node.replica.core.ready:
-                    return node
-            await trio.sleep(0.01)
+    return await until_found(lambda: next((node for node in nodes if node.replica.core.ready), None))
 
 
 @pytest.mark.trio

@@ -54,10 +54,7 @@ async def test_add_learner_promote_and_remove_the_leader(tmp_path: Path) -> None
         await new.until(lambda member: member.conf.learners == (new.name,))
         await leader.change(promote(new))
         await leader.change(remove(leader))
-        survivor = await nodes.leader()
-        while survivor is leader:
-            await trio.sleep(0.01)
-            survivor = await nodes.leader()
+        survivor = await nodes.leader(leader)
         await survivor.append_all([b"after"])
         for member in nodes.others(leader):
             await member.until(lambda member: member.application.bodies == [*BODIES, b"after"])
@@ -89,10 +86,13 @@ async def test_transfer_is_one_hop(tmp_path: Path) -> None:
         target = nodes.others(leader)[0]
         await leader.append_all(BODIES[:10])
         term = leader.replica.core.term
-        with trio.fail_after(60):
-            while (refusal := leader.replica.transfer(target.name)) is not None:
-                assert refusal is Refusal.NOT_CAUGHT_UP
-                await trio.sleep(0.01)
+
+        def is_transferring() -> bool:
+            refusal = leader.replica.transfer(target.name)
+            assert refusal in (None, Refusal.NOT_CAUGHT_UP)
+            return refusal is None
+
+        await until(is_transferring)
         await target.until(lambda member: member.replica.core.ready)
         assert target.replica.core.term == term + 1
         assert leader.replica.transfer(NodeId("n0")) is Refusal.NOT_LEADER
@@ -197,9 +197,13 @@ async def test_a_leader_reading_a_damaged_entry_hands_over_and_repairs_itself(tm
         await nodes.start(leader)
         await leader.until(lambda member: member.application.bodies == BODIES)
         other = await nodes.leader()
-        while not leader.replica.is_leader:
-            (await nodes.leader()).replica.transfer(leader.name)
-            await trio.sleep(0.01)
+
+        async def leads_again() -> bool:
+            if not leader.replica.is_leader:
+                (await nodes.leader()).replica.transfer(leader.name)
+            return leader.replica.is_leader
+
+        await until(leads_again)
         hurt, run = leader, leader.run
         path = hurt.directory / f"{0:020d}"
         good = flip_bit(path, entry.pos + 60)

@@ -7,12 +7,12 @@ from collections.abc import Collection
 import pytest
 import structlog
 import trio
-import trio.lowlevel
 
 from mq.broker.base.name_server_registration import Registrar, Registration
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.registration import RegisterBrokerBody
 from mq.protocol.requests.topics import DataVersion, TopicConfig
+from tests.support.waiting import until
 from tests.unit.namesrv.serving import name_server
 
 
@@ -36,15 +36,12 @@ async def test_a_topic_that_was_created_again_while_it_was_deleted_is_registered
         )
         nursery.start_soon(registrar.run)
         peer = await server.connect()
-        while await peer.route() is None:  # noqa: ASYNC110 - it asks
-            await trio.sleep(0.01)
+        await until(peer.route)
         registrar.changed(["T1"])
-        while len(asked) < 2:
-            await trio.lowlevel.checkpoint()
+        await until(lambda: len(asked) == 2)
         deleted, _ = await peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "T1"})
         assert deleted.code == ResponseCode.SUCCESS
-        while await peer.route() is None:  # noqa: ASYNC110 - it asks
-            await trio.sleep(0.01)
+        await until(peer.route)
         nursery.cancel_scope.cancel()
     assert asked[:3] == [None, {"T1"}, None]
     assert len(asked) == 3, "once more, and then only each period"
