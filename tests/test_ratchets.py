@@ -23,7 +23,7 @@ earlier release did (properties, delay levels); how much a backup reads at once,
 rests of a broker's timers, in a fixture for brokers of any limits.
 """
 
-SLEEPS_MAX = 145
+SLEEPS_MAX = 142
 """How many sleeps by a real clock tests may have; never raised. Most are pauses of a loop, of a handler that is slow on
 purpose, or of programs that tests start. A test of what happens after a time takes a `MockClock` or the test kit.
 """

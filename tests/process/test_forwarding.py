@@ -342,7 +342,7 @@ async def test_a_killed_leader_causes_doubt_but_no_errors_at_a_follower(tmp_path
 
         async with trio.open_nursery() as working:
             working.start_soon(come_again)
-            await trio.sleep(0.5)  # some work before the kill
+            await until(lambda: clients and len(clients[0].stored) >= 500)
             cluster.kill(leader)
             await trio.sleep(5.0)  # long enough for an election, and for work after it
             working.cancel_scope.cancel()

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from mq.local_cluster import Ports
 from tests.support.commands import Done, run_here
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -65,13 +65,14 @@ def running(arguments: list[str], port: int) -> Iterator[None]:
     process = subprocess.Popen(
         [sys.executable, "-m", "mq.cli", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
+
+    def listens() -> bool:
+        assert process.poll() is None, f"it ended: {process.stderr.read() if process.stderr else ''}"
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
     try:
-        for _ in range(600):
-            assert process.poll() is None, f"it ended: {process.stderr.read() if process.stderr else ''}"
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
+        wait_until(listens)
         yield
     finally:
         process.send_signal(signal.SIGTERM)

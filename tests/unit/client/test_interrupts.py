@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from mq.client import ClientClosed, ClientError, Message
 from mq.client.sync import SyncPopConsumer, SyncProducer, SyncPullConsumer, SyncPushConsumer, SyncTransactionProducer
 from mq.client.sync.facade import Facade, _close_at_exit
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 from tests.unit.client.consuming import IMPATIENT, fill
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed, check_back
 from tests.unit.client.popping import popped_message
@@ -169,10 +168,7 @@ def test_closing_producer_warns_of_a_running_check(caplog: pytest.LogCaptureFixt
 def _close_and_hear(client: Any, go_on: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
     closer = threading.Thread(target=client.close)
     closer.start()
-    deadline = time.monotonic() + 60
-    while "close_waits" not in caplog.text and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert "close_waits" in caplog.text
+    wait_until(lambda: "close_waits" in caplog.text)
     go_on.set()
     closer.join(60)
     assert not closer.is_alive()
