@@ -106,7 +106,7 @@ UNIT_LEFT_OUT := $(OPENS_SOCKETS:%=--ignore=tests/unit/%.py) $(WALKS:%=--ignore=
 IN_MEMORY = $(shell [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 1000000 ] 2>/dev/null && echo env PYTEST_DEBUG_TEMPROOT=/dev/shm)
 UNIT_TEST = $(IN_MEMORY) $(call PYTEST,$(1)) -q -p tests.no_sockets --hypothesis-profile=few-examples -m 'not slow and not nightly' \
     $(UNIT_LEFT_OUT)
-## test-unit: the units, without sockets and processes; about half a minute on two processors
+## test-unit: the units, without sockets and processes; about 20 seconds on two processors
 test-unit: $(INSTALLED)
 	@$(MAKE) --no-print-directory -j 2 .unit .unit-others
 .PHONY: test-unit .unit .unit-others
