@@ -163,7 +163,7 @@ class Play:
             if known not in self.doubtful and self.settled.get(known, began) < began:
                 self.failed.append(f"{known} was received again after its acknowledgement")
             rude = 0 if self._calm else 1
-            match self.chance.choices(("acknowledge", "defer", "forget", "late"), (6, 1, rude, 2 * rude))[0]:
+            match self.chance.choices(("acknowledge", "defer", "forget", "late"), (6, rude, rude, 2 * rude))[0]:
                 case "acknowledge":
                     await self._acknowledge(client, each)
                 case "defer":
