@@ -155,7 +155,7 @@ def main() -> None:
 
 
 def report(queries: list[Any], wanted: list[int]) -> None:
-    """Until all queries have read as many rows as are wanted, or make no more progress.
+    """Wait until all queries have read as many rows as are wanted, or make no more progress.
 
     Raises RuntimeError when a query has failed.
     """

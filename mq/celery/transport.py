@@ -78,7 +78,7 @@ class Transport(virtual.Transport):
 
     @property
     def session(self) -> Session:
-        """What this process shares; opened again in a process that was forked since."""
+        """The session that all connections of this process share; a forked process opens its own."""
         if self._session is None or self._session.is_parents:
             self._session = Session.of(address_of(self.client, tls=self.uses_tls))
         return self._session

@@ -225,7 +225,7 @@ async def _put_all(
 
 
 async def _put_or_note(step: dict[str, object], config: T, put_one: Callable[[T], Awaitable[object]]) -> bool:
-    """Put one of them, or note in its step why a broker refuses it; returns whether it was put. Raises ClientError."""
+    """Put a definition, or note in its step why a broker refuses it; returns whether it was put. Raises ClientError."""
     try:
         await put_one(config)
     except BrokerError as error:

@@ -19,7 +19,7 @@ from mq.console.events import Events
 from mq.console.history import EVERY_SECONDS, History
 from mq.console.tails import DEFAULT, TailLimits, Tails
 from mq.inspection.cluster import GroupStatus, ask_brokers
-from mq.inspection.cluster_queries import LookingAdmin, OfReplicas
+from mq.inspection.cluster_queries import OfReplicas, QueryingAdmin
 from mq.inspection.members import Member, members_of
 from mq.inspection.operator_changes import ChangingAdmin
 from mq.inspection.survey import Survey, survey
@@ -163,7 +163,7 @@ class Watch:
         self,
         namesrv: str,
         remoting: RemotingSettings,
-        looking: LookingAdmin,
+        looking: QueryingAdmin,
         changing: ChangingAdmin,
         nursery: trio.Nursery,
         tail_limits: TailLimits = DEFAULT,
@@ -200,7 +200,7 @@ class Watch:
     ) -> AsyncGenerator[Watch]:
         """Open while the block runs. It connects when something is asked."""
         async with (
-            LookingAdmin(namesrv, remoting=remoting) as looking,
+            QueryingAdmin(namesrv, remoting=remoting) as looking,
             ChangingAdmin(namesrv, remoting=remoting) as changing,
             trio.open_nursery() as nursery,
         ):

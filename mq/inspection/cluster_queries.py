@@ -58,7 +58,7 @@ class OfReplicas(Generic[T]):
     unknowing: list[str] = field(default_factory=list)
 
 
-class LookingAdmin(CatalogueAdmin):
+class QueryingAdmin(CatalogueAdmin):
     """An `Admin` for looking: it leaves out broker groups without a leader, and waits for none.
 
     Changes go through an `Admin` that insists on every broker group.

@@ -152,7 +152,7 @@ class Core:
     async def lose_leader(self) -> str:
         """Cut the leader off from everybody, and wait until another replica leads; returns the lost one."""
         if len(self._cluster.replicas) < 3:
-            raise ValueError("one replica cannot lose its leader: replicas=3")
+            raise ValueError("a kit with one replica has no other one to lead: open it with replicas=3")
         lost = self._cluster.leader
         if lost is None:
             raise RuntimeError("no replica leads at the moment: wait_ready()")

@@ -12,7 +12,7 @@ from spark.tables.pipeline import Pipeline
 RETAIN_SNAPSHOTS: Final = 20
 
 
-class UpkeepRefused(Exception):
+class TableCommandRefused(Exception):
     """The table's kind does not have what was asked for; says what to do instead."""
 
 
@@ -21,11 +21,11 @@ def compact(
 ) -> dict[str, Any]:
     """Rewrite small files into large ones, and let old snapshots expire, but not the position in the topic: ``last`` is
     the table's last commit, found by its ``target``. The newest ``retain`` snapshots stay in any case. Raises
-    UpkeepRefused for Parquet.
+    TableCommandRefused for Parquet.
     """
     table = pipeline.table
     if table.format == "parquet":
-        raise UpkeepRefused(
+        raise TableCommandRefused(
             "a directory of Parquet files cannot be compacted while it is read: a reader would see rows twice, or not. "
             "Commit less often (trigger, max_messages_per_commit), or use delta or iceberg"
         )

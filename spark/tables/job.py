@@ -33,7 +33,7 @@ from spark.options import OptionRefused
 from spark.plan import PlanRefused
 from spark.positions import PositionRefused
 from spark.tables.commits import Commit, CommitRefused, check_owner, identity, messages_between, shown_position
-from spark.tables.compaction import UpkeepRefused, compact
+from spark.tables.compaction import TableCommandRefused, compact
 from spark.tables.documents import DocumentRefused
 from spark.tables.frames import Messages
 from spark.tables.layout import SchemaRefused
@@ -58,7 +58,7 @@ REFUSED: Final = (
     PlanRefused,
     PortUnusable,
     SchemaRefused,
-    UpkeepRefused,
+    TableCommandRefused,
 )
 STOPPED: Final = (
     DataLoss,
@@ -212,7 +212,9 @@ def run(
 
     try:
         if backward and pipeline.upsert is not None:
-            raise UpkeepRefused("older changes would replace newer rows: a table with upserts is not filled backward")
+            raise TableCommandRefused(
+                "older changes would replace newer rows: a table with upserts is not filled backward"
+            )
         last = loop.open()
         metrics.opened(last)
         say(opened=pipeline.table.where, commit=last.number)
@@ -245,7 +247,7 @@ def upkeep(command: str, pipeline: Pipeline, spark: SparkSession) -> int:
     last = target.last()
     check_owner(last, identity(pipeline.name, pipeline.topic), pipeline.table.where)
     if last is None:
-        raise UpkeepRefused(f"the table {pipeline.table.where} has no commit yet: there is nothing to {command}")
+        raise TableCommandRefused(f"the table {pipeline.table.where} has no commit yet: there is nothing to {command}")
     if command == "compact":
         say(**compact(spark, pipeline, target, last))
         return 0

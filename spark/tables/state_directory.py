@@ -61,7 +61,7 @@ class StateDirectory:
             self._lock = None
 
     def is_running(self) -> bool:
-        """Whether a process of this machine holds the lock. To find out, this one shares it for a moment."""
+        """Whether a process of this machine holds the lock; to find out, this one takes a shared lock for a moment."""
         try:
             descriptor = os.open(self.root / "running", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

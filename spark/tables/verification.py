@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 from spark.positions import parse_position
 from spark.tables.column_types import parse_schema, quoted
 from spark.tables.commits import Commit
-from spark.tables.compaction import UpkeepRefused
+from spark.tables.compaction import TableCommandRefused
 from spark.tables.frames import Messages, partitioned
 from spark.tables.loop import Range
 from spark.tables.parquet_directory import OWN, directory_pattern
@@ -42,10 +42,10 @@ def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Ran
     """Compare the rows of a range with its messages, queue by queue: how many, and a checksum over all columns.
 
     Messages are decoded with the columns that the table's commits have; those that do not decode have no row. Returns
-    one entry for each queue, with the first differences. Raises UpkeepRefused.
+    one entry for each queue, with the first differences. Raises TableCommandRefused.
     """
     if pipeline.upsert is not None:
-        raise UpkeepRefused("verify compares rows with messages, and a table with upserts has one row per key")
+        raise TableCommandRefused("verify compares rows with messages, and a table with upserts has one row per key")
     batch = Messages(spark, pipeline, ranges, parse_schema(commit.schema))
     try:
         counted = batch.counted()

@@ -14,7 +14,7 @@ import trio
 
 from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, RequestTimeout
 from mq.console.watch import Watch
-from mq.inspection.cluster_queries import LookingAdmin
+from mq.inspection.cluster_queries import QueryingAdmin
 from mq.inspection.dead_letters import read_letters
 from mq.inspection.survey import survey
 from mq.protocol.codes import RequestCode
@@ -416,7 +416,7 @@ async def test_more_open_pages_than_allowed_are_refused(kit: SyncKit) -> None:
 
 async def test_readers_for_which_a_replica_keeps_its_log_are_shown(kit: SyncKit, browser: Browser) -> None:
     assert "nobody reads in bulk now" in (await browser.get("/readers")).content
-    async with LookingAdmin(kit.namesrv) as admin:
+    async with QueryingAdmin(kit.namesrv) as admin:
         [address] = [
             row for each in (await admin.cluster_info()).brokers.values() for row in each.broker_addrs.values()
         ]

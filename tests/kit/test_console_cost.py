@@ -11,7 +11,7 @@ import trio
 
 from mq.client import Admin
 from mq.inspection.cluster import ask_brokers
-from mq.inspection.cluster_queries import LookingAdmin
+from mq.inspection.cluster_queries import QueryingAdmin
 from mq.inspection.survey import survey
 from mq.testing import SyncKit
 from tests.support.console_browser import quiet_kit
@@ -32,7 +32,7 @@ def test_an_open_overview_costs_a_leader_little(kit: SyncKit) -> None:
     """The processor time of this process counts the console's part as well, which is more than that of the leader."""
 
     async def minute(parts: dict[str, int]) -> float:
-        async with LookingAdmin(kit.namesrv) as admin:
+        async with QueryingAdmin(kit.namesrv) as admin:
             await ask_brokers(admin)
             began = time.process_time()
             for _ in range(parts["brokers"]):

@@ -15,7 +15,7 @@ from mq.client import Admin, BrokerError, Every, Message, Producer, Schedule, Tr
 from mq.client.net.client_core import ClientCore
 from mq.console import watch
 from mq.inspection.cluster import GroupStatus
-from mq.inspection.cluster_queries import LookingAdmin
+from mq.inspection.cluster_queries import QueryingAdmin
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pending import KINDS, SHOWN_MAX
@@ -196,7 +196,7 @@ async def test_pages_that_only_show_have_no_way_to_change(browser: Browser) -> N
 
 
 async def test_answers_about_pending_messages_contain_no_bodies(kit: SyncKit) -> None:
-    async with LookingAdmin(kit.namesrv) as admin:
+    async with QueryingAdmin(kit.namesrv) as admin:
         found = await admin.pending("half", 10**6)
         assert found is not None
         assert len(found["broker-a"].messages) <= SHOWN_MAX
@@ -223,7 +223,7 @@ async def test_finished_messages_after_an_open_one_are_skipped(monkeypatch: pyte
                 async with producer.transaction(Message("Orders", b"%d" % number)):
                     pass
         await transaction(kit.namesrv, "last")
-        async with LookingAdmin(kit.namesrv) as admin:
+        async with QueryingAdmin(kit.namesrv) as admin:
             monkeypatch.setattr(ConsumeQueue, "read", counted)
             found = (await admin.pending("half", 10) or {})["broker-a"]
         assert (found.total, [each.keys for each in found.messages]) == (2, ["open", "last"])

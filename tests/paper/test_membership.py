@@ -133,7 +133,7 @@ def test_two_changes() -> None:
 
 
 @pytest.mark.parametrize("wish", [add(B), promote(B), promote(E), remove(E), replace(A, E), replace(E, D)])
-def test_contradicting_changes(wish: ConfChange) -> None:
+def test_contradicting_changes_are_refused(wish: ConfChange) -> None:
     """A change that makes no sense is refused before anything happens."""
     group = with_learner()
     last = group[A].last_index

@@ -62,7 +62,7 @@ def names(lines: list[str]) -> list[str]:
     return [json.loads(line)["event"]["name"] for line in lines]
 
 
-def test_story_keeps_the_rules() -> None:
+def test_trace_of_a_story_follows_the_rules() -> None:
     lines = story()
     reference = check(lines)
     assert reference.lines == len(lines)

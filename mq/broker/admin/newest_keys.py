@@ -31,7 +31,7 @@ class CompactionFacts(NamedTuple):
 
 
 def compaction_facts(record: RawRecord) -> CompactionFacts:
-    """What a record says of that."""
+    """Whether a record is a tombstone, and when it, or the record that it is a copy of, was stored."""
     original_ms = carried_from_ms(record.properties.decode("utf-8", "replace"))
     own_ms = record.store_timestamp_ms
     return CompactionFacts(not record.body, own_ms if original_ms is None else min(own_ms, original_ms))

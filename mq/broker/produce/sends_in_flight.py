@@ -287,7 +287,7 @@ class NumberedBlock(NumberedSends):
             _serve(waiting)
 
     def serve(self, waiting: Iterable[Call[SendRequest]]) -> None:
-        """Serve what `end` has returned: the block is not stored, and its senders know."""
+        """Serve again the requests that `end` returned; the senders of the block know that it is not stored."""
         _serve(waiting)
 
 

@@ -141,7 +141,7 @@ class Client:
             raise
         host.raise_failure()
         if not host.is_open:
-            raise ClientClosed("it was closed while it was being opened")
+            raise ClientClosed("the client was closed while it was being opened")
         return host
 
     async def _close(self, *, finish: bool) -> None:

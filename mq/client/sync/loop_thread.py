@@ -102,7 +102,7 @@ class LoopThread:
             raise ClientClosed("it is closed") from error
 
     def stop(self, waits_for: str) -> None:
-        """End the loop, and wait until all calls have ended; `waits_for` says in a log line which may take long."""
+        """End the loop, and wait until all calls have ended; `waits_for` names in a log line what may take long."""
         with contextlib.suppress(RuntimeError):  # it has ended
             self.portal.start_task_soon(self.portal.stop).result()
         while self._thread.is_alive():

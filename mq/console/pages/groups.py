@@ -27,7 +27,7 @@ from mq.console.views.groups import (
 from mq.console.views.links import link
 from mq.console.views.resets import preview_rows
 from mq.console.views.text import duration, matching, number, paged
-from mq.inspection.cluster_queries import LookingAdmin
+from mq.inspection.cluster_queries import QueryingAdmin
 
 
 async def group_list(visit: Visit) -> Page:
@@ -133,7 +133,7 @@ def position_of(to: str, time: str) -> ConsumeFrom:
     return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
 
 
-async def _targets(admin: LookingAdmin, topic: str, position: ConsumeFrom) -> dict[MessageQueue, int]:
+async def _targets(admin: QueryingAdmin, topic: str, position: ConsumeFrom) -> dict[MessageQueue, int]:
     ends = await admin.topic_stats(topic)
     if position == "first":
         return {queue: each.min_offset for queue, each in ends.items()}
@@ -143,7 +143,7 @@ async def _targets(admin: LookingAdmin, topic: str, position: ConsumeFrom) -> di
 
 
 async def offsets_of_all(
-    admin: LookingAdmin, queues: Collection[MessageQueue], time: dt.datetime
+    admin: QueryingAdmin, queues: Collection[MessageQueue], time: dt.datetime
 ) -> dict[MessageQueue, int]:
     """The offset of the first message of each queue that was stored at a time or later.
 

@@ -28,7 +28,7 @@ from mq.console.views.messages import (
     record_of,
 )
 from mq.filter.subscription import SubscriptionError
-from mq.inspection.cluster_queries import LookingAdmin
+from mq.inspection.cluster_queries import QueryingAdmin
 from mq.inspection.dead_letters import DEALT_WITH_BY
 from mq.protocol.requests.topics import QueueEnds
 
@@ -188,7 +188,7 @@ def _chosen(queues: list[MessageQueue], name: str) -> list[MessageQueue]:
 
 
 async def _ranges(
-    admin: LookingAdmin,
+    admin: QueryingAdmin,
     ends: Mapping[MessageQueue, QueueEnds],
     queues: list[MessageQueue],
     by: str,

@@ -1,4 +1,4 @@
-"""What headers are read as, and the way to read those that no typed pass takes.
+"""The types of decoded headers, and the slow way to decode headers that no typed pass accepts.
 
 Nearly every header is plain compact JSON, which one typed pass reads: `server_decoding` has that of servers, which get
 any request, and `client_decoding` that of clients. Whatever that pass refuses (the binary encoding, numbers with

@@ -141,7 +141,7 @@ async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
     assert [client.sent for client in clients] == [[], *[[b"0", b"1", b"2", b"3"]] * 3, []]
 
 
-async def test_a_deferred_answer_is_made_later_however_short() -> None:
+async def test_deferred_answer_is_built_later_even_if_it_is_short() -> None:
     gradually = SlowAnswers(wake=lambda: None, clock=trio.current_time)
     client, begun = _Connection(), False
 

@@ -212,7 +212,7 @@ async def test_opening_may_be_given_up(how: str) -> None:
             else:
                 await consumer.aclose()
         assert [str(error) for error in raised] == (
-            ["it was closed while it was being opened"] if how == "close" else []
+            ["the client was closed while it was being opened"] if how == "close" else []
         )
         cluster.name_servers[0].mute = False
         await consumer.open()

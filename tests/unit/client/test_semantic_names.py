@@ -39,7 +39,9 @@ def test_opt_in_chooses_the_names(opt_in: str | None, attributes: dict[str, str]
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("opt_in", "prefixes"), [("messaging", ["rocketmq."]), ("", ["messaging.rocketmq."])])
-async def test_spans_of_both_sides_are_named(monkeypatch: pytest.MonkeyPatch, opt_in: str, prefixes: list[str]) -> None:
+async def test_spans_get_the_chosen_semantic_names(
+    monkeypatch: pytest.MonkeyPatch, opt_in: str, prefixes: list[str]
+) -> None:
     monkeypatch.setenv(OPT_IN, opt_in)
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -100,7 +100,9 @@ class Shop:
 
 
 @pytest.mark.parametrize("ordered", [True, False, "key"])
-async def test_undecodable_body_is_dead_and_delays_no_other(ordered: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_undecodable_body_becomes_a_dead_letter_and_delays_no_other(
+    ordered: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         put(cluster, *orders(0, -1, 2))
         shop = Shop()

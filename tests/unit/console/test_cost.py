@@ -18,7 +18,7 @@ from mq.console.app import Console
 from mq.console.settings import ConsoleSettings
 from mq.console.users import Users
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
-from mq.inspection.cluster_queries import LookingAdmin
+from mq.inspection.cluster_queries import QueryingAdmin
 from mq.inspection.survey import Consumers, Survey
 from mq.protocol.requests.group_progress import GroupProgress
 from tests.support.console_browser import NOW_MS, Browser
@@ -44,7 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(watching, "ask_brokers", answering("brokers", GROUPS))
     monkeypatch.setattr(watching, "survey", answering("survey", Survey(GROUPS, {}, {}, {})))
     for name in ("all_progress", "topic_configs", "consumer_groups", "group_offsets"):
-        monkeypatch.setattr(LookingAdmin, name, answering(name, {}))
+        monkeypatch.setattr(QueryingAdmin, name, answering(name, {}))
     return counts
 
 
@@ -64,7 +64,7 @@ def test_a_large_cluster_is_looked_through_less_often(asked: Counter[str], monke
         return progress
 
     monkeypatch.setattr(watching, "survey", survey)
-    monkeypatch.setattr(LookingAdmin, "all_progress", all_progress)
+    monkeypatch.setattr(QueryingAdmin, "all_progress", all_progress)
     found = asked_with(1, asked)
     answers = 2 * found["survey"] + found["all_progress"]
     assert 0 < answers * 0.32 < SECONDS * 0.01

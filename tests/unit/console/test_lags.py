@@ -13,7 +13,7 @@ from mq.console.views.charts import lag_chart
 from mq.console.views.groups import member_rows, reasons
 from mq.console.watch import Shared, Watch
 from mq.inspection.cluster import GroupStatus
-from mq.inspection.cluster_queries import LookingAdmin
+from mq.inspection.cluster_queries import QueryingAdmin
 from mq.inspection.members import Member
 from mq.inspection.operator_changes import ChangingAdmin
 from mq.protocol.numbers import QueueOffset
@@ -93,7 +93,7 @@ def test_lag_chart_shows_its_highest_point() -> None:
 def watch_of(nursery: trio.Nursery) -> Watch:
     """A watch that asks nobody but what a test puts into it."""
     remoting = RemotingSettings(credentials=None, tls=None)
-    looking = LookingAdmin("127.0.0.1:1", remoting=remoting)
+    looking = QueryingAdmin("127.0.0.1:1", remoting=remoting)
     return Watch("127.0.0.1:1", remoting, looking, ChangingAdmin("127.0.0.1:1", remoting=remoting), nursery)
 
 

@@ -11,7 +11,7 @@ import pytest
 from mq.client.errors import BrokerError
 from mq.client.message import MessageQueue
 from mq.console.pages.groups import offsets_of_all
-from mq.inspection.cluster_queries import LookingAdmin
+from mq.inspection.cluster_queries import QueryingAdmin
 
 TIME = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 TOLD, SLOW, GONE = (MessageQueue("T", "broker-a", number) for number in range(3))
@@ -31,7 +31,7 @@ class Answers:
 
 
 async def offsets(*queues: MessageQueue) -> dict[MessageQueue, Any]:
-    return await offsets_of_all(cast("LookingAdmin", Answers()), queues, TIME)
+    return await offsets_of_all(cast("QueryingAdmin", Answers()), queues, TIME)
 
 
 @pytest.mark.trio

@@ -26,7 +26,7 @@ from mq.console.users import Users
 from mq.console.views.messages import MessageRow
 from mq.console.watch import Shared, Watch
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
-from mq.inspection.cluster_queries import Held, LookingAdmin, OfReplicas
+from mq.inspection.cluster_queries import Held, OfReplicas, QueryingAdmin
 from mq.inspection.members import Member
 from mq.protocol.messages.records import Host, StoredMessage
 from mq.protocol.names import dead_letter_topic
@@ -54,7 +54,7 @@ SECONDS_MAX = 1.0
 BYTES_MAX = 1_000_000
 
 
-class Answers(LookingAdmin):
+class Answers(QueryingAdmin):
     """What brokers of such a cluster answer, at once; ``asked`` counts what was asked for, by name."""
 
     def __init__(self, namesrv: str) -> None:

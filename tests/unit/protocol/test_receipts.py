@@ -58,7 +58,7 @@ def test_an_invalid_set_of_bits_is_refused(given: str | list[int]) -> None:
         decode_bits(given)
 
 
-def test_a_receipt_comes_back() -> None:
+def test_decoded_receipt_equals_the_encoded_one() -> None:
     text = "7 1600000000000 60000 0 1 b-a 3 9"
     receipt = Receipt.decode(text)
     assert receipt == Receipt(QueueOffset(7), 1_600_000_000_000, 60_000, 0, "1", "b-a", 3, QueueOffset(9))

@@ -201,7 +201,7 @@ async def test_a_connection_without_http2_is_closed(autojump_clock: MockClock) -
 
 
 @pytest.mark.parametrize("first", [b"P", b"\x16\x03", b"PROXY TCP4 ", b"PRI * HTTP/2.0\r\n"])
-async def test_a_handshake_has_its_time(first: bytes, autojump_clock: MockClock) -> None:
+async def test_slow_handshake_is_cut_off(first: bytes, autojump_clock: MockClock) -> None:
     made = SelfSigned(["localhost"], lambda: 0)
     async with serving(GrpcLimits(handshake_seconds_max=10), tls=made) as server:
         stream = await server.listener.connect()
