@@ -18,10 +18,11 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.suites.case_load import DISK, ROOT, Measure, Note, Plan
+from benchmarks.suites.case_load import ROOT, Measure, Note, Plan
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 
 BODIES = (128, 1024)
 BATCHED = "single messages, batched by the producer"
@@ -50,7 +51,9 @@ async def measure_three(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def _measure(case: str, nodes: int, plan: Plan, directory: Path, note: Note) -> None:
-    async with DevCluster.open(directory / "replicas", nodes=nodes, ports=Ports.free(nodes), settings=DISK) as cluster:
+    async with DevCluster.open(
+        directory / "replicas", nodes=nodes, ports=Ports.free(nodes), settings=ANY_DISK
+    ) as cluster:
         for load, options in LOADS.items():
             for body in BODIES:
                 result = await _bench("produce", cluster.namesrv, body, plan, ["--warm-up", str(plan.warmup), *options])

@@ -28,7 +28,6 @@ from benchmarks.lateness import measure_lateness
 from benchmarks.load.dialogues import Job, Report
 from benchmarks.procfs import rss_bytes
 from benchmarks.suites.case_load import (
-    DISK,
     Measure,
     Note,
     Plan,
@@ -41,6 +40,7 @@ from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.client.admin import Admin
 from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 
 IN_FLIGHT = 64
 POP_MESSAGES = 3_000_000
@@ -66,7 +66,7 @@ def job_of(cluster: DevCluster, node_id: str, plan: Plan, kind: str, **more: Any
 @asynccontextmanager
 async def three_brokers(directory: Path) -> AsyncIterator[tuple[DevCluster, str]]:
     """A group of three with the benchmark's topic, and its leader."""
-    async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+    async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
         yield cluster, leader

@@ -27,12 +27,13 @@ from benchmarks.load.paced_client import Report, run_paced_client
 from benchmarks.noisy_clients import PULLED_BYTES, Job, neighbours
 from benchmarks.procfs import load_average
 from benchmarks.pulling import fill
-from benchmarks.suites.case_load import DISK, Measure, Note, Plan
+from benchmarks.suites.case_load import Measure, Note, Plan
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.local_cluster import HOST, DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.monitoring.cpu_time import cpu_seconds
 
 STEADY_TOPIC = "Steady"
@@ -82,7 +83,7 @@ class _Watch:
 
 @asynccontextmanager
 async def _three(directory: Path) -> AsyncIterator[tuple[DevCluster, str]]:
-    async with DevCluster.open(directory / "fair", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+    async with DevCluster.open(directory / "fair", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(STEADY_TOPIC, 16)
         yield cluster, await cluster.leader()

@@ -31,11 +31,11 @@ from trio.testing import MockClock
 from benchmarks.gate.whole_broker import ask, create_topic
 from benchmarks.load.frames import send_frame
 from benchmarks.load.generators import ROOT
-from benchmarks.suites.case_load import DISK
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.compiled import IS_COMPILED
 from mq.local_cluster import HOST, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 
 BODY_BYTES: Final = 1024
 FEW, MANY = 1, 33
@@ -90,7 +90,7 @@ async def walks(directory: Path, clock: MockClock) -> dict[int, Walk]:
         data_dir=directory,
         metrics_listen="off",
         key_index_poll_seconds=3600.0,
-        **{name: float(value) for name, value in DISK.items()},  # type: ignore[arg-type]
+        **{name: float(value) for name, value in ANY_DISK.items()},  # type: ignore[arg-type]
     )
     shortest: dict[int, Walk] = {}
     async with trio.open_nursery() as nursery:

@@ -19,7 +19,7 @@ import trio
 from benchmarks.load.do_job import do_job
 from benchmarks.load.frames import TOPIC
 from benchmarks.load.generators import run_generator
-from benchmarks.suites.case_load import DISK, Note, Plan, create_topics
+from benchmarks.suites.case_load import Note, Plan, create_topics
 from benchmarks.suites.figures import Figure
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
@@ -27,6 +27,7 @@ from mq.client.errors import ClientError
 from mq.client.message import Message, ReceivedMessage
 from mq.client.produce.producer import Producer
 from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 
 _WARM_UP_SHARE = 0.1
 _SILENCE_SECONDS_MAX = 20.0
@@ -98,7 +99,7 @@ def share_of(values: Sequence[float], share: float) -> float:
 async def measure_latency(plan: Plan, directory: Path, note: Note) -> None:
     """One message at a time through three replicas."""
     messages = plan.sizes.latency_messages // (20 if plan.quick else 1)
-    async with DevCluster.open(directory / "latency", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+    async with DevCluster.open(directory / "latency", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         job = Job(cluster.namesrv, TOPIC, 1024, int(messages * _WARM_UP_SHARE), messages)
         report = await run_generator("benchmarks.latency", job, Report)

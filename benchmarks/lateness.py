@@ -19,7 +19,7 @@ from benchmarks.latency import share_of
 from benchmarks.load.do_job import do_job
 from benchmarks.load.frames import TOPIC
 from benchmarks.load.generators import run_generator
-from benchmarks.suites.case_load import DISK, Note, Plan, create_topics
+from benchmarks.suites.case_load import Note, Plan, create_topics
 from benchmarks.suites.figures import Figure
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
@@ -27,6 +27,7 @@ from mq.client.errors import ClientError
 from mq.client.message import Message, ReceivedMessage, SendResult
 from mq.client.produce.producer import Producer
 from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 
 RATE = 1000
 DELAY_SECONDS = 1.0
@@ -94,7 +95,7 @@ async def watch(job: Job) -> Report:
 
 async def measure_lateness(plan: Plan, directory: Path, note: Note) -> None:
     """The shortest delay level on three replicas."""
-    async with DevCluster.open(directory / "lateness", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+    async with DevCluster.open(directory / "lateness", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         job = Job(cluster.namesrv, TOPIC, RATE, plan.windows * plan.seconds)
         report = await run_generator("benchmarks.lateness", job, Report)

@@ -26,10 +26,11 @@ from benchmarks.load.job import Job
 from benchmarks.load.open_loop import PacedJob
 from benchmarks.load.report import Report, added, quantile
 from benchmarks.produce import windows_of
-from benchmarks.suites.case_load import DISK, Measure, Note, Plan, create_topics
+from benchmarks.suites.case_load import Measure, Note, Plan, create_topics
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
+from mq.local_cluster.any_disk import ANY_DISK
 
 BODY_BYTES = 1024
 CONNECTIONS = 4
@@ -44,7 +45,7 @@ P999_GOAL_MS = 50.0
 
 async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
     """The maximum, then half of it. Raises ServersFailed, also if the leader changes meanwhile."""
-    async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+    async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
         pids = [cluster.pid(node) for node in (leader, *(each for each in cluster.node_ids if each != leader))]

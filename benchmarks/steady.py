@@ -24,10 +24,11 @@ from benchmarks.load.generators import Meter, drive, share_out
 from benchmarks.load.job import Job
 from benchmarks.procfs import own_cpu_seconds, process_tree, rss_bytes
 from benchmarks.produce import windows_of
-from benchmarks.suites.case_load import BATCH, DISK, Measure, Note, Plan, create_topics
+from benchmarks.suites.case_load import BATCH, Measure, Note, Plan, create_topics
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.monitoring.cpu_time import cpu_seconds
 
 BODY_BYTES = 1024
@@ -51,7 +52,7 @@ async def measure_batches(plan: Plan, directory: Path, note: Note) -> None:
 
 async def _measure(case: str, in_flight: int, batch: int, plan: Plan, directory: Path, note: Note) -> None:
     seconds, seconds_min, bytes_min = (1.0, 4.0, 0) if plan.quick else (WINDOW_SECONDS, SECONDS_MIN, BYTES_MIN)
-    async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+    async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
         pids = [cluster.pid(node) for node in (leader, *(each for each in cluster.node_ids if each != leader))]

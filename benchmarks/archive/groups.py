@@ -12,10 +12,10 @@ import trio
 
 from benchmarks.load.frames import QUEUES, send_frame
 from benchmarks.pulling import fill_with
-from benchmarks.suites.case_load import DISK
 from jepsen.deployments.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, open_object_storage
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
+from mq.local_cluster.any_disk import ANY_DISK
 
 PREFIX = "broker-a"
 URL = f"s3://{BUCKET}/{PREFIX}"
@@ -33,7 +33,7 @@ async def archiving_group(
     os.environ.update(ENVIRONMENT)  # for brokers, which are started from here
     async with open_object_storage(directory / "store") as storage:
         given = {
-            **DISK,
+            **ANY_DISK,
             "segment_bytes": str(SEGMENT_BYTES),
             "archive_url": URL,
             "archive_endpoint_url": storage.url,

@@ -42,10 +42,11 @@ from benchmarks.celery_load.redis import open_redis, redis_missing
 from benchmarks.celery_load.relay import RELAYED_HOST, Relays, open_relays
 from benchmarks.celery_load.workers import Workers
 from benchmarks.procfs import load_average, machine
-from benchmarks.suites.case_load import DISK, ROOT
+from benchmarks.suites.case_load import ROOT
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
 from mq.local_cluster import DevCluster, Ports, ServersFailed
+from mq.local_cluster.any_disk import ANY_DISK
 
 WORKERS = ("one", "two", "three")
 PRODUCERS = 2
@@ -193,7 +194,7 @@ async def play(plan: Plan, directory: Path) -> Result:
     (directory / "notes").touch()
     async with (
         open_relays((ports.namesrv, *ports.clients)) as relays,
-        DevCluster.open(directory / "brokers", ports=ports, settings=DISK, client_host=RELAYED_HOST) as cluster,
+        DevCluster.open(directory / "brokers", ports=ports, settings=ANY_DISK, client_host=RELAYED_HOST) as cluster,
     ):
         with ExitStack() as stack:
             redis_port, _ = stack.enter_context(open_redis(directory / "redis"))

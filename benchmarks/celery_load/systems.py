@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.celery_load.redis import open_redis
 from benchmarks.peers.rabbitmq import PROGRAM as RABBITMQ_PROGRAM
-from benchmarks.suites.case_load import DISK
 from mq.local_cluster import HOST, DevCluster, Ports, open_processes
+from mq.local_cluster.any_disk import ANY_DISK
 
 QUORUM = {
     "task_default_queue_type": "quorum",
@@ -42,7 +42,7 @@ class System:
 
 @asynccontextmanager
 async def _raftmq(directory: Path, *, nodes: int, durability: str = "quorum-fsync") -> AsyncIterator[Broker]:
-    settings = {**DISK, "durability": durability}
+    settings = {**ANY_DISK, "durability": durability}
     async with DevCluster.open(directory, nodes=nodes, ports=Ports.free(nodes), settings=settings) as cluster:
         yield Broker(f"raftmq://{cluster.namesrv}", tuple(cluster.pid(node_id) for node_id in cluster.node_ids))
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.curves.group_load import SETTINGS, Note, Plan, Replicas, begin_after, measure_jobs, persist
+from benchmarks.curves.group_load import Note, Plan, Replicas, begin_after, measure_jobs, persist
 from benchmarks.curves.polling import Job
 from benchmarks.curves.producing import up_and_down
 from benchmarks.curves.sample import Curve, Measured
 from benchmarks.load.frames import topic_name
 from mq.client.admin import Admin
 from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 
 RATE = 2000.0
 JOIN_COST = 4
@@ -29,7 +30,7 @@ CONSUMERS = Curve(
 async def consumers(plan: Plan, directory: Path, note: Note) -> None:
     """Long polls of so many consumers, each time of a new topic with as many queues."""
     counts = (1, 20) if plan.quick else (1, 4, 16, 64, 250, 1000)
-    async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=SETTINGS) as cluster:
+    async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         topics = map(topic_name, itertools.count())
         for count in up_and_down(counts):
             note(await persist(partial(_measure, cluster, topics, count, plan)))

@@ -25,8 +25,6 @@ CONNECTS_PER_SECOND = 1000
 START_SECONDS = 2.0
 """Of the processes that generate the load, where others use the cores too."""
 AGAIN_AFTER_SECONDS = 3.0
-SETTINGS = {"disk_warn_ratio": "0.97", "disk_expire_ratio": "0.98", "disk_full_ratio": "0.99"}
-"""What is measured must not depend on how full the machine's disk is."""
 
 
 class Plan(argparse.Namespace):

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.curves.group_load import SETTINGS, Note, Plan, Shape, measure
+from benchmarks.curves.group_load import Note, Plan, Shape, measure
 from benchmarks.curves.sample import Curve
 from benchmarks.load.frames import CODE, QUEUES, TOPIC, complete_bytes, lite_name, send_frame
 from benchmarks.load.generators import GeneratorFailed
 from mq.client import Admin, ClientError
 from mq.local_cluster import HOST, DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.requests.lite_attributes import LITE as OF_LITE_TOPICS
 
@@ -40,7 +41,7 @@ PAIRS = 8
 async def lite_topics(plan: Plan, directory: Path, note: Note) -> None:
     """More and more lite topics in one topic. Those points come that can be filled in time."""
     counts = (10, 1000) if plan.quick else COUNTS
-    async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=SETTINGS) as cluster:
+    async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=ANY_DISK) as cluster:
         await _create_topic(cluster)
         address, there, seconds_each = (HOST, cluster.port("n0")), 0, 0.0
         for count in counts:

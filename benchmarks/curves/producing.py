@@ -15,7 +15,6 @@ from typing import TypeVar
 import trio
 
 from benchmarks.curves.group_load import (
-    SETTINGS,
     Note,
     Plan,
     Replicas,
@@ -33,6 +32,7 @@ from benchmarks.load.open_loop import PacedJob
 from benchmarks.suites.case_load import BATCH, create_topics
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.local_cluster.groups import open_groups
 
 GROUP_RATE = 2000.0
@@ -62,7 +62,7 @@ def up_and_down(points: Sequence[T]) -> list[T]:
 
 @asynccontextmanager
 async def _group(directory: Path, nodes: int) -> AsyncIterator[DevCluster]:
-    async with DevCluster.open(directory, nodes=nodes, ports=Ports.free(nodes), settings=SETTINGS) as cluster:
+    async with DevCluster.open(directory, nodes=nodes, ports=Ports.free(nodes), settings=ANY_DISK) as cluster:
         yield cluster
 
 
@@ -170,7 +170,7 @@ async def groups(plan: Plan, directory: Path, note: Note) -> None:
     """1, 2 and 4 groups, each with the same rate, which the cores of a small machine bear for all of them."""
     for count in up_and_down((1, 2) if plan.quick else (1, 2, 4)):
         home = directory / f"{count}"
-        async with open_groups(home, count, ports=Ports.free(3, groups=count), settings=SETTINGS) as clusters:
+        async with open_groups(home, count, ports=Ports.free(3, groups=count), settings=ANY_DISK) as clusters:
             async with Admin(clusters[0].namesrv) as admin:
                 await admin.create_topic(topic_name(0), QUEUES)
             note(await persist(partial(_measure_groups, clusters, plan)))

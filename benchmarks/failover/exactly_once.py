@@ -28,19 +28,20 @@ from pathlib import Path
 import trio
 
 from benchmarks.procfs import load_average, machine
-from benchmarks.suites.case_load import DISK, ROOT
+from benchmarks.suites.case_load import ROOT
 from mq.cli.errors import run_trio
 from mq.client import Admin, Message, Producer, PullConsumer, TransactionProducer
 from mq.client.errors import ClientError, SendOutcomeUnknown
 from mq.client.message import SendResult
 from mq.local_cluster import DevCluster, Ports, ServersFailed
+from mq.local_cluster.any_disk import ANY_DISK
 
 KILL_EVERY_SECONDS = 10.0
 DOWN_SECONDS = 3.0
 DELAYED_PER_SECOND = 1500
 TRANSACTIONS_PER_SECOND = 150
 QUEUES = 8
-SETTINGS = DISK | {"transaction_timeout_seconds": "3", "transaction_check_seconds": "5"}
+SETTINGS = ANY_DISK | {"transaction_timeout_seconds": "3", "transaction_check_seconds": "5"}
 DRAIN_SECONDS_MAX = 180.0
 QUIET_SECONDS = 3.0
 DELAYED, TIMED, TRANSACTIONS = "OnceDelayed", "OnceTimed", "OnceTransactions"

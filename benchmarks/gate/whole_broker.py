@@ -18,10 +18,10 @@ from trio.testing import MockClock
 
 from benchmarks.gate.counting import Counting
 from benchmarks.load.frames import CODE, QUEUES, TOPIC, complete_bytes, pull_frame, request_frame, send_frame, topic_ext
-from benchmarks.suites.case_load import DISK
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.local_cluster import HOST, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.protocol.codes import RequestCode
 from raftlog.segment.writer import InlineWriter
 
@@ -97,7 +97,7 @@ async def _count(counting: Counting, directory: Path, clock: MockClock) -> None:
         durability="quorum-memory",
         metrics_listen="off",
         key_index_poll_seconds=3600.0,
-        **{name: float(value) for name, value in DISK.items()},  # type: ignore[arg-type]
+        **{name: float(value) for name, value in ANY_DISK.items()},  # type: ignore[arg-type]
     )
     sends = [send_frame(slot, BODY_BYTES, slot % QUEUES) for slot in range(1, IN_FLIGHT + 1)]
     batches = [

@@ -15,9 +15,10 @@ from benchmarks.peers.nats import NATS
 from benchmarks.peers.peer import Peer, nothing_to_prepare
 from benchmarks.peers.rabbitmq import RABBITMQ
 from benchmarks.peers.rocketmq import ROCKETMQ
-from benchmarks.suites.case_load import DISK, ROOT
+from benchmarks.suites.case_load import ROOT
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster, Ports, open_processes
+from mq.local_cluster.any_disk import ANY_DISK
 
 NODES = 3
 FLOOR, SDK, GENERATOR = "floor", "raftmq", "raftmq-wire"
@@ -65,7 +66,7 @@ async def _open_floor(directory: Path) -> AsyncIterator[Running]:
 
 @asynccontextmanager
 async def _open_raftmq(wire: str, directory: Path) -> AsyncIterator[Running]:
-    async with DevCluster.open(directory, nodes=NODES, ports=Ports.free(NODES), settings=DISK) as cluster:
+    async with DevCluster.open(directory, nodes=NODES, ports=Ports.free(NODES), settings=ANY_DISK) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, QUEUES)
         leader = await cluster.leader()

@@ -26,18 +26,18 @@ from benchmarks.memory.clients import Job, Report
 from benchmarks.memory.page import BEGIN, END, SETTLING_SECONDS, Sample, growths, picture, section
 from benchmarks.procfs import load_average, process_tree, rss_bytes
 from benchmarks.report.run_record import RunRecord
-from benchmarks.suites.case_load import DISK
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.local_cluster import DevCluster, Ports, ServersFailed
+from mq.local_cluster.any_disk import ANY_DISK
 
 BODY_BYTES = 1024
 TOPICS = ["MemoryOrders", "MemoryBills", "MemoryParcels", "MemoryEvents"]
 QUEUES = 8
 SAMPLE_SECONDS = 30.0
 RETENTION_MIB = 512
-SETTINGS = DISK | {
+SETTINGS = ANY_DISK | {
     "segment_bytes": str(64 << 20),
     "retention_bytes": str(RETENTION_MIB << 20),
     "delete_when": "-1",

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from benchmarks.load.frames import QUEUES, TOPIC
 from benchmarks.peers.peer import Peer, Target, nothing_to_prepare
-from benchmarks.suites.case_load import DISK
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 
 NODES = 3
 
 
 @asynccontextmanager
 async def _open(durability: str, directory: Path) -> AsyncIterator[Target]:
-    settings = {**DISK, "durability": durability}
+    settings = {**ANY_DISK, "durability": durability}
     async with DevCluster.open(directory, nodes=NODES, ports=Ports.free(NODES), settings=settings) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, QUEUES)

@@ -33,11 +33,12 @@ from benchmarks.procfs import disk_bytes_read, rss_bytes
 from benchmarks.spark.process import SparkProcess
 from benchmarks.spark.stages import seconds_of_stages
 from benchmarks.store.follower import burn, cost_of, forget, pin, produce_beside
-from benchmarks.suites.case_load import DISK, Measure, Note, Plan, create_topics, job_for, run_load
+from benchmarks.suites.case_load import Measure, Note, Plan, create_topics, job_for, run_load
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.inspection.cluster import ask_cluster
 from mq.local_cluster import DevCluster, Ports, ServersFailed
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.monitoring.cpu_time import cpu_seconds
 from spark.kept_connections import KeptConnections
 from spark.options import Topics, parse_read_options
@@ -55,7 +56,7 @@ SINK_ROWS = 200_000
 @asynccontextmanager
 async def filled(directory: Path, plan: Plan, messages: int) -> AsyncIterator[tuple[DevCluster, int]]:
     """Three replicas that hold so many messages, and a few more; and how many."""
-    async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+    async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
         sent = 0
@@ -148,7 +149,7 @@ async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
 async def measure_planning(plan: Plan, directory: Path, note: Note) -> None:
     """The ends of many queues, as each micro-batch queries them."""
     topics = 50 if plan.quick else MANY_TOPICS
-    async with DevCluster.open(directory / "cluster", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+    async with DevCluster.open(directory / "cluster", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, topics, await cluster.leader())
         names = tuple(topic_name(number) for number in range(topics))
         first, again = await trio.to_thread.run_sync(_plan_often, cluster.namesrv, names)

@@ -29,12 +29,13 @@ from benchmarks.peers.consuming.clients import install_package
 from benchmarks.procfs import load_average
 from benchmarks.spark.process import Answer, SparkProcess
 from benchmarks.spark.stages import seconds_of_stages
-from benchmarks.suites.case_load import DISK, Measure, Note, Plan, create_topics
+from benchmarks.suites.case_load import Measure, Note, Plan, create_topics
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from benchmarks.wires.kafka import create_topic
 from benchmarks.wires.wire import LoadFailed
 from mq.local_cluster import HOST, DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.monitoring.cpu_time import cpu_seconds
 from tests.interop.clients import CACHE, BuildFailed, fetch_jars
 
@@ -219,7 +220,7 @@ def _create_topics(port: int) -> None:
 
 @asynccontextmanager
 async def _open_raftmq(directory: Path, nodes: int) -> AsyncIterator[System]:
-    async with DevCluster.open(directory, nodes=nodes, ports=Ports.free(nodes), settings=DISK) as cluster:
+    async with DevCluster.open(directory, nodes=nodes, ports=Ports.free(nodes), settings=ANY_DISK) as cluster:
         await create_topics(cluster, TOPICS, await cluster.leader())
         yield System(
             name="raftmq, one replica" if nodes == 1 else "raftmq, three replicas",

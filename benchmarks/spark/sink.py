@@ -24,10 +24,10 @@ import pyarrow as pa
 import trio
 
 from benchmarks.procfs import load_average
-from benchmarks.suites.case_load import DISK
 from mq.cli.errors import run_trio
 from mq.client import Admin
 from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.monitoring.cpu_time import cpu_seconds
 from spark.numbering import Job
 from spark.outgoing import Codec, sink_columns
@@ -97,7 +97,7 @@ def run_tasks(plan: Plan, namesrv: str, pids: list[int]) -> Iterator[str]:
 async def main(plan: Plan) -> None:
     """Three replicas, and the tasks."""
     with tempfile.TemporaryDirectory(prefix="bench-sink-") as directory:
-        async with DevCluster.open(Path(directory), ports=Ports.free(3), settings=DISK) as cluster:
+        async with DevCluster.open(Path(directory), ports=Ports.free(3), settings=ANY_DISK) as cluster:
             async with Admin(cluster.namesrv) as admin:
                 await admin.create_topic(TOPIC, 8)
             leader = await cluster.leader()

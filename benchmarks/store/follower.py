@@ -31,9 +31,10 @@ import trio
 
 from benchmarks.load.frames import QUEUES, complete_bytes, pull_frame
 from benchmarks.pulling import Pulled, pull, walk
-from benchmarks.suites.case_load import DISK, ROOT, Note, Plan, create_topics, job_for, run_load, send_messages
+from benchmarks.suites.case_load import ROOT, Note, Plan, create_topics, job_for, run_load, send_messages
 from benchmarks.suites.figures import Figure
 from mq.local_cluster import DevCluster, Ports, ServersFailed
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.monitoring.cpu_time import cpu_seconds
 
 LAG_BYTES = 64 * 1024 * 1024
@@ -84,7 +85,7 @@ async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
     """Windows with and without a consumer on a follower."""
     wanted = plan.sizes.old_messages // (100 if plan.quick else 1)
     lag = LAG_BYTES // (100 if plan.quick else 1)
-    settings = DISK | {"slow_consumer_bytes": str(lag), "slow_pull_messages_max": str(SLOW_PULL_MESSAGES)}
+    settings = ANY_DISK | {"slow_consumer_bytes": str(lag), "slow_pull_messages_max": str(SLOW_PULL_MESSAGES)}
     async with DevCluster.open(directory / "follower", nodes=3, ports=Ports.free(3), settings=settings) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)

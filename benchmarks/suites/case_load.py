@@ -21,6 +21,7 @@ from benchmarks.suites.figures import Figure
 from mq.client.admin import Admin
 from mq.client.net.client_core import ClientCore
 from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.codes import RequestCode
 
@@ -49,14 +50,11 @@ Note = Callable[[Figure], None]
 Measure = Callable[[Plan, Path, Note], Awaitable[None]]
 """A case: reports each figure as soon as it has it."""
 
-DISK = {"disk_warn_ratio": "0.97", "disk_expire_ratio": "0.98", "disk_full_ratio": "0.99"}
-"""The measurement must not depend on how full the machine's disk is."""
-
 
 @asynccontextmanager
 async def one_broker(directory: Path) -> AsyncIterator[DevCluster]:
     """A broker and a name server, both as processes."""
-    async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=DISK) as cluster:
+    async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=ANY_DISK) as cluster:
         yield cluster
 
 

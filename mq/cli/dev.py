@@ -22,6 +22,7 @@ from mq.cli.output import Json
 from mq.cli.running import cancel_on_signal, cancel_on_stdin_end
 from mq.cli.servers import WithParent, checked, split_settings
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.local_cluster.cluster import WATCH_SECONDS
 from mq.local_cluster.groups import GROUPS_MAX, count_groups, group_directory, group_name, open_groups
 
@@ -31,13 +32,7 @@ if TYPE_CHECKING:
 _PORT_MIN: Final = 1024
 PROXY_PORT: Final = 8081
 CONSOLE_PORT: Final = 8090
-_EPHEMERAL: Final = {
-    "segment_bytes": str(16 * 1024 * 1024),
-    # Whatever else is on this disk: nothing is kept, and nothing is refused.
-    "disk_warn_ratio": "1",
-    "disk_expire_ratio": "1",
-    "disk_full_ratio": "1",
-}
+_EPHEMERAL: Final = {"segment_bytes": str(16 * 1024 * 1024), **ANY_DISK}
 
 
 def dev(

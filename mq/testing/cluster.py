@@ -22,6 +22,7 @@ from mq.broker.settings import BrokerSettings
 from mq.broker.state.format_level import announced_level
 from mq.client import Admin, ClientError
 from mq.client.task_group import open_task_group
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.namesrv.server import serve as serve_names
 from mq.namesrv.settings import NamesrvSettings
 from mq.testing.clock import KitClock
@@ -220,9 +221,7 @@ class Cluster:
             "metrics_listen": "off",
             "segment_bytes": _SEGMENT_BYTES,
             "retention_hours": _FOREVER_HOURS,
-            "disk_warn_ratio": 1.0,
-            "disk_expire_ratio": 1.0,
-            "disk_full_ratio": 1.0,
+            **ANY_DISK,
         }
         if len(self.replicas) > 1:
             # Elections of a test take as long as they must.

@@ -11,15 +11,13 @@ import trio
 
 from mq.client.sync.loop_thread import LoopThread
 from mq.local_cluster import DevCluster, Ports
+from mq.local_cluster.any_disk import ANY_DISK
 
 _POLL_SECONDS = 0.005
 _SETTINGS: Mapping[str, str] = {
     "segment_bytes": str(16 * 1024 * 1024),
     "metrics_listen": "off",
-    # Whatever else is on this disk: nothing expires, and nothing is refused.
-    "disk_warn_ratio": "1",
-    "disk_expire_ratio": "1",
-    "disk_full_ratio": "1",
+    **ANY_DISK,
 }
 
 

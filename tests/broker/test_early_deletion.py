@@ -21,14 +21,14 @@ from tests.support.commands import raftmq
 from tests.support.name_server_and_broker import name_server
 from tests.support.replies import three_replicas
 from tests.support.running_broker import Client, RunningBroker, limited
-from tests.support.short_logs import MIB, SMALL, body, fill
+from tests.support.short_logs import DISK_EXPIRES, MIB, SMALL, body, fill
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
 COUNT = 120
 REFILLS_SOON = limited(node={"refill_look_seconds": 0.05})
-KEPT = SMALL | {"retention_bytes": 64 * MIB}
+KEPT = SMALL | DISK_EXPIRES | {"retention_bytes": 64 * MIB}
 
 Disks = dict[str, int]
 """The used percentage of each replica's disk; 50 for those that are not named."""

@@ -20,7 +20,7 @@ from tests.support.half_messages import COMMIT, ROLLBACK, end, send_half
 from tests.support.popping import Popped, ack, popped
 from tests.support.replies import three_replicas
 from tests.support.running_broker import Client, RunningBroker, broker_client, properties, running
-from tests.support.short_logs import MIB, SMALL, SMALL_SEGMENT_BYTES, fill, log_bytes, shortened
+from tests.support.short_logs import DISK_EXPIRES, MIB, SMALL, SMALL_SEGMENT_BYTES, fill, log_bytes, shortened
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
@@ -233,14 +233,14 @@ async def test_a_disk_that_is_full_takes_it_and_that_is_counted(
 ) -> None:
     free = 50
     monkeypatch.setattr("mq.broker.services.disk_usage", lambda directory: (free << 30, 100 << 30))
-    async with overfull(tmp_path, SMALL, clock) as broker:
+    async with overfull(tmp_path, SMALL | DISK_EXPIRES, clock) as broker:
         client = await broker.connect()
         endings = [await wait_with(client, clock, kind) for kind in ("half", "timer", "level")]
         await fill(client)
         free = 19  # beyond disk_expire_ratio, and what waits stays
         await would_go(brokers[0], client)
         assert await base(client) == 0
-        free = 14
+        free = 9
         await shortened(client, tmp_path / "commitlog")
         await endings[1]()
         counters = ("transactionsExpired", "timersExpired", "delayedExpired")

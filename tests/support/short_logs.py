@@ -17,6 +17,8 @@ SMALL = {
     "retention_check_seconds": 0.02,
     "checkpoint_seconds": 0.02,
 }
+DISK_EXPIRES = {"disk_warn_ratio": 0.75, "disk_expire_ratio": 0.8}
+"""Of tests that say how full the disk is: files go early at 80 %, and what waits goes too at 90 %."""
 COUNT = 400
 
 

@@ -84,11 +84,11 @@ async def consume(namesrv: str, group: str, topic: str, offset: int) -> None:
 
 
 async def test_full_disks_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.services.disk_usage", lambda directory: (7, 100))
+    monkeypatch.setattr("mq.broker.services.disk_usage", lambda directory: (0, 100))
     async with cluster_and_broker(tmp_path) as (namesrv, _):
         found = await doctor(namesrv)
         assert found.findings[0]["severity"] == "critical"
-        assert "refuses messages: its disk is 93% full" in found.findings[0]["what"]
+        assert "refuses messages: its disk is 100% full" in found.findings[0]["what"]
         assert found.code == EXIT_FAILED
 
 

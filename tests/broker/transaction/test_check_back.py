@@ -23,6 +23,7 @@ from mq.protocol.requests.transactions import CheckTransactionState
 from tests.support.check_backs import FAST, grows, produce
 from tests.support.half_messages import COMMIT, PREPARED, ROLLBACK, end, end_ext, half_text, send_half
 from tests.support.running_broker import broker_client, properties, running, send_ext
+from tests.support.short_logs import DISK_EXPIRES
 from tests.support.stored_messages import figure, stored
 from tests.support.waiting_messages import WallClock
 
@@ -200,8 +201,8 @@ async def test_lost_half_messages_are_counted_and_cannot_be_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So full that retention takes even what waits, and not yet so that nothing can be sent.
-    monkeypatch.setattr("mq.broker.services.disk_usage", lambda directory: (14 << 30, 100 << 30))
-    small = {
+    monkeypatch.setattr("mq.broker.services.disk_usage", lambda directory: (9 << 30, 100 << 30))
+    small = DISK_EXPIRES | {
         "segment_bytes": 128 * 1024,
         "message_bytes_max": 32 * 1024,
         "retention_bytes": 1024 * 1024,
