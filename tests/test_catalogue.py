@@ -159,6 +159,6 @@ def test_reason_goes_when_the_test_comes(tests: set[str]) -> None:
     assert not [name for name in ELSEWHERE if carried(name, tests)]
 
 
-def test_a_name_within_a_word_does_not_count() -> None:
+def test_name_within_a_word_does_not_count() -> None:
     assert carried("figure_8", ["test_figure_8_commits"])
     assert not carried("figure_8", ["test_figure_80", "test_not_figure_8"])

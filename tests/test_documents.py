@@ -71,7 +71,7 @@ def test_pages_that_programs_name_exist() -> None:
     assert not breaches, "\n".join(breaches)
 
 
-def test_the_index_of_decisions_lists_each_with_its_title() -> None:
+def test_index_of_decisions_lists_each_with_its_title() -> None:
     directory = ROOT / "docs" / "decisions"
     index = (directory / "README.md").read_text()
     lines = [f"- [{path.read_text().splitlines()[0][2:]}]({path.name})" for path in sorted(directory.glob("[0-9]*.md"))]

@@ -41,7 +41,7 @@ def test_of_too_many_logs_the_newest_are_shown(tmp_path: Path) -> None:
     ]
 
 
-def test_a_failed_test_reports_them(tmp_path: Path) -> None:
+def test_failed_test_reports_them(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "def test_it(tmp_path):\n"
         "    (tmp_path / 'n0.log').write_text('refused: the disk is full')\n"

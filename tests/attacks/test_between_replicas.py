@@ -106,7 +106,7 @@ async def test_interceptor_with_another_certificate_gets_no_proof(
 
 
 @pytest.mark.parametrize("level", [1, 2])
-async def test_a_proof_bound_to_no_certificate_is_refused(tmp_path: Path, authority: Authority, level: int) -> None:
+async def test_proof_bound_to_no_certificate_is_refused(tmp_path: Path, authority: Authority, level: int) -> None:
     """Somebody in between could say that the caller is older software, of which there is none from level 2 on."""
     async with broker_with_tls(tmp_path, authority, "permissive", format_level_max=level) as broker:
         answer = await authenticate(broker, await broker.connect())

@@ -67,7 +67,7 @@ async def test_another_secret_is_refused(target: Target) -> None:
         await Caller.open(target.replication, [new_secret()])
 
 
-async def test_a_node_outside_this_group_is_refused_despite_the_secret(target: Target) -> None:
+async def test_node_outside_this_group_is_refused_despite_the_secret(target: Target) -> None:
     """A machine of different group that was given the same secret, or one that was never added."""
     addresses = {"n0": "127.0.0.1:1", "n9": "127.0.0.1:2"}
     for hello in (
@@ -79,7 +79,7 @@ async def test_a_node_outside_this_group_is_refused_despite_the_secret(target: T
         assert await opened(target, target.secrets, hello) is not None
 
 
-async def test_a_recorded_connection_is_of_no_use(target: Target) -> None:
+async def test_recorded_connection_is_of_no_use(target: Target) -> None:
     """Everything that a member once said, said again: this time the challenge is another one."""
     caller = await Caller.open(target.replication, target.secrets)
     hello = caller.tagged(wire.encode_cold(HELLO))

@@ -86,7 +86,7 @@ async def test_wrong_credentials_are_refused(target: Target) -> None:
         assert (await client.request(RequestCode.SEND_MESSAGE_V2, good, b"y")).code == NO_PERMISSION, "another body"
 
 
-async def test_a_recorded_request_can_only_be_replayed_unchanged(target: Target) -> None:
+async def test_recorded_request_can_only_be_replayed_unchanged(target: Target) -> None:
     """Signatures have no time and no number, as RocketMQ's: TLS keeps others from recording requests."""
     fields = signed(*CONSUMER, {name: str(value) for name, value in pull_ext("T").items()}, b"")
     for _ in range(2):
@@ -100,7 +100,7 @@ async def test_a_recorded_request_can_only_be_replayed_unchanged(target: Target)
                 assert (await client.request(code, fields)).code == NO_PERMISSION
 
 
-async def test_a_recorded_request_of_our_clients_is_refused_under_another_code(target: Target) -> None:
+async def test_recorded_request_of_our_clients_is_refused_under_another_code(target: Target) -> None:
     """A query about a topic has all fields of its deletion, and the code itself is not signed."""
     fields = Credentials(*ADMIN).sign(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}, b"")
     async with target.client() as client:
@@ -111,7 +111,7 @@ async def test_a_recorded_request_of_our_clients_is_refused_under_another_code(t
         assert (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, without)).code == NO_PERMISSION
 
 
-async def test_an_account_that_is_removed_loses_its_rights_on_open_connections(target: Target) -> None:
+async def test_account_that_is_removed_loses_its_rights_on_open_connections(target: Target) -> None:
     async with target.client(PRODUCER) as producer:
         await target.send(producer)
         try:
@@ -223,7 +223,7 @@ def zeros(mebibytes: int) -> bytes:
     return b"".join(stream.compress(bytes(MIB)) for _ in range(mebibytes)) + stream.flush()
 
 
-async def test_a_registration_that_inflates_to_gigabytes_is_refused(target: Target) -> None:
+async def test_registration_that_inflates_to_gigabytes_is_refused(target: Target) -> None:
     broker = {"brokerName": "b", "brokerAddr": "10.0.0.1:1", "clusterName": "c", "haServerAddr": "", "brokerId": 0}
     fields = broker | {"bodyCrc32": 0, "compressed": "true"}
     bomb = zeros(300)
@@ -239,7 +239,7 @@ async def test_a_registration_that_inflates_to_gigabytes_is_refused(target: Targ
         assert answer.code == ResponseCode.SYSTEM_ERROR, answer
 
 
-async def test_a_message_that_inflates_to_gigabytes_is_not_inflated_by_the_broker(target: Target) -> None:
+async def test_message_that_inflates_to_gigabytes_is_not_inflated_by_the_broker(target: Target) -> None:
     """It is stored and handed out as it is. A consumer gives it to the application as it is, and reads on."""
     bomb = zeros(200)
     async with target.client(PRODUCER) as producer:

@@ -88,7 +88,7 @@ async def test_it_is_taken_from_the_group_and_from_the_directory_afterwards(tmp_
     assert "group_awaited" not in {line["event"] for line in log}
 
 
-async def test_a_broker_that_waits_for_its_group_can_be_stopped(tmp_path: Path) -> None:
+async def test_broker_that_waits_for_its_group_can_be_stopped(tmp_path: Path) -> None:
     settings = joining(tmp_path)
     with interpreter_as_before():
         async with trio.open_nursery() as nursery:
@@ -120,7 +120,7 @@ async def test_messages_that_do_not_fit_the_files_of_the_group(tmp_path: Path) -
     assert settings.model_copy(update={"message_bytes_max": limit}).with_segment_bytes(128 * KIB).segment_bytes
 
 
-async def test_the_default_message_size_fits_the_files_of_the_group(tmp_path: Path) -> None:
+async def test_default_message_size_fits_the_files_of_the_group(tmp_path: Path) -> None:
     given = joining(tmp_path)
     settings = BrokerSettings(**given.model_dump(exclude={"message_bytes_max"}, exclude_unset=True))
     with interpreter_as_before(), capture_logs() as log:
@@ -134,7 +134,7 @@ async def test_the_default_message_size_fits_the_files_of_the_group(tmp_path: Pa
     assert settings.with_segment_bytes(2**30).message_bytes_max == settings.message_bytes_max
 
 
-async def test_a_broker_with_a_configured_file_size_does_not_wait(tmp_path: Path) -> None:
+async def test_broker_with_a_configured_file_size_does_not_wait(tmp_path: Path) -> None:
     settings = joining(tmp_path, segment_bytes=256 * KIB)
     with interpreter_as_before(), capture_logs() as log:
         async with trio.open_nursery() as nursery:

@@ -61,7 +61,7 @@ async def test_stopped_broker_continues_at_its_position(tmp_path: Path) -> None:
         await check(broker, rounds=3)
 
 
-async def test_a_one_way_offset_survives_a_stop_once_it_was_seen(tmp_path: Path) -> None:
+async def test_one_way_offset_survives_a_stop_once_it_was_seen(tmp_path: Path) -> None:
     ext = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 7}
     async with broker_client(tmp_path, queues=1) as client:
         await client.fill(7)
@@ -132,7 +132,7 @@ def refuse_writes(directory: Path) -> None:
                 os.close(fd)
 
 
-async def test_a_disk_that_fails_ends_the_broker_without_an_answer(tmp_path: Path) -> None:
+async def test_disk_that_fails_ends_the_broker_without_an_answer(tmp_path: Path) -> None:
     """What was acknowledged before is there afterwards; of the rest nothing was promised."""
     broker = RunningBroker(broker_settings(tmp_path))
     ended: list[BaseException] = []

@@ -107,7 +107,7 @@ def checkpointed(broker: Broker) -> bool:
     return True
 
 
-async def test_an_idle_broker_drops_files(tmp_path: Path, clock: WallClock, brokers: list[Broker]) -> None:
+async def test_idle_broker_drops_files(tmp_path: Path, clock: WallClock, brokers: list[Broker]) -> None:
     """A file goes when two checkpoints do without it: the last one is written once more, although nothing came."""
     async with overfull(tmp_path, SMALL | {"checkpoint_seconds": 3600}, clock) as broker:
         client = await broker.connect()
@@ -228,7 +228,7 @@ async def _grows(client: Client, reached: list[int]) -> bool:
     return True
 
 
-async def test_a_disk_that_is_full_takes_it_and_that_is_counted(
+async def test_disk_that_is_full_takes_it_and_that_is_counted(
     tmp_path: Path, clock: WallClock, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 50
@@ -281,7 +281,7 @@ async def test_retention_does_not_wait_for_the_key_index(tmp_path: Path, monkeyp
         await until(lambda: client.offset(RequestCode.GET_MIN_OFFSET))
 
 
-async def test_a_clock_set_right_between_two_starts_deletes_nothing_early(
+async def test_clock_set_right_between_two_starts_deletes_nothing_early(
     tmp_path: Path, clock: WallClock, brokers: list[Broker]
 ) -> None:
     """It was nine hours behind, and messages are kept for ten."""
@@ -305,7 +305,7 @@ async def test_a_clock_set_right_between_two_starts_deletes_nothing_early(
         await until(is_shorter)
 
 
-async def test_an_unreadable_note_of_file_times_does_not_stop_a_start(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_unreadable_note_of_file_times_does_not_stop_a_start(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path):
         brokers[0].context.replica.remember(FILE_TIMES, b"of a later release")
     with capture_logs() as logs:

@@ -49,7 +49,7 @@ async def test_forwarder_repeats_only_repeatable_requests(tmp_path: Path, broker
 
 
 @pytest.mark.trio
-async def test_the_forwarder_leads_last_and_resigns_first(
+async def test_forwarder_leads_last_and_resigns_first(
     tmp_path: Path, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What other services give back when they resign goes to the replica that leads now."""
@@ -73,7 +73,7 @@ async def test_the_forwarder_leads_last_and_resigns_first(
     ]
 
 
-def test_the_broker_knows_no_service_by_name() -> None:
+def test_broker_knows_no_service_by_name() -> None:
     tree = ast.parse(inspect.getsource(broker_module))
     used = {
         node.attr

@@ -71,7 +71,7 @@ async def test_broker_refuses_an_address_of_another_machine(tmp_path: Path) -> N
     assert text.startswith(f"client address 192.0.2.1:{port} cannot be used: ")
 
 
-def test_a_host_name_that_no_host_can_have(tmp_path: Path) -> None:
+def test_host_name_that_no_host_can_have(tmp_path: Path) -> None:
     with pytest.raises(pydantic.ValidationError, match=r"'no\.\.body:10911': no host can have this name"):
         broker_settings(tmp_path, advertise="no..body:10911")
 
@@ -88,7 +88,7 @@ async def test_host_names_are_looked_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_a_file_instead_of_a_directory(tmp_path: Path) -> None:
+async def test_file_instead_of_a_directory(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_text("mine")
     assert str(path) in await refusal(broker_settings(path))
@@ -97,7 +97,7 @@ async def test_a_file_instead_of_a_directory(tmp_path: Path) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("name", ["commitlog", "queues"])
-async def test_a_file_where_a_directory_belongs(tmp_path: Path, name: str) -> None:
+async def test_file_where_a_directory_belongs(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text("mine")
     assert str(path) in await refusal(broker_settings(tmp_path))
@@ -106,7 +106,7 @@ async def test_a_file_where_a_directory_belongs(tmp_path: Path, name: str) -> No
 
 @pytest.mark.trio
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
-async def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
+async def test_directory_that_may_not_be_written(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.mkdir(mode=0o500)
     assert str(path) in await refusal(broker_settings(path))
@@ -114,7 +114,7 @@ async def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.trio
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="there is no file system that refuses even root")
-async def test_a_file_system_that_cannot_be_written() -> None:
+async def test_file_system_that_cannot_be_written() -> None:
     assert "/proc/self/data" in await refusal(broker_settings(Path("/proc/self/data")))
 
 
@@ -216,7 +216,7 @@ def test_flags_come_before_environment_before_the_file(config: Path, monkeypatch
     assert settings.listen == "127.0.0.1:10911"
 
 
-def test_a_configuration_that_is_not_there(tmp_path: Path) -> None:
+def test_configuration_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.toml"):
         BrokerSettings.load(tmp_path / "nothing.toml")
     with pytest.raises(IsADirectoryError):
@@ -224,7 +224,7 @@ def test_a_configuration_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["group = ", "group", "= 1", "a = 1\na = 2"])
-def test_a_configuration_that_is_not_toml_is_refused(config: Path, text: str) -> None:
+def test_configuration_that_is_not_toml_is_refused(config: Path, text: str) -> None:
     config.write_text(text)
     with pytest.raises(tomllib.TOMLDecodeError, match="at "):
         BrokerSettings.load(config)
@@ -246,7 +246,7 @@ def test_settings_refuse_unknown_and_wrong_entries(config: Path, text: str, word
         BrokerSettings.load(config)
 
 
-def test_the_identity_of_a_log_is_that_of_its_group() -> None:
+def test_identity_of_a_log_is_that_of_its_group() -> None:
     def identity(**given: Any) -> str:
         return BrokerSettings.load(**given).identity
 
@@ -278,7 +278,7 @@ def newer_vote_file(data: bytes) -> bytes:
 
 @pytest.mark.trio
 @pytest.mark.parametrize(("name", "change"), [("checkpoint", newer_checkpoint), ("commitlog/meta", newer_vote_file)])
-async def test_a_file_of_a_newer_version(tmp_path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+async def test_file_of_a_newer_version(tmp_path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     async with running(tmp_path) as broker:
         assert await (await broker.connect()).alive()
     path = tmp_path / name

@@ -111,7 +111,7 @@ UNUSABLE = {
 
 @pytest.mark.parametrize(("body", "reason"), UNUSABLE.values(), ids=UNUSABLE)
 @pytest.mark.trio
-async def test_a_start_stops_at_an_entry_that_cannot_be_applied(tmp_path: Path, body: bytes, reason: str) -> None:
+async def test_start_stops_at_an_entry_that_cannot_be_applied(tmp_path: Path, body: bytes, reason: str) -> None:
     async with running(tmp_path) as broker:
         assert (await (await broker.connect()).send("T", b"body", i=properties())).code == 0
     index = append_committed(broker.settings, body)
@@ -123,7 +123,7 @@ async def test_a_start_stops_at_an_entry_that_cannot_be_applied(tmp_path: Path, 
         assert f"entry {index} of term " in str(raised.value)
 
 
-def test_an_invalid_chain_of_records_is_refused_before_it_is_stored() -> None:
+def test_invalid_chain_of_records_is_refused_before_it_is_stored() -> None:
     good = placed(record("T", b"body") * 3, 1000)
     check_entry(memoryview(good), 1000)
     for bad in (b"x", bytes(500), good + b"x", good[:-1], good.replace(b"body", b"bodies", 1)):
@@ -174,7 +174,7 @@ LIES = {
 
 @pytest.mark.parametrize("annotation", LIES.values(), ids=LIES)
 @pytest.mark.trio
-async def test_a_leaders_hint_that_contradicts_is_not_believed(
+async def test_leaders_hint_that_contradicts_is_not_believed(
     tmp_path: Path, annotation: bytes, brokers: list[Broker]
 ) -> None:
     """The records say the same, and are right."""

@@ -100,7 +100,7 @@ def test_several_processes_execute_each_message_once_and_return_results(kit: Any
         assert sorted(done) == list(range(40))
 
 
-def test_a_delayed_message_waits_in_the_broker(kit: Any, broker: RaftmqBroker) -> None:
+def test_delayed_message_waits_in_the_broker(kit: Any, broker: RaftmqBroker) -> None:
     done: list[str] = []
     note = dramatiq.actor(broker=broker, actor_name="note")(done.append)
     with working(broker):
@@ -139,7 +139,7 @@ def test_retries_wait_in_the_broker_and_failing_messages_become_dead_letters(
     assert dramatiq.Message.decode(letter.body).options["retries"] == 2
 
 
-def test_the_highest_priority_goes_first_although_it_was_sent_last(kit: Any, namespace: str) -> None:
+def test_highest_priority_goes_first_although_it_was_sent_last(kit: Any, namespace: str) -> None:
     with opened(kit, namespace, max_priority=9) as broker:
         done: list[int] = []
         actor = dramatiq.actor(broker=broker, actor_name="note")(done.append)
@@ -252,7 +252,7 @@ def test_workers_continue_after_lost_connections_and_topic_deletion(
         until(["one", "two", "three"])
 
 
-def test_a_poisonous_message_is_given_up_after_some_deliveries(kit: Any, namespace: str) -> None:
+def test_poisonous_message_is_given_up_after_some_deliveries(kit: Any, namespace: str) -> None:
     with opened(kit, namespace, max_deliveries=2) as broker:
         done: list[str] = []
         dramatiq.actor(broker=broker, actor_name="note")(done.append).send("poison")

@@ -107,7 +107,7 @@ async def test_ack_policies_apply_to_failed_handlers(namesrv: str, topic: str) -
     assert (letter.body, letter.properties["RAFTMQ_FAILURE"]) == (b"dead", "no such fruit")
 
 
-async def test_a_message_that_always_fails_becomes_a_dead_letter(
+async def test_message_that_always_fails_becomes_a_dead_letter(
     namesrv: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = RaftmqBroker(namesrv)
@@ -126,7 +126,7 @@ async def test_a_message_that_always_fails_becomes_a_dead_letter(
     assert calls == ["x"] * 3
 
 
-async def test_a_handler_cut_off_by_shutdown_gets_its_message_again(namesrv: str, topic: str) -> None:
+async def test_handler_cut_off_by_shutdown_gets_its_message_again(namesrv: str, topic: str) -> None:
     calls: list[str] = []
 
     def broker_of(name: str) -> RaftmqBroker:
@@ -239,7 +239,7 @@ async def test_routers_prefix_their_topics(namesrv: str, topic: str) -> None:
             await until(lambda: received == ["hello", "HELLO"])
 
 
-async def test_a_test_needs_no_broker() -> None:
+async def test_test_needs_no_broker() -> None:
     broker = RaftmqBroker("127.0.0.1:1")
 
     @broker.subscriber("in", group="one")
@@ -261,7 +261,7 @@ async def test_a_test_needs_no_broker() -> None:
         assert await (await tested.request(1, "in")).decode() == 2
 
 
-async def test_a_test_filters_messages_as_a_broker_does() -> None:
+async def test_test_filters_messages_as_a_broker_does() -> None:
     broker = RaftmqBroker("127.0.0.1:1")
 
     @broker.subscriber("in", group="tagged", tags="x || y")
@@ -337,7 +337,7 @@ async def test_examples_of_the_faststream_page_run(
     await names["test_bill"]()
 
 
-async def test_the_router_for_fastapi_on_the_page(namesrv: str) -> None:
+async def test_router_for_fastapi_on_the_page(namesrv: str) -> None:
     _, source, _ = examples("faststream.md", namesrv)
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(source, "faststream.md", "exec", dont_inherit=True), names)
@@ -358,7 +358,7 @@ async def test_the_router_for_fastapi_on_the_page(namesrv: str) -> None:
     assert not await broker.ping()
 
 
-async def test_a_router_for_fastapi_needs_no_broker_in_tests() -> None:
+async def test_router_for_fastapi_needs_no_broker_in_tests() -> None:
     router = FastAPIRouter()
 
     @router.subscriber("numbers", response_model=Order)

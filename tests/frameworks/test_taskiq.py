@@ -56,7 +56,7 @@ async def working(broker: RaftmqBroker, **options: Any) -> AsyncIterator[RaftmqB
             tasks.cancel_scope.cancel()
 
 
-async def test_a_task_is_executed_and_its_result_comes_back(namesrv: str, topic: str) -> None:
+async def test_task_is_executed_and_its_result_comes_back(namesrv: str, topic: str) -> None:
     broker = broker_of(namesrv, topic)
 
     @broker.task
@@ -102,7 +102,7 @@ async def test_tasks_sent_before_any_worker_started_are_each_executed_once(names
     assert sorted(number for _, number in done) == list(range(sent))
 
 
-async def test_a_delayed_task_waits_in_the_broker(namesrv: str, topic: str) -> None:
+async def test_delayed_task_waits_in_the_broker(namesrv: str, topic: str) -> None:
     broker = broker_of(namesrv, topic)
     done: list[tuple[str, float]] = []
 
@@ -144,7 +144,7 @@ async def test_tasks_of_a_higher_priority_go_first(namesrv: str, topic: str) -> 
     assert done[2:] == sorted(done[2:], reverse=True)
 
 
-async def test_a_worker_with_all_places_taken_leaves_the_tasks_to_others(namesrv: str, topic: str) -> None:
+async def test_worker_with_all_places_taken_leaves_the_tasks_to_others(namesrv: str, topic: str) -> None:
     busy, idle = broker_of(namesrv, topic), broker_of(namesrv, topic)
     executed: list[str] = []
     go_on = anyio.Event()
@@ -169,7 +169,7 @@ async def test_a_worker_with_all_places_taken_leaves_the_tasks_to_others(namesrv
             go_on.set()
 
 
-async def test_a_task_that_runs_longer_than_the_visibility_is_executed_once(namesrv: str, topic: str) -> None:
+async def test_task_that_runs_longer_than_the_visibility_is_executed_once(namesrv: str, topic: str) -> None:
     one, other = broker_of(namesrv, topic, visibility=1.0), broker_of(namesrv, topic, visibility=1.0)
     executed: list[int] = []
     ended: list[int] = []
@@ -192,7 +192,7 @@ async def test_a_task_that_runs_longer_than_the_visibility_is_executed_once(name
     assert executed == [0, 1]
 
 
-async def test_a_task_is_acknowledged_after_execution_and_otherwise_redelivered(namesrv: str, topic: str) -> None:
+async def test_task_is_acknowledged_after_execution_and_otherwise_redelivered(namesrv: str, topic: str) -> None:
     one, other = broker_of(namesrv, topic), broker_of(namesrv, topic)
     executed: list[str] = []
 
@@ -212,7 +212,7 @@ async def test_a_task_is_acknowledged_after_execution_and_otherwise_redelivered(
         await until(lambda: executed == ["one", "other"], seconds=SECONDS_MAX / 3)
 
 
-async def test_a_task_that_no_worker_acknowledges_becomes_a_dead_letter(
+async def test_task_that_no_worker_acknowledges_becomes_a_dead_letter(
     namesrv: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = broker_of(namesrv, topic, max_attempts=2)
@@ -290,7 +290,7 @@ async def test_topics_are_created_if_the_brokers_lack_them(namesrv: str, topic: 
         assert len((await admin.route(topic)).read_queues) == 5  # left as it is
 
 
-async def test_a_cancelled_listener_loses_no_task(namesrv: str, topic: str) -> None:
+async def test_cancelled_listener_loses_no_task(namesrv: str, topic: str) -> None:
     broker = broker_of(namesrv, topic, priorities=2)
 
     @broker.task

@@ -37,7 +37,7 @@ async def checked(message: ReceivedMessage) -> bool:
     return True
 
 
-def test_a_task_that_is_cancelled_in_a_transaction_rolls_it_back() -> None:
+def test_task_that_is_cancelled_in_a_transaction_rolls_it_back() -> None:
     async def test(kit: Kit) -> None:
         async with TransactionProducer(kit.namesrv, "P", check=checked) as producer:
             inside = asyncio.Event()
@@ -65,7 +65,7 @@ def test_a_task_that_is_cancelled_in_a_transaction_rolls_it_back() -> None:
     on_asyncio(test)
 
 
-def test_a_set_that_is_cancelled_leaves_its_consumer_where_it_was() -> None:
+def test_set_that_is_cancelled_leaves_its_consumer_where_it_was() -> None:
     async def test(kit: Kit) -> None:
         async with (
             TransactionProducer(kit.namesrv, "P") as producer,

@@ -124,7 +124,7 @@ async def test_hostile_content_is_shown_and_does_nothing(operator: Browser) -> N
         assert page.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_a_console_that_only_shows_has_no_buttons_and_refuses_forms(browser: Browser) -> None:
+async def test_console_that_only_shows_has_no_buttons_and_refuses_forms(browser: Browser) -> None:
     for address in PAGES:
         page = await browser.get(address)
         for button in (
@@ -157,7 +157,7 @@ async def test_forms_of_other_sites_change_nothing(operator: Browser) -> None:
     assert "Stolen" not in (await operator.get("/topics")).text
 
 
-async def test_a_topic_is_created_and_changed(operator: Browser) -> None:
+async def test_topic_is_created_and_changed(operator: Browser) -> None:
     await operator.get("/new-topic")
     page = await operator.follow(await operator.post("/create-topic", {"name": "Bills", "queues": "2"}))
     assert "was created with 2 queues" in page.text
@@ -178,7 +178,7 @@ async def test_a_topic_is_created_and_changed(operator: Browser) -> None:
     assert "exists already" in record
 
 
-async def test_a_group_is_reset_after_a_preview(operator: Browser) -> None:
+async def test_group_is_reset_after_a_preview(operator: Browser) -> None:
     preview = await operator.get("/reset?name=mail&topic=Orders&to=first")
     assert "Nothing is changed yet" in preview.text
     assert "messages again" in preview.text
@@ -343,7 +343,7 @@ async def test_lists_ask_each_broker_group_once_however_long_they_are(
         ),
     ],
 )
-async def test_a_page_asks_each_broker_group_once(
+async def test_page_asks_each_broker_group_once(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch, address: str, asked: dict[int, int]
 ) -> None:
     """What several pages show was asked for all of them: how the brokers are."""
@@ -430,7 +430,7 @@ async def test_readers_for_which_a_replica_keeps_its_log_are_shown(kit: SyncKit,
     await until(is_shown, seconds=20)
 
 
-async def test_a_survey_takes_any_retention(kit: SyncKit) -> None:
+async def test_survey_takes_any_retention(kit: SyncKit) -> None:
     """Brokers in memory keep messages for a time that begins before the year 1."""
     found = await survey(kit.namesrv, watch_seconds=0.0)
     assert found.consumers is not None

@@ -79,7 +79,7 @@ async def create(browser: Browser, form: dict[str, str]) -> Answer:
 NEW = {"name": "shop-one", "kind": "Normal", "password": SECRET, "again": SECRET}
 
 
-async def test_a_user_lives_from_its_creation_to_its_end(operator: Browser) -> None:
+async def test_user_lives_from_its_creation_to_its_end(operator: Browser) -> None:
     page = await operator.follow(await create(operator, NEW))
     assert "may do nothing until a policy allows it" in page.text
     again = await operator.post("/create-user", NEW)
@@ -138,7 +138,7 @@ async def test_whoever_changes_the_own_password_logs_in_again(kit: SyncKit) -> N
         assert (page.status, "other-boss" in page.content) == (200, True)
 
 
-async def test_a_password_is_nowhere(operator: Browser) -> None:
+async def test_password_is_nowhere(operator: Browser) -> None:
     with capture_logs() as logs:
         await operator.get("/accounts")
         seen = ""
@@ -172,7 +172,7 @@ async def test_a_password_is_nowhere(operator: Browser) -> None:
         ("/delete-policy", {"name": "x-user"}),
     ],
 )
-async def test_a_form_about_users_that_means_nothing_is_refused(
+async def test_form_about_users_that_means_nothing_is_refused(
     operator: Browser, address: str, form: dict[str, str]
 ) -> None:
     await operator.get("/new-topic")
@@ -185,7 +185,7 @@ async def settings_page(browser: Browser) -> str:
     return str(address)
 
 
-async def test_a_setting_of_a_running_broker_is_changed(operator: Browser) -> None:
+async def test_setting_of_a_running_broker_is_changed(operator: Browser) -> None:
     page = await operator.get(await settings_page(operator))
     name = re.findall(r'name="name" value="([^"]+)"', page.content)[-1]
     form = {"name": name, "setting": "retention_hours", "value": "99.5", "all": "yes"}
@@ -207,7 +207,7 @@ async def test_a_setting_of_a_running_broker_is_changed(operator: Browser) -> No
     assert "auto_create_topics<td>True" in page.content.replace("true", "True")
 
 
-async def test_a_console_that_only_shows_changes_no_user_and_no_setting(browser: Browser) -> None:
+async def test_console_that_only_shows_changes_no_user_and_no_setting(browser: Browser) -> None:
     await browser.get("/accounts")
     for address in (
         *("/create-user", "/change-user", "/delete-user", "/put-policy", "/delete-policy", "/change-setting"),
@@ -234,13 +234,13 @@ async def test_accounts_of_the_file_are_shown_without_their_keys(operator: Brows
         assert "reader-SECRET" not in text
 
 
-async def test_a_user_of_an_accounts_name_is_refused(operator: Browser) -> None:
+async def test_user_of_an_accounts_name_is_refused(operator: Browser) -> None:
     await operator.get("/accounts")
     answer = await operator.post("/create-user", NEW | {"name": "readers"})
     assert (answer.status, "readers" in answer.content) == (403, True), answer.content
 
 
-async def test_the_quota_of_a_user_is_set_and_removed(operator: Browser) -> None:
+async def test_quota_of_a_user_is_set_and_removed(operator: Browser) -> None:
     await operator.get("/new-topic")
     for name in ("readers", "*", "nobody-yet"):
         form = {"name": name, "produce_messages": "50", "connections": "3", "consume_bytes": ""}
@@ -258,7 +258,7 @@ async def test_the_quota_of_a_user_is_set_and_removed(operator: Browser) -> None
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "1" + "0" * 16, "٣"])
-async def test_a_limit_that_is_none_is_refused(operator: Browser, limit: str) -> None:
+async def test_limit_that_is_none_is_refused(operator: Browser, limit: str) -> None:
     await operator.get("/new-topic")
     answer = await operator.post("/set-quota", {"name": "readers", "consume_bytes": limit})
     assert answer.status == 400

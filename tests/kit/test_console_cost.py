@@ -28,7 +28,7 @@ def kit() -> Iterator[SyncKit]:
         yield running
 
 
-def test_an_open_overview_costs_a_leader_little(kit: SyncKit) -> None:
+def test_open_overview_costs_a_leader_little(kit: SyncKit) -> None:
     """The processor time of this process counts the console's part as well, which is more than that of the leader."""
 
     async def minute(parts: dict[str, int]) -> float:

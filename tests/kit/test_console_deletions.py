@@ -29,7 +29,7 @@ async def fill(namesrv: str) -> None:
         await consumer.commit({results[0].queue: 1})
 
 
-async def test_a_topic_is_deleted_when_its_name_was_typed(kit: SyncKit, operator: Browser) -> None:
+async def test_topic_is_deleted_when_its_name_was_typed(kit: SyncKit, operator: Browser) -> None:
     await fill(kit.namesrv)
     page = await operator.get("/topic?name=Orders")
     assert "/delete-topic?name=Orders" in page.content
@@ -61,7 +61,7 @@ async def test_topics_of_the_brokers_are_not_deleted(operator: Browser, topic: s
         assert "belongs to the brokers" in refused.content
 
 
-async def test_a_group_is_deleted_when_its_name_was_typed(kit: SyncKit, operator: Browser) -> None:
+async def test_group_is_deleted_when_its_name_was_typed(kit: SyncKit, operator: Browser) -> None:
     await fill(kit.namesrv)
     preview = await operator.get("/delete-group?name=mail")
     assert "has 0 members" in preview.content
@@ -74,7 +74,7 @@ async def test_a_group_is_deleted_when_its_name_was_typed(kit: SyncKit, operator
     assert (await operator.get("/delete-group?name=mail")).status == 404
 
 
-async def test_an_attribute_is_set_and_removed(kit: SyncKit, operator: Browser) -> None:
+async def test_attribute_is_set_and_removed(kit: SyncKit, operator: Browser) -> None:
     await fill(kit.namesrv)
     await operator.get("/topic?name=Orders")
     form = {"name": "Orders", "attribute": "message.type", "value": "FIFO"}
@@ -93,7 +93,7 @@ async def test_an_attribute_is_set_and_removed(kit: SyncKit, operator: Browser) 
     assert gone.status != 303
 
 
-async def test_a_console_that_only_shows_deletes_nothing(kit: SyncKit, browser: Browser) -> None:
+async def test_console_that_only_shows_deletes_nothing(kit: SyncKit, browser: Browser) -> None:
     await fill(kit.namesrv)
     for address in ("/delete-topic?name=Orders", "/delete-group?name=mail"):
         page = await browser.get(address)

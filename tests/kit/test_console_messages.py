@@ -53,7 +53,7 @@ async def fill(namesrv: str) -> None:
             await consumer.run()
 
 
-async def test_a_topic_page_has_its_size_and_its_producers(kit: SyncKit, browser: Browser) -> None:
+async def test_topic_page_has_its_size_and_its_producers(kit: SyncKit, browser: Browser) -> None:
     async with Producer(kit.namesrv, group="shop") as producer:
         for _ in range(3):
             await producer.send(Message("Bills", b"b" * 1000))
@@ -65,7 +65,7 @@ async def test_a_topic_page_has_its_size_and_its_producers(kit: SyncKit, browser
         assert re.search(r"<b>\d[\d.]* kB</b>", page), "the bytes of the topic"
 
 
-async def test_an_sql_filter_chooses_messages(browser: Browser) -> None:
+async def test_sql_filter_chooses_messages(browser: Browser) -> None:
     page = await browser.get("/messages?topic=Orders&sql=region%20%3D%20%27eu%27%20AND%20amount%20%3E%2020")
     assert re.findall(r"order \d+", page.content) == ["order 36", "order 32", "order 28", "order 24"]
     wrong = await browser.get("/messages?topic=Orders&sql=region%20%3D%20%3D")
@@ -104,7 +104,7 @@ async def test_pages_of_messages_show_each_of_them_once(browser: Browser, by: st
         assert numbers == sorted(numbers, reverse=by == "newest")
 
 
-async def test_a_message_that_is_not_there_is_explained(browser: Browser) -> None:
+async def test_message_that_is_not_there_is_explained(browser: Browser) -> None:
     words = "This topic has no such message."
     for by in ("key", "id"):
         assert words in (await browser.get(f"/messages?topic=Letters&by={by}&value=nope")).content
@@ -112,9 +112,7 @@ async def test_a_message_that_is_not_there_is_explained(browser: Browser) -> Non
     assert words not in (await browser.get("/messages?topic=Letters&by=key&value=")).content
 
 
-async def test_a_message_may_be_in_a_broker_group_without_a_leader(
-    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_message_may_be_in_a_broker_group_without_a_leader(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     async def without(admin: object) -> list[GroupStatus]:
         del admin
         return [GroupStatus("c", "broker-b", None, None, ())]
@@ -128,12 +126,12 @@ async def test_a_message_may_be_in_a_broker_group_without_a_leader(
 
 
 @pytest.mark.parametrize("at", ["1", "1.2.3", "x.1", "-1.0", "1" * 30 + ".1", "."])
-async def test_a_page_of_messages_that_was_made_up_is_refused(browser: Browser, at: str) -> None:
+async def test_page_of_messages_that_was_made_up_is_refused(browser: Browser, at: str) -> None:
     page = await browser.get(f"/messages?topic=Orders&at={at}&path=x")
     assert "begin again" in page.content
 
 
-async def test_a_filter_does_not_reveal_hidden_properties(kit: SyncKit) -> None:
+async def test_filter_does_not_reveal_hidden_properties(kit: SyncKit) -> None:
     async with console(kit.namesrv, hide_bodies=True) as browser:
         for address in ("/messages", "/tail"):
             page = await browser.get(f"{address}?topic=Orders&sql=region%20%3D%20%27eu%27")
@@ -144,7 +142,7 @@ async def test_a_filter_does_not_reveal_hidden_properties(kit: SyncKit) -> None:
         assert "order 39" not in shown.content
 
 
-async def test_a_topic_is_followed_by_many_tabs_at_the_price_of_one(
+async def test_topic_is_followed_by_many_tabs_at_the_price_of_one(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Followed] = []
@@ -220,7 +218,7 @@ async def test_console_drops_an_unanswered_topic_without_viewers(kit: SyncKit, m
         await until(partial(is_shown, browser))
 
 
-async def test_a_topic_that_is_not_there_is_not_followed(browser: Browser) -> None:
+async def test_topic_that_is_not_there_is_not_followed(browser: Browser) -> None:
     page = await browser.get("/tail?topic=Nowhere")
     assert 'role="alert"' in page.content
     wrong = await browser.get("/tail?topic=Orders&sql=a%20%3D%20%3D")
@@ -240,7 +238,7 @@ async def test_of_a_topic_that_gets_too_much_a_part_is_shown(kit: SyncKit) -> No
         await until(is_left_out, seconds=20)
 
 
-async def test_a_message_is_sent_by_hand(operator: Browser) -> None:
+async def test_message_is_sent_by_hand(operator: Browser) -> None:
     await operator.get("/send?topic=Letters")
     form = {
         "name": "Letters",

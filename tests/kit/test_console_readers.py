@@ -39,7 +39,7 @@ def row_of(page: Answer, group: str) -> str:
     return str(row)
 
 
-async def test_a_topic_names_groups_that_have_offsets_only(browser: Browser) -> None:
+async def test_topic_names_groups_that_have_offsets_only(browser: Browser) -> None:
     page = await browser.get("/topic?name=Orders")
     assert page.status == 200
     for group in ("nightly", "deleted"):
@@ -54,6 +54,6 @@ async def test_message_page_shows_progress_of_groups_without_members(browser: Br
         assert words in row, (offset, row)
 
 
-async def test_the_page_of_a_group_with_offsets_only_shows_its_queues(browser: Browser) -> None:
+async def test_page_of_a_group_with_offsets_only_shows_its_queues(browser: Browser) -> None:
     page = await browser.get("/group?name=deleted")
     assert "<b>2</b> messages to consume" in page.content

@@ -124,7 +124,7 @@ async def consume_with(consumer: PushConsumer) -> None:
 
 
 @pytest.mark.trio
-async def test_a_group_page_asks_for_all_members_at_once(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_page_asks_for_all_members_at_once(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker asks the members, and the page shows what each of them has."""
     counts = count_by_address(monkeypatch)
     async with console(kit.namesrv) as browser, trio.open_nursery() as nursery:
@@ -168,7 +168,7 @@ async def test_doctor_asks_a_broker_for_each_thing_once(kit: SyncKit, monkeypatc
 
 @pytest.mark.parametrize("path", PAGES)
 @pytest.mark.trio
-async def test_a_page_asks_as_much_with_many_topics_and_groups(
+async def test_page_asks_as_much_with_many_topics_and_groups(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     total = count_requests(monkeypatch)

@@ -78,7 +78,7 @@ async def test_console_shows_delayed_messages_in_due_order(browser: Browser) -> 
     assert "x<img>" not in page.content
 
 
-async def test_a_delayed_message_is_recalled(kit: SyncKit, operator: Browser) -> None:
+async def test_delayed_message_is_recalled(kit: SyncKit, operator: Browser) -> None:
     async with Producer(kit.namesrv) as producer:
         await producer.send(Message("Orders", b"never", keys=["regret"], delay=7200))
     page = await operator.get("/pending")

@@ -30,7 +30,7 @@ def first_send_seconds() -> float:
 
 
 @pytest.mark.nightly
-def test_the_first_send_of_a_kit_costs_less_than_100_ms() -> None:
+def test_first_send_of_a_kit_costs_less_than_100_ms() -> None:
     first_send_seconds()  # the first kit of a process imports the servers
     assert any(first_send_seconds() < FIRST_SEND_SECONDS_MAX for _ in range(ATTEMPTS_MAX))
 
@@ -50,5 +50,5 @@ def ready_seconds() -> float:
 @pytest.mark.nightly
 @pytest.mark.process
 @pytest.mark.cold_processes
-def test_a_real_broker_is_ready_within_1500_ms_of_cpu() -> None:
+def test_real_broker_is_ready_within_1500_ms_of_cpu() -> None:
     assert any(ready_seconds() < READY_SECONDS_MAX for _ in range(ATTEMPTS_MAX))

@@ -38,7 +38,7 @@ async def collecting(kit: Kit, topic: str) -> AsyncIterator[list[str]]:
         consumer.stop()
 
 
-async def test_an_unknown_outcome_of_a_stored_message(kit: Kit, producer: Producer) -> None:
+async def test_unknown_outcome_of_a_stored_message(kit: Kit, producer: Producer) -> None:
     kit.faults.outcome_unknown()
     with pytest.raises(SendOutcomeUnknown) as caught:
         await producer.send(Message("Orders", b"one"))
@@ -49,7 +49,7 @@ async def test_an_unknown_outcome_of_a_stored_message(kit: Kit, producer: Produc
     assert (kit.faults.played, kit.faults.pending) == (1, 0)
 
 
-async def test_an_unknown_outcome_of_a_lost_message(kit: Kit, producer: Producer) -> None:
+async def test_unknown_outcome_of_a_lost_message(kit: Kit, producer: Producer) -> None:
     kit.faults.lost()
     with pytest.raises(SendOutcomeUnknown):
         await producer.send(Message("Orders", b"one"))
@@ -57,7 +57,7 @@ async def test_an_unknown_outcome_of_a_lost_message(kit: Kit, producer: Producer
     assert kit.messages("Orders") == []
 
 
-async def test_a_retry_after_an_unknown_outcome_stores_twice(kit: Kit) -> None:
+async def test_retry_after_an_unknown_outcome_stores_twice(kit: Kit) -> None:
     kit.faults.outcome_unknown()
     async with Producer(kit.namesrv) as retrying:
         result = await retrying.send(Message("Orders", b"one"))
@@ -65,7 +65,7 @@ async def test_a_retry_after_an_unknown_outcome_stores_twice(kit: Kit) -> None:
     kit.assert_stored("Orders", b"one", b"one")
 
 
-async def test_a_duplicate_is_delivered_twice(kit: Kit, producer: Producer) -> None:
+async def test_duplicate_is_delivered_twice(kit: Kit, producer: Producer) -> None:
     kit.faults.duplicate()
     result = await producer.send(Message("Orders", b"one"))
     async with collecting(kit, "Orders") as ids:

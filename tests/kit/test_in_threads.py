@@ -44,7 +44,7 @@ def test_asyncio_gets_a_dead_letter_after_16_retries() -> None:
     asyncio.run(main())
 
 
-def test_the_kit_refuses_coroutine_functions_as_conditions() -> None:
+def test_kit_refuses_coroutine_functions_as_conditions() -> None:
     async def never() -> bool:
         return False
 
@@ -144,7 +144,7 @@ def test_asyncio_and_threads_share_a_kit() -> None:
         kit.assert_stored("Orders", b"of a thread", b"of asyncio")
 
 
-def test_the_error_of_a_test_is_raised_unchanged() -> None:
+def test_error_of_a_test_is_raised_unchanged() -> None:
     async def main() -> None:
         async with open_kit():
             raise LookupError("of the test")
@@ -155,7 +155,7 @@ def test_the_error_of_a_test_is_raised_unchanged() -> None:
         raise LookupError("of the test")
 
 
-def test_a_cancelled_test_closes_the_kit() -> None:
+def test_cancelled_test_closes_the_kit() -> None:
     async def main() -> None:
         async with asyncio.timeout(0.3), open_kit() as kit, Producer(kit.namesrv) as producer:
             await producer.send(Message("Orders", b"1"))
@@ -167,7 +167,7 @@ def test_a_cancelled_test_closes_the_kit() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 0.01])
-def test_a_kit_that_is_cancelled_while_it_starts_leaves_no_thread(seconds: float) -> None:
+def test_kit_that_is_cancelled_while_it_starts_leaves_no_thread(seconds: float) -> None:
     async def main() -> None:
         async with asyncio.timeout(seconds), open_kit():
             await asyncio.sleep(60)

@@ -64,7 +64,7 @@ def check_what_kits_leave() -> None:
     assert state() == before, (state(), before)
 
 
-def test_a_kit_leaves_the_process_unchanged() -> None:
+def test_kit_leaves_the_process_unchanged() -> None:
     ended = python("from tests.kit.test_leaves_nothing import check_what_kits_leave as check; check()")
     assert ended.returncode == 0, ended.stderr
 
@@ -85,7 +85,7 @@ def test_two_kits_share_nothing() -> None:
         other.assert_stored("Orders", b"other")
 
 
-def test_a_closed_kit_is_not_reached() -> None:
+def test_closed_kit_is_not_reached() -> None:
     with running_kit() as kit:
         namesrv = kit.namesrv
         host, _, _ = namesrv.partition(":")
@@ -117,7 +117,7 @@ def test_client_outliving_its_kit_gets_an_error() -> None:
             look()
 
 
-def test_a_wrong_port_is_refused() -> None:
+def test_wrong_port_is_refused() -> None:
     with running_kit() as kit:
         host, _, _ = kit.namesrv.partition(":")
         with (
@@ -164,7 +164,7 @@ with running_kit() as kit:
 
 
 @pytest.mark.slow
-def test_a_keyboard_interrupt_closes_the_kit() -> None:
+def test_keyboard_interrupt_closes_the_kit() -> None:
     began = time.monotonic()
     result = python(INTERRUPTED)
     assert result.returncode == -signal.SIGINT
@@ -197,7 +197,7 @@ def test_next_kit_removes_directories_of_killed_processes(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_others_remove_before_it_is_locked_is_made_again(
+def test_directory_that_others_remove_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kits that start at the same time look for what killed processes have left."""

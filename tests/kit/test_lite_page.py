@@ -14,7 +14,7 @@ from mq.testing import running_kit
 PAGE = Path(__file__).parents[2] / "docs" / "lite-topics.md"
 
 
-def test_the_program_of_the_page_answers_each_session_in_order() -> None:
+def test_program_of_the_page_answers_each_session_in_order() -> None:
     _, _, rest = PAGE.read_text().partition("```python\n")
     program, _, _ = rest.partition("```\n")
     with running_kit() as kit:

@@ -46,7 +46,7 @@ def stored(kit: Kit | SyncKit, topic: str = "Orders") -> list[bytes]:
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-async def test_a_message_sent_again_is_stored_once(kit: Kit, producer: Producer, repeats: int) -> None:
+async def test_message_sent_again_is_stored_once(kit: Kit, producer: Producer, repeats: int) -> None:
     kit.faults.outcome_unknown(repeats)
     result = await producer.send(Message("Orders", b"one"))
     assert (result.attempts, result.maybe_duplicated) == (1 + repeats, False)
@@ -77,14 +77,14 @@ async def test_without_numbers_it_is_stored_twice(kit: Kit, producer: Producer) 
     assert stored(kit) == [b"one", b"one"]
 
 
-async def test_the_same_message_sent_twice_is_stored_twice(kit: Kit, producer: Producer) -> None:
+async def test_same_message_sent_twice_is_stored_twice(kit: Kit, producer: Producer) -> None:
     message = Message("Orders", b"one", keys=["k"])
     first, second = [await producer.send(message) for _ in range(2)]
     assert first.message_id != second.message_id
     assert stored(kit) == [b"one", b"one"]
 
 
-async def test_a_batch_sent_again_is_stored_once(kit: Kit, producer: Producer) -> None:
+async def test_batch_sent_again_is_stored_once(kit: Kit, producer: Producer) -> None:
     kit.faults.outcome_unknown(2)
     bodies = [b"%02d" % number for number in range(50)]
     results = await producer.send_batch([Message("Orders", body) for body in bodies])
@@ -109,7 +109,7 @@ async def test_automatic_batches_sent_again_are_stored_once(kit: Kit, producer: 
     assert kit.faults.pending == 0
 
 
-async def test_a_delayed_message_sent_again_is_delivered_once(kit: Kit, producer: Producer) -> None:
+async def test_delayed_message_sent_again_is_delivered_once(kit: Kit, producer: Producer) -> None:
     kit.faults.outcome_unknown(2)
     result = await producer.send(Message("Orders", b"late", delay=3600.0))
     assert result.recall_handle
@@ -117,7 +117,7 @@ async def test_a_delayed_message_sent_again_is_delivered_once(kit: Kit, producer
     assert stored(kit) == [b"late"]
 
 
-async def test_a_half_message_sent_again_is_committed_once() -> None:
+async def test_half_message_sent_again_is_committed_once() -> None:
     async def committed(message: ReceivedMessage) -> bool | None:
         return True
 
@@ -136,7 +136,7 @@ async def test_a_half_message_sent_again_is_committed_once() -> None:
 
 @pytest.mark.parametrize("replicas", [3])
 @pytest.mark.parametrize("options", [{"timeout": 120.0}])
-async def test_a_thousand_messages_in_flight_survive_the_leader_once(kit: Kit, producer: Producer) -> None:
+async def test_thousand_messages_in_flight_survive_the_leader_once(kit: Kit, producer: Producer) -> None:
     bodies = [b"%05d" % number for number in range(1500)]
 
     async def lose_leaders() -> None:
@@ -214,7 +214,7 @@ async def test_sequence_numbers_continue_after_a_restart() -> None:
         assert len(kit.messages("Orders")) == 150
 
 
-async def test_a_cancelled_send_leaves_the_next_ones_alone(kit: Kit, producer: Producer) -> None:
+async def test_cancelled_send_leaves_the_next_ones_alone(kit: Kit, producer: Producer) -> None:
     with trio.CancelScope() as scope:
         scope.cancel()
         await producer.send(Message("Orders", b"cancelled"))
@@ -222,7 +222,7 @@ async def test_a_cancelled_send_leaves_the_next_ones_alone(kit: Kit, producer: P
     assert stored(kit)[-1] == b"next"
 
 
-async def test_a_send_cancelled_on_its_way_takes_no_other_number_along(kit: Kit, producer: Producer) -> None:
+async def test_send_cancelled_on_its_way_takes_no_other_number_along(kit: Kit, producer: Producer) -> None:
     kit.faults.outcome_unknown(2)
     with trio.move_on_after(0):
         await producer.send(Message("Orders", b"cancelled"))
@@ -236,7 +236,7 @@ async def test_a_send_cancelled_on_its_way_takes_no_other_number_along(kit: Kit,
 
 
 @pytest.mark.parametrize("options", [{"numbered": "billing"}])
-async def test_a_consumer_can_forward_the_properties_of_a_numbered_message(kit: Kit, producer: Producer) -> None:
+async def test_consumer_can_forward_the_properties_of_a_numbered_message(kit: Kit, producer: Producer) -> None:
     """With the numbers, the broker would take the message for a repeat, and not store it."""
     await producer.send(Message("Orders", b"one", properties={"colour": "red"}))
     [message] = kit.messages("Orders")
@@ -248,7 +248,7 @@ async def test_a_consumer_can_forward_the_properties_of_a_numbered_message(kit: 
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
-async def test_a_dead_letter_of_a_numbered_message_is_requeued_to_its_topic(
+async def test_dead_letter_of_a_numbered_message_is_requeued_to_its_topic(
     kit: Kit, producer: Producer, *, is_batch: bool
 ) -> None:
     consumer = PushConsumer(kit.namesrv, group="readers", consume_from="first")

@@ -50,7 +50,7 @@ async def consuming(kit: Kit, group: str, topic: str, handle: Callable[[Received
         consumer.stop()
 
 
-async def test_a_message_waits_for_40_days(clock: Clock) -> None:
+async def test_message_waits_for_40_days(clock: Clock) -> None:
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         await producer.send(Message("Letters", b"late", delay=DAYS * 86_400))
         began = kit.now()
@@ -88,7 +88,7 @@ async def test_sixteen_retries_after_half_an_hour_each_and_a_dead_letter(clock: 
             kit.assert_no_dead_letters("billing")
 
 
-async def test_a_transaction_is_checked(clock: Clock) -> None:
+async def test_transaction_is_checked(clock: Clock) -> None:
     asked: list[str] = []
 
     async def check(message: ReceivedMessage) -> bool | None:
@@ -107,7 +107,7 @@ async def test_a_transaction_is_checked(clock: Clock) -> None:
         assert dt.timedelta(seconds=60) < kit.now() - began < dt.timedelta(seconds=90)
 
 
-async def test_a_popped_message_comes_back_after_its_invisible_time(clock: Clock) -> None:
+async def test_popped_message_comes_back_after_its_invisible_time(clock: Clock) -> None:
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         await producer.send(Message("Jobs", b"one"))
         async with PopConsumer(kit.namesrv, group="workers", topic="Jobs", invisible=3600) as consumer:
@@ -173,7 +173,7 @@ async def test_failed_condition_describes_the_kit() -> None:
             await kit.advance(seconds=-1)
 
 
-async def test_the_error_of_a_test_is_raised_unchanged() -> None:
+async def test_error_of_a_test_is_raised_unchanged() -> None:
     async def failing() -> None:
         async with open_kit() as kit:
             assert kit.leader == "n0"

@@ -15,7 +15,7 @@ from mq.testing import running_kit
 PAGE = Path(__file__).parents[2] / "docs" / "priority.md"
 
 
-def test_the_alarm_of_the_page_overtakes_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_alarm_of_the_page_overtakes_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     text = PAGE.read_text()
     _, _, rest = text.partition("```python\n")
     program, _, _ = rest.partition("```\n")

@@ -38,7 +38,7 @@ def examples(text: str) -> dict[str, str]:
     return dict(found)
 
 
-def test_the_entry_point_is_the_plugin() -> None:
+def test_entry_point_is_the_plugin() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     [(name, value)] = re.findall(r'^\[project\.entry-points\.pytest11\]\n"(.*?)" = "(.*?)"$', text, re.MULTILINE)
     assert EntryPoint(name, value, "pytest11").load().__name__ == name == PLUGIN
@@ -57,7 +57,7 @@ print(sorted(set(sys.modules) - before))
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_the_examples_of_the_guide_pass(tmp_path: Path) -> None:
+def test_examples_of_the_guide_pass(tmp_path: Path) -> None:
     files = examples(GUIDE.read_text())
     del files["conftest.py"]  # pytest-asyncio is not installed here
     for name, source in files.items():

@@ -84,7 +84,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 60.0)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_the_others_take_the_queues_of_a_removed_member(
+async def test_others_take_the_queues_of_a_removed_member(
     kit: Kit, producer: Producer, admin: Admin, ordered: bool
 ) -> None:
     one, other = Member(kit, ordered=ordered), Member(kit, ordered=ordered)
@@ -116,7 +116,7 @@ async def test_the_others_take_the_queues_of_a_removed_member(
         assert await admin.removed_members.kept_out("billing") == []
 
 
-async def test_a_member_that_is_let_in_again_comes_back_at_once(kit: Kit, producer: Producer, admin: Admin) -> None:
+async def test_member_that_is_let_in_again_comes_back_at_once(kit: Kit, producer: Producer, admin: Admin) -> None:
     member = Member(kit)
     async with consuming(member):
         await until(lambda: member.queues == 4, "it has all queues")
@@ -131,7 +131,7 @@ async def test_a_member_that_is_let_in_again_comes_back_at_once(kit: Kit, produc
 
 
 @pytest.mark.parametrize("replicas", [3])
-async def test_a_removed_member_stays_out_when_the_leader_is_lost(kit: Kit, admin: Admin) -> None:
+async def test_removed_member_stays_out_when_the_leader_is_lost(kit: Kit, admin: Admin) -> None:
     one, other = Member(kit), Member(kit)
     async with consuming(one, other):
         await until(lambda: (one.queues, other.queues) == (2, 2), "each has a half")
@@ -144,7 +144,7 @@ async def test_a_removed_member_stays_out_when_the_leader_is_lost(kit: Kit, admi
 
 
 @pytest.mark.parametrize("replicas", [3])
-async def test_a_member_is_removed_while_a_replica_is_down(kit: Kit, admin: Admin) -> None:
+async def test_member_is_removed_while_a_replica_is_down(kit: Kit, admin: Admin) -> None:
     member = Member(kit)
     async with consuming(member):
         await until(lambda: member.queues == 4, "it has all queues")
@@ -155,7 +155,7 @@ async def test_a_member_is_removed_while_a_replica_is_down(kit: Kit, admin: Admi
         await until(lambda: member.queues == 0, "it goes")
 
 
-async def test_a_popping_member_gets_nothing_while_it_is_kept_out(kit: Kit, producer: Producer, admin: Admin) -> None:
+async def test_popping_member_gets_nothing_while_it_is_kept_out(kit: Kit, producer: Producer, admin: Admin) -> None:
     events: list[ClientEvent] = []
     popped: list[bytes] = []
     async with (

@@ -35,7 +35,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, hours: float) -> None:
 
 
 @VIRTUAL_TIME
-async def test_a_popped_message_is_hidden_for_its_time(kit: Kit, producer: Producer) -> None:
+async def test_popped_message_is_hidden_for_its_time(kit: Kit, producer: Producer) -> None:
     await producer.send(Message("T", b"a"))
     async with PopConsumer(kit.namesrv, "G", "T", invisible=60, consume_from="first") as consumer:
         message = await anext(consumer)
@@ -54,7 +54,7 @@ async def test_a_popped_message_is_hidden_for_its_time(kit: Kit, producer: Produ
 
 
 @VIRTUAL_TIME
-async def test_a_pop_is_held_until_a_message_comes(kit: Kit, producer: Producer) -> None:
+async def test_pop_is_held_until_a_message_comes(kit: Kit, producer: Producer) -> None:
     """A request that seemed to be old was not held, or held for hours."""
     await producer.send(Message("T", b"first"))
     async with PopConsumer(kit.namesrv, "G", "T", consume_from="first") as consumer:
@@ -95,7 +95,7 @@ async def test_delays_and_retries_last_as_long_as_they_say(kit: Kit, producer: P
 
 
 @VIRTUAL_TIME
-async def test_a_schedule_ticks_at_once_and_evenly(kit: Kit, producer: Producer) -> None:
+async def test_schedule_ticks_at_once_and_evenly(kit: Kit, producer: Producer) -> None:
     async with Admin(kit.namesrv) as admin:
         await admin.create_topic("T")
         schedule = Schedule("a", "T", b"hi", Every(dt.timedelta(minutes=1)))
@@ -111,7 +111,7 @@ async def test_a_schedule_ticks_at_once_and_evenly(kit: Kit, producer: Producer)
     assert all(abs(due / 1000 - kit.now().timestamp()) < 16 * 60 for due in dues)
 
 
-def test_a_celery_message_expires_and_is_redelivered_by_the_broker_clock(
+def test_celery_message_expires_and_is_redelivered_by_the_broker_clock(
     monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     with running_kit() as kit:

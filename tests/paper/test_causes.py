@@ -55,13 +55,13 @@ def test_leader_reports_silence_of_the_majority(causes: dict[NodeId, list[Cause]
     assert lost[0].seconds > CoreConfig().election_timeout_seconds_min
 
 
-def test_an_election_is_reported_step_by_step(causes: dict[NodeId, list[Cause]]) -> None:
+def test_election_is_reported_step_by_step(causes: dict[NodeId, list[Cause]]) -> None:
     led_by_a()
     assert [cause.kind for cause in causes[A]] == [CauseKind.NO_LEADER, CauseKind.PRE_VOTE_WON, CauseKind.ELECTED]
     assert causes[B][-1] == Cause(CauseKind.LEADER_FOUND, A)
 
 
-def test_a_transfer_is_reported_by_both_sides(causes: dict[NodeId, list[Cause]]) -> None:
+def test_transfer_is_reported_by_both_sides(causes: dict[NodeId, list[Cause]]) -> None:
     group = led_by_a()
     assert group[A].transfer(B, group.now) is None
     group.deliver()
@@ -70,14 +70,14 @@ def test_a_transfer_is_reported_by_both_sides(causes: dict[NodeId, list[Cause]])
     assert Cause(CauseKind.ASKED_TO_LEAD, A) in causes[B]
 
 
-def test_a_hanging_disk_is_reported(causes: dict[NodeId, list[Cause]]) -> None:
+def test_hanging_disk_is_reported(causes: dict[NodeId, list[Cause]]) -> None:
     group = led_by_a()
     group[A].disk_slow(1.2, group.now)
     group.pump()
     assert causes[A][-1] == Cause(CauseKind.DISK_SLOW, None, 1.2)
 
 
-def test_the_end_of_the_leader_process_is_reported(causes: dict[NodeId, list[Cause]]) -> None:
+def test_end_of_the_leader_process_is_reported(causes: dict[NodeId, list[Cause]]) -> None:
     group = led_by_a()
     group[B].peer_lost(A, group.now)
     group.pump()

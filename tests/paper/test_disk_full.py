@@ -90,7 +90,7 @@ def test_disk_full_leader_hands_over_only_to_peers_with_room() -> None:
     assert leader_of(group) == C
 
 
-def test_a_leader_is_elected_even_if_all_remaining_disks_are_full() -> None:
+def test_leader_is_elected_even_if_all_remaining_disks_are_full() -> None:
     """Reads go on: after those with room have had time to come forward, one without is elected."""
     group = Group(3).led_by(A, 1.0)
     fill(group, A, B, C)

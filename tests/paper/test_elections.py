@@ -415,6 +415,6 @@ def test_unhealthy_peers_are_not_asked_to_take_over() -> None:
     assert [m.dst for m in group.mail if isinstance(m, TimeoutNow)] == [C]
 
 
-def test_a_voter_named_twice_is_refused() -> None:
+def test_voter_named_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="voter"):
         ConfState((A, A, B))

@@ -219,7 +219,7 @@ def test_member_that_falls_silent_before_it_is_compared_is_waited_for() -> None:
     assert beginning(group, B) == (Beginning.UNKNOWN, None)
 
 
-def test_a_new_leader_hands_over_only_once_it_knows_log_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_leader_hands_over_only_once_it_knows_log_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a replica that deleted early gets the leadership, gives it back at once, and gets it again."""
     group = group_of()
     delete_early(group, C)

@@ -82,7 +82,7 @@ def test_add_learner_promote() -> None:
     assert group[A].commit == 5, "two of four are no majority"
 
 
-def test_a_learner_is_promoted_once_it_holds_its_own_membership() -> None:
+def test_learner_is_promoted_once_it_holds_its_own_membership() -> None:
     """However little it lacks: it would not know that it may vote, and its vote may be needed."""
     group = Group(4, voters=3).led_by(A)
     change(group, A, add(D))
@@ -446,7 +446,7 @@ def test_remove_leader_that_crashes_with_the_only_copy(down: NodeId | None) -> N
     assert group[leader].term == term
 
 
-def test_the_last_voter_bears_with_the_leader_that_leaves() -> None:
+def test_last_voter_bears_with_the_leader_that_leaves() -> None:
     """It could elect itself at any time, but it waits while it hears the leader, whose lease may not have ended."""
     group = Group(2).led_by(A)
     change(group, A, remove(A))
@@ -497,7 +497,7 @@ def test_half_connected_5(leader: NodeId) -> None:
     assert group[chosen].commit > commit
 
 
-def test_a_single_voter_with_a_learner_leads_at_once_and_alone() -> None:
+def test_single_voter_with_a_learner_leads_at_once_and_alone() -> None:
     """Learners do not make it wait, and its slow disk is nobody else's business."""
     group = with_learner(2, voters=1, learner=B)
     group.start(A)

@@ -184,7 +184,7 @@ def test_read_without_a_leader_fails_at_once() -> None:
     assert group.answers.get(group.read(B), 0) is None
 
 
-def test_a_deposed_leader_answers_the_pending_read_of_a_follower() -> None:
+def test_deposed_leader_answers_the_pending_read_of_a_follower() -> None:
     group = Group(3).led_by(A)
     group.isolate(A)
     group.cut -= {(A, B), (B, A)}
@@ -283,7 +283,7 @@ def test_no_lease_before_the_first_entry_is_committed() -> None:
     assert group.answers[ctx] == 1
 
 
-def test_a_lease_survives_restarts_of_the_voters_that_granted_it() -> None:
+def test_lease_survives_restarts_of_the_voters_that_granted_it() -> None:
     """A voter that forgot which leader it heard waits as long as it would have had to, before it elects another."""
     group = with_leases(seconds=1.0)
     group.isolate(A)
@@ -424,7 +424,7 @@ def test_learner_reads_through_the_leader() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 5])
-def test_an_answer_to_a_leader_before_its_restart_confirms_nothing(rounds: int) -> None:
+def test_answer_to_a_leader_before_its_restart_confirms_nothing(rounds: int) -> None:
     """A heartbeat of its last run comes late, when that node leads again; rounds of reads are counted anew by then."""
     group = Group(3).led_by(A)
     for _ in range(rounds):
@@ -448,7 +448,7 @@ def test_an_answer_to_a_leader_before_its_restart_confirms_nothing(rounds: int) 
     assert ctx not in group.answers, "a stale read"
 
 
-def test_an_answer_to_a_leader_before_its_restart_prolongs_no_lease() -> None:
+def test_answer_to_a_leader_before_its_restart_prolongs_no_lease() -> None:
     group = Group(3, config=LEASES).led_by(A, 1.0)
     group.drop()
     group.now = group[A].next_deadline()

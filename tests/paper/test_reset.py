@@ -68,7 +68,7 @@ def test_snapshot_during_append() -> None:
     assert len(group.offers) == offers
 
 
-def test_a_peer_behind_the_base_during_its_reset_gets_the_next_offer() -> None:
+def test_peer_behind_the_base_during_its_reset_gets_the_next_offer() -> None:
     group = below_base()
     group.pass_time(1.0)
     group.replicate(A, 20)
@@ -214,7 +214,7 @@ def test_peer_with_few_entries_gets_the_rest_as_entries() -> None:
     assert group.terms(C) == group.terms(A)
 
 
-def test_a_new_leader_finds_out_which_peers_need_a_reset() -> None:
+def test_new_leader_finds_out_which_peers_need_a_reset() -> None:
     group = below_base()
     group.pass_time(1.0)
     group.compact(B, 7)

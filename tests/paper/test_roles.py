@@ -144,7 +144,7 @@ def test_every_message_to_every_role() -> None:
     check_written(TABLE, TABLE.read_text() if TABLE.exists() else "", "\n".join(line.rstrip() for line in lines) + "\n")
 
 
-def test_a_message_of_a_lower_term_changes_no_role() -> None:
+def test_message_of_a_lower_term_changes_no_role() -> None:
     for name, relation, start, after in outcomes():
         if relation == "lower":
             assert after in (STARTS[start][0].value, "refused") or name.startswith("PreVote"), (name, start, after)
@@ -176,7 +176,7 @@ def test_core_refuses_role_changes_outside_the_table() -> None:
         core._become(Role.LEADER)
 
 
-def test_the_role_is_set_in_one_place() -> None:
+def test_role_is_set_in_one_place() -> None:
     places = [
         f"{path.name}: {line.strip()}"
         for path in sorted(CONSENSUS.glob("*.py"))
@@ -186,7 +186,7 @@ def test_the_role_is_set_in_one_place() -> None:
     assert places == ["state.py: self._role = Role.FOLLOWER", "state.py: self._role = role"]
 
 
-def test_the_diagram_in_the_documentation_is_that_of_the_table() -> None:
+def test_diagram_in_the_documentation_is_that_of_the_table() -> None:
     page = ROOT / "docs" / "internals" / "raftlog.md"
     text = page.read_text()
     found = re.search(r"```mermaid\n(stateDiagram-v2\n.*?)```", text, re.DOTALL)

@@ -54,7 +54,7 @@ def test_stalled_follower_reads_its_mail_before_it_campaigns(seconds: float) -> 
     assert group[B].next_deadline() <= group.now + group.config.election_timeout_seconds_max
 
 
-def test_a_stalled_leader_does_not_consider_lagging_peers_silent() -> None:
+def test_stalled_leader_does_not_consider_lagging_peers_silent() -> None:
     group = Group()
     leader = group.elect(A)
     group.pass_time(1.0)

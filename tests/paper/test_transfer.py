@@ -198,7 +198,7 @@ def test_transfer_during_conf_change() -> None:
 # -- priorities ------------------------------------------------------------------------------------------------
 
 
-def test_a_preferred_follower_is_made_leader() -> None:
+def test_preferred_follower_is_made_leader() -> None:
     """Once it has been fit to lead for a while; and it stays leader."""
     group = settled_group(b=5, c=3)
     group.pass_time(2.0)
@@ -217,7 +217,7 @@ def test_equal_priorities_change_nothing() -> None:
     assert (group[A].role, group[A].term) == (Role.LEADER, 1)
 
 
-def test_a_preferred_follower_that_does_not_take_over_is_left_alone() -> None:
+def test_preferred_follower_that_does_not_take_over_is_left_alone() -> None:
     """After a failed attempt proposals are not stopped again for ten election timeouts."""
     group = settled_group(b=5)
     stopped = 0

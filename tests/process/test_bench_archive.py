@@ -34,20 +34,20 @@ async def test_archiving_case_archives_its_messages(tmp_path: Path) -> None:
     assert found["sends that failed"] == 0
 
 
-async def test_the_cold_case_reads_from_the_store(tmp_path: Path) -> None:
+async def test_cold_case_reads_from_the_store(tmp_path: Path) -> None:
     found = await values("cold", tmp_path)
     assert found["read"] > 0
     assert found["consumed"] > 0
     assert found["requests to the store"] > 0
 
 
-async def test_the_hot_case_delivers_every_message(tmp_path: Path) -> None:
+async def test_hot_case_delivers_every_message(tmp_path: Path) -> None:
     found = await values("hot", tmp_path)
     assert found["not acknowledged, or not delivered"] == 0
     assert found["requests to the store"] > 0
 
 
-async def test_the_join_case_fills_a_replica_from_the_archive(tmp_path: Path) -> None:
+async def test_join_case_fills_a_replica_from_the_archive(tmp_path: Path) -> None:
     found = await values("join", tmp_path)
     assert 0 < found["of them from the archive"] <= 100
     assert found["from the leader alone"] > 0

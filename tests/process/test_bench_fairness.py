@@ -21,7 +21,7 @@ ALWAYS_RUN = ("pulls",)
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in ALWAYS_RUN else pytest.mark.nightly) for case in fairness.CASES]
 )
-async def test_a_case_measures_both_latencies(case: str, tmp_path: Path) -> None:
+async def test_case_measures_both_latencies(case: str, tmp_path: Path) -> None:
     plan = fairness.FAIRNESS.parse_arguments(["--quick", "--limit", "120"])
     found = await values(fairness.CASES[case], plan, tmp_path)
     assert 0 < found["acknowledged, p50"] <= found["acknowledged, p99"] <= found["acknowledged, longest"]

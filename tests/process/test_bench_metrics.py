@@ -18,14 +18,14 @@ def plan() -> Plan:
     return tiny_plan(scraping.METRICS, 1.5)
 
 
-async def test_a_scrape_costs_the_broker_processor_time(plan: Plan, tmp_path: Path) -> None:
+async def test_scrape_costs_the_broker_processor_time(plan: Plan, tmp_path: Path) -> None:
     found = await values(scraping.measure_cost, plan, tmp_path)
     assert found["CPU of the broker, not scraped"] > 0
     assert found["CPU of the broker, scraped once a second"] > 0
 
 
 @pytest.mark.nightly
-async def test_a_large_broker_answers_scrapes_and_clients(plan: Plan, tmp_path: Path) -> None:
+async def test_large_broker_answers_scrapes_and_clients(plan: Plan, tmp_path: Path) -> None:
     found = await values(scraping.measure_large, plan, tmp_path)
     assert found["samples, 10 topics and groups"] > 10 * 6
     assert found["a scrape, median"] > 0

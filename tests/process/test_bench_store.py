@@ -24,7 +24,7 @@ def plan() -> Plan:
 
 
 @pytest.mark.trio
-async def test_a_backlog_is_read_from_one_and_from_many_queues(plan: Plan, tmp_path: Path) -> None:
+async def test_backlog_is_read_from_one_and_from_many_queues(plan: Plan, tmp_path: Path) -> None:
     found = await values(reads.measure_backlog, plan, tmp_path)
     assert found["messages/s of 1 KiB, 1 queue"] > 0
     assert found["messages/s of 1 KiB, 8 queues"] > 0
@@ -38,7 +38,7 @@ async def test_random_reads_have_a_rate(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.trio
-async def test_a_producer_continues_while_a_follower_is_read(plan: Plan, tmp_path: Path) -> None:
+async def test_producer_continues_while_a_follower_is_read(plan: Plan, tmp_path: Path) -> None:
     found = await values(follower.measure_follower, plan, tmp_path)
     assert found["old messages"] >= 0.01
     assert found["messages/s produced with a reader, all cores shared"] > 0

@@ -234,7 +234,7 @@ def test_dark_where_the_system_is_dark(browser: webdriver.Chrome, running: Runni
         assert browser.execute_script(color) == expected
 
 
-def test_the_keyboard_reaches_the_content_and_a_form(browser: webdriver.Chrome, running: Running) -> None:
+def test_keyboard_reaches_the_content_and_a_form(browser: webdriver.Chrome, running: Running) -> None:
     browser.get(running.address + "/topics")
     browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
     focused = browser.switch_to.active_element
@@ -258,7 +258,7 @@ def test_pages_can_be_read_without_scripts(browser: webdriver.Chrome, running: R
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-def test_an_open_page_shows_a_message_that_comes(browser: webdriver.Chrome, running: Running) -> None:
+def test_open_page_shows_a_message_that_comes(browser: webdriver.Chrome, running: Running) -> None:
     browser.get(running.address + "/topic?name=Orders")
     before = browser.execute_script("return document.querySelector('.figures b').innerText")
     with SyncProducer(running.namesrv) as producer:
@@ -283,7 +283,7 @@ def test_page_shows_that_its_refresh_has_ended(browser: webdriver.Chrome, runnin
         process.communicate(timeout=60)
 
 
-def test_a_form_that_is_filled_in_is_not_replaced(browser: webdriver.Chrome, running: Running) -> None:
+def test_form_that_is_filled_in_is_not_replaced(browser: webdriver.Chrome, running: Running) -> None:
     browser.get(running.address + "/topic?name=Orders")
     wait_until(lambda: "Live." in text_of(browser))
     click(browser, By.XPATH, "//summary[.='Change queues or access']")
@@ -310,7 +310,7 @@ def test_dead_letters_are_sent_again_by_clicks(browser: webdriver.Chrome, runnin
     assert ", 0 failed" not in text_of(browser) or f"{len(boxes)} done" in text_of(browser)
 
 
-def test_a_message_sent_by_hand_appears_on_a_page_following_the_topic(
+def test_message_sent_by_hand_appears_on_a_page_following_the_topic(
     browser: webdriver.Chrome, running: Running
 ) -> None:
     browser.get(running.address + "/tail?topic=Orders")
@@ -329,7 +329,7 @@ def test_a_message_sent_by_hand_appears_on_a_page_following_the_topic(
     wait_until(lambda: "sent by hand" in text_of(browser))
 
 
-def test_a_topic_and_a_group_are_changed_by_clicks(browser: webdriver.Chrome, running: Running) -> None:
+def test_topic_and_a_group_are_changed_by_clicks(browser: webdriver.Chrome, running: Running) -> None:
     browser.get(running.address + "/new-topic")
     browser.find_element(By.NAME, "name").send_keys("Bills")
     click(browser, By.XPATH, "//button[.='Create']")
@@ -374,7 +374,7 @@ def test_pending_page_recalls_and_triggers_by_click(browser: webdriver.Chrome, r
     wait_until(lambda: "The message of schedule nightly was sent." in text_of(browser))
 
 
-def test_a_setting_is_changed_by_clicks(browser: webdriver.Chrome, running: Running) -> None:
+def test_setting_is_changed_by_clicks(browser: webdriver.Chrome, running: Running) -> None:
     browser.get(addresses(browser, running)["settings"])
     click(browser, By.TAG_NAME, "summary")
     browser.find_element(By.NAME, "setting").send_keys("retention_hours")

@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 pytestmark = IN_CHROMIUM
 
 
-def test_a_user_and_its_quota_are_changed_by_clicks(browser: webdriver.Chrome, tmp_path: Path) -> None:
+def test_user_and_its_quota_are_changed_by_clicks(browser: webdriver.Chrome, tmp_path: Path) -> None:
     """With accounts: the console signs with the keys of its environment."""
     keys = {"RAFTMQ_ACCESS_KEY": "operator", "RAFTMQ_SECRET_KEY": "operator-secret"}
     accounts = tmp_path / "plain_acl.yml"

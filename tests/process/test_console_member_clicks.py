@@ -102,7 +102,7 @@ async def create_group(namesrv: str) -> None:
         await admin.put_groups([SubscriptionGroupConfig(group_name="mail")])
 
 
-def test_a_transaction_is_resumed_and_a_group_deleted_by_clicks(browser: webdriver.Chrome) -> None:
+def test_transaction_is_resumed_and_a_group_deleted_by_clicks(browser: webdriver.Chrome) -> None:
     quick = {"transaction_timeout_seconds": 1, "transaction_check_seconds": 1, "transaction_checks_max": 1}
     settings = [part for name, value in quick.items() for part in ("--set", f"{name}={value}")]
     with short_lived("--nodes", "1", *settings, env={}) as said, left_afterwards(browser):

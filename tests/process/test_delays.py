@@ -94,7 +94,7 @@ async def test_followers_forward_delayed_and_returned_messages(cluster: Cluster)
             assert (again.body, again.reconsume_times, again.properties["RETRY_TOPIC"]) == (b"later", 1, topic)
 
 
-async def test_an_unhandled_message_is_redelivered(cluster: Cluster) -> None:
+async def test_unhandled_message_is_redelivered(cluster: Cluster) -> None:
     topic, group = "Failing", "failing-readers"
     seen: list[tuple[bytes, str, int]] = []
     consumer = PushConsumer(cluster.namesrv, group, consume_from="first", ordered=False)

@@ -48,7 +48,7 @@ def consumed(namesrv: str, count: int, wanted: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_filter_of_a_group_survives_a_failover(tmp_path: Path) -> None:
+def test_filter_of_a_group_survives_a_failover(tmp_path: Path) -> None:
     path = tmp_path / "begins_with_a.wasm"
     path.write_bytes(begins_with("a"))
     with running_processes(replicas=3) as servers, SyncAdmin(servers.namesrv) as admin:

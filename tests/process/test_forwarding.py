@@ -250,7 +250,7 @@ def report(what: str, seconds: list[float]) -> None:
     )
 
 
-async def test_a_transfer_costs_a_stock_client_no_error(tmp_path: Path) -> None:
+async def test_transfer_costs_a_stock_client_no_error(tmp_path: Path) -> None:
     async with three_brokers(tmp_path) as cluster:
         first = await cluster.leader()
         second, third = (node for node in cluster.node_ids if node != first)
@@ -297,7 +297,7 @@ async def test_messages_of_a_stock_client_stay_in_order_over_transfers(tmp_path:
             assert numbers == sorted(numbers)
 
 
-async def test_a_leader_that_was_killed_serves_its_clients_again_as_a_follower(tmp_path: Path) -> None:
+async def test_leader_that_was_killed_serves_its_clients_again_as_a_follower(tmp_path: Path) -> None:
     async with three_brokers(tmp_path) as cluster:
         leader = await cluster.leader()
         async with stock_client(cluster, leader) as client, trio.open_nursery() as working:
@@ -327,7 +327,7 @@ async def test_a_leader_that_was_killed_serves_its_clients_again_as_a_follower(t
         assert len(set(stored.values())) == len(stored)
 
 
-async def test_a_killed_leader_causes_doubt_but_no_errors_at_a_follower(tmp_path: Path) -> None:
+async def test_killed_leader_causes_doubt_but_no_errors_at_a_follower(tmp_path: Path) -> None:
     async with three_brokers(tmp_path) as cluster:
         leader = await cluster.leader()
         follower = next(node for node in cluster.node_ids if node != leader)

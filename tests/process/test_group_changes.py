@@ -91,7 +91,7 @@ async def group_of_three(directory: Path, **settings: str) -> AsyncIterator[Grou
         nursery.cancel_scope.cancel()
 
 
-async def test_a_learner_joins_under_load_becomes_a_voter_and_leads(tmp_path: Path) -> None:
+async def test_learner_joins_under_load_becomes_a_voter_and_leads(tmp_path: Path) -> None:
     async with group_of_three(tmp_path) as group:
         assert len(list((tmp_path / "n0" / "commitlog").glob("0*"))) > 3  # several files are closed
         await group.join(3)
@@ -139,7 +139,7 @@ async def test_node_joins_a_shortened_log_and_leads(tmp_path: Path) -> None:
         assert answer["view"]["leader"] == "n3", "somebody else gave out that offset"
 
 
-async def test_a_dead_voter_is_replaced_by_a_new_node(tmp_path: Path) -> None:
+async def test_dead_voter_is_replaced_by_a_new_node(tmp_path: Path) -> None:
     async with group_of_three(tmp_path) as group:
         leader = await group.cluster.leader()
         dead = next(node for node in group.cluster.node_ids if node != leader)

@@ -31,7 +31,7 @@ async def wait_routes(producer: Producer, groups: int) -> None:
         await trio.sleep(0.05)
 
 
-async def test_a_producer_spreads_a_topic_over_all_groups_and_survives_losing_one(tmp_path: Path) -> None:
+async def test_producer_spreads_a_topic_over_all_groups_and_survives_losing_one(tmp_path: Path) -> None:
     with trio.fail_after(120):
         async with open_groups(tmp_path, 3, nodes=1, ports=Ports.free(1, groups=3)) as clusters:
             namesrv = clusters[0].namesrv
@@ -54,7 +54,7 @@ async def test_a_producer_spreads_a_topic_over_all_groups_and_survives_losing_on
             assert len(await read_all(clusters, sent + while_down)) >= 120
 
 
-async def test_a_replica_that_was_just_killed_is_started_when_it_has_ended(tmp_path: Path) -> None:
+async def test_replica_that_was_just_killed_is_started_when_it_has_ended(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
         killed = cluster.pid("n0")
         cluster.kill("n0")

@@ -29,7 +29,7 @@ def hops(form: str) -> dict[str, int | str]:
 
 
 @pytest.mark.parametrize(("form", "most"), [("compiled", COMPILED_MAX), ("python", PYTHON_MAX)])
-def test_a_sent_message_walks_through_few_functions(form: str, most: dict[str, int]) -> None:
+def test_sent_message_walks_through_few_functions(form: str, most: dict[str, int]) -> None:
     if form == "compiled" and not IS_COMPILED:
         pytest.skip("nothing is compiled: python -m mq.compiled")
     found = hops(form)

@@ -38,7 +38,7 @@ def why_not(name: str) -> str | None:
         ("java5", "unencrypted", "tls"),
     ],
 )
-def test_a_stock_client_sends_and_receives(name: str, scenario: str, security: str) -> None:
+def test_stock_client_sends_and_receives(name: str, scenario: str, security: str) -> None:
     if (why := why_not(name)) is not None:
         pytest.skip(why)
     assert main([name, scenario, "--no-build", "--security", security]) == 0

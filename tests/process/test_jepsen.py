@@ -115,7 +115,7 @@ def test_power_packets_clocks_and_disks_break_nothing(tmp_path: Path) -> None:
     reason="makes networks: only with RAFTMQ_FAULTS_FOR_ROOT=1",
 )
 @pytest.mark.skipif(why_not("netns") is not None, reason="networks cannot be made here")
-def test_a_leftover_link_of_an_old_namespace_does_not_block_a_run(tmp_path: Path) -> None:
+def test_leftover_link_of_an_old_namespace_does_not_block_a_run(tmp_path: Path) -> None:
     """Forty runs in a row failed: a connection kept a namespace of the run before, and its link, for minutes."""
     card, name = "rmqf-v-n1", "rmqf-n1"
     subprocess.run(["ip", "netns", "add", name], check=True)

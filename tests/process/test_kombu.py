@@ -218,7 +218,7 @@ with kombu.Connection({url!r}) as connection:
             each.communicate()
 
 
-def test_a_forked_process_publishes_and_leaves_deliveries_to_its_parent(url: str) -> None:
+def test_forked_process_publishes_and_leaves_deliveries_to_its_parent(url: str) -> None:
     queue = kombu.Queue("forked", routing_key="forked")
     with kombu.Connection(url) as connection:
         publish(connection, queue, "of the parent")
@@ -274,7 +274,7 @@ def test_many_threads_publish_at_once(url: str) -> None:
             assert sorted(inbox.wait(80)) == list(range(80))
 
 
-def test_a_message_with_an_eta_comes_when_it_is_due(url: str) -> None:
+def test_message_with_an_eta_comes_when_it_is_due(url: str) -> None:
     queue = kombu.Queue("due", routing_key="due")
     with kombu.Connection(url) as connection, Inbox(connection, queue, no_ack=True) as inbox:
         due = time.time() + 1
@@ -307,7 +307,7 @@ def test_deleted_queue_is_declared_again(url: str, cluster: Cluster, request: py
         assert inbox.wait(2) == ["before", "after"]
 
 
-def test_a_message_that_is_given_back_too_often_becomes_a_dead_letter(url: str) -> None:
+def test_message_that_is_given_back_too_often_becomes_a_dead_letter(url: str) -> None:
     queue = kombu.Queue("poison", routing_key="poison")
     with kombu.Connection(url, transport_options={"redeliveries_max": 2}) as connection:
         publish(connection, queue, "poison")
@@ -319,7 +319,7 @@ def test_a_message_that_is_given_back_too_often_becomes_a_dead_letter(url: str) 
             assert inbox.wait(4) == ["poison"] * 3 + ["the next one"]
 
 
-def test_a_broker_that_is_killed_and_comes_back(url: str, cluster: Cluster) -> None:
+def test_broker_that_is_killed_and_comes_back(url: str, cluster: Cluster) -> None:
     queue = kombu.Queue("restarted", routing_key="restarted")
     with kombu.Connection(url) as connection, Inbox(connection, queue, prefetch_count=2) as inbox:
         publish(connection, queue, "before")
@@ -345,7 +345,7 @@ def test_options_that_no_transport_knows_are_left_out(url: str) -> None:
         assert "signal" not in inbox.messages[0].properties
 
 
-def test_a_consumer_that_was_closed_while_its_pop_was_held_takes_nothing(url: str) -> None:
+def test_consumer_that_was_closed_while_its_pop_was_held_takes_nothing(url: str) -> None:
     """The message would be hidden for the visibility timeout, two minutes here."""
     queue = kombu.Queue("held", kombu.Exchange("held"), "held")
     with kombu.Connection(url) as staying, kombu.Connection(url) as connection:

@@ -41,7 +41,7 @@ async def fill(namesrv: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_command_costs_little_with_ten_thousand_topics(namesrv: str, command: tuple[str, ...]) -> None:
+def test_command_costs_little_with_ten_thousand_topics(namesrv: str, command: tuple[str, ...]) -> None:
     """The least of three runs: others on this machine make each of them dearer."""
     used = []
     for _ in range(3):

@@ -157,7 +157,7 @@ async def test_queues_have_one_owner_at_a_time_despite_member_and_leader_changes
         assert {run.who for runs in watch.handled.values() for run in runs} == {"a", "b", "c"}
 
 
-async def test_a_lock_and_its_fence_outlive_the_leader(tmp_path: Path) -> None:
+async def test_lock_and_its_fence_outlive_the_leader(tmp_path: Path) -> None:
     """Whoever lost its queue before the failover commits nothing after it either."""
     async with DevCluster.open(tmp_path, ports=Ports.free(3)) as cluster:
         with trio.fail_after(60):

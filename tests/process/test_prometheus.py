@@ -74,7 +74,7 @@ def queries() -> Iterator[str]:
             yield re.sub(r"\$\w+", ".*", target["expr"])
 
 
-def test_the_board_and_the_guide_have_queries() -> None:
+def test_board_and_the_guide_have_queries() -> None:
     found = list(queries())
     assert len(found) > 20
     assert len(expressions()) > 5

@@ -52,7 +52,7 @@ def ended(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def test_a_proxy_takes_little_memory_and_stops_at_sigterm() -> None:
+def test_proxy_takes_little_memory_and_stops_at_sigterm() -> None:
     with listening("--listen", f"{HOST}:0", "--set", "metrics_listen=off") as process:
         assert rss_bytes(process.pid) / 2**20 < IDLE_MIB_MAX
         assert b"pydantic" not in Path(f"/proc/{process.pid}/maps").read_bytes()
@@ -60,7 +60,7 @@ def test_a_proxy_takes_little_memory_and_stops_at_sigterm() -> None:
         assert '"stopped"' in ended(process)
 
 
-def test_a_proxy_ends_with_its_parent() -> None:
+def test_proxy_ends_with_its_parent() -> None:
     with listening("--listen", f"{HOST}:0", "--until-stdin-closes") as process:
         assert '"stopped"' in ended(process)  # closes its standard input
 
@@ -74,7 +74,7 @@ def test_proxy_names_its_unusable_address() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_wrong_setting_ends_the_command_before_it_serves(tmp_path: Path) -> None:
+def test_wrong_setting_ends_the_command_before_it_serves(tmp_path: Path) -> None:
     files = ["--set", f"tls_certificate={tmp_path / 'absent.pem'}", "--set", f"tls_key={tmp_path / 'absent.key'}"]
     for arguments, said in ((["--set", "calls_max=many"], "calls_max"), (files, "absent.pem")):
         done = subprocess.run(

@@ -41,7 +41,7 @@ def test_examples_of_the_guide_print_their_stated_output(namesrv: str, capsys: p
         assert capsys.readouterr().out.splitlines() == expected_output(source), f"the example at {page.name}:{line}"
 
 
-def test_the_example_of_the_readme_works(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_the_readme_works(namesrv: str, capsys: pytest.CaptureFixture[str]) -> None:
     [(_, source)] = examples((ROOT / "README.md").read_text())
     run(compile(source.replace("127.0.0.1:9876", namesrv), "README.md", "exec"), {})
     first, second = capsys.readouterr().out.splitlines()
@@ -49,7 +49,7 @@ def test_the_example_of_the_readme_works(namesrv: str, capsys: pytest.CaptureFix
     assert second == "hello ('1',)"
 
 
-def test_an_example_that_lies_is_noticed() -> None:
+def test_example_that_lies_is_noticed() -> None:
     text = "a\n```python\nprint(1)  # -> 2\n```\n"
     assert examples(text) == [(2, "print(1)  # -> 2\n")]
     assert expected_output("print(1)  # -> 2\n") == ["2"]

@@ -72,7 +72,7 @@ async def levels_are(cluster: DevCluster, level: int) -> bool:
     return [int(replica.figures.get("raftmq.formatLevel", 0)) for replica in status.replicas] == [level] * 3
 
 
-async def test_a_rolling_upgrade_loses_nothing(tmp_path: Path) -> None:
+async def test_rolling_upgrade_loses_nothing(tmp_path: Path) -> None:
     """Replicas that say they understand format level 1 are replaced by those that understand the newest, and once back.
 
     The level rises when the last one is replaced.

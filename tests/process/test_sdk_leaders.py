@@ -75,7 +75,7 @@ async def test_after_a_transfer_the_next_answer_leads_to_the_new_leader(tmp_path
         assert {message.message_id for message in received} == {result.message_id for result in results}
 
 
-async def test_a_pull_consumer_reads_and_commits_over_the_death_of_a_leader(tmp_path: Path) -> None:
+async def test_pull_consumer_reads_and_commits_over_the_death_of_a_leader(tmp_path: Path) -> None:
     async with a_cluster(tmp_path) as (cluster, _), Producer(cluster.namesrv, timeout=30) as producer:
         sent = [(await producer.send(Message("T", b"%d" % number))).message_id for number in range(100)]
         async with PullConsumer(cluster.namesrv, "G", consume_from="first", timeout=30) as consumer:

@@ -14,7 +14,7 @@ from mq.testing import running_processes
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
-def test_a_killed_broker_is_started_again() -> None:
+def test_killed_broker_is_started_again() -> None:
     with running_processes() as servers, SyncProducer(servers.namesrv, timeout=30.0) as producer:
         producer.send(Message("Orders", b"before"))
         first = servers.pid("n0")

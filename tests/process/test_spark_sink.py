@@ -74,7 +74,7 @@ async def kill_leader_at(cluster: DevCluster, task: Task, row: int) -> None:
     await cluster.start(node)
 
 
-async def test_a_repeated_micro_batch_adds_nothing(tmp_path: Path) -> None:
+async def test_repeated_micro_batch_adds_nothing(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("Out", QUEUES)

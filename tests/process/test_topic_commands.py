@@ -152,7 +152,7 @@ async def messages_are_found(commands: Commands) -> None:
     assert [sent["success"] for sent in story["sent"]] == [True]
 
 
-async def test_a_name_server_reports_mistakes_in_its_config_and_data_files(tmp_path: Path) -> None:
+async def test_name_server_reports_mistakes_in_its_config_and_data_files(tmp_path: Path) -> None:
     ports = Ports.free(1)
     config = tmp_path / "namesrv.toml"
     config.write_text("order_topics = true\nno_such = 1\n")

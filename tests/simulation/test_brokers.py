@@ -70,7 +70,7 @@ def test_seed_gives_the_same_run_after_other_runs(seconds: float | None) -> None
 
 
 @pytest.mark.slow
-def test_a_busy_processor_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_processor_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = simulate_seed(1, 4.0, "mixed")
     seconds = itertools.count()
     monkeypatch.setattr("time.monotonic", lambda: float(next(seconds)))
@@ -78,7 +78,7 @@ def test_a_busy_processor_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_a_host_that_stalls_changes_nothing() -> None:
+def test_host_that_stalls_changes_nothing() -> None:
     """The process stands still for 20 ms of every 50."""
     undisturbed = simulate_seed(1, 4.0, "mixed")
     before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.02))  # the stall itself
@@ -91,7 +91,7 @@ def test_a_host_that_stalls_changes_nothing() -> None:
     assert stalled == undisturbed
 
 
-def test_the_history_is_one_that_checkers_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_is_one_that_checkers_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "history"
     assert main(["--workload", "delay", "--seed", "1", "--seconds", "2", "--history", str(path)]) == 0
     with path.open("rb") as lines:
@@ -102,7 +102,7 @@ def test_the_history_is_one_that_checkers_read(tmp_path: Path, capsys: pytest.Ca
     assert "BrokerScenario" in capsys.readouterr().out
 
 
-def test_a_former_name_of_a_workload_is_understood(tmp_path: Path) -> None:
+def test_former_name_of_a_workload_is_understood(tmp_path: Path) -> None:
     """And its seeds draw what they drew under that name."""
     path = tmp_path / "history"
     assert main(["--workload", "everyday", "--seed", "1", "--seconds", "0.1", "--history", str(path)]) == 0
@@ -121,7 +121,7 @@ def test_findings_of_checkers_end_the_simulation(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("workload", ["mixed", "schedules"])
-def test_a_message_stored_more_often_than_sent_ends_the_run(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_stored_more_often_than_sent_ends_the_run(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Histories allow any number of messages of a value that was sent twice, and those of schedules are not judged."""
 
     def committed(self: Ledger, at: float, record: StoredMessage) -> Stored:

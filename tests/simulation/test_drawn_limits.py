@@ -36,12 +36,12 @@ def test_limits_are_between_smallest_and_usual() -> None:
     assert met == smallest.keys()
 
 
-def test_a_seed_draws_the_same_limits_again() -> None:
+def test_seed_draws_the_same_limits_again() -> None:
     first, again, other = (draw_broker_scenario(seed, "pop").broker_limits for seed in (1, 1, 2))
     assert first == again != other
 
 
-def test_a_run_within_a_run_keeps_its_own_limits() -> None:
+def test_run_within_a_run_keeps_its_own_limits() -> None:
     seeds = 3, 4
     alone = [Cluster(draw_scenario(seed)) for seed in seeds]
     for cluster in alone:

@@ -92,7 +92,7 @@ def test_mistake_can_still_be_made(name: str) -> None:
     check(name)
 
 
-def test_a_bug_in_python_is_served_by_no_compiled_module(tmp_path: Path) -> None:
+def test_bug_in_python_is_served_by_no_compiled_module(tmp_path: Path) -> None:
     plant("ack-before-fsync", tmp_path)
     assert not list(tmp_path.rglob("*.so"))
 
@@ -149,14 +149,14 @@ def hunted_seeds(monkeypatch: pytest.MonkeyPatch, finding: int, shortly: float =
     return ran
 
 
-def test_a_hunt_begins_with_the_run_that_found_the_mistake_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hunt_begins_with_the_run_that_found_the_mistake_before(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = hunted_seeds(monkeypatch, 5, 2.0)
     assert hunt("double-vote", 20, python=COLD, first=FindingRun(5, 2.0)).seeds == 6
     assert hunt("double-vote", 20, python=COLD, first=FindingRun(5)).seeds == 6
     assert ran == [(5, 5, 2.0), (5, 5, None)]
 
 
-def test_a_mistake_its_seed_no_longer_finds_is_hunted_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistake_its_seed_no_longer_finds_is_hunted_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = hunted_seeds(monkeypatch, 9)
     with pytest.warns(UserWarning, match="double-vote is found by seed 9 and no longer by 5"):
         assert hunt("double-vote", 20, python=COLD, first=FindingRun(5)).seeds == 10
@@ -164,7 +164,7 @@ def test_a_mistake_its_seed_no_longer_finds_is_hunted_from_zero(monkeypatch: pyt
     assert ran == [(5, 5, None), (0, 19, None), (5, 5, 4.0), (0, 7, None)]
 
 
-def test_the_shortest_run_that_finds_a_mistake_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortest_run_that_finds_a_mistake_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = hunted_seeds(monkeypatch, 2, 4.0)
     found = hunt("double-vote", 20, python=COLD, short_runs=((2.0, 4), (4.0, 4), (8.0, 3)))
     assert (found.seeds, found.seconds) == (3, 4.0)
@@ -180,7 +180,7 @@ def test_finding_seeds_are_noted_per_mistake(tmp_path: Path) -> None:
     assert finding_seeds(noted) == expected
 
 
-def test_a_planted_mistake_stays_in_its_copy(tmp_path: Path) -> None:
+def test_planted_mistake_stays_in_its_copy(tmp_path: Path) -> None:
     """The copy shares files with the project where it can."""
     before = {name: (PROJECT / name).read_bytes() for name in changed_files("double-vote")}
     plant("double-vote", tmp_path)
@@ -190,7 +190,7 @@ def test_a_planted_mistake_stays_in_its_copy(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() != content
 
 
-def test_a_warm_interpreter_runs_each_copy_with_its_own_modules(tmp_path: Path) -> None:
+def test_warm_interpreter_runs_each_copy_with_its_own_modules(tmp_path: Path) -> None:
     with WarmPython() as python:
         for number in (1, 2):
             copy = tmp_path / str(number)
@@ -207,7 +207,7 @@ def test_a_warm_interpreter_runs_each_copy_with_its_own_modules(tmp_path: Path) 
         assert "no_such_module" in failed.stderr
 
 
-def test_a_warm_interpreter_reports_signals_of_its_runs(tmp_path: Path) -> None:
+def test_warm_interpreter_reports_signals_of_its_runs(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     with WarmPython() as python:
         assert python.run("killed", [], tmp_path, {"PYTHONPATH": str(tmp_path)}).returncode == -signal.SIGKILL

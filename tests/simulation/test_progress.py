@@ -5,7 +5,7 @@ from __future__ import annotations
 from chaos.broker_sim.progress import Progress
 
 
-def test_a_run_without_progress_is_given_up_after_the_patience() -> None:
+def test_run_without_progress_is_given_up_after_the_patience() -> None:
     progress = Progress(20.0, 60.0)
     assert progress.may_go_on(79.9)
     assert not progress.may_go_on(80.0)

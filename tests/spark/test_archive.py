@@ -70,7 +70,7 @@ def sent_to(stage: Stage, client_id: str) -> int:
     )
 
 
-def test_a_batch_reads_the_archive_and_the_rest_from_brokers(
+def test_batch_reads_the_archive_and_the_rest_from_brokers(
     session: Any, archived: tuple[Stage, str], storage: ObjectStorage
 ) -> None:
     stage, topic = archived

@@ -58,7 +58,7 @@ def test_all_columns_can_be_asked_for(read: Read, stage: Stage) -> None:
     assert row.born_host.startswith("127.0.0.1:")
 
 
-def test_a_schema_names_the_columns_too(session: Any, stage: Stage) -> None:
+def test_schema_names_the_columns_too(session: Any, stage: Stage) -> None:
     topic = stage.topic()
     stage.send(topic, [b"x"] * 5)
     frame = (
@@ -129,11 +129,11 @@ def test_pushed_filters_return_the_same_rows(session: Any, read: Read, stage: St
         read(subscribe=topic, pushFilters="true").where(condition).collect()
 
 
-def test_an_empty_topic_has_no_rows(read: Read, stage: Stage) -> None:
+def test_empty_topic_has_no_rows(read: Read, stage: Stage) -> None:
     assert read(subscribe=stage.topic()).count() == 0
 
 
-def test_the_first_rows_come_without_all_others(read: Read, stage: Stage) -> None:
+def test_first_rows_come_without_all_others(read: Read, stage: Stage) -> None:
     topic = stage.topic()
     stage.send(topic, [b"x" * 1000] * 2000)
 
@@ -182,7 +182,7 @@ def test_offsets_must_name_each_queue_and_no_other(read: Read, stage: Stage) -> 
         read(subscribe=topic, startingOffsets=given).count()
 
 
-def test_an_unreachable_address_is_reported_within_15_seconds(read: Read) -> None:
+def test_unreachable_address_is_reported_within_15_seconds(read: Read) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"

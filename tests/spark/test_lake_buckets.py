@@ -61,7 +61,7 @@ spark:
 
 
 @pytest.mark.parametrize(("kind", "table"), [("delta", delta), ("iceberg", iceberg)], ids=["delta", "iceberg"])
-def test_a_table_in_a_bucket_has_each_row_once(
+def test_table_in_a_bucket_has_each_row_once(
     kind: str, table: object, stage: Stage, storage: ObjectStorage, tmp_path: Path
 ) -> None:
     assert callable(table)

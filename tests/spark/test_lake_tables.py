@@ -235,7 +235,7 @@ def test_compaction_never_lets_the_position_in_the_topic_expire(case: Case, monk
     assert ids(case.rows(pipeline)) == Counter({1: 4, 2: 1})
 
 
-def test_a_table_that_was_dropped_stops_the_pipeline(case: Case) -> None:
+def test_table_that_was_dropped_stops_the_pipeline(case: Case) -> None:
     pipeline = case.pipeline(EXPLICIT)
     case.stage.send(case.topic, [body(1)])
     case.run(pipeline)
@@ -273,7 +273,7 @@ def test_a_table_that_was_dropped_stops_the_pipeline(case: Case) -> None:
     assert not target._exists()
 
 
-def test_the_commands_run_compact_and_verify_a_table(case: Case) -> None:
+def test_commands_run_compact_and_verify_a_table(case: Case) -> None:
     catalog = ""
     if case.kind == "iceberg":
         name = "spark.sql.catalog.lake"
@@ -305,7 +305,7 @@ def test_the_commands_run_compact_and_verify_a_table(case: Case) -> None:
     assert ran("verify")[-1].startswith("the table and its topic are equal up to commit ")
 
 
-def test_a_second_process_with_the_same_position_is_overtaken(case: Case) -> None:
+def test_second_process_with_the_same_position_is_overtaken(case: Case) -> None:
     pipeline = case.pipeline(EXPLICIT, "max_messages_per_commit: 6")
     case.stage.send(case.topic, [body(number) for number in range(10)])
     case.run(pipeline)
@@ -346,7 +346,7 @@ def test_a_second_process_with_the_same_position_is_overtaken(case: Case) -> Non
     assert ids(case.rows(pipeline)) == Counter(range(20))
 
 
-def test_a_table_that_was_rolled_back_has_its_position(case: Case) -> None:
+def test_table_that_was_rolled_back_has_its_position(case: Case) -> None:
     pipeline = case.pipeline(EXPLICIT)
     for number in range(3):
         case.stage.send(case.topic, [body(number)])
@@ -444,7 +444,7 @@ def test_upsert_keeps_the_latest_change_by_its_order_column(case: Case) -> None:
     assert {(each.id, each.at) for each in case.rows(pipeline)} == {(1, 5), (2, 2)}
 
 
-def test_a_change_is_in_the_partition_of_its_day(case: Case) -> None:
+def test_change_is_in_the_partition_of_its_day(case: Case) -> None:
     case.by = ", partition_by: {column: at, unit: day}"
     pipeline = case.pipeline("{format: json, schema: {id: bigint, at: timestamp}}", "upsert: {key: [id], order: at}")
     for day in (30, 31, 29):
@@ -474,7 +474,7 @@ def test_dropped_column_is_not_recreated(case: Case) -> None:
 
 
 @pytest.mark.skipif("delta" not in FORMATS, reason="there is no build of Delta for this Spark")
-def test_a_delta_table_keeps_its_partitions(lake: Any, stage: Stage, tmp_path: Path) -> None:
+def test_delta_table_keeps_its_partitions(lake: Any, stage: Stage, tmp_path: Path) -> None:
     case = Case(lake, stage, "delta", tmp_path)
     case.by = ", partition_by: {column: _store_timestamp}"
     pipeline = case.pipeline(EXPLICIT)
@@ -491,7 +491,7 @@ def test_a_delta_table_keeps_its_partitions(lake: Any, stage: Stage, tmp_path: P
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a process a directory of its own")
-def test_a_location_that_executors_do_not_share_gets_no_commit(case: Case, tmp_path: Path) -> None:
+def test_location_that_executors_do_not_share_gets_no_commit(case: Case, tmp_path: Path) -> None:
     case.stage.send(case.topic, [body(number) for number in range(30)])
     shared = tmp_path / "shared"
     (shared / case.topic).mkdir(parents=True)
@@ -526,7 +526,7 @@ def test_a_location_that_executors_do_not_share_gets_no_commit(case: Case, tmp_p
 
 
 @pytest.mark.skipif("iceberg" not in FORMATS, reason="there is no build of Iceberg for this Spark")
-def test_the_branch_of_a_killed_merge_does_not_stay_for_ever(lake: Any, stage: Stage, tmp_path: Path) -> None:
+def test_branch_of_a_killed_merge_does_not_stay_for_ever(lake: Any, stage: Stage, tmp_path: Path) -> None:
     case = Case(lake, stage, "iceberg", tmp_path)
     pipeline = case.pipeline(EXPLICIT, "upsert: {key: [id]}")
     case.send(body(1))

@@ -222,14 +222,14 @@ def test_micro_batch_overtaken_by_retention_names_the_lost_offsets(
         meanwhile(lambda: query.run(frame), tmp_path, lambda: delete_until_gone(replicas, topic))
 
 
-def test_a_batch_with_a_lease_loses_nothing(session: Any, replicas: Replicas, topic: str, tmp_path: Path) -> None:
+def test_batch_with_a_lease_loses_nothing(session: Any, replicas: Replicas, topic: str, tmp_path: Path) -> None:
     replicas.take_leases(0)
     frame = session.read.format("raftmq").options(**options(replicas, topic)).load().select("body")
     rows = meanwhile(gated(frame, tmp_path).collect, tmp_path, lambda: delete_in_vain(replicas, topic))
     assert bodies_of(rows) == Counter(sent())
 
 
-def test_a_micro_batch_with_a_lease_loses_nothing(
+def test_micro_batch_with_a_lease_loses_nothing(
     session: Any, query: Query, replicas: Replicas, topic: str, tmp_path: Path
 ) -> None:
     replicas.take_leases(0)

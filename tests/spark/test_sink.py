@@ -39,7 +39,7 @@ def test_written_rows_are_read_back(session: Any, read: Read, stage: Stage) -> N
     assert (three.topic, three.queue_id, three.tags) == (first, 0, "\u00fc")
 
 
-def test_a_topic_is_copied_with_its_keys_tags_and_properties(session: Any, read: Read, stage: Stage) -> None:
+def test_topic_is_copied_with_its_keys_tags_and_properties(session: Any, read: Read, stage: Stage) -> None:
     source, copy = stage.topic(), stage.topic()
     stage.send(source, [b"%d" % number for number in range(50)])
     write(read(subscribe=source).select("body", "keys", "tags", "properties"), stage, topic=copy)
@@ -49,7 +49,7 @@ def test_a_topic_is_copied_with_its_keys_tags_and_properties(session: Any, read:
     assert not originals & {row.message_id for row in rows}, "a copy is a message of its own"
 
 
-def test_a_job_that_is_run_again_under_its_name_adds_nothing(session: Any, read: Read, stage: Stage) -> None:
+def test_job_that_is_run_again_under_its_name_adds_nothing(session: Any, read: Read, stage: Stage) -> None:
     topic = stage.topic()
     frame = session.range(0, ROWS, 1, 3).selectExpr("cast(id as string) as body")
     for version in ("1", "1", "2", "1"):
@@ -93,7 +93,7 @@ def existing(stage: Stage) -> str:
     return _existing[0]
 
 
-def test_a_row_that_cannot_be_a_message_fails_its_task(session: Any, stage: Stage) -> None:
+def test_row_that_cannot_be_a_message_fails_its_task(session: Any, stage: Stage) -> None:
     frame = session.createDataFrame([("x",), (None,)], "body string").coalesce(1)
     with pytest.raises(PySparkException, match="row 1: its body is null"):
         write(frame, stage, topic=stage.topic())
@@ -129,7 +129,7 @@ class Copy:
             path.unlink(missing_ok=True)
 
 
-def test_a_micro_batch_that_is_replayed_adds_nothing(
+def test_micro_batch_that_is_replayed_adds_nothing(
     stream: Callable[..., Any], read: Read, stage: Stage, tmp_path: Path
 ) -> None:
     source, copy = stage.topic(), stage.topic(queues=3)
@@ -151,7 +151,7 @@ def test_a_micro_batch_that_is_replayed_adds_nothing(
     assert bodies_of(read(subscribe=copy).collect()) == Counter(sent + sent)
 
 
-def test_a_stream_takes_its_name_from_its_checkpoint(stream: Callable[..., Any], stage: Stage, tmp_path: Path) -> None:
+def test_stream_takes_its_name_from_its_checkpoint(stream: Callable[..., Any], stage: Stage, tmp_path: Path) -> None:
     source = stage.topic()
     stage.send(source, [b"x"])
     copying = Copy(stage, stream(subscribe=source, startingOffsets="earliest"), tmp_path, stage.topic())

@@ -46,7 +46,7 @@ def test_query_resumes_at_its_end(stream: Stream, query: Query, stage: Stage) ->
     assert sum(report["numInputRows"] for report in second.recentProgress) == 50
 
 
-def test_a_query_that_begins_at_the_latest_message_sees_only_later_ones(
+def test_query_that_begins_at_the_latest_message_sees_only_later_ones(
     stream: Stream, query: Query, stage: Stage
 ) -> None:
     topic = stage.topic(queues=2)
@@ -120,7 +120,7 @@ def test_replicas_die_and_the_leader_changes_under_a_query(stream: Stream, query
     assert bodies_of(query.rows()) == Counter(numbered(0, 4000))
 
 
-def test_a_recreated_topic_ends_the_query_or_is_read_from_the_start(stream: Stream, query: Query, stage: Stage) -> None:
+def test_recreated_topic_ends_the_query_or_is_read_from_the_start(stream: Stream, query: Query, stage: Stage) -> None:
     topic = stage.topic(queues=2)
     stage.send(topic, numbered(0, 20))
     options = {"subscribe": topic, "startingOffsets": "earliest"}
@@ -146,7 +146,7 @@ def test_brokers_of_rocketmq_are_read_with_their_own_requests(stream: Stream, qu
     assert bodies_of(query.rows()) == Counter(numbered(0, 50))
 
 
-def test_a_checkpoint_of_another_source_is_refused(stream: Stream, query: Query, stage: Stage, tmp_path: Path) -> None:
+def test_checkpoint_of_another_source_is_refused(stream: Stream, query: Query, stage: Stage, tmp_path: Path) -> None:
     topic = stage.topic()
     stage.send(topic, numbered(0, 5))
     frame = stream(subscribe=topic, startingOffsets="earliest")

@@ -192,7 +192,7 @@ JSON = "{format: json, schema: {id: bigint}}"
 
 
 @pytest.mark.nightly
-def test_a_table_in_a_bucket_has_each_row_once(case: Case, storage: ObjectStorage, session: Any) -> None:
+def test_table_in_a_bucket_has_each_row_once(case: Case, storage: ObjectStorage, session: Any) -> None:
     by_day = "partition_by: {column: _store_timestamp}"
     case.table = f"{{format: parquet, location: s3://{BUCKET}/orders, endpoint_url: {storage.url}, {by_day}}}"
     case.stage.send(case.topic, [b'{"id": %d}' % number for number in range(8)] + [b"bad"])
@@ -235,7 +235,7 @@ accounts:
 
 
 @pytest.mark.nightly
-def test_a_cluster_with_accounts_is_read_and_written_with_the_same_one(tmp_path: Path) -> None:
+def test_cluster_with_accounts_is_read_and_written_with_the_same_one(tmp_path: Path) -> None:
     accounts = tmp_path / "plain_acl.yml"
     accounts.write_text(ACCOUNTS)
     for name, secret in (("reader001", "reader"), ("stranger1", "stranger")):

@@ -40,7 +40,7 @@ def found(session: Any, decode: str, bodies: list[bytes]) -> list[tuple[Any, str
     return [tuple(each) for each in rows]
 
 
-def test_a_value_that_spark_would_change_is_a_dead_letter(session: Any) -> None:
+def test_value_that_spark_would_change_is_a_dead_letter(session: Any) -> None:
     bad = [
         b'{"price": 1.239}',
         b'{"price": 123456789012}',
@@ -77,7 +77,7 @@ def test_no_name_of_a_field_is_taken(session: Any) -> None:
     assert (row.raftmq_corrupt, row.id, reason) == ("x", 1, None)
 
 
-def test_a_line_with_its_end_is_a_row(session: Any) -> None:
+def test_line_with_its_end_is_a_row(session: Any) -> None:
     lines = [b"1;x", b"2;x\n", b"3;x\r\n", b"4;\n", b'8;"x\ny"', b"5;x\n\n", b"6;x\n7;y", b'9;"x', b'9;"x"y']
     rows = found(session, "{format: csv, separator: ';', schema: {id: int, note: string}}", lines)
     assert [(row.id, row.note) for row, reason in rows if reason is None] == [
@@ -98,7 +98,7 @@ def test_a_line_with_its_end_is_a_row(session: Any) -> None:
     ]
 
 
-def test_an_empty_topic_becomes_a_table_without_rows(case: Case) -> None:
+def test_empty_topic_becomes_a_table_without_rows(case: Case) -> None:
     pipeline = case.pipeline(EXPLICIT)
     case.run(pipeline)
     assert ParquetDirectory(case.location).files() == []
@@ -155,7 +155,7 @@ def test_field_in_other_case_becomes_a_dead_letter(case: Case) -> None:
     assert reason.startswith("it has the field 'ID', and the column is 'id'")
 
 
-def test_a_new_field_inside_a_column_is_not_lost(case: Case) -> None:
+def test_new_field_inside_a_column_is_not_lost(case: Case) -> None:
     pipeline = case.pipeline("{format: json, schema: inferred}")
     case.stage.send(case.topic, [body(1, more={"a": 1, "none": None})])
     case.run(pipeline)
@@ -168,7 +168,7 @@ def test_a_new_field_inside_a_column_is_not_lost(case: Case) -> None:
 
 
 @pytest.mark.parametrize("later", ["", "{column: _store_timestamp, unit: hour}"])
-def test_a_directory_keeps_its_partitions(case: Case, later: str) -> None:
+def test_directory_keeps_its_partitions(case: Case, later: str) -> None:
     def by(partition: str) -> Pipeline:
         pipeline = case.pipeline(EXPLICIT)
         column = "_store_timestamp" if partition else None
@@ -185,7 +185,7 @@ def test_a_directory_keeps_its_partitions(case: Case, later: str) -> None:
 
 
 @pytest.mark.nightly
-def test_a_topic_of_a_thousand_queues_is_read_whole(case: Case) -> None:
+def test_topic_of_a_thousand_queues_is_read_whole(case: Case) -> None:
     case.topic = case.stage.topic("Wide", 1000)
     case.stage.send(case.topic, [body(number) for number in range(3000)])
     pipeline = case.pipeline(EXPLICIT, "max_messages_per_commit: 2000")

@@ -30,7 +30,7 @@ def scraped(port: int) -> dict[str, float]:
     return {line.partition("{")[0]: float(line.split()[-1]) for line in lines if line.startswith("raftmq_table_")}
 
 
-def test_a_pipeline_is_scraped_while_it_works_and_while_it_waits(place: Place) -> None:
+def test_pipeline_is_scraped_while_it_works_and_while_it_waits(place: Place) -> None:
     place.send(3 * BATCH)
     port = free_port()
     hourly = place.file("hourly", f"trigger: every 1 hour\nmetrics_port: {port}")
@@ -55,7 +55,7 @@ def test_a_pipeline_is_scraped_while_it_works_and_while_it_waits(place: Place) -
     assert not place.is_running()
 
 
-def test_a_signal_lets_the_commit_end_that_is_being_made(place: Place) -> None:
+def test_signal_lets_the_commit_end_that_is_being_made(place: Place) -> None:
     place.send(6 * BATCH)
     file = place.file("once", "trigger: once")
     first = place.start("run", file, "--json", *LOCAL)
@@ -73,7 +73,7 @@ def test_a_signal_lets_the_commit_end_that_is_being_made(place: Place) -> None:
     assert place.ids() == Counter(range(6 * BATCH))
 
 
-def test_a_signal_ends_a_start_that_a_cluster_does_not_answer(place: Place) -> None:
+def test_signal_ends_a_start_that_a_cluster_does_not_answer(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(SECONDS_MAX)
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -118,7 +118,7 @@ def on_cluster(place: Place, url: str) -> Path:
     )
 
 
-def test_a_pipeline_runs_on_a_cluster_of_spark(place: Place, tmp_path: Path) -> None:
+def test_pipeline_runs_on_a_cluster_of_spark(place: Place, tmp_path: Path) -> None:
     place.send(2 * BATCH)
     with standalone(tmp_path) as url:
         ran: Any = place.start("run", on_cluster(place, url), "--json", environment={"PYTHONPATH": ""})
@@ -129,7 +129,7 @@ def test_a_pipeline_runs_on_a_cluster_of_spark(place: Place, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a process a directory of its own")
-def test_a_directory_that_executors_do_not_share_gets_no_commit(place: Place, tmp_path: Path) -> None:
+def test_directory_that_executors_do_not_share_gets_no_commit(place: Place, tmp_path: Path) -> None:
     place.send(BATCH)
     table = place.directory / "table"
     table.mkdir()

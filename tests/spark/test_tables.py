@@ -41,7 +41,7 @@ def case(session: Any, stage: Stage, tmp_path: Path) -> Case:
 
 
 @pytest.mark.parametrize("name", ["a b%20c", "t[1]{x,y}"])
-def test_a_table_in_a_directory_with_special_characters_has_its_rows(case: Case, session: Any, name: str) -> None:
+def test_table_in_a_directory_with_special_characters_has_its_rows(case: Case, session: Any, name: str) -> None:
     case.location = case.location.parent / name
     case.stage.send(case.topic, [body(number) for number in range(20)])
     pipeline = case.pipeline(EXPLICIT)
@@ -135,7 +135,7 @@ def test_rows_that_differ_from_the_topic_are_named(case: Case, session: Any) -> 
 
 
 @pytest.mark.nightly
-def test_a_table_that_began_late_is_filled_backward(case: Case) -> None:
+def test_table_that_began_late_is_filled_backward(case: Case) -> None:
     case.stage.send(case.topic, [body(number) for number in range(6)] + [b"bad"])
     pipeline = case.pipeline(EXPLICIT, "start: latest\nmax_messages_per_commit: 4")
     case.run(pipeline)
@@ -161,7 +161,7 @@ def test_a_table_that_began_late_is_filled_backward(case: Case) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("at", ["create the commit", "move a file", "remove staging"])
-def test_a_killed_pipeline_has_each_row_once(case: Case, at: str) -> None:
+def test_killed_pipeline_has_each_row_once(case: Case, at: str) -> None:
     case.stage.send(case.topic, [body(number) for number in range(8)] + [b"bad"])
     pipeline = case.pipeline(EXPLICIT)
     seen = []
@@ -210,7 +210,7 @@ def test_dead_letter_that_the_sink_would_refuse_is_sent(case: Case, session: Any
     assert case.dead_letters() == [(body, "?bad") for body in (b" ", b"large", b"mark", b"tag", long)]
 
 
-def test_a_change_without_its_order_is_a_dead_letter(session: Any) -> None:
+def test_change_without_its_order_is_a_dead_letter(session: Any) -> None:
     text = "namesrv: h:1\ntopic: T\ntable: {format: delta, location: /t}\nupsert: {key: [id], order: at}\n"
     pipeline = parse_pipeline(f"{text}decode: {{format: json, schema: {{id: int, at: int}}}}\n", Path("/p.yaml"))
     bodies = [b'{"id": 1, "at": 2}', b'{"id": 1}', b'{"at": 2}']
@@ -240,7 +240,7 @@ def test_equal_orders_in_two_queues_give_the_same_change(session: Any) -> None:
     assert latest(found) == latest(found[::-1]) == ["other queue"]
 
 
-def test_a_message_without_a_body_deletes_the_key_in_its_keys(session: Any) -> None:
+def test_message_without_a_body_deletes_the_key_in_its_keys(session: Any) -> None:
     def found(upsert: str, schema: str, *messages: tuple[bytes, str | None]) -> list[tuple[Any, bool, str | None]]:
         text = f"namesrv: h:1\ntopic: T\ntable: {{format: delta, location: /t}}\nupsert: {upsert}\n"
         pipeline = parse_pipeline(f"{text}decode: {{format: json, schema: {schema}}}\n", Path("/p.yaml"))
@@ -270,7 +270,7 @@ def test_only_writing_commands_handle_termination_signals(tmp_path: Path, monkey
     assert handled == [signal.SIGTERM, signal.SIGINT]
 
 
-def test_a_topic_that_vanishes_stops_the_pipeline_at_its_offset(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_that_vanishes_stops_the_pipeline_at_its_offset(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     case.stage.send(case.topic, [body(number) for number in range(4)])
     pipeline = case.pipeline(EXPLICIT, "read: {readDeadline: 5s}")
     case.run(pipeline)
@@ -298,7 +298,7 @@ def test_a_topic_that_vanishes_stops_the_pipeline_at_its_offset(case: Case, monk
     assert Counter(row.id for row in case.rows()) == Counter(range(4))
 
 
-def test_a_store_that_refuses_is_named_with_the_remedy() -> None:
+def test_store_that_refuses_is_named_with_the_remedy() -> None:
     text = "namesrv: h:1\ntopic: T\ntable: {format: delta, location: s3a://bucket/t}\n"
     target = DeltaTarget(parse_pipeline(text, Path("/p.yaml")), None)
     said = "o103.save.\njava.nio.file.AccessDeniedException: s3a://bucket/t: getFileStatus: 403 Forbidden\n\tat a.b"
@@ -309,7 +309,7 @@ def test_a_store_that_refuses_is_named_with_the_remedy() -> None:
         raise Py4JError("io.delta.exceptions.ConcurrentAppendException: Files were added")
 
 
-def test_a_catalog_that_spark_does_not_know_is_refused(session: Any) -> None:
+def test_catalog_that_spark_does_not_know_is_refused(session: Any) -> None:
     text = "namesrv: h:1\ntopic: T\ntable: {format: iceberg, name: lake.shop.t}\n"
     target = IcebergTarget(parse_pipeline(text, Path("/p.yaml")), session)
     with pytest.raises(
@@ -318,7 +318,7 @@ def test_a_catalog_that_spark_does_not_know_is_refused(session: Any) -> None:
         target.open()
 
 
-def test_a_spark_that_does_not_start_is_reported(
+def test_spark_that_does_not_start_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def session(_: Pipeline) -> None:
@@ -333,7 +333,7 @@ def test_a_spark_that_does_not_start_is_reported(
 
 
 @pytest.mark.nightly
-def test_a_change_that_would_break_the_table_is_refused_and_named(case: Case) -> None:
+def test_change_that_would_break_the_table_is_refused_and_named(case: Case) -> None:
     case.stage.send(case.topic, [body(1)])
     case.run(case.pipeline(EXPLICIT))
     case.stage.send(case.topic, [body(2)])

@@ -63,7 +63,7 @@ def commit(number: int, of: TableCommand) -> None:
     of.until(lambda told: told.get("commit") == number and "rate" in told)
 
 
-def test_a_pipeline_survives_its_executor_and_its_application_master(place: Place, yarn: Yarn, file: Path) -> None:
+def test_pipeline_survives_its_executor_and_its_application_master(place: Place, yarn: Yarn, file: Path) -> None:
     place.send(6 * BATCH)
     ran = start(place, yarn, "run", file)
     commit(1, ran)
@@ -78,7 +78,7 @@ def test_a_pipeline_survives_its_executor_and_its_application_master(place: Plac
     assert place.ids() == Counter(range(6 * BATCH))
 
 
-def test_a_pipeline_continues_after_its_application_failed_and_its_driver_died(
+def test_pipeline_continues_after_its_application_failed_and_its_driver_died(
     place: Place, yarn: Yarn, file: Path
 ) -> None:
     place.send(8 * BATCH)

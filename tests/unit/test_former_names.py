@@ -15,12 +15,12 @@ MIB = 1024 * 1024
 
 
 @pytest.mark.parametrize("settings", [BrokerSettings, NamesrvSettings])
-def test_a_former_name_names_a_setting_that_exists(settings: type[ProcessSettings]) -> None:
+def test_former_name_names_a_setting_that_exists(settings: type[ProcessSettings]) -> None:
     assert set(settings.former_names.values()) <= settings.model_fields.keys()
     assert not settings.former_names.keys() & settings.model_fields.keys()
 
 
-def test_a_file_and_a_flag_may_use_former_names(tmp_path: Path) -> None:
+def test_file_and_a_flag_may_use_former_names(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
     config.write_text(f"held_pulls_max = 7\npending_bytes_max = {MIB}\n")
     settings = BrokerSettings.load(config, admin_from="10.0.0.0/8")
@@ -37,7 +37,7 @@ def test_former_names_in_the_environment_win_over_the_file(tmp_path: Path, monke
     assert NamesrvSettings.load(None, strangers_max=7).unidentified_connections_max == 7
 
 
-def test_a_flag_wins_over_the_former_name_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_wins_over_the_former_name_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAFTMQ_BROKER_HELD_PULLS_MAX", "6")
     assert BrokerSettings(long_polls_max=7).long_polls_max == 7
     started = BrokerSettings()
@@ -55,7 +55,7 @@ def test_former_and_present_setting_together_are_refused() -> None:
         BrokerSettings(join=True, joins_group=True)  # type: ignore[call-arg]
 
 
-def test_an_invalid_value_is_refused_under_the_present_name() -> None:
+def test_invalid_value_is_refused_under_the_present_name() -> None:
     with pytest.raises(ValidationError, match="long_polls_max"):
         BrokerSettings(held_pulls_max=0)  # type: ignore[call-arg]
 

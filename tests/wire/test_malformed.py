@@ -352,7 +352,7 @@ def one_by_one(chunk: bytes) -> tuple[list[tuple[object, bytes, int]], int]:
 
 @steady
 @given(st.lists(FRAMES, max_size=5).map(b"".join), st.integers(0, 8))
-def test_a_chunk_at_once_is_its_frames_one_by_one(data: bytes, cut: int) -> None:
+def test_chunk_at_once_is_its_frames_one_by_one(data: bytes, cut: int) -> None:
     chunk = data[: len(data) - cut]
     try:
         expected = one_by_one(chunk)

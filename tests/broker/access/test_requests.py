@@ -193,7 +193,7 @@ async def test_one_chunk_with_good_and_bad_requests(tmp_path: Path) -> None:
     assert codes == [ResponseCode.SUCCESS, NO_PERMISSION, NO_PERMISSION, ResponseCode.SUCCESS]
 
 
-async def test_a_changed_file_is_read_again_unless_it_is_broken(tmp_path: Path) -> None:
+async def test_changed_file_is_read_again_unless_it_is_broken(tmp_path: Path) -> None:
     limits = limited(upkeep={"refresh_files_seconds": 0.01})
     path = tmp_path / "plain_acl.yml"
     with capture_logs() as logs:
@@ -231,7 +231,7 @@ async def test_a_changed_file_is_read_again_unless_it_is_broken(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["accounts: [", "accounts: [{accessKey: RocketMQ}]", None])
-async def test_a_broker_does_not_start_with_a_file_that_cannot_be_used(tmp_path: Path, text: str | None) -> None:
+async def test_broker_does_not_start_with_a_file_that_cannot_be_used(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "acl.yml"
     if text is not None:
         path.write_text(text)
@@ -268,7 +268,7 @@ async def test_sdk_signs_its_requests(tmp_path: Path, monkeypatch: pytest.Monkey
             await consumer.commit()
 
 
-async def test_the_sdk_signs_its_answer_to_a_check_back(tmp_path: Path) -> None:
+async def test_sdk_signs_its_answer_to_a_check_back(tmp_path: Path) -> None:
     """The answer is a request of its own, which is sent on the connection of the question."""
     keys = {key: RemotingSettings(credentials=Credentials(key, SECRET)) for key in ("producer", "consumer")}
     asked = trio.Event()
@@ -316,7 +316,7 @@ async def test_refused_consumer_gets_the_missing_permission(
     assert f"{key} has no permission SUB for consumer group {group}" in warning
 
 
-async def test_a_transaction_needs_permission_for_each_topic_and_group(tmp_path: Path) -> None:
+async def test_transaction_needs_permission_for_each_topic_and_group(tmp_path: Path) -> None:
     own = "- {accessKey: mover001, secretKey: 1234567890, topicPerms: [T=PUB|SUB], groupPerms: [G=SUB]}\n"
     message = SetMessage("T", 0, b"1", "UNIQ_KEY\x01U1\x02")
     consumed = ConsumedRange("G", "T", 0, QueueOffset(0), QueueOffset(0))

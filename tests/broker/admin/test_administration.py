@@ -34,7 +34,7 @@ async def administrated(directory: Path) -> AsyncIterator[tuple[RunningBroker, A
             yield broker, admin, namesrv
 
 
-async def test_a_topic_from_creation_to_deletion(tmp_path: Path) -> None:
+async def test_topic_from_creation_to_deletion(tmp_path: Path) -> None:
     async with administrated(tmp_path) as (_, admin, namesrv):
         await admin.create_topic("T", 2, perm=6, order=True, message_type="FIFO")
         await admin.create_topic("T", 2, perm=6, order=True)  # leaves the type as it is
@@ -57,7 +57,7 @@ async def test_a_topic_from_creation_to_deletion(tmp_path: Path) -> None:
         assert identity not in ("", (await admin.topic_identities("T"))[GROUP])
 
 
-async def test_a_deleted_topic_is_removed_from_uninformed_name_servers(tmp_path: Path) -> None:
+async def test_deleted_topic_is_removed_from_uninformed_name_servers(tmp_path: Path) -> None:
     async with administrated(tmp_path) as (broker, admin, _):
         await admin.create_topic("T")
         client = await broker.connect()
@@ -78,7 +78,7 @@ async def test_stats_count_stored_messages(tmp_path: Path) -> None:
         assert (await admin.figure("TOPIC_PUT_NUMS", "T"))[GROUP].stats_minute.sum == 5
 
 
-async def test_a_consumer_group_from_creation_to_deletion(tmp_path: Path) -> None:
+async def test_consumer_group_from_creation_to_deletion(tmp_path: Path) -> None:
     async with administrated(tmp_path) as (broker, admin, _):
         await admin.create_topic("T", 1)
         config = SubscriptionGroupConfig(group_name="G", retry_max_times=3)
@@ -120,7 +120,7 @@ async def test_deleting_a_group_deletes_retry_topics_of_its_pops(tmp_path: Path)
         assert "%RETRY%a_b_c" not in await admin.topics()
 
 
-async def test_an_operator_has_a_message_handled_now(tmp_path: Path) -> None:
+async def test_operator_has_a_message_handled_now(tmp_path: Path) -> None:
     handled: list[bytes] = []
 
     async def handle(message: ReceivedMessage) -> None:

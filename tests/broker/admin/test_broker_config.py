@@ -81,7 +81,7 @@ async def test_unknown_statistics_are_refused(client: Client, name: str, key: st
     assert "not exist" in str(answer.remark)
 
 
-async def test_a_topic_that_is_created_again_counts_from_nothing(tmp_path: Path) -> None:
+async def test_topic_that_is_created_again_counts_from_nothing(tmp_path: Path) -> None:
     async with broker_client(tmp_path, limits=limited(upkeep={"statistics_seconds_min": 0.0})) as client:
         for expected in (3, 5):
             await client.create_topic("T", 1)

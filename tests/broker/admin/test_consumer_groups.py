@@ -83,7 +83,7 @@ async def test_cold_queue_beginning_gives_a_new_group_no_offset(tmp_path: Path) 
         assert await client.committed() is None
 
 
-async def test_an_offset_that_was_answered_for_is_there(broker: RunningBroker) -> None:
+async def test_offset_that_was_answered_for_is_there(broker: RunningBroker) -> None:
     client, other = await broker.connect(), await broker.connect()
     await client.create_topic("T", 2)
     await client.fill(5)
@@ -95,7 +95,7 @@ async def test_an_offset_that_was_answered_for_is_there(broker: RunningBroker) -
     assert await other.committed(queue_id=1) == 0
 
 
-async def test_an_operator_moves_the_offset_of_an_offline_group_back(client: Client) -> None:
+async def test_operator_moves_the_offset_of_an_offline_group_back(client: Client) -> None:
     """As mqadmin and consoles do it, by request 15."""
     await client.create_topic("T", 1)
     await client.fill(10)
@@ -107,7 +107,7 @@ async def test_an_operator_moves_the_offset_of_an_offline_group_back(client: Cli
     assert await client.committed() == 4, "what was gathered before does not come behind it"
 
 
-async def test_a_late_commit_moves_no_offset_back_and_is_refused(broker: RunningBroker) -> None:
+async def test_late_commit_moves_no_offset_back_and_is_refused(broker: RunningBroker) -> None:
     owner, late, nobody = [await broker.connect() for _ in range(3)]
     await two_members(owner, late)
     await late.pull(offset=0)
@@ -126,7 +126,7 @@ async def test_a_late_commit_moves_no_offset_back_and_is_refused(broker: Running
     assert await owner.committed() == 12
 
 
-async def test_a_new_owner_that_wants_to_go_forward_only_moves_nothing_back(tmp_path: Path) -> None:
+async def test_new_owner_that_wants_to_go_forward_only_moves_nothing_back(tmp_path: Path) -> None:
     """It asked where to begin just before the former owner committed its last messages."""
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         former, new = await broker.connect(), await broker.connect()
@@ -238,7 +238,7 @@ async def test_broker_refuses_offsets_of_unknown_queues(client: Client) -> None:
     assert await client.committed(setZeroIfNotFound=False) is None
 
 
-async def test_the_ends_of_a_queue(client: Client) -> None:
+async def test_ends_of_a_queue(client: Client) -> None:
     await client.create_topic("T", 2)
     for _ in range(3):
         await client.send()
@@ -291,7 +291,7 @@ async def test_client_cannot_unregister_another_client(broker: RunningBroker) ->
     assert await members(other) == ["c1"]
 
 
-async def test_a_heartbeat_makes_the_group_and_its_retry_topic(client: Client) -> None:
+async def test_heartbeat_makes_the_group_and_its_retry_topic(client: Client) -> None:
     assert (await client.pull("%RETRY%G", sysFlag=4)).code == ResponseCode.TOPIC_NOT_EXIST
     await client.heartbeat("c1", "G", topics=("T", "%RETRY%G"))
     assert (await update(client, 1, "%RETRY%Other")).code == ResponseCode.TOPIC_NOT_EXIST
@@ -392,7 +392,7 @@ async def test_topics_are_made_and_changed(client: Client) -> None:
     assert (await client.send("T", e=1)).ext["queueOffset"] == "2"
 
 
-async def test_the_topic_of_benchmarks_is_there_and_may_be_changed(client: Client) -> None:
+async def test_topic_of_benchmarks_is_there_and_may_be_changed(client: Client) -> None:
     assert (await client.send("BenchmarkTest", e=1023)).code == ResponseCode.SUCCESS
     assert (await client.create_topic("BenchmarkTest", 4)).code == ResponseCode.SUCCESS
     assert (await client.send("BenchmarkTest", e=4)).code == ResponseCode.INVALID_PARAMETER
@@ -436,7 +436,7 @@ async def refuse_topics(directory: Path) -> None:
         assert (await client.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_the_figures_of_a_broker(tmp_path: Path) -> None:
+async def test_figures_of_a_broker(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, cluster="Clu", group="Bro") as client:
         for _ in range(3):
             await client.send()

@@ -122,7 +122,7 @@ async def test_requeued_letters_reach_only_their_group_and_leave_the_list(dlq: D
     assert len(await dlq.bodies("--all")) == 3
 
 
-async def test_a_letter_that_fails_again_is_a_new_dead_letter(dlq: Dlq) -> None:
+async def test_letter_that_fails_again_is_a_new_dead_letter(dlq: Dlq) -> None:
     await dlq.json("requeue", "mail")
     await consume(dlq.namesrv, "mail", 3, fail=True)
     listed = (await dlq.json("list", "mail"))["dead_letters"]
@@ -154,7 +154,7 @@ async def test_letters_sent_to_their_topic_reach_all_groups(dlq: Dlq) -> None:
     assert sorted(message.body for message in again) == [b"letter 0", b"letter 1", b"letter 2"]
 
 
-async def test_a_letter_without_the_property_of_retries_is_sent_to_its_topic(dlq: Dlq) -> None:
+async def test_letter_without_the_property_of_retries_is_sent_to_its_topic(dlq: Dlq) -> None:
     """`--to-topic` ended with a KeyError if only DLQ_ORIGIN_TOPIC names the topic, as other software may write it."""
     async with (
         PullConsumer(dlq.namesrv, "TOOLS_CONSUMER", consume_from="first") as consumer,
@@ -213,7 +213,7 @@ async def test_bad_input_is_refused_with_a_reason(dlq: Dlq, tmp_path: Path) -> N
     assert not other.exists()
 
 
-async def test_a_group_without_dead_letters_has_an_empty_list(dlq: Dlq) -> None:
+async def test_group_without_dead_letters_has_an_empty_list(dlq: Dlq) -> None:
     await consume(dlq.namesrv, "audit", 3, fail=False)
     assert await dlq.text("list", "audit") == "audit has no dead letters to deal with\n"
     assert (await dlq.json("requeue", "audit"))["requeued"] == 0

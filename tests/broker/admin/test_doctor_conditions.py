@@ -101,7 +101,7 @@ async def test_doctor_names_a_deviating_clock(tmp_path: Path, monkeypatch: pytes
             assert found["severity"] == "warning"
 
 
-async def test_a_certificate_that_ends_soon_is_named(tmp_path: Path) -> None:
+async def test_certificate_that_ends_soon_is_named(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     ends_at = dt.datetime.now(dt.UTC) + dt.timedelta(days=3)
     certificate, key = authority.sign("server", "127.0.0.1", not_after=ends_at)
@@ -111,7 +111,7 @@ async def test_a_certificate_that_ends_soon_is_named(tmp_path: Path) -> None:
         assert f"{ends_at:%Y-%m-%dT%H}" in found["what"]
 
 
-async def test_a_member_that_hangs_is_named_with_host_queue_and_time(
+async def test_member_that_hangs_is_named_with_host_queue_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, _):
@@ -216,7 +216,7 @@ async def test_messages_that_the_size_of_the_log_deletes_are_named(tmp_path: Pat
         assert "4,194,304 bytes" in told["what"]
 
 
-async def test_a_host_that_does_not_resolve_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_that_does_not_resolve_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = trio.socket.getaddrinfo
 
     async def getaddrinfo(host: Any, *rest: Any, **given: Any) -> Any:
@@ -258,7 +258,7 @@ async def test_settings_that_differ_are_named(tmp_path: Path) -> None:
         assert "5.0" in found["what"]
 
 
-async def test_a_replica_that_lags_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_that_lags_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with group_of_three(tmp_path) as (namesrv, clients):
         lost = (await clients[2].info())["raftmq.nodeId"]
         receive = Replica.receive
@@ -275,7 +275,7 @@ async def test_a_replica_that_lags_is_named(tmp_path: Path, monkeypatch: pytest.
         assert "the leader" in found["what"]
 
 
-async def test_a_replica_of_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_of_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The brokers of a process have one version: one of them says another one of itself."""
     async with group_of_three(tmp_path) as (namesrv, clients):
         other = (await clients[2].info())["raftmq.nodeId"]

@@ -48,7 +48,7 @@ def metadata_of_an_earlier_release(*topics: str) -> Metadata:
 
 
 @given(levels, levels, st.lists(st.none() | levels, max_size=5))
-def test_a_level_is_proposed_that_all_members_understand(current: int, own: int, others: list[int | None]) -> None:
+def test_level_is_proposed_that_all_members_understand(current: int, own: int, others: list[int | None]) -> None:
     proposed = next_level(current, own, others)
     assert proposed >= current
     if proposed > current:
@@ -95,7 +95,7 @@ class Group:
         return [command.level for command in commands if isinstance(command, RaiseLevel)]
 
 
-def test_the_leader_proposes_once_all_members_understand() -> None:
+def test_leader_proposes_once_all_members_understand() -> None:
     group = Group()
     assert group.propose(leads=False) == []
     assert group.propose() == [2]
@@ -109,12 +109,12 @@ def test_the_leader_proposes_once_all_members_understand() -> None:
     assert group.propose() == []
 
 
-def test_a_proposal_is_repeated_only_if_it_seems_to_be_lost() -> None:
+def test_proposal_is_repeated_only_if_it_seems_to_be_lost() -> None:
     assert Group().propose(moments=(0.0, 0.01, 9.9)) == [2]
     assert Group().propose(moments=(0.0, 9.9, 10.1)) == [2, 2]
 
 
-def test_a_setting_holds_the_level_back() -> None:
+def test_setting_holds_the_level_back() -> None:
     group = Group(format_level_max=1)
     assert group.propose() == []
     assert announced_level(1) == 1
@@ -140,7 +140,7 @@ def test_level_2_gives_topics_without_identity_one() -> None:
     assert metadata.snapshot() == again
 
 
-def test_a_level_never_falls() -> None:
+def test_level_never_falls() -> None:
     metadata = Metadata(level_newest=3)
     metadata.apply(raised(3))
     metadata.apply(raised(2))
@@ -156,7 +156,7 @@ def test_levels_that_are_none(level: int) -> None:
 # -- snapshots, and levels that are not understood ---------------------------------------------------------------------
 
 
-def test_the_level_is_in_the_snapshot_and_level_1_is_not() -> None:
+def test_level_is_in_the_snapshot_and_level_1_is_not() -> None:
     """So software from before there were levels can read it, and a downgrade before the switch works."""
     metadata = Metadata()
     metadata.apply(put("A"))
@@ -171,7 +171,7 @@ def test_the_level_is_in_the_snapshot_and_level_1_is_not() -> None:
 WORDS = "the group is at format level 2, and this version of the software understands none above 1"
 
 
-def test_an_entry_with_a_level_that_is_not_understood_changes_nothing() -> None:
+def test_entry_with_a_level_that_is_not_understood_changes_nothing() -> None:
     metadata = Metadata(level_newest=1)
     metadata.apply(put("A"))
     before = metadata.snapshot()
@@ -180,7 +180,7 @@ def test_an_entry_with_a_level_that_is_not_understood_changes_nothing() -> None:
     assert metadata.snapshot() == before
 
 
-def test_a_snapshot_with_a_level_that_is_not_understood_changes_nothing() -> None:
+def test_snapshot_with_a_level_that_is_not_understood_changes_nothing() -> None:
     newer = Metadata()
     newer.apply(raised(2))
     metadata = Metadata(level_newest=1)
@@ -192,7 +192,7 @@ def test_a_snapshot_with_a_level_that_is_not_understood_changes_nothing() -> Non
 
 
 @pytest.mark.parametrize("level", [0, -1, "2", 2.5, 2**31])
-def test_a_snapshot_with_a_level_that_is_none(level: object) -> None:
+def test_snapshot_with_a_level_that_is_none(level: object) -> None:
     state = cbor2.loads(Metadata().snapshot())
     state["parts"]["format_level"] = level
     with pytest.raises(SnapshotDamaged):
@@ -209,7 +209,7 @@ async def level_of(broker: RunningBroker) -> int:
 
 
 @pytest.mark.trio
-async def test_a_broker_alone_raises_the_level_and_keeps_it(tmp_path: Path) -> None:
+async def test_broker_alone_raises_the_level_and_keeps_it(tmp_path: Path) -> None:
     async with running(tmp_path, format_level_max=1) as broker:
         assert await level_of(broker) == 1
     async with running(tmp_path) as broker:

@@ -38,7 +38,7 @@ async def test_status_shows_the_members_as_the_leader_sees_them(tmp_path: Path) 
         )
 
 
-async def test_a_learner_comes_and_goes_while_messages_are_taken(client: Client) -> None:
+async def test_learner_comes_and_goes_while_messages_are_taken(client: Client) -> None:
     added = await command(client, "add", "n7", "127.0.0.1:1")
     assert (added.done, added.code, added.text) == (True, "", "n7 at 127.0.0.1:1 is a learner now")
     learner = added.view.member("n7")
@@ -71,7 +71,7 @@ async def test_a_learner_comes_and_goes_while_messages_are_taken(client: Client)
         (("replace", "n1", "", "n0"), "n1 is not a learner"),
     ],
 )
-async def test_a_change_that_makes_no_sense_is_refused_in_words(
+async def test_change_that_makes_no_sense_is_refused_in_words(
     tmp_path: Path, given: tuple[GroupAction, str], words: str
 ) -> None:
     async with running(tmp_path) as broker:
@@ -89,13 +89,13 @@ async def test_learners_are_bounded(client: Client) -> None:
     assert len(answer.view.members) == 16
 
 
-async def test_a_transfer_without_a_suitable_peer_is_refused(client: Client) -> None:
+async def test_transfer_without_a_suitable_peer_is_refused(client: Client) -> None:
     assert (await command(client, "transfer", "n0")).text == "n0 leads already"
     alone = await command(client, "transfer")
     assert (alone.done, alone.code, alone.text) == (False, "NOT_CAUGHT_UP", "n0 has no peer")
 
 
-async def test_a_command_that_cannot_be_read_is_refused(client: Client) -> None:
+async def test_command_that_cannot_be_read_is_refused(client: Client) -> None:
     for body in (b"", b"{", b'{"action":"explode"}'):
         assert (await client.request(RequestCode.MANAGE_GROUP, body=body)).code == ResponseCode.INVALID_PARAMETER
     assert await client.alive()

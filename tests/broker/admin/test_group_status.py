@@ -145,7 +145,7 @@ QUESTIONS: list[tuple[RequestCode, dict[str, Any] | None, Callable[[Any], None]]
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_broker_reports_the_state_of_its_groups(broker: RunningBroker, serialization: int) -> None:
+async def test_broker_reports_the_state_of_its_groups(broker: RunningBroker, serialization: int) -> None:
     asking = await broker.connect()
     await asking.create_topic("T", 2)
     for _ in range(3):
@@ -181,7 +181,7 @@ async def test_groups_that_are_not_there(client: Client) -> None:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_the_offsets_that_members_have_in_memory(broker: RunningBroker, serialization: int) -> None:
+async def test_offsets_that_members_have_in_memory(broker: RunningBroker, serialization: int) -> None:
     asking = await broker.connect()
     await asking.create_topic("T", 1)
     one, two = await member(broker, "c1"), await member(broker, "c2")
@@ -222,7 +222,7 @@ async def test_running_info_is_relayed(broker: RunningBroker, serialization: int
     assert answer[:1] + answer[2:] == (ResponseCode.SUCCESS, {"a": "b"}, "fine", b'{"jstack":"x"}', serialization)
 
 
-async def test_a_message_is_consumed_directly(broker: RunningBroker) -> None:
+async def test_message_is_consumed_directly(broker: RunningBroker) -> None:
     asking, client = await broker.connect(), await member(broker)
     await asking.create_topic("T", 1)
     sent = await asking.send(body=b"this one")
@@ -303,7 +303,7 @@ async def store_times(client: Client, count: int) -> list[int]:
     return [record.store_timestamp_ms for record in (await client.pull()).records]
 
 
-async def test_a_reset_to_the_millisecond_also_of_a_group_that_is_away(tmp_path: Path) -> None:
+async def test_reset_to_the_millisecond_also_of_a_group_that_is_away(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=2) as client:
         times = await store_times(client, 4)
         await commit(client, 4)
@@ -422,7 +422,7 @@ async def test_offsets_are_cloned(client: Client) -> None:
     assert (await client.request(RequestCode.CLONE_GROUP_OFFSET, ext | {"destGroup": "../x"})).code == 1
 
 
-async def test_a_group_is_forbidden_to_read_a_topic(client: Client) -> None:
+async def test_group_is_forbidden_to_read_a_topic(client: Client) -> None:
     await client.create_topic("T", 1)
     await client.send()
 

@@ -47,7 +47,7 @@ async def members(client: Client) -> list[str]:
     return list(ConsumerList.decode(answer.body).consumer_ids)
 
 
-async def test_a_removed_member_stays_out_after_a_restart(tmp_path: Path) -> None:
+async def test_removed_member_stays_out_after_a_restart(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="b-a") as client:
         assert await members(client) == ["c1"]
         await remove(client)

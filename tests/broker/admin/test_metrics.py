@@ -103,7 +103,7 @@ async def test_metric_series_are_bounded_and_omitted_ones_are_counted(tmp_path: 
     assert 200 <= dropped < 220, "lag and messages under way of 150 groups, less those that have room"
 
 
-async def test_a_follower_does_not_repeat_the_metrics_of_the_leader(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_follower_does_not_repeat_the_metrics_of_the_leader(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path) as broker:
         await (await broker.connect()).send()
         brokers[0].appender.is_open = False
@@ -114,7 +114,7 @@ async def test_a_follower_does_not_repeat_the_metrics_of_the_leader(tmp_path: Pa
     assert not names & {"rocketmq_messages_in", "rocketmq_consumer_lag_messages", "rocketmq_storage_size"}
 
 
-async def test_the_guide_names_every_metric(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_guide_names_every_metric(tmp_path: Path, brokers: list[Broker]) -> None:
     """With REWRITE=1 the table is written anew."""
     async with running(tmp_path):
         families = result_of(brokers[0].services.metrics.collect())

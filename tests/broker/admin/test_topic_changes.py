@@ -51,7 +51,7 @@ async def refusal(code: int, *arguments: str) -> str:
     return str(refused.value)
 
 
-async def test_a_group_that_registers_meanwhile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_that_registers_meanwhile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right after a start, name servers know no group when the command asks, and know it when the topic is created."""
     ask, times = Admin.cluster_info, itertools.count()
 
@@ -75,7 +75,7 @@ async def test_creating_a_topic_that_exists_changes_nothing(namesrv: str) -> Non
         assert await admin.topic_config("New") == before
 
 
-async def test_a_topic_gets_into_a_later_broker_group_with_its_settings(tmp_path: Path) -> None:
+async def test_topic_gets_into_a_later_broker_group_with_its_settings(tmp_path: Path) -> None:
     async with cluster(tmp_path / "a") as namesrv, Admin(namesrv) as admin:
         at = ("--namesrv", namesrv)
         await command("topic", "create", "New", "--queues", "3", "--order", "--message-type", "fifo", *at)
@@ -109,7 +109,7 @@ async def test_a_topic_gets_into_a_later_broker_group_with_its_settings(tmp_path
             ]
 
 
-async def test_a_topic_shrinks_only_if_that_is_asked_for(namesrv: str) -> None:
+async def test_topic_shrinks_only_if_that_is_asked_for(namesrv: str) -> None:
     async with Admin(namesrv) as admin:
         at = ("--namesrv", namesrv)
         await command("topic", "create", "New", "--queues", "8", *at)
@@ -167,7 +167,7 @@ async def test_commands_about_consumer_groups_print_documents(tmp_path: Path) ->
         assert deleted == {"group": "G", "deleted": True, "offsets_kept": True, "topics_deleted": False}
 
 
-async def test_a_topic_with_fewer_queues_hides_no_message(namesrv: str) -> None:
+async def test_topic_with_fewer_queues_hides_no_message(namesrv: str) -> None:
     """A message had made the topic, with four queues; a program that then set one queue hid it."""
     async with Admin(namesrv) as admin, Producer(namesrv) as producer:
         await producer.send(Message("Auto", b"first"))

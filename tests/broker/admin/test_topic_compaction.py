@@ -78,7 +78,7 @@ async def expires_all(client: Client, topic: str = "T") -> None:
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_the_newest_value_of_each_key_stays(tmp_path: Path) -> None:
+async def test_newest_value_of_each_key_stays(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, group="b-a") as client:
         for turn in range(3):
             for key in "abc":
@@ -115,7 +115,7 @@ async def test_old_messages_go_though_a_step_comes_before_the_next_retry(
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_a_tombstone_stays_for_its_time_and_its_key_is_gone(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_tombstone_stays_for_its_time_and_its_key_is_gone(tmp_path: Path, brokers: list[Broker]) -> None:
     async with broker_client(tmp_path, group="b-a") as client:
         assert (await client.create_topic("T", attributes=COMPACTED)).code == 0
         assert (await put(client, "a", b"1")).code == 0
@@ -204,14 +204,14 @@ async def test_attributes_that_no_topic_can_have_together_are_refused(
         assert (answer.code, word in (answer.remark or "")) == (ResponseCode.INVALID_PARAMETER, True), answer.remark
 
 
-async def test_a_group_with_older_members_compacts_no_topic(tmp_path: Path) -> None:
+async def test_group_with_older_members_compacts_no_topic(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a", format_level_max=7) as broker:
         answer = await (await broker.connect()).create_topic("T", attributes=COMPACTED)
         assert answer.code == ResponseCode.VERSION_NOT_SUPPORTED
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_a_topic_that_was_created_again_has_no_old_values(tmp_path: Path) -> None:
+async def test_topic_that_was_created_again_has_no_old_values(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="b-a") as client:
         for turn in range(5):
             assert (await client.create_topic("T", attributes=COMPACTED)).code == 0
@@ -255,7 +255,7 @@ async def test_too_many_keys_are_refused_until_some_are_deleted(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_the_sdk_builds_a_table_from_a_compacted_topic(namesrv: str) -> None:
+async def test_sdk_builds_a_table_from_a_compacted_topic(namesrv: str) -> None:
     async with Producer(namesrv) as producer, Admin(namesrv) as admin:
         await admin.create_topic("Prices", queues=2, compacted=True)
         for number in range(3):
@@ -309,7 +309,7 @@ async def test_files_of_a_compacted_topic_stay_until_its_messages_are_carried(
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_a_topic_with_the_attribute_is_compacted_once_the_level_allows(
+async def test_topic_with_the_attribute_is_compacted_once_the_level_allows(
     tmp_path: Path, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier release stored the attribute, and did not follow it."""
@@ -338,7 +338,7 @@ async def test_a_topic_with_the_attribute_is_compacted_once_the_level_allows(
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_a_forged_mark_of_a_copy_changes_nothing(tmp_path: Path) -> None:
+async def test_forged_mark_of_a_copy_changes_nothing(tmp_path: Path) -> None:
     """Programs that forward what they received, and others, may send the property of copies."""
     async with broker_client(tmp_path, group="b-a") as client:
         assert (await client.create_topic("T", attributes=COMPACTED)).code == 0

@@ -82,7 +82,7 @@ async def test_messages_expire_for_all_requests_and_for_this_topic_only(tmp_path
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_a_popped_message_stays_until_it_is_acknowledged(tmp_path: Path) -> None:
+async def test_popped_message_stays_until_it_is_acknowledged(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, group="b-a") as client:
         await client.fill(3, "T")
         ext = {
@@ -119,14 +119,14 @@ async def test_broker_refuses_retention_longer_than_its_log(tmp_path: Path, hour
         assert await limit(client, "72") == ResponseCode.SUCCESS
 
 
-async def test_a_topic_above_a_lowered_retention_limit_can_still_be_changed(tmp_path: Path) -> None:
+async def test_topic_above_a_lowered_retention_limit_can_still_be_changed(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         assert await limit(await broker.connect(), "72") == ResponseCode.SUCCESS
     async with running(tmp_path, group="b-a", retention_hours=1.0) as broker:
         assert (await (await broker.connect()).create_topic("T", 2)).code == ResponseCode.SUCCESS
 
 
-async def test_a_topic_with_its_own_retention_cannot_get_lite_topics(tmp_path: Path) -> None:
+async def test_topic_with_its_own_retention_cannot_get_lite_topics(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="b-a") as client:
         assert await limit(client, "1") == ResponseCode.SUCCESS
         refused = await client.create_topic("T", attributes="+message.type=LITE")
@@ -149,14 +149,14 @@ async def test_expiry_command_ignores_unknown_and_shorter_queues(tmp_path: Path,
         assert len((await client.pull("T", 1, 0)).records) == 1
 
 
-async def test_a_group_with_older_members_refuses_it(tmp_path: Path) -> None:
+async def test_group_with_older_members_refuses_it(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="b-a", format_level_max=5) as client:
         assert await limit(client, "1") == ResponseCode.VERSION_NOT_SUPPORTED
         assert await limit(client, "-1") == ResponseCode.SUCCESS
 
 
 @pytest.mark.usefixtures("looks_often")
-async def test_a_clock_that_is_set_a_day_ahead_expires_nothing_at_once(
+async def test_clock_that_is_set_a_day_ahead_expires_nothing_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first topic with a time of its own comes when messages have the wrong time already."""
@@ -224,7 +224,7 @@ async def begins_at(client: Client, topic: str, queue_id: int, offset: int) -> b
 
 
 @pytest.mark.usefixtures("looks_often")
-async def test_the_oldest_messages_go_when_a_topic_has_too_many_bytes(tmp_path: Path) -> None:
+async def test_oldest_messages_go_when_a_topic_has_too_many_bytes(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="b-a") as client:
         await client.create_topic("Other")
         await client.create_topic("T", attributes="+reserve.bytes=1048576")

@@ -89,7 +89,7 @@ async def group(client: Client, name: str = "G") -> Any:
 
 
 @ENCODINGS
-async def test_a_topic_is_created_changed_shown_and_deleted(client: Client, serialization: int) -> None:
+async def test_topic_is_created_changed_shown_and_deleted(client: Client, serialization: int) -> None:
 
     async def ask(code: Code, ext: Mapping[str, Any] | None = None, body: bytes = b"") -> Answer:
         return await client.request(code, dict(ext) if ext else None, body, serialization=serialization)
@@ -171,7 +171,7 @@ async def test_groups_are_created_changed_shown_and_deleted(client: Client, seri
 
 
 @ENCODINGS
-async def test_a_broker_reports_its_offsets_and_system_topics(
+async def test_broker_reports_its_offsets_and_system_topics(
     broker: RunningBroker, client: Client, serialization: int
 ) -> None:
     await client.create_topic("T", 2)
@@ -269,7 +269,7 @@ async def at_once(client: Client, *requests: tuple[Any, ...]) -> list[Answer]:
     return [await client.answer(opaque) for opaque, _ in frames]
 
 
-async def test_a_topic_over_the_limit_is_refused_despite_a_concurrent_deletion(tmp_path: Path) -> None:
+async def test_topic_over_the_limit_is_refused_despite_a_concurrent_deletion(tmp_path: Path) -> None:
     async with broker_client(tmp_path, limits=limited(state={"topics_max": SYSTEM_TOPICS + 1})) as client:
         first, second = ((PUT_TOPIC, TOPIC | {"topic": name}) for name in ("A", "B"))
         answers = await at_once(client, first, second, (Code.DELETE_TOPIC_IN_BROKER, {"topic": "A"}))
@@ -280,7 +280,7 @@ async def test_a_topic_over_the_limit_is_refused_despite_a_concurrent_deletion(t
         assert (await client.request(*second)).code == 0
 
 
-async def test_a_group_over_the_limit_is_refused_despite_a_concurrent_deletion(tmp_path: Path) -> None:
+async def test_group_over_the_limit_is_refused_despite_a_concurrent_deletion(tmp_path: Path) -> None:
     async with broker_client(tmp_path, limits=limited(state={"groups_max": 1})) as client:
         first, second = ((PUT_GROUP, None, text({"groupName": name})) for name in ("A", "B"))
         answers = await at_once(client, first, second, (Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "A"}))
@@ -348,7 +348,7 @@ async def test_topics_and_groups_outlive_a_restart(tmp_path: Path) -> None:
         assert await group(client) == SHOWN_GROUP
 
 
-async def test_a_topic_that_is_created_again_is_empty(client: Client) -> None:
+async def test_topic_that_is_created_again_is_empty(client: Client) -> None:
     await client.create_topic("T")
     await client.send("T", b"old", e=0)
     await client.request(

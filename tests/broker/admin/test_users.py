@@ -178,7 +178,7 @@ async def test_before_all_members_know_users_there_are_none(tmp_path: Path) -> N
         assert (answer.code, "format level 1" in str(answer.remark)) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
 
 
-async def test_a_broker_without_accounts_has_no_users(client: Client) -> None:
+async def test_broker_without_accounts_has_no_users(client: Client) -> None:
     answer = await ask(client, RequestCode.AUTH_CREATE_USER, {"username": "u"}, password=USER[1])
     assert (answer.code, "acl_file" in str(answer.remark)) == (NO_PERMISSION, True)
     assert await shown(client, RequestCode.AUTH_LIST_USER) == []

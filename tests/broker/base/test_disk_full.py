@@ -85,9 +85,7 @@ async def test_disk_full_offsets_and_locks_are_refused_and_connections_stay(
             assert (await client.request(code, ext, body)).code == ResponseCode.SUCCESS, code
 
 
-async def test_a_leader_announces_itself_once_the_disk_has_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leader_announces_itself_once_the_disk_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first topics, and its address, without which followers cannot hand on."""
     propose, refused = RaftCore.propose, 0
 
@@ -111,7 +109,7 @@ async def test_a_leader_announces_itself_once_the_disk_has_room(
     assert SCHEDULE_TOPIC in metadata.topics
 
 
-async def test_a_partly_failed_offset_clone_is_not_reported_as_done(
+async def test_partly_failed_offset_clone_is_not_reported_as_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     propose, refused = RaftCore.propose, False

@@ -152,7 +152,7 @@ async def test_bulk_read_of_deleted_messages_names_the_first_offsets(tmp_path: P
         assert [record.queue_offset for record in found] == list(range(start, answer.offsets[0]))
 
 
-async def test_a_leader_serves_only_whom_it_is_allowed_to(client: Client) -> None:
+async def test_leader_serves_only_whom_it_is_allowed_to(client: Client) -> None:
     await client.create_topic("T", 1)
     await sent(client, 1, 1)
     answer = await bulk(client, (0, 0, 1), allowLeader=False)
@@ -160,7 +160,7 @@ async def test_a_leader_serves_only_whom_it_is_allowed_to(client: Client) -> Non
     assert (await client.info())["raftmq.bulkBytesAsLeader"] == "0"
 
 
-async def test_a_recreated_topic_is_a_different_topic(client: Client) -> None:
+async def test_recreated_topic_is_a_different_topic(client: Client) -> None:
     await client.create_topic("T", 1)
     identity = (await client.request(RequestCode.GET_TOPIC_CONFIG, {"topic": "T"})).ext["topicIdentity"]
     await sent(client, 3, 1)
@@ -209,7 +209,7 @@ async def test_too_many_waiting_reads_are_answered_busy(tmp_path: Path) -> None:
         assert (await client.info())["raftmq.bulkReadsBusy"] == "1"
 
 
-async def test_a_client_that_does_not_read_gets_no_further_answers(tmp_path: Path) -> None:
+async def test_client_that_does_not_read_gets_no_further_answers(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(bulk={"unread_bytes_max": 100_000})) as broker:
         client, lazy = await broker.connect(), await broker.connect()
         await client.create_topic("T", 1)

@@ -35,7 +35,7 @@ class Leases:
         return self.leases.handle(Call(nobody, request, b"", 0))
 
 
-def test_the_lowest_position_counts_until_its_time_is_over(tmp_path: Path) -> None:
+def test_lowest_position_counts_until_its_time_is_over(tmp_path: Path) -> None:
     held = Leases(tmp_path)
     assert held.leases.first_pos() == NOTHING
     held.hold("a", 100, 10)
@@ -63,7 +63,7 @@ def test_no_lease_lasts_longer_than_the_setting_allows(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_a_replica_lists_its_readers_and_the_time_left(tmp_path: Path) -> None:
+async def test_replica_lists_its_readers_and_the_time_left(tmp_path: Path) -> None:
     async with broker_client(tmp_path, **SMALL) as client:
         assert LeaseList.decode((await client.request(RequestCode.LIST_LEASES)).body).leases == []
         await hold(client, "spark-2", 0, 600)
@@ -98,7 +98,7 @@ async def test_retention_does_not_overtake_a_reader_until_it_lets_go(tmp_path: P
 
 
 @pytest.mark.trio
-async def test_a_disk_that_is_almost_full_counts_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_disk_that_is_almost_full_counts_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker_client(tmp_path, queues=4, **SMALL) as client:
         await hold(client, "scan", 0, 600)
         await fill(client)

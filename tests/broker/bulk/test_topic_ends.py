@@ -22,7 +22,7 @@ async def told(client: Client, *topics: str, current: bool = False) -> list[tupl
     return [(list(each.firsts), list(each.ends)) for each in decode_ends(answer.body)]
 
 
-async def test_the_ends_of_many_topics_are_those_of_their_plans(client: Client) -> None:
+async def test_ends_of_many_topics_are_those_of_their_plans(client: Client) -> None:
     await client.create_topic("T", 4)
     await client.create_topic("U", 1)
     await sent(client, 10, 3)
@@ -60,7 +60,7 @@ async def test_bad_requests_are_refused(client: Client, topics: list[str], code:
     assert remark in (answer.remark or "")
 
 
-async def test_a_truth_value_that_is_none_is_refused(client: Client) -> None:
+async def test_truth_value_that_is_none_is_refused(client: Client) -> None:
     answer = await client.request(RequestCode.ASK_TOPIC_ENDS, {"current": "maybe"}, encode_topics(["T"]))
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "current" in (answer.remark or "")

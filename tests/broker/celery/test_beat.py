@@ -112,7 +112,7 @@ def test_each_tick_is_sent_once_when_the_clock_jumps_a_day() -> None:
         assert len(dues()) >= len(ahead) + 12
 
 
-def test_a_worker_runs_scheduled_tasks_with_one_id_per_tick() -> None:
+def test_worker_runs_scheduled_tasks_with_one_id_per_tick() -> None:
     with running_kit() as kit:
         app = application(kit, a=entry(schedule=dt.timedelta(hours=1)))
         app.conf.task_ignore_result = True
@@ -157,7 +157,7 @@ def test_beat_deletes_removed_schedules_but_none_of_others() -> None:
         assert admin.schedules.get("celery/celery/shop/b").version == kept.version, "it was not written again"
 
 
-def test_a_change_is_taken_over_and_a_pause_is_kept() -> None:
+def test_change_is_taken_over_and_a_pause_is_kept() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         with beat(application(kit, a=entry())):
             pass
@@ -247,7 +247,7 @@ async def test_entries_of_two_beats_writing_concurrently_do_not_mix() -> None:
         assert [each.schedule.name for each in await admin.schedules.list()] == ["old"]
 
 
-def test_a_schedule_keeps_the_queue_priority_of_a_task_unknown_here() -> None:
+def test_schedule_keeps_the_queue_priority_of_a_task_unknown_here() -> None:
     with running_kit() as kit:
         app = application(kit, a=entry(task="elsewhere", options={"queue": "high", "priority": 7}))
         app.conf.task_queue_max_priority = 9

@@ -15,7 +15,7 @@ DEAD = kombu.Queue("dead", kombu.Exchange("dead", "direct"), routing_key="dead")
 WORK = kombu.Queue("work", queue_arguments={"x-dead-letter-exchange": "dead", "x-dead-letter-routing-key": "dead"})
 
 
-def test_a_foreign_message_bypasses_the_dead_letter_exchange_unchanged() -> None:
+def test_foreign_message_bypasses_the_dead_letter_exchange_unchanged() -> None:
     with running_kit() as kit, kombu.Connection(f"raftmq://{kit.namesrv}") as connection:
         channel = connection.default_channel
         for queue in (DEAD, WORK):

@@ -14,7 +14,7 @@ PLAIN = kombu.Queue("work")
 WITH_PRIORITIES = kombu.Queue("work", max_priority=9)
 
 
-def test_a_consumer_gets_messages_of_priorities_that_its_queue_has_got_since() -> None:
+def test_consumer_gets_messages_of_priorities_that_its_queue_has_got_since() -> None:
     """As when workers are deployed one after the other with `task_queue_max_priority`."""
     got: list[Any] = []
     with (

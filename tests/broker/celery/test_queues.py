@@ -98,7 +98,7 @@ def test_expiration_is_by_the_clock_of_the_brokers() -> None:
         assert connection.default_channel.basic_get("short", no_ack=True) is None
 
 
-def test_a_message_that_was_given_back_is_gone_with_its_deleted_queue(url: str) -> None:
+def test_message_that_was_given_back_is_gone_with_its_deleted_queue(url: str) -> None:
     """It was in the retry topic, and came to those who declared the queue again."""
     queue = kombu.Queue("work")
     with kombu.Connection(url) as connection:

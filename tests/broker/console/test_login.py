@@ -80,7 +80,7 @@ async def test_pages_require_a_login(tmp_path: Path) -> None:
         assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
 
 
-async def test_a_wrong_key_is_refused_and_no_secret_is_revealed(tmp_path: Path) -> None:
+async def test_wrong_key_is_refused_and_no_secret_is_revealed(tmp_path: Path) -> None:
     async with guarded_console(tmp_path) as browser:
         with capture_logs() as logs:
             for keys in (("administrator", "admin-SECRET-not"), ("nobody", "some-SECRET"), ("a", "b"), ("", "")):
@@ -100,7 +100,7 @@ async def test_many_failed_logins_have_to_wait(tmp_path: Path) -> None:
         assert (answer.status, int(answer.headers["retry-after"]) > 0) == (429, True)
 
 
-async def test_a_login_of_another_site_is_refused(tmp_path: Path) -> None:
+async def test_login_of_another_site_is_refused(tmp_path: Path) -> None:
     async with guarded_console(tmp_path) as browser:
         form = {"user": ADMIN[0], "secret": ADMIN[1], "next": "/"}
         assert (await browser.post("/login", form, origin="https://evil.example")).status == 403
@@ -109,7 +109,7 @@ async def test_a_login_of_another_site_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "to", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:x", "/logout"]
 )
-async def test_a_login_goes_nowhere_else(to: str, tmp_path: Path) -> None:
+async def test_login_goes_nowhere_else(to: str, tmp_path: Path) -> None:
     async with guarded_console(tmp_path) as browser:
         assert (await log_in(browser, ADMIN, to=to)).to == "/"
 
@@ -145,7 +145,7 @@ async def test_console_shows_users_only_their_own_views(tmp_path: Path) -> None:
         assert "read and write" not in (await other.get("/topics")).text, "settings that the administrator sees"
 
 
-async def test_a_login_ends_the_one_before_it(tmp_path: Path) -> None:
+async def test_login_ends_the_one_before_it(tmp_path: Path) -> None:
     async with guarded_console(tmp_path) as browser:
         await log_in(browser, READER)
         before = dict(browser.cookies)
@@ -155,7 +155,7 @@ async def test_a_login_ends_the_one_before_it(tmp_path: Path) -> None:
         assert (await browser.get("/")).status == 303
 
 
-async def test_a_logout_ends_the_session(tmp_path: Path) -> None:
+async def test_logout_ends_the_session(tmp_path: Path) -> None:
     async with guarded_console(tmp_path) as browser:
         await log_in(browser, ADMIN)
         await browser.get("/")

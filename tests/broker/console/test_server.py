@@ -101,7 +101,7 @@ async def test_failed_page_names_the_log_to_read(monkeypatch: pytest.MonkeyPatch
         nursery.cancel_scope.cancel()
 
 
-async def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
     settings = ConsoleSettings.load(listen_port=0, tls_certificate=tmp_path / "chain.pem", tls_key=tmp_path / "key.pem")
     with pytest.raises(FileNotFoundError) as caught:
         await serve(settings, remoting=REMOTING)

@@ -28,7 +28,7 @@ async def test_without_a_login_an_open_page_stays_live(mock_clock: trio.testing.
         assert browser.cookies == before, "its forms are accepted, too"
 
 
-async def test_a_running_console_reads_no_file_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_running_console_reads_no_file_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: object, *arguments: object, **more: object) -> object:
         raise AssertionError(f"{path} may be of another version")
 
@@ -40,7 +40,7 @@ async def test_a_running_console_reads_no_file_of_another_version(monkeypatch: p
     assert (answer.status, "nothing yet" in answer.text) == (200, True)
 
 
-async def test_a_carriage_return_does_not_break_an_event() -> None:
+async def test_carriage_return_does_not_break_an_event() -> None:
     async with console("127.0.0.1:1") as browser:
         await browser.get("/topics")
         [event] = await browser.events("/topics?part=a%0d%0ddata:b&live=1", 1)
@@ -79,7 +79,7 @@ async def test_data_seen_before_an_outage_is_not_shown_as_current() -> None:
     assert (alarms(None).summary, alarms(None, "gone").worst) == ("looking ...", "warning")
 
 
-async def test_an_uncheckable_login_does_not_count_as_failed() -> None:
+async def test_uncheckable_login_does_not_count_as_failed() -> None:
     async with console("127.0.0.1:1", login=True) as browser:
         for _ in range(FAILURES_MAX + 1):
             answer = await browser.post("/login", {"user": "administrator", "secret": "some-SECRET", "next": "/"})

@@ -28,14 +28,14 @@ def members(count: int) -> list[Any]:
     return [Member() for _ in range(count)]
 
 
-def test_a_small_group_is_notified_at_once() -> None:
+def test_small_group_is_notified_at_once() -> None:
     group = members(50)
     told = ChangeNotices(50)
     told.tell("G", group)
     assert {member.told for member in group} == {1}
 
 
-def test_the_sender_of_a_change_is_notified_last_and_once() -> None:
+def test_sender_of_a_change_is_notified_last_and_once() -> None:
     group = members(3)
     told = ChangeNotices(50)
     told.tell("G", group, sender=group[1])
@@ -49,7 +49,7 @@ def test_the_sender_of_a_change_is_notified_last_and_once() -> None:
     assert [member.told for member in group] == [2, 1, 2]
 
 
-def test_a_large_group_is_notified_gradually() -> None:
+def test_large_group_is_notified_gradually() -> None:
     group = members(2 * LATER_AT_ONCE)
     told = ChangeNotices(50)
     told.tell("G", group)

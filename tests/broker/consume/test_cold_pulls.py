@@ -119,7 +119,7 @@ async def test_verified_messages_in_memory_are_read_at_once(tmp_path: Path, read
         assert reads.by_loop == 0
 
 
-async def test_a_client_goes_while_the_disk_is_waited_for(tmp_path: Path, reads: Reads) -> None:
+async def test_client_goes_while_the_disk_is_waited_for(tmp_path: Path, reads: Reads) -> None:
     (bodies,) = await stored(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.gate.clear()
@@ -132,7 +132,7 @@ async def test_a_client_goes_while_the_disk_is_waited_for(tmp_path: Path, reads:
         assert await walk(client, 0) == [*bodies, b"so that it is noticed"]
 
 
-async def test_a_broker_stops_while_the_disk_is_waited_for(tmp_path: Path, reads: Reads) -> None:
+async def test_broker_stops_while_the_disk_is_waited_for(tmp_path: Path, reads: Reads) -> None:
     (bodies,) = await stored(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.gate.clear()

@@ -55,7 +55,7 @@ async def test_messages_come_from_the_offset_on(tmp_path: Path) -> None:
         assert lite.ext["nextBeginOffset"] == "15"
 
 
-async def test_a_pull_answer_keeps_its_byte_limit_except_for_one_message(tmp_path: Path) -> None:
+async def test_pull_answer_keeps_its_byte_limit_except_for_one_message(tmp_path: Path) -> None:
     async with broker_client(tmp_path, pull_bytes_max=10_000) as client:
         for nbytes in (20_000, 4000, 4000, 4000):
             await client.send(body=bytes(nbytes))
@@ -64,7 +64,7 @@ async def test_a_pull_answer_keeps_its_byte_limit_except_for_one_message(tmp_pat
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_lagging_consumer_gets_smaller_answers(tmp_path: Path, serialization: int) -> None:
+async def test_lagging_consumer_gets_smaller_answers(tmp_path: Path, serialization: int) -> None:
     async with broker_client(tmp_path, slow_consumer_bytes=20_000, slow_pull_bytes_max=10_000) as client:
         for nbytes in [100] * 20 + [4000] * 20:
             await client.send(body=bytes(nbytes))
@@ -104,7 +104,7 @@ async def test_only_messages_with_a_wanted_tag_come(client: Client) -> None:
     assert (len(first.records), first.ext["nextBeginOffset"]) == (1, "3")
 
 
-async def test_a_waiting_pull_is_answered_by_the_next_message(broker: RunningBroker) -> None:
+async def test_waiting_pull_is_answered_by_the_next_message(broker: RunningBroker) -> None:
     waiting, client = await broker.connect(), await broker.connect()
     await client.create_topic("T", 2)
     opaque = await waiting.post(PULL, pull_ext(sysFlag=HELD))
@@ -119,7 +119,7 @@ async def test_a_waiting_pull_is_answered_by_the_next_message(broker: RunningBro
     assert await held_pulls(client) == 0
 
 
-async def test_a_waiting_pull_is_answered_by_a_message_with_its_tag_only(broker: RunningBroker) -> None:
+async def test_waiting_pull_is_answered_by_a_message_with_its_tag_only(broker: RunningBroker) -> None:
     waiting, client = await broker.connect(), await broker.connect()
     await client.create_topic("T", 1)
     opaque = await waiting.post(PULL, pull_ext(sysFlag=HELD, subscription="b"))
@@ -134,7 +134,7 @@ async def test_a_waiting_pull_is_answered_by_a_message_with_its_tag_only(broker:
 
 
 @pytest.mark.parametrize(("reader", "method"), [(RecordReader, "read_entries"), (ConsumeQueue, "read")])
-async def test_a_disk_that_gives_nothing_fails_the_waiting_pull_and_nothing_else(
+async def test_disk_that_gives_nothing_fails_the_waiting_pull_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: type[Any], method: str
 ) -> None:
     def fails(*_: object) -> bytes:
@@ -159,7 +159,7 @@ async def test_a_disk_that_gives_nothing_fails_the_waiting_pull_and_nothing_else
         assert [record.body for record in (await client.pull()).records] == [b"stored all the same"]
 
 
-async def test_a_pull_waits_no_longer_than_it_said(client: Client) -> None:
+async def test_pull_waits_no_longer_than_it_said(client: Client) -> None:
     await client.create_topic("T", 1)
     await client.send()
     for milliseconds in (1, 0, -5, -(2**63)):
@@ -229,7 +229,7 @@ async def test_pulls_with_long_expressions_do_not_wait_beyond_their_memory(tmp_p
         assert (await client.info())["raftmq.heldBytes"] == "0"
 
 
-async def test_a_client_that_asks_faster_than_it_reads_gets_everything(tmp_path: Path) -> None:
+async def test_client_that_asks_faster_than_it_reads_gets_everything(tmp_path: Path) -> None:
     async with running(tmp_path, client_unread_replies_bytes_max=8 * 1024 * 1024) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
@@ -291,7 +291,7 @@ async def test_pull_uses_the_subscription_of_its_group(client: Client) -> None:
     assert other.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
 
 
-async def test_a_pull_carries_the_groups_offset(broker: RunningBroker, client: Client) -> None:
+async def test_pull_carries_the_groups_offset(broker: RunningBroker, client: Client) -> None:
     for _ in range(3):
         await client.send()
     await client.pull(commitOffset=2)

@@ -87,7 +87,7 @@ async def test_only_messages_that_satisfy_the_expression_come(client: Client, se
     assert first.ext["nextBeginOffset"] == "6"
 
 
-async def test_a_long_expression_is_applied_to_few_messages_at_a_time(tmp_path: Path) -> None:
+async def test_long_expression_is_applied_to_few_messages_at_a_time(tmp_path: Path) -> None:
     """Forty clients with such ones, each for 800 messages at a time, kept a leader from its heartbeats for seconds."""
     async with broker_client(tmp_path, limits=limited(consume={"sql_work_max": 1000})) as client:
         await send_numbered(client, 25)
@@ -121,7 +121,7 @@ async def test_pull_bounds_answered_and_filtered_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_wrong_filter_expression_is_refused_with_a_reason(client: Client, serialization: int) -> None:
+async def test_wrong_filter_expression_is_refused_with_a_reason(client: Client, serialization: int) -> None:
     for expression_type, expression, code, remark in (
         ("TAG", "A || B", ResponseCode.SUCCESS, None),
         ("TAG", "||", ResponseCode.SUBSCRIPTION_PARSE_FAILED, "names no tag"),
@@ -195,7 +195,7 @@ async def test_sql_can_be_switched_off(tmp_path: Path) -> None:
         assert len((await client.pull()).records) == 1
 
 
-async def test_a_waiting_pull_is_answered_by_a_message_that_satisfies_it_only(broker: RunningBroker) -> None:
+async def test_waiting_pull_is_answered_by_a_message_that_satisfies_it_only(broker: RunningBroker) -> None:
     waiting, client = await broker.connect(), await broker.connect()
     await client.create_topic("T", 1)
     opaque = await waiting.post(PULL, pull_ext(sysFlag=HELD, subscription="n = 7", **SQL))

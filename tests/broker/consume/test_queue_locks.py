@@ -54,7 +54,7 @@ def update_ext(offset: int, queue_id: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_the_answers_to_lock_and_unlock(tmp_path: Path, serialization: int) -> None:
+async def test_answers_to_lock_and_unlock(tmp_path: Path, serialization: int) -> None:
     async with broker_client(tmp_path, queues=2, limits=NO_TIMER) as client:
         answer = await client.request(
             RequestCode.LOCK_BATCH_MQ, body=lock_body("c1", 1, 0), serialization=serialization
@@ -67,7 +67,7 @@ async def test_the_answers_to_lock_and_unlock(tmp_path: Path, serialization: int
         assert answer.serialization == serialization
 
 
-async def test_a_queue_has_one_holder_in_each_group(tmp_path: Path) -> None:
+async def test_queue_has_one_holder_in_each_group(tmp_path: Path) -> None:
     async with running(tmp_path, limits=NO_TIMER) as broker:
         one, other = await broker.connect(), await broker.connect()
         await one.create_topic("T", 3)
@@ -95,7 +95,7 @@ async def test_of_two_concurrent_lock_requests_only_the_first_succeeds(tmp_path:
 
 
 @pytest.mark.parametrize("heir", ["c1", "c2"])
-async def test_a_queue_that_is_being_given_back(tmp_path: Path, heir: str) -> None:
+async def test_queue_that_is_being_given_back(tmp_path: Path, heir: str) -> None:
     """Whoever asks while that is still on its way to the log gets the queue, and keeps it."""
     async with broker_client(tmp_path, queues=1, limits=NO_TIMER) as client:
         assert await lock(client, "c1", 0) == [0]
@@ -114,7 +114,7 @@ async def test_renewing_a_lock_takes_no_room_in_the_log(tmp_path: Path) -> None:
         assert (await client.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_a_silent_holder_loses_its_queue(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_silent_holder_loses_its_queue(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path, limits=NO_TIMER) as broker:
         one, other = await broker.connect(), await broker.connect()
         await one.create_topic("T", 1)
@@ -126,7 +126,7 @@ async def test_a_silent_holder_loses_its_queue(tmp_path: Path, brokers: list[Bro
         assert await lock(one, "c1", 0) == []
 
 
-async def test_a_lock_outlives_connection_and_broker(tmp_path: Path) -> None:
+async def test_lock_outlives_connection_and_broker(tmp_path: Path) -> None:
     async with running(tmp_path, limits=NO_TIMER) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
@@ -150,7 +150,7 @@ async def test_locks_go_with_their_topic(tmp_path: Path) -> None:
 # -- fences ------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_former_holder_commits_nothing(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_former_holder_commits_nothing(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path, offset_commit_seconds=0.01, limits=NO_TIMER) as broker:
         old, new, asking = [await broker.connect() for _ in range(3)]
         await old.create_topic("T", 2)
@@ -182,7 +182,7 @@ async def test_the_former_holder_commits_nothing(tmp_path: Path, brokers: list[B
         assert await asking.committed() == 6
 
 
-async def test_an_expired_lock_does_not_fence_commits(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_expired_lock_does_not_fence_commits(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path, limits=NO_TIMER) as broker:
         one, other = await broker.connect(), await broker.connect()
         await one.create_topic("T", 1)
@@ -195,7 +195,7 @@ async def test_an_expired_lock_does_not_fence_commits(tmp_path: Path, brokers: l
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_the_former_holder_gives_nothing_back(tmp_path: Path, brokers: list[Broker], serialization: int) -> None:
+async def test_former_holder_gives_nothing_back(tmp_path: Path, brokers: list[Broker], serialization: int) -> None:
     async with running(tmp_path, limits=NO_TIMER) as broker:
         old, new, stranger = [await broker.connect() for _ in range(3)]
         await old.create_topic("T", 2)

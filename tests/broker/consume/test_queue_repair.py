@@ -133,7 +133,7 @@ async def test_other_readers_of_a_damaged_queue_file_are_asked_to_retry(tmp_path
             await restored(client, count)
 
 
-async def test_a_broker_starts_with_damage_and_takes_messages(tmp_path: Path) -> None:
+async def test_broker_starts_with_damage_and_takes_messages(tmp_path: Path) -> None:
     async with broker_client(tmp_path, limits=FAST_REPAIR) as client:
         for number in range(8):
             await client.send(body=b"%d" % number)
@@ -152,7 +152,7 @@ async def test_a_broker_starts_with_damage_and_takes_messages(tmp_path: Path) ->
         await restored(client, 2)
 
 
-async def test_a_delayed_message_with_a_damaged_due_time_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_delayed_message_with_a_damaged_due_time_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.broker.schedule.delay_levels.DELAY_LEVELS_MS", (500,) * 18)
     path = queue_file(tmp_path, "SCHEDULE_TOPIC_XXXX", 0)
     async with broker_client(tmp_path, queues=1, limits=FAST_REPAIR) as client:

@@ -85,7 +85,7 @@ def test_no_assignment_without_members_or_with_an_unsupported_strategy() -> None
     assert assigned_queues(everything, queues, [], RequestMode()) == queues
 
 
-def test_a_route_is_its_readable_queues() -> None:
+def test_route_is_its_readable_queues() -> None:
     datas = [QueueData("b", 2, 0, 6), QueueData("a", 1, 9, 4), QueueData("c", 5, 5, 2), QueueData("d", -1, 1, 6)]
     assert readable_queues("T", Route(datas)) == (QueueRef("T", "a", 0), QueueRef("T", "b", 0), QueueRef("T", "b", 1))
     assert readable_queues("T", Route([QueueData("b", QUEUES_MAX + 1, 1, 6)])) is None
@@ -138,7 +138,7 @@ def queues_of(mode: str, *numbers: int, broker: str = "broker-a") -> Any:
 
 
 @pytest.mark.trio
-async def test_a_group_can_be_switched_to_pop_before_it_has_members(client: Client) -> None:
+async def test_group_can_be_switched_to_pop_before_it_has_members(client: Client) -> None:
     await client.create_topic("T", 5)
     assert (await set_mode(client)).code == ResponseCode.SUCCESS
     await client.heartbeat("c1", "G")
@@ -167,7 +167,7 @@ async def test_texts_without_end_are_not_kept(client: Client, serialization: int
 
 @pytest.mark.trio
 @ENCODINGS
-async def test_a_group_with_members_can_be_switched_to_pop(broker: RunningBroker, serialization: int) -> None:
+async def test_group_with_members_can_be_switched_to_pop(broker: RunningBroker, serialization: int) -> None:
     client, other = await broker.connect(), await broker.connect()
     await client.create_topic("T", 5)
     nobody = {"messageQueueAssignments": None}

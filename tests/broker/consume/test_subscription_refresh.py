@@ -56,7 +56,7 @@ def subscription(version: int, topic: str = "T", expression: str = "b") -> dict[
     }
 
 
-async def test_a_newer_subscription_applies_as_soon_as_the_client_reports_it(client: Client) -> None:
+async def test_newer_subscription_applies_as_soon_as_the_client_reports_it(client: Client) -> None:
     await consumer(client)
     assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
     question, _ = await client.question()
@@ -71,7 +71,7 @@ async def test_a_newer_subscription_applies_as_soon_as_the_client_reports_it(cli
     assert b"Other" not in subscribed.body
 
 
-async def test_a_client_is_asked_once_until_its_next_heartbeat(broker: RunningBroker) -> None:
+async def test_client_is_asked_once_until_its_next_heartbeat(broker: RunningBroker) -> None:
     client, stranger = await broker.connect(), await broker.connect()
     await consumer(client)
     for _ in range(3):
@@ -100,7 +100,7 @@ async def test_a_client_is_asked_once_until_its_next_heartbeat(broker: RunningBr
     ],
     ids=["empty", "list", "open", "number", "no topic", "older", "long", "failed"],
 )
-async def test_an_answer_of_no_use_changes_nothing(tmp_path: Path, body: bytes, code: int) -> None:
+async def test_answer_of_no_use_changes_nothing(tmp_path: Path, body: bytes, code: int) -> None:
     async with broker_client(tmp_path, limits=limited(consume={"refresh_pause_seconds": 0.0})) as client:
         await consumer(client)
         assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST

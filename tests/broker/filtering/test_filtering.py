@@ -74,14 +74,14 @@ async def test_tags_and_a_filter_must_both_let_a_message_through() -> None:
         assert await receive(kit, WasmFilter(begins_with("a")), 2, tags="A || B") == [b"apple", b"avocado"]
 
 
-async def test_a_filter_is_uploaded_once_for_all_queues() -> None:
+async def test_filter_is_uploaded_once_for_all_queues() -> None:
     with capture_logs() as logs:
         async with kit_with(b"apple", b"bread", b"avocado") as kit, filter_server(kit, TOPIC):
             await receive(kit, WasmFilter(begins_with("a")), 2)
     assert len([each for each in logs if each["event"] == "filter_uploaded" and "program" in each]) == 1
 
 
-async def test_a_large_answer_is_cut_where_the_pull_is_full() -> None:
+async def test_large_answer_is_cut_where_the_pull_is_full() -> None:
     """32 messages of a pull are let through, of hundreds that were read: the others come again, each once."""
     bodies = [b"a%04d" % number for number in range(700)]
     async with open_kit() as kit:
@@ -91,20 +91,20 @@ async def test_a_large_answer_is_cut_where_the_pull_is_full() -> None:
             assert await receive(kit, WasmFilter(EVERYTHING), 700) == bodies
 
 
-async def test_an_expression_looks_into_bodies_and_at_properties() -> None:
+async def test_expression_looks_into_bodies_and_at_properties() -> None:
     bodies = [b'{"amount": 5}', b'{"amount": 500.5}', b"no JSON", b'{"amount": 700, "test": true}']
     async with kit_with(*bodies) as kit, filter_server(kit, TOPIC):
         wanted = BodyFilter("TAGS = 'A' AND size > 1 AND BODY('$.amount') > 100 AND BODY('$.test') IS NULL")
         assert await receive(kit, wanted, 1) == [b'{"amount": 500.5}']
 
 
-async def test_a_module_sees_the_original_of_compressed_bodies() -> None:
+async def test_module_sees_the_original_of_compressed_bodies() -> None:
     long = b"z" * 20_000
     async with kit_with(b"short", long) as kit, filter_server(kit, TOPIC):
         assert await receive(kit, WasmFilter(begins_with("z")), 1) == [long]
 
 
-async def test_the_error_policy_passes_or_skips_messages_that_fail_the_filter() -> None:
+async def test_error_policy_passes_or_skips_messages_that_fail_the_filter() -> None:
     with capture_logs() as logs:
         async with kit_with(b"a", b"fatal", b"b") as kit, filter_server(kit, TOPIC):
             assert await receive(kit, WasmFilter(fails_at("f")), 3, "keeps") == [b"a", b"b", b"fatal"]
@@ -127,7 +127,7 @@ async def test_endless_filter_affects_only_its_group() -> None:
         assert len(await receive(kit, WasmFilter(EVERYTHING), 20, "fine")) == 20
 
 
-async def test_a_filter_that_lets_nothing_through_moves_on() -> None:
+async def test_filter_that_lets_nothing_through_moves_on() -> None:
     async with open_kit() as kit:
         async with Producer(kit.namesrv) as producer:
             for _ in range(40):
@@ -140,7 +140,7 @@ async def test_a_filter_that_lets_nothing_through_moves_on() -> None:
             await until(lambda: offsets_at_the_end(kit, "billing"), seconds=60)
 
 
-async def test_a_new_message_wakes_a_pull_that_waits() -> None:
+async def test_new_message_wakes_a_pull_that_waits() -> None:
     async with kit_with(b"bread") as kit, filter_server(kit, TOPIC):
         received: list[bytes] = []
         async with PushConsumer(kit.namesrv, group="billing", consume_from="first", commit_seconds=0.05) as consumer:
@@ -161,7 +161,7 @@ async def test_a_new_message_wakes_a_pull_that_waits() -> None:
         assert received == [b"apple"]
 
 
-async def test_the_filter_survives_a_restart_of_the_filter_server() -> None:
+async def test_filter_survives_a_restart_of_the_filter_server() -> None:
     uploads = "filter_uploaded"
     wanted = WasmFilter(begins_with("a"))
     async with kit_with(b"apple", b"bread") as kit:
@@ -200,6 +200,6 @@ async def test_consumer_without_filter_server_names_the_command_to_start() -> No
         assert "raftmq filter-server" in await stuck_reason(kit, WasmFilter(EVERYTHING), "no filter server")
 
 
-async def test_a_module_that_cannot_be_used_is_refused_with_the_reason() -> None:
+async def test_module_that_cannot_be_used_is_refused_with_the_reason() -> None:
     async with kit_with(b"apple") as kit, filter_server(kit, TOPIC):
         assert "exports no memory" in await stuck_reason(kit, WasmFilter(b"\0asm\1\0\0\0"), "exports no memory")

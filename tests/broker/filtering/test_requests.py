@@ -55,7 +55,7 @@ async def test_filter_servers_are_named_in_the_route_while_they_register(
         assert len([each for each in logs if each["event"] == "filter_server_gone"]) == FILTER_SERVERS_MAX
 
 
-async def test_a_program_is_kept_by_its_name(client: Client) -> None:
+async def test_program_is_kept_by_its_name(client: Client) -> None:
     await client.wait_for(lambda info: int(info["raftmq.formatLevel"]) >= LEVEL_OF_FILTERS)
     put, get = RequestCode.PUT_FILTER, RequestCode.GET_FILTER
     assert (await client.request(put, EXT, b"abc")).code == ResponseCode.TOPIC_NOT_EXIST
@@ -79,7 +79,7 @@ async def test_programs_are_refused_below_format_level_7(tmp_path: Path) -> None
         assert "filter programs need 7" in str(answer.remark)
 
 
-async def test_a_broker_judges_requests_of_consumers(tmp_path: Path) -> None:
+async def test_broker_judges_requests_of_consumers(tmp_path: Path) -> None:
     async with guarded(tmp_path) as (broker, admin):
         user = await connect(broker, USER)
 

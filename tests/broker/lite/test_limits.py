@@ -39,7 +39,7 @@ async def controls(client: Client, *entries: Mapping[str, object]) -> Answer:
     return await client.request(RequestCode.LITE_SUBSCRIPTION_CTL, {}, body)
 
 
-async def test_a_request_with_many_entries_does_not_pass_the_maximum_of_subscriptions(tmp_path: Path) -> None:
+async def test_request_with_many_entries_does_not_pass_the_maximum_of_subscriptions(tmp_path: Path) -> None:
     async with lite_client(tmp_path, limits=limited(lite={"subscriptions_max": 3})) as client:
         many: list[dict[str, object]] = [{"clientId": f"C{number}", "liteTopicSet": ["a"]} for number in range(4)]
         assert (await controls(client, *many)).code == QUOTA
@@ -52,7 +52,7 @@ async def test_a_request_with_many_entries_does_not_pass_the_maximum_of_subscrip
         assert (await controls(client, many[1] | {"action": "COMPLETE_ADD"})).code == ResponseCode.SUCCESS
 
 
-async def test_the_quota_of_a_client_counts_all_entries_of_a_request(tmp_path: Path) -> None:
+async def test_quota_of_a_client_counts_all_entries_of_a_request(tmp_path: Path) -> None:
     async with lite_client(tmp_path, group={"lite.sub.client.quota": "2"}) as client:
         some: list[dict[str, object]] = [{"clientId": "C", "liteTopicSet": [name]} for name in "abc"]
         a, b, c = some
@@ -69,7 +69,7 @@ async def test_clients_that_read_all_lite_topics_count_as_subscriptions(tmp_path
         assert (await control(client, "COMPLETE_ADD", client_id="C2")).code == QUOTA
 
 
-async def test_a_message_that_would_begin_one_lite_topic_too_many_is_refused(tmp_path: Path) -> None:
+async def test_message_that_would_begin_one_lite_topic_too_many_is_refused(tmp_path: Path) -> None:
     async with lite_client(tmp_path, limits=limited(lite={"topics_max": 2})) as client:
         for lite in ("a", "b"):
             assert (await send(client, lite, b"1")).code == ResponseCode.SUCCESS
@@ -83,7 +83,7 @@ async def test_a_message_that_would_begin_one_lite_topic_too_many_is_refused(tmp
         assert (await send(client, "c", b"1")).code == ResponseCode.SUCCESS
 
 
-async def test_a_client_evicted_while_disconnected_is_notified_when_it_reconnects(tmp_path: Path) -> None:
+async def test_client_evicted_while_disconnected_is_notified_when_it_reconnects(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         former, later = await broker.connect(), await broker.connect()
         await prepared(later, group={"lite.sub.model": "Exclusive"})
@@ -101,7 +101,7 @@ async def test_a_client_evicted_while_disconnected_is_notified_when_it_reconnect
         assert notice.ext == NotifyUnsubscribeLiteExt(lite_topic="a", consumer_group=GROUP, client_id="C1")
 
 
-async def test_the_start_offset_of_an_unused_lite_topic_is_not_kept(tmp_path: Path) -> None:
+async def test_start_offset_of_an_unused_lite_topic_is_not_kept(tmp_path: Path) -> None:
     options: list[dict[str, object]] = [
         {"type": "POLICY", "value": 1},
         {"type": "POLICY", "value": 2},

@@ -30,7 +30,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.trio
 
 
-async def test_a_client_gets_the_messages_of_its_subscribed_lite_topics(client: Client) -> None:
+async def test_client_gets_the_messages_of_its_subscribed_lite_topics(client: Client) -> None:
     for lite, body in (("one", b"1"), ("two", b"2"), ("other", b"-"), ("one", b"3")):
         assert (await send(client, lite, body)).code == ResponseCode.SUCCESS
     assert (await control(client, "PARTIAL_ADD", "one", "two", "none")).code == ResponseCode.SUCCESS
@@ -50,7 +50,7 @@ async def test_a_client_gets_the_messages_of_its_subscribed_lite_topics(client: 
     assert [record.body for record in (await client.pull(PARENT)).records] == [b"1", b"2", b"-", b"3"]
 
 
-async def test_an_unacknowledged_pop_blocks_only_its_own_lite_topic(client: Client) -> None:
+async def test_unacknowledged_pop_blocks_only_its_own_lite_topic(client: Client) -> None:
     await control(client, "PARTIAL_ADD", "a", "b")
     await send(client, "a", b"1")
     await send(client, "a", b"2")
@@ -64,7 +64,7 @@ async def test_an_unacknowledged_pop_blocks_only_its_own_lite_topic(client: Clie
     assert told(await client.answer(held)) == [("a", b"2", 0)]
 
 
-async def test_an_unacknowledged_message_is_redelivered_in_place_with_its_attempt_count(client: Client) -> None:
+async def test_unacknowledged_message_is_redelivered_in_place_with_its_attempt_count(client: Client) -> None:
     await control(client, "PARTIAL_ADD", "a")
     await send(client, "a", b"1")
     await send(client, "a", b"2")
@@ -99,7 +99,7 @@ async def test_too_many_open_pops_wait_until_expired_ones_are_redelivered(tmp_pa
         assert sorted(again) == [("a", b"a", 1), ("b", b"b", 1), ("c", b"c", 0)]
 
 
-async def test_a_shortened_invisible_time_redelivers_a_message_earlier(client: Client) -> None:
+async def test_shortened_invisible_time_redelivers_a_message_earlier(client: Client) -> None:
     await control(client, "PARTIAL_ADD", "a")
     await send(client, "a", b"1")
     first = await pop(client)
@@ -110,7 +110,7 @@ async def test_a_shortened_invisible_time_redelivers_a_message_earlier(client: C
     assert told(await client.answer(held)) == [("a", b"1", 1)]
 
 
-async def test_a_suspended_lite_topic_is_redelivered_in_time_and_uncounted(client: Client) -> None:
+async def test_suspended_lite_topic_is_redelivered_in_time_and_uncounted(client: Client) -> None:
     await control(client, "PARTIAL_ADD", "a")
     await send(client, "a", b"1")
 
@@ -136,7 +136,7 @@ async def test_one_request_waits_for_all_lite_topics_even_nonexistent_ones(clien
     assert told(await client.answer(held)) == [("s37", b"x", 0)]
 
 
-async def test_a_request_with_the_same_attempt_gets_the_same_messages(client: Client) -> None:
+async def test_request_with_the_same_attempt_gets_the_same_messages(client: Client) -> None:
     await control(client, "PARTIAL_ADD", "a")
     await send(client, "a", b"1")
     assert told(await pop(client, attemptId="x")) == [("a", b"1", 0)]
@@ -144,7 +144,7 @@ async def test_a_request_with_the_same_attempt_gets_the_same_messages(client: Cl
     assert told(await pop(client, attemptId="x")) == [("a", b"1", 0)]
 
 
-async def test_an_exclusive_takeover_of_a_lite_topic_evicts_the_other_client(tmp_path: Path) -> None:
+async def test_exclusive_takeover_of_a_lite_topic_evicts_the_other_client(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         former, later = await broker.connect(), await broker.connect()
         await prepared(former, group={"lite.sub.model": "Exclusive"})
@@ -161,7 +161,7 @@ async def test_an_exclusive_takeover_of_a_lite_topic_evicts_the_other_client(tmp
         assert told(await pop(later, "C2")) == [("a", b"1", 0)]
 
 
-async def test_a_client_claiming_an_evicted_lite_topic_is_notified_again(tmp_path: Path) -> None:
+async def test_client_claiming_an_evicted_lite_topic_is_notified_again(tmp_path: Path) -> None:
     """The first notice may have been lost: then it would wait for messages that the other one gets."""
     async with running(tmp_path, group="b-a") as broker:
         former, later = await broker.connect(), await broker.connect()
@@ -187,7 +187,7 @@ async def test_client_takes_over_exclusive_topic_of_disconnected_client(tmp_path
         await until(is_taken_over)
 
 
-async def test_a_removed_client_keeps_no_other_one_from_a_lite_topic(tmp_path: Path) -> None:
+async def test_removed_client_keeps_no_other_one_from_a_lite_topic(tmp_path: Path) -> None:
     """It goes on saying what it subscribes to, and took the lite topic back, or kept it, without ever popping."""
     async with running(tmp_path, group="b-a") as broker:
         removed, other = await broker.connect(), await broker.connect()
@@ -329,7 +329,7 @@ async def test_messages_that_no_lite_topic_takes_are_refused(tmp_path: Path) -> 
         assert told(await pop(client)) == [("a", b"x", 0), ("a", b"x", 0)]
 
 
-async def test_a_topic_of_another_type_takes_no_messages_of_lite_topics(client: Client) -> None:
+async def test_topic_of_another_type_takes_no_messages_of_lite_topics(client: Client) -> None:
     await client.create_topic("T")
     answer = await client.send("T", i="__LITE_TOPIC\x01a\x02")
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
@@ -354,7 +354,7 @@ async def test_topics_with_wrong_attributes_are_refused(client: Client, attribut
     assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
-async def test_a_client_cannot_subscribe_beyond_the_quota_of_its_group(tmp_path: Path) -> None:
+async def test_client_cannot_subscribe_beyond_the_quota_of_its_group(tmp_path: Path) -> None:
     async with lite_client(tmp_path, group={"lite.sub.client.quota": "2"}) as client:
         assert (await control(client, "PARTIAL_ADD", "a", "b")).code == ResponseCode.SUCCESS
         assert (await control(client, "PARTIAL_ADD", "c")).code == ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
@@ -362,7 +362,7 @@ async def test_a_client_cannot_subscribe_beyond_the_quota_of_its_group(tmp_path:
         assert (await put_group(client, "other", **{"lite.sub.model": "Both"})).code == ResponseCode.INVALID_PARAMETER
 
 
-async def test_a_deleted_topic_takes_its_lite_topics_with_it(client: Client) -> None:
+async def test_deleted_topic_takes_its_lite_topics_with_it(client: Client) -> None:
     await control(client, "PARTIAL_ADD", "a")
     await send(client, "a", b"1")
     await pop(client)

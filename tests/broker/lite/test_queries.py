@@ -40,7 +40,7 @@ async def lag_of(client: Client, **fields: object) -> LiteGroupInfo:
     return await asked(client, RequestCode.GET_LITE_GROUP_INFO, LiteGroupInfo, group=GROUP, **fields)
 
 
-async def test_the_figures_of_all_lite_topics_and_of_one_parent(client: Client) -> None:
+async def test_figures_of_all_lite_topics_and_of_one_parent(client: Client) -> None:
     await client.create_topic(PARENT, 2, attributes="+lite.topic.expiration=60")
     await client.create_topic("Other", attributes="+message.type=LITE")
     for lite in ("a", "b", "c"):
@@ -58,7 +58,7 @@ async def test_the_figures_of_all_lite_topics_and_of_one_parent(client: Client) 
     assert other == ParentTopicInfo("Other", -1, [], 3, 0)
 
 
-async def test_a_lite_topic_and_its_subscribers(client: Client) -> None:
+async def test_lite_topic_and_its_subscribers(client: Client) -> None:
     await put_group(client, "all", **{"lite.sub.wildcard": "true"})
     await send(client, "a", b"1")
     await send(client, "a", b"2")
@@ -113,7 +113,7 @@ async def test_lag_counts_unacknowledged_messages_and_ranks_lite_topics_by_lengt
     assert (totals.lag, totals.longest, totals.oldest, totals.oldest_ms) == (info.lag, [], [], info.oldest_ms)
 
 
-async def test_the_lag_in_one_lite_topic(client: Client) -> None:
+async def test_lag_in_one_lite_topic(client: Client) -> None:
     for body in (b"1", b"2", b"3"):
         await send(client, "a", body)
         await send(client, "b", body)
@@ -128,7 +128,7 @@ async def test_the_lag_in_one_lite_topic(client: Client) -> None:
     assert (await lag_of(client, liteTopic="none")).lag == -1
 
 
-async def test_the_lag_of_a_wildcard_group_counts_unread_lite_topics(tmp_path: Path) -> None:
+async def test_lag_of_a_wildcard_group_counts_unread_lite_topics(tmp_path: Path) -> None:
     async with lite_client(tmp_path, group={"lite.sub.wildcard": "true"}) as client:
         await send(client, "a", b"1")
         await send(client, "b", b"2")

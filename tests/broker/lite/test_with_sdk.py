@@ -79,7 +79,7 @@ def by_topic(messages: Sequence[tuple[str | None, bytes]]) -> dict[str | None, l
 
 
 @VIRTUAL_TIME
-async def test_a_consumer_subscribes_and_unsubscribes_at_run_time() -> None:
+async def test_consumer_subscribes_and_unsubscribes_at_run_time() -> None:
     async with sessions() as (kit, _, producer), LiteConsumer(kit.namesrv, GROUP, PARENT) as consumer:
         await comes_nothing(consumer)
         await sent(producer, "a", b"1", b"2")
@@ -116,7 +116,7 @@ async def test_lite_messages_are_redelivered_in_order_without_blocking_other_lit
 
 
 @VIRTUAL_TIME
-async def test_a_failover_preserves_offsets_and_order_within_one_long_poll() -> None:
+async def test_failover_preserves_offsets_and_order_within_one_long_poll() -> None:
     names = [f"s{number}" for number in range(20)]
     async with (
         sessions(replicas=3) as (kit, _, producer),
@@ -137,7 +137,7 @@ async def test_a_failover_preserves_offsets_and_order_within_one_long_poll() -> 
 
 
 @VIRTUAL_TIME
-async def test_a_member_that_subscribes_exclusively_takes_a_lite_topic_from_another_one() -> None:
+async def test_member_that_subscribes_exclusively_takes_a_lite_topic_from_another_one() -> None:
     events: list[ClientEvent] = []
     async with sessions(model="Exclusive") as (kit, _, producer):
         former = LiteConsumer(kit.namesrv, GROUP, PARENT, lite_topics=["a", "b"], on_event=events.append)
@@ -154,7 +154,7 @@ async def test_a_member_that_subscribes_exclusively_takes_a_lite_topic_from_anot
 
 
 @VIRTUAL_TIME
-async def test_an_exclusive_member_takes_a_lite_topic_from_the_former_one() -> None:
+async def test_exclusive_member_takes_a_lite_topic_from_the_former_one() -> None:
     revoked = trio.Event()
 
     def note(event: ClientEvent) -> None:
@@ -175,7 +175,7 @@ async def test_an_exclusive_member_takes_a_lite_topic_from_the_former_one() -> N
 
 
 @VIRTUAL_TIME
-async def test_a_suspended_lite_topic_rests_and_its_messages_are_not_counted() -> None:
+async def test_suspended_lite_topic_rests_and_its_messages_are_not_counted() -> None:
     async with sessions() as (kit, _, producer):
         await sent(producer, "a", b"1", b"2")
         async with LiteConsumer(kit.namesrv, GROUP, PARENT, lite_topics=["a", "b"], invisible=30.0) as consumer:
@@ -223,7 +223,7 @@ async def test_consumers_of_a_wildcard_group_share_all_lite_topics() -> None:
 
 
 @VIRTUAL_TIME
-async def test_a_lite_topic_expires_after_its_last_message_and_can_restart() -> None:
+async def test_lite_topic_expires_after_its_last_message_and_can_restart() -> None:
     async with (
         sessions(expiration=10) as (kit, _, producer),
         LiteConsumer(kit.namesrv, GROUP, PARENT, lite_topics=["old", "live"]) as consumer,
@@ -280,7 +280,7 @@ async def test_producer_refuses_messages_unsuitable_for_lite_topics(message: Mes
 
 
 @VIRTUAL_TIME
-async def test_a_refused_subscription_is_reported_to_the_consumer() -> None:
+async def test_refused_subscription_is_reported_to_the_consumer() -> None:
     async with (
         sessions(quota=2) as (kit, _, producer),
         LiteConsumer(kit.namesrv, GROUP, PARENT, lite_topics=["a"]) as consumer,

@@ -36,7 +36,7 @@ async def carried(namesrv: str) -> None:
     await until(are_copies)
 
 
-async def test_a_compacted_topic_is_mirrored_while_both_sides_compact(
+async def test_compacted_topic_is_mirrored_while_both_sides_compact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies of the source are copied too, and what the target stores again is no progress of the mirror."""
@@ -66,7 +66,7 @@ async def test_a_compacted_topic_is_mirrored_while_both_sides_compact(
         assert [each.difference for each in await verify(source, target, state.queues)] == [None] * len(state.queues)
 
 
-async def test_a_target_that_lacks_attributes_gets_other_topics(tmp_path: Path) -> None:
+async def test_target_that_lacks_attributes_gets_other_topics(tmp_path: Path) -> None:
     async with two_clusters(tmp_path, format_level_max=5) as (source, target):
         await source.create_topic("Prices", 1, compacted=True)
         await source.create_topic("Readings", 1, retention_bytes=2**20)

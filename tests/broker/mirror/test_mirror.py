@@ -111,7 +111,7 @@ async def test_every_message_arrives_once_and_in_order_wherever_the_mirror_is_ki
         assert all(each.difference is None for each in found)
 
 
-async def test_a_batch_in_flight_during_a_mirror_restart_is_stored_once(tmp_path: Path) -> None:
+async def test_batch_in_flight_during_a_mirror_restart_is_stored_once(tmp_path: Path) -> None:
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await send_orders(producer, 0, 5)
         late: list[tuple[dict[str, str], bytes]] = []
@@ -184,7 +184,7 @@ async def test_offsets_are_moved_and_moved_back(tmp_path: Path) -> None:
         assert await source.group_offset("billing", queue) == 6
 
 
-async def test_a_cut_over_is_refused_while_producers_send(tmp_path: Path) -> None:
+async def test_cut_over_is_refused_while_producers_send(tmp_path: Path) -> None:
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
         await copy_all(source, target, path)
@@ -201,7 +201,7 @@ async def test_a_cut_over_is_refused_while_producers_send(tmp_path: Path) -> Non
             nursery.cancel_scope.cancel()
 
 
-async def test_a_message_that_the_target_refuses_blocks_its_queue_or_is_listed(tmp_path: Path) -> None:
+async def test_message_that_the_target_refuses_blocks_its_queue_or_is_listed(tmp_path: Path) -> None:
     path = tmp_path / "state"
     async with (
         two_clusters(tmp_path, message_bytes_max=1500) as (source, target),
@@ -237,7 +237,7 @@ async def test_verify_finds_a_difference_between_the_clusters(tmp_path: Path) ->
         assert found.difference == "source offset 0 and target offset 1 differ"
 
 
-async def test_a_topic_recreated_at_the_source_blocks_its_queue(tmp_path: Path) -> None:
+async def test_topic_recreated_at_the_source_blocks_its_queue(tmp_path: Path) -> None:
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await send_orders(producer, 0, 5)
         await copy_all(source, target, path)
@@ -250,14 +250,14 @@ async def test_a_topic_recreated_at_the_source_blocks_its_queue(tmp_path: Path) 
         assert "the source ends at 5, and 100 messages were there before" in why
 
 
-async def test_a_cluster_is_not_mirrored_into_itself(tmp_path: Path) -> None:
+async def test_cluster_is_not_mirrored_into_itself(tmp_path: Path) -> None:
     async with two_clusters(tmp_path) as (source, target):
         with pytest.raises(CommandFailed, match="source and target are one cluster"):
             await check_different(source, source)
         await check_different(source, target)
 
 
-async def test_a_state_of_other_clusters_is_refused(tmp_path: Path) -> None:
+async def test_state_of_other_clusters_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state"
     async with two_clusters(tmp_path) as (source, target):
         save(path, MirrorState(1, "x", ["elsewhere"], ["g1"]))
@@ -326,7 +326,7 @@ async def test_mirror_waits_for_a_full_or_unreachable_target(tmp_path: Path) -> 
         assert not copier.troubles
 
 
-async def test_a_missing_permission_ends_the_mirror_and_is_named(tmp_path: Path) -> None:
+async def test_missing_permission_ends_the_mirror_and_is_named(tmp_path: Path) -> None:
     refusal = BrokerError(ResponseCode.NO_PERMISSION, "user mirror may not send to Orders", "broker-a")
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))

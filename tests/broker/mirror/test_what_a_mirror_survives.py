@@ -37,7 +37,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.trio
 
 
-async def test_a_copy_with_too_long_properties_blocks_its_queue_or_is_listed(
+async def test_copy_with_too_long_properties_blocks_its_queue_or_is_listed(
     tmp_path: Path,
 ) -> None:
     async with orders_mirror(tmp_path) as (source, target, producer, path):
@@ -60,7 +60,7 @@ async def test_a_copy_with_too_long_properties_blocks_its_queue_or_is_listed(
         assert len(left_out) == 1
 
 
-async def test_a_forgotten_sequence_number_does_not_count_as_a_refused_message(tmp_path: Path) -> None:
+async def test_forgotten_sequence_number_does_not_count_as_a_refused_message(tmp_path: Path) -> None:
     """Or --skip-refused would leave out all that follows."""
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
@@ -73,7 +73,7 @@ async def test_a_forgotten_sequence_number_does_not_count_as_a_refused_message(t
         assert not left_out
 
 
-async def test_a_target_queue_not_read_to_its_end_is_read_again(tmp_path: Path) -> None:
+async def test_target_queue_not_read_to_its_end_is_read_again(tmp_path: Path) -> None:
     """Without that a mirror with no state file copied again what it had not seen there."""
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await send_orders(producer, 0, 3)
@@ -94,7 +94,7 @@ async def test_a_target_queue_not_read_to_its_end_is_read_again(tmp_path: Path) 
         assert await orders(target) == {0: [b"0", b"1", b"2"]}
 
 
-async def test_a_topic_deleted_at_the_source_does_not_block_the_cut_over(tmp_path: Path) -> None:
+async def test_topic_deleted_at_the_source_does_not_block_the_cut_over(tmp_path: Path) -> None:
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         for topic in ("Orders", "Old"):
             await source.create_topic(topic, 1)
@@ -122,7 +122,7 @@ async def test_cut_over_reports_its_progress(tmp_path: Path) -> None:
                 nursery.cancel_scope.cancel()
 
 
-async def test_a_source_that_does_not_have_all_again_yet_is_waited_for(tmp_path: Path) -> None:
+async def test_source_that_does_not_have_all_again_yet_is_waited_for(tmp_path: Path) -> None:
     """As a broker of RocketMQ that has just started: it blocked the queue until somebody started the mirror again."""
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
@@ -156,7 +156,7 @@ async def created_again(directory: Path, message_count: int) -> AsyncIterator[Cl
 
 @pytest.mark.parametrize("message_count", [3, 5])
 @pytest.mark.parametrize("is_state_lost", [False, True])
-async def test_a_recreated_topic_that_outgrew_its_copies_blocks_its_queue(
+async def test_recreated_topic_that_outgrew_its_copies_blocks_its_queue(
     tmp_path: Path, message_count: int, is_state_lost: bool
 ) -> None:
     """Its first messages were skipped without a word."""
@@ -173,7 +173,7 @@ async def test_a_recreated_topic_that_outgrew_its_copies_blocks_its_queue(
         assert await orders(target) == {0: [b"0", b"1", b"2"]}
 
 
-async def test_a_topic_recreated_at_raftmq_is_copied_behind_the_old_one(tmp_path: Path) -> None:
+async def test_topic_recreated_at_raftmq_is_copied_behind_the_old_one(tmp_path: Path) -> None:
     """Its offsets go on, so nothing is in the place of another message."""
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         for body in (b"old", b"new"):
@@ -204,7 +204,7 @@ async def test_expired_original_of_the_last_copy_does_not_block_its_queue(tmp_pa
         assert await orders(target) == {0: [b"0", b"1", b"2", b"3"]}
 
 
-async def test_a_cut_over_with_running_producers_detects_a_recreated_topic(tmp_path: Path) -> None:
+async def test_cut_over_with_running_producers_detects_a_recreated_topic(tmp_path: Path) -> None:
     """The groups' offsets, of the new topic, were translated by the copies of the old one."""
     async with (
         orders_mirror(tmp_path) as (source, target, producer, path),
@@ -219,7 +219,7 @@ async def test_a_cut_over_with_running_producers_detects_a_recreated_topic(tmp_p
             await change_over(again, target, path, quiet_seconds=0.0, producers_run=True, looks_max=3)
 
 
-async def test_a_topic_with_too_few_target_queues_blocks_only_itself(
+async def test_topic_with_too_few_target_queues_blocks_only_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "state"

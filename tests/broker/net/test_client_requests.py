@@ -17,7 +17,7 @@ from tests.support.replica_client import ListenerSide, replica_authentication
 
 
 @pytest.mark.parametrize("by_time", [False, True])
-def test_a_callback_may_close_the_connection_of_the_next_request(by_time: bool) -> None:
+def test_callback_may_close_the_connection_of_the_next_request(by_time: bool) -> None:
     now = 0.0
     questions: ClientRequests[str] = ClientRequests(lambda: now)
     told: list[tuple[int, Response | NoAnswer]] = []
@@ -39,7 +39,7 @@ def test_a_callback_may_close_the_connection_of_the_next_request(by_time: bool) 
 
 @pytest.mark.trio
 @pytest.mark.parametrize("authenticates", [True, False])
-async def test_a_replica_that_reads_nothing_is_not_sent_without_end(authenticates: bool) -> None:
+async def test_replica_that_reads_nothing_is_not_sent_without_end(authenticates: bool) -> None:
     limits = NetLimits(peer_waiting_bytes_max=1024 * 1024)
     now = 0.0
     reactor = Reactor()

@@ -149,7 +149,7 @@ def test_receiver_reads_a_stream_in_many_pieces(form: str) -> None:
 
 @needs_compiled
 @pytest.mark.parametrize("behind", [0, 1, 2], ids=["plain", "odd", "large"])
-def test_a_receive_may_end_at_any_byte_of_a_frame(behind: int) -> None:
+def test_receive_may_end_at_any_byte_of_a_frame(behind: int) -> None:
     """The buffer of a receive is full at each byte around the borders of a frame: prefix, header, body."""
     sample = [plain(7), query(8), plain(7, b"x" * 1900)][behind]
     header_end = 8 + int.from_bytes(sample[4:8], "big")
@@ -180,7 +180,7 @@ def test_frames_larger_than_a_receive_are_stored_between_plain_sends(size: int) 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_client_that_leaves_in_a_frame_has_stored_all_before_it(form: str) -> None:
+def test_client_that_leaves_in_a_frame_has_stored_all_before_it(form: str) -> None:
     stream = plain(1) + query(2) + plain(3) + plain(4)
     ends = [0, len(plain(1)), len(plain(1) + query(2)), len(plain(1) + query(2) + plain(3)), len(stream)]
     stored = [seen_of([stream[:end]], form=form)[0] for end in ends]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.trio
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_an_answer_that_cannot_be_relayed_is_an_error_for_the_asker(tmp_path: Path, serialization: int) -> None:
+async def test_answer_that_cannot_be_relayed_is_an_error_for_the_asker(tmp_path: Path, serialization: int) -> None:
     answers: list[tuple[int, dict[str, Any]]] = [
         (32768, {}),
         (-32769, {}),
@@ -61,7 +61,7 @@ async def test_broker_does_not_forward_impossible_offsets(broker: RunningBroker)
         assert fastjson.parse(answer.body) == {"consumerTable": {"c1": {}}, "messageQueueTable": {}}
 
 
-async def test_a_pull_of_an_invalid_group_is_refused_when_groups_are_full(
+async def test_pull_of_an_invalid_group_is_refused_when_groups_are_full(
     tmp_path: Path,
 ) -> None:
     async with broker_client(tmp_path, queues=1, limits=limited(state={"groups_max": 0})) as client:
@@ -162,7 +162,7 @@ async def test_deferred_answer_is_built_later_even_if_it_is_short() -> None:
     assert client.sent == [b"text"]
 
 
-async def test_an_answer_longer_than_a_frame_is_refused() -> None:
+async def test_answer_longer_than_a_frame_is_refused() -> None:
     parts = slow_answers.joined(bytes(1024 * 1024) for _ in range(20))
     with pytest.raises(RequestRefused, match="longer than"):
         for _ in parts:

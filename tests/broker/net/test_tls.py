@@ -63,7 +63,7 @@ async def test_messages_larger_than_a_record_and_many_at_once(tmp_path: Path, au
         assert found == sizes * 2
 
 
-async def test_a_client_that_reads_slowly_gets_everything(tmp_path: Path, authority: Authority) -> None:
+async def test_client_that_reads_slowly_gets_everything(tmp_path: Path, authority: Authority) -> None:
     """Writes that the kernel does not take whole are repeated with the same bytes."""
     async with running(tmp_path / "n0", **authority.settings("permissive"), pull_bytes_max=8 * 1024 * 1024) as broker:
         client = await connected(broker, authority.client())
@@ -101,7 +101,7 @@ async def test_log_reports_clients_that_leave_during_the_handshake(tmp_path: Pat
     assert "closed" in failed["reason"]
 
 
-async def test_a_plaintext_client_is_disconnected_where_tls_is_required(tmp_path: Path, authority: Authority) -> None:
+async def test_plaintext_client_is_disconnected_where_tls_is_required(tmp_path: Path, authority: Authority) -> None:
     settings = authority.settings("enforcing")
     with capture_logs() as logs:
         async with running(tmp_path / "n0", tls=authority.client(), **settings) as broker:
@@ -131,7 +131,7 @@ async def test_error_with_tls_suggests_a_server_without_tls(tmp_path: Path, auth
             await open_connection(broker.settings.listen, tls=authority.client())
 
 
-async def test_a_tls_client_on_a_plain_port_is_logged(tmp_path: Path, authority: Authority) -> None:
+async def test_tls_client_on_a_plain_port_is_logged(tmp_path: Path, authority: Authority) -> None:
     with capture_logs() as logs:
         async with running(tmp_path / "n0") as broker:
             with pytest.raises((trio.BrokenResourceError, ssl.SSLError)):
@@ -153,7 +153,7 @@ async def test_clients_without_a_certificate_are_refused_where_one_is_wanted(
         assert (await client.send()).code == ResponseCode.SUCCESS
 
 
-async def test_a_certificate_is_exchanged_while_the_broker_runs(tmp_path: Path, authority: Authority) -> None:
+async def test_certificate_is_exchanged_while_the_broker_runs(tmp_path: Path, authority: Authority) -> None:
     limits = limited(upkeep={"refresh_files_seconds": 0.01})
     settings = authority.settings("permissive")
     (tmp_path / "other").mkdir()
@@ -183,7 +183,7 @@ async def test_a_certificate_is_exchanged_while_the_broker_runs(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("what", ["missing", "no certificate", "another key"])
-async def test_a_broker_does_not_start_without_its_certificate(tmp_path: Path, authority: Authority, what: str) -> None:
+async def test_broker_does_not_start_without_its_certificate(tmp_path: Path, authority: Authority, what: str) -> None:
     settings = authority.settings("permissive")
     if what == "missing":
         settings["tls_certificate"].unlink()
@@ -197,7 +197,7 @@ async def test_a_broker_does_not_start_without_its_certificate(tmp_path: Path, a
     assert caught.group_contains(StartRefused, match=r"server\.pem")
 
 
-async def test_the_sdk_and_name_servers_use_tls(tmp_path: Path, authority: Authority) -> None:
+async def test_sdk_and_name_servers_use_tls(tmp_path: Path, authority: Authority) -> None:
     certificate, key = authority.sign("names", "127.0.0.1")
     names = NamesrvSettings(
         listen_host="127.0.0.1",

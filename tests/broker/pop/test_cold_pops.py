@@ -105,7 +105,7 @@ async def test_event_loop_pops_messages_if_threads_fail(tmp_path: Path, reads: R
         assert reads.asked.is_set()
 
 
-async def test_a_client_that_leaves_during_a_cold_pop_takes_nothing(tmp_path: Path, reads: Reads) -> None:
+async def test_client_that_leaves_during_a_cold_pop_takes_nothing(tmp_path: Path, reads: Reads) -> None:
     bodies = await send_some(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.gate.clear()
@@ -120,7 +120,7 @@ async def test_a_client_that_leaves_during_a_cold_pop_takes_nothing(tmp_path: Pa
         assert [message.body for message in await popped(client)] == [*bodies, b"so that it is noticed"]
 
 
-async def test_the_event_loop_reads_no_second_queue_from_disk(tmp_path: Path, reads: Reads) -> None:
+async def test_event_loop_reads_no_second_queue_from_disk(tmp_path: Path, reads: Reads) -> None:
     async with broker_client(tmp_path, queues=6) as client:
         await client.create_topic("between", 1)
         for number in range(6):
@@ -172,7 +172,7 @@ async def test_event_loop_peeks_messages_if_threads_fail(tmp_path: Path, reads: 
         assert reads.asked.is_set()
 
 
-async def test_a_cold_peek_of_a_topic_deleted_meanwhile_is_refused(tmp_path: Path, reads: Reads) -> None:
+async def test_cold_peek_of_a_topic_deleted_meanwhile_is_refused(tmp_path: Path, reads: Reads) -> None:
     await send_some(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.gate.clear()

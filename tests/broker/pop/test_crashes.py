@@ -34,7 +34,7 @@ def test_messages_of_a_refused_pop_are_not_skipped_by_the_next_pop() -> None:
     machine.teardown()
 
 
-def test_a_refused_acknowledgement_does_not_keep_a_message_from_coming_again() -> None:
+def test_refused_acknowledgement_does_not_keep_a_message_from_coming_again() -> None:
     machine = started(1)
     machine.pop(1, 0, 0, True)
     machine.ask_ack(machine.held[b"0"])
@@ -48,7 +48,7 @@ def test_a_refused_acknowledgement_does_not_keep_a_message_from_coming_again() -
     machine.teardown()
 
 
-def test_a_message_on_its_way_to_the_retry_topic_is_not_acknowledged() -> None:
+def test_message_on_its_way_to_the_retry_topic_is_not_acknowledged() -> None:
     machine = started(2)
     machine.pop(2, 0, 0, True)
     first, second = machine.held.values()
@@ -63,7 +63,7 @@ def test_a_message_on_its_way_to_the_retry_topic_is_not_acknowledged() -> None:
     machine.teardown()
 
 
-def test_a_former_receipt_cannot_acknowledge_an_ordered_message_being_popped_again() -> None:
+def test_former_receipt_cannot_acknowledge_an_ordered_message_being_popped_again() -> None:
     machine = started(1)
     machine.pop(1, 0, 0, True, in_order=True)
     before = machine.held[b"0"]
@@ -88,7 +88,7 @@ def test_messages_deleted_from_the_log_are_counted_and_the_rest_redelivered() ->
     assert machine.held[b"2"].message.reconsume_times == 1
 
 
-def test_an_unreadable_message_blocks_no_other_and_is_retried_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_message_blocks_no_other_and_is_retried_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = started(3)
     machine.pop(3, 0, 0, True)
     entries = machine.log.queues["T", 0].entries
@@ -143,7 +143,7 @@ def test_too_many_open_pops_show_empty_queues_and_then_refuse_clients() -> None:
     machine.teardown()
 
 
-def test_a_message_larger_than_a_group_is_redelivered_alone() -> None:
+def test_message_larger_than_a_group_is_redelivered_alone() -> None:
     machine = CrashMachine()
     machine.begin()
     for letter, size in ((b"a", 10), (b"b", 100_000), (b"c", 10)):
@@ -190,7 +190,7 @@ def test_pop_of_a_disconnected_client_is_visible_again_at_once() -> None:
     machine.teardown()
 
 
-def test_a_message_being_loaded_is_not_kept_for_a_disconnected_client() -> None:
+def test_message_being_loaded_is_not_kept_for_a_disconnected_client() -> None:
     machine = CrashMachine()
     machine.begin()
     machine.pop(1, 0, 50, False)
@@ -219,7 +219,7 @@ def test_messages_are_loaded_once_for_a_pop() -> None:
     assert sorted(machine.held) == [b"0", b"1"]
 
 
-def test_a_pop_with_long_texts_does_not_wait_for_loading() -> None:
+def test_pop_with_long_texts_does_not_wait_for_loading() -> None:
     machine = CrashMachine()
     machine.limits = replace(DEFAULT, consume=ConsumeLimits(old_text_bytes_max=-1))
     machine.begin()

@@ -23,7 +23,7 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 160, 400])
-async def test_a_message_without_room_for_a_receipt_is_redelivered(client: Client, room: int, older: None) -> None:
+async def test_message_without_room_for_a_receipt_is_redelivered(client: Client, room: int, older: None) -> None:
     await client.create_topic("T")
     value = "v" * (props.PROPERTIES_BYTES_MAX - 104 - len(properties(n="", KEYS="k")) - room)
     assert (await client.send(body=b"large", i=properties(n=value, KEYS="k"))).code == FOUND
@@ -39,7 +39,7 @@ async def test_a_message_without_room_for_a_receipt_is_redelivered(client: Clien
     assert await client.alive()
 
 
-async def test_the_longest_message_is_redelivered_with_all_its_properties(client: Client) -> None:
+async def test_longest_message_is_redelivered_with_all_its_properties(client: Client) -> None:
     await client.create_topic("T")
     value = "v" * (props.SENT_PROPERTIES_BYTES_MAX - 150)
     assert (await client.send(body=b"large", i=properties(n=value))).code == FOUND
@@ -50,7 +50,7 @@ async def test_the_longest_message_is_redelivered_with_all_its_properties(client
         assert message.message.properties["POP_CK"] == message.receipt.encode()
 
 
-async def test_a_large_message_naming_another_group_is_redelivered(client: Client, older: None) -> None:
+async def test_large_message_naming_another_group_is_redelivered(client: Client, older: None) -> None:
     await client.create_topic("T")
     value = "v" * (props.PROPERTIES_BYTES_MAX - 160)
     assert (await client.send(body=b"large", i=properties(n=value, UNIQ_KEY="u", ORIGIN_GROUP="H"))).code == FOUND
@@ -69,7 +69,7 @@ async def test_starting_at_the_end_works_for_more_queues_than_fit_an_entry(tmp_p
         assert sorted(found) == [b"0", b"1023", b"511"]
 
 
-async def test_a_change_within_the_millisecond_of_the_pop_affects_one_message(
+async def test_change_within_the_millisecond_of_the_pop_affects_one_message(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.create_topic("T")
@@ -89,7 +89,7 @@ async def test_a_change_within_the_millisecond_of_the_pop_affects_one_message(
     assert [await ack(client, each) for each in given[1:]] == [FOUND, FOUND]
 
 
-async def test_a_group_that_acknowledges_nothing_leaves_room_for_others(tmp_path: Path) -> None:
+async def test_group_that_acknowledges_nothing_leaves_room_for_others(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, limits=limited(pop={"checkpoints_max": 4})) as client:
         for number in range(4):
             await client.send(body=b"%d" % number)

@@ -8,7 +8,7 @@ from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX
 from tests.support.pop_crashes import INVISIBLE_MS, CrashMachine, started
 
 
-def test_a_new_leader_with_a_lagging_clock_keeps_the_invisible_time() -> None:
+def test_new_leader_with_a_lagging_clock_keeps_the_invisible_time() -> None:
     machine = started(1)
     machine.pop(1, 0, 0, True)
     machine.hidden_until.clear()
@@ -21,7 +21,7 @@ def test_a_new_leader_with_a_lagging_clock_keeps_the_invisible_time() -> None:
     assert machine.held[b"0"].message.reconsume_times == 1
 
 
-def test_a_clock_that_goes_back_hides_nothing_until_it_is_there_again() -> None:
+def test_clock_that_goes_back_hides_nothing_until_it_is_there_again() -> None:
     machine = started(1)
     machine.pop(1, 0, 0, True)
     machine.run(1)
@@ -54,7 +54,7 @@ def pops_in_order(machine: CrashMachine) -> bool:
 
 
 @pytest.mark.parametrize("step_ms", [50, 5_000, 500_000, INVISIBLE_MS_MAX + 500_000])
-def test_a_clock_set_back_keeps_the_invisible_time_of_ordered_messages(step_ms: int) -> None:
+def test_clock_set_back_keeps_the_invisible_time_of_ordered_messages(step_ms: int) -> None:
     machine = popped_in_order_before_a_step(step_ms)
     assert not pops_in_order(machine)
     machine.run(INVISIBLE_MS - 41)
@@ -63,7 +63,7 @@ def test_a_clock_set_back_keeps_the_invisible_time_of_ordered_messages(step_ms: 
     assert pops_in_order(machine)
 
 
-def test_a_waiting_ordered_pop_survives_a_clock_step_back() -> None:
+def test_waiting_ordered_pop_survives_a_clock_step_back() -> None:
     machine = popped_in_order_before_a_step(500_000)
     machine.held.clear()
     machine.pop(1, 0, 1_000, True, in_order=True)
@@ -76,7 +76,7 @@ def test_a_waiting_ordered_pop_survives_a_clock_step_back() -> None:
     assert list(machine.held) == [b"0"]
 
 
-def test_a_time_changed_after_a_clock_step_counts_from_the_change() -> None:
+def test_time_changed_after_a_clock_step_counts_from_the_change() -> None:
     machine = popped_in_order_before_a_step(500_000)
     machine.run(20)
     machine.ask_change(machine.held[b"0"], 2 * INVISIBLE_MS)
@@ -89,7 +89,7 @@ def test_a_time_changed_after_a_clock_step_counts_from_the_change() -> None:
     assert pops_in_order(machine)
 
 
-def test_a_time_changed_before_a_clock_step_is_kept() -> None:
+def test_time_changed_before_a_clock_step_is_kept() -> None:
     machine = started(1)
     machine.pop(1, 0, 0, True, in_order=True)
     machine.run(20)
@@ -106,7 +106,7 @@ def test_a_time_changed_before_a_clock_step_is_kept() -> None:
 
 
 @pytest.mark.parametrize("forward_ms", [400_000, 500_000])
-def test_a_corrected_clock_does_not_shorten_the_invisible_time(forward_ms: int) -> None:
+def test_corrected_clock_does_not_shorten_the_invisible_time(forward_ms: int) -> None:
     machine = popped_in_order_before_a_step(500_000)
     machine.run(20)
     machine.step(forward_ms)
@@ -116,7 +116,7 @@ def test_a_corrected_clock_does_not_shorten_the_invisible_time(forward_ms: int) 
     assert pops_in_order(machine)
 
 
-def test_a_pop_at_a_repeated_clock_time_uses_its_own_invisible_time() -> None:
+def test_pop_at_a_repeated_clock_time_uses_its_own_invisible_time() -> None:
     machine = popped_in_order_before_a_step(500_000)
     machine.run(1)
     machine.run(INVISIBLE_MS)
@@ -127,7 +127,7 @@ def test_a_pop_at_a_repeated_clock_time_uses_its_own_invisible_time() -> None:
     assert not pops_in_order(machine)
 
 
-def test_a_new_leader_with_a_lagging_clock_keeps_the_ordered_invisible_time() -> None:
+def test_new_leader_with_a_lagging_clock_keeps_the_ordered_invisible_time() -> None:
     machine = started(1)
     machine.pop(1, 0, 0, True, in_order=True)
     machine.hidden_until.clear()

@@ -91,7 +91,7 @@ async def test_ordered_messages_wait_for_the_one_before_them(namesrv: str) -> No
             assert (second.body, second.reconsume_times) == (b"1", 1), "it was popped before, behind the first"
 
 
-async def test_a_leaving_consumer_frees_its_unacknowledged_messages_at_once(namesrv: str) -> None:
+async def test_leaving_consumer_frees_its_unacknowledged_messages_at_once(namesrv: str) -> None:
     await filled(namesrv, 4)
     with trio.fail_after(SECONDS):
         async with in_order(namesrv, invisible=600) as consumer:
@@ -120,7 +120,7 @@ async def test_unacknowledged_messages_are_redelivered_before_the_rest(namesrv: 
             assert (again.body, again.queue_offset) == (b"1", late.queue_offset + 1)
 
 
-async def test_a_consumer_that_acknowledges_nothing_gets_its_messages_again(tmp_path: Path) -> None:
+async def test_consumer_that_acknowledges_nothing_gets_its_messages_again(tmp_path: Path) -> None:
     """What waits behind a message whose handler died takes no room for longer than it is hidden."""
     seen: dict[int, int] = {}
     async with cluster(tmp_path) as namesrv:
@@ -134,7 +134,7 @@ async def test_a_consumer_that_acknowledges_nothing_gets_its_messages_again(tmp_
                         break
 
 
-async def test_a_lost_answer_is_repeated_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_answer_is_repeated_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request, attempts = Connection.request, []
 
     async def losing(self: Connection, code: int, ext: dict[str, str] | None = None, *args: Any, **options: Any) -> Any:

@@ -42,7 +42,7 @@ async def filled(client: Client, count: int, queues: int = 1, **given: Any) -> N
         assert (await client.send(body=b"%d" % number, e=number % queues, **given)).code == 0
 
 
-async def test_a_pop_answers_with_receipts_and_hides_the_messages_from_others(tmp_path: Path) -> None:
+async def test_pop_answers_with_receipts_and_hides_the_messages_from_others(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="b-a") as client:
         await filled(client, 5)
         before_ms = now_ms()
@@ -99,7 +99,7 @@ async def test_acknowledged_messages_are_done_and_others_return_from_the_retry_t
         assert await popped(client) == []
 
 
-async def test_a_repeatedly_redelivered_message_stays_in_its_retry_topic(client: Client) -> None:
+async def test_repeatedly_redelivered_message_stays_in_its_retry_topic(client: Client) -> None:
     await filled(client, 1)
     (message,) = await popped(client, invisibleTime=1)
     for times in (1, 2, 3):
@@ -109,7 +109,7 @@ async def test_a_repeatedly_redelivered_message_stays_in_its_retry_topic(client:
     await client.wait_for(lambda info: info["raftmq.popRevived"] == "4")
 
 
-async def test_an_answer_has_messages_of_the_topic_or_of_its_retry_topic(client: Client) -> None:
+async def test_answer_has_messages_of_the_topic_or_of_its_retry_topic(client: Client) -> None:
     await filled(client, 3)
     await popped(client, invisibleTime=1)
     await client.wait_for(lambda info: info["raftmq.popRevived"] == "3")
@@ -123,7 +123,7 @@ async def test_an_answer_has_messages_of_the_topic_or_of_its_retry_topic(client:
 
 
 @pytest.mark.parametrize(("level", "times"), [(7, 0), (6, 1)])
-async def test_a_suspended_message_is_uncounted_at_the_needed_format_level(
+async def test_suspended_message_is_uncounted_at_the_needed_format_level(
     tmp_path: Path, level: int, times: int
 ) -> None:
     async with broker_client(tmp_path, format_level_max=level) as client:
@@ -138,7 +138,7 @@ async def test_a_suspended_message_is_uncounted_at_the_needed_format_level(
         assert message.message.reconsume_times == times + 1, "nobody suspended it a second time"
 
 
-async def test_a_changed_time_renews_the_receipt_of_one_message_only(client: Client) -> None:
+async def test_changed_time_renews_the_receipt_of_one_message_only(client: Client) -> None:
     await filled(client, 3)
     one, two, three = await popped(client)
     answer = await client.request(CHANGE, one.ack_ext() | {"invisibleTime": 0})
@@ -155,7 +155,7 @@ async def test_a_changed_time_renews_the_receipt_of_one_message_only(client: Cli
     assert await ack(client, three) == FOUND
 
 
-async def test_an_unanswered_change_can_be_repeated_with_the_former_receipt(broker: RunningBroker) -> None:
+async def test_unanswered_change_can_be_repeated_with_the_former_receipt(broker: RunningBroker) -> None:
     client, other = await broker.connect(), await broker.connect()
     await filled(client, 3)
     one, two, three = await popped(client)
@@ -172,7 +172,7 @@ async def test_an_unanswered_change_can_be_repeated_with_the_former_receipt(brok
     assert [await ack(client, each) for each in (one, two, three)] == [NO_MESSAGE] * 3
 
 
-async def test_a_request_about_a_message_waits_for_the_pending_one(client: Client) -> None:
+async def test_request_about_a_message_waits_for_the_pending_one(client: Client) -> None:
     await filled(client, 2)
     one, two = await popped(client)
     changes = [await client.post(CHANGE, one.ack_ext() | {"invisibleTime": MINUTE_MS}) for _ in range(3)]
@@ -182,7 +182,7 @@ async def test_a_request_about_a_message_waits_for_the_pending_one(client: Clien
     assert await ack(client, one) == FOUND
 
 
-async def test_a_pop_waits_for_any_queue_and_the_retry_topic(broker: RunningBroker) -> None:
+async def test_pop_waits_for_any_queue_and_the_retry_topic(broker: RunningBroker) -> None:
     client, other = await broker.connect(), await broker.connect()
     await filled(client, 0, queues=4)
     waiting = await client.post(POP, pop_ext(pollTime=9000, bornTime=now_ms(), invisibleTime=200))
@@ -199,7 +199,7 @@ async def test_a_pop_waits_for_any_queue_and_the_retry_topic(broker: RunningBrok
 
 
 @pytest.mark.parametrize("born", [0, None, 1, now_ms() - 20_000, now_ms() + 20_000, 2**62, -(2**63)])
-async def test_the_clock_of_a_pop_client_decides_nothing(broker: RunningBroker, born: int | None) -> None:
+async def test_clock_of_a_pop_client_decides_nothing(broker: RunningBroker, born: int | None) -> None:
     client, other = await broker.connect(), await broker.connect()
     await filled(client, 1)
     given: dict[str, Any] = {"bornTime": born}
@@ -326,7 +326,7 @@ async def test_ordered_messages_are_redelivered_from_the_first_unacknowledged_on
     assert RETRY not in (await client.request(RequestCode.GET_ALL_TOPIC_CONFIG)).body.decode()
 
 
-async def test_the_messages_of_a_new_group_begin_where_it_says(client: Client) -> None:
+async def test_messages_of_a_new_group_begin_where_it_says(client: Client) -> None:
     await filled(client, 3)
     assert len(await popped(client, consumerGroup="MIN", initMode=0)) == 3
     assert len(await popped(client, consumerGroup="MAX", initMode=1)) == 3  # a young queue is read whole
@@ -374,7 +374,7 @@ async def test_peek_and_notification_take_no_messages(broker: RunningBroker) -> 
         ({"initMode": 77}, NOT_FOUND),
     ],
 )
-async def test_a_pop_that_cannot_be_is_refused(tmp_path: Path, given: dict[str, Any], code: int) -> None:
+async def test_pop_that_cannot_be_is_refused(tmp_path: Path, given: dict[str, Any], code: int) -> None:
     async with broker_client(tmp_path, queues=1) as client:
         assert (await pop(client, **given)).code == code
         assert await client.alive()
@@ -416,7 +416,7 @@ async def test_receipts_that_are_none_are_refused_and_do_nothing(client: Client)
     assert await ack(client, message) == FOUND
 
 
-async def test_a_deleted_topic_or_group_takes_its_checkpoints_along(client: Client) -> None:
+async def test_deleted_topic_or_group_takes_its_checkpoints_along(client: Client) -> None:
     await filled(client, 2)
     assert len(await popped(client)) == len(await popped(client, consumerGroup="H")) == 2
     gone = await client.request(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "H", "cleanOffset": True})

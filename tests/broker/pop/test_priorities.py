@@ -51,7 +51,7 @@ async def test_pops_get_the_most_urgent_messages_first(client: Client) -> None:
     assert bodies(await popped(client)) == [5, 1, 0]
 
 
-async def test_the_broker_chooses_the_queue_over_the_client(client: Client) -> None:
+async def test_broker_chooses_the_queue_over_the_client(client: Client) -> None:
     await make_topic(client, 4)
     for priority, queue in ((0, 0), (2, 2), (3, 3), (4, 3), (2**31 - 1, 3)):
         answer = await client.send(i=with_priority(priority), e=1)
@@ -65,7 +65,7 @@ async def test_the_broker_chooses_the_queue_over_the_client(client: Client) -> N
     assert answer.ext["queueId"] == "1"
 
 
-async def test_a_priority_that_is_not_a_number_is_refused(client: Client) -> None:
+async def test_priority_that_is_not_a_number_is_refused(client: Client) -> None:
     await make_topic(client)
     for text in ("-1", str(10**30), str(2**31), "1.5", "high", "1e3", "\u0663"):
         answer = await client.send(i=with_priority(text))
@@ -91,7 +91,7 @@ async def test_priority_excludes_other_queue_choices(client: Client) -> None:
     assert (await client.send(i=two)).ext["queueId"] == "8"
 
 
-async def test_a_batch_has_one_priority(tmp_path: Path) -> None:
+async def test_batch_has_one_priority(tmp_path: Path) -> None:
     def batch(*texts: str) -> bytes:
         return encode_batch([BatchedMessage(b"b", text, 0) for text in texts])
 
@@ -113,7 +113,7 @@ async def test_a_batch_has_one_priority(tmp_path: Path) -> None:
         assert len(await popped(client)) == 4
 
 
-async def test_a_retried_message_keeps_its_priority(tmp_path: Path) -> None:
+async def test_retried_message_keeps_its_priority(tmp_path: Path) -> None:
     """RocketMQ forgets it (apache/rocketmq issue 10350), and reads the retry topic last."""
     async with broker_client(tmp_path, lower_priorities_percent=0) as client:
         await make_topic(client)
@@ -136,7 +136,7 @@ async def one_by_one(client: Client, count: int, **given: Any) -> Any:
         yield message
 
 
-async def test_a_repeatedly_redelivered_message_keeps_its_priority(client: Client) -> None:
+async def test_repeatedly_redelivered_message_keeps_its_priority(client: Client) -> None:
     await make_topic(client)
     await sent(client, 9)
     await popped(client, invisibleTime=1)
@@ -145,7 +145,7 @@ async def test_a_repeatedly_redelivered_message_keeps_its_priority(client: Clien
         assert (message.message.queue_id, message.message.reconsume_times) == (9, times)
 
 
-async def test_a_retry_topic_with_one_queue_gets_the_others(client: Client) -> None:
+async def test_retry_topic_with_one_queue_gets_the_others(client: Client) -> None:
     """It is there from when the topic had another type."""
     await make_topic(client, attributes="+message.type=NORMAL")
     await client.send(body=b"0")
@@ -182,7 +182,7 @@ async def test_lower_priorities_keep_their_share_under_constant_load(tmp_path: P
         assert int((await client.info())["raftmq.popGivenBelow"]) == got[4] + got[0]
 
 
-async def test_the_last_level_gets_its_share_while_the_second_fills_every_pop(tmp_path: Path) -> None:
+async def test_last_level_gets_its_share_while_the_second_fills_every_pop(tmp_path: Path) -> None:
     """Each pop finds one urgent message and takes the rest of the second level: that pays nothing to the third."""
     async with broker_client(tmp_path, lower_priorities_percent=10) as client:
         await make_topic(client)
@@ -241,7 +241,7 @@ async def test_waiting_pop_gets_the_most_urgent_message_of_an_entry(broker: Runn
     assert bodies(read_popped(await client.answer(waiting))) == [9]
 
 
-async def test_a_group_may_have_a_factor(tmp_path: Path) -> None:
+async def test_group_may_have_a_factor(tmp_path: Path) -> None:
     async def put(client: Client, factor: object) -> Answer:
         body = b'{"groupName":"G","attributes":{"+priority.factor":"%s"}}' % str(factor).encode()
         return await client.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
@@ -280,7 +280,7 @@ async def test_peeks_see_the_same_order_and_change_nothing(tmp_path: Path) -> No
         assert bodies(await popped(client, maxMsgNums=2)) == [8, 8]
 
 
-async def test_the_number_of_queues_and_the_type_may_change_while_messages_wait(tmp_path: Path) -> None:
+async def test_number_of_queues_and_the_type_may_change_while_messages_wait(tmp_path: Path) -> None:
     async with broker_client(tmp_path, lower_priorities_percent=0) as client:
         await make_topic(client, 3)
         await sent(client, 7, 1)
@@ -293,7 +293,7 @@ async def test_the_number_of_queues_and_the_type_may_change_while_messages_wait(
         assert bodies(await popped(client)) == [5, 7, 1]
 
 
-async def test_an_unknown_message_type_is_refused(client: Client) -> None:
+async def test_unknown_message_type_is_refused(client: Client) -> None:
     answer = await client.create_topic("T", attributes="+message.type=priority")
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert "allowed: DELAY, FIFO, LITE, MIXED, NORMAL, PRIORITY, TRANSACTION, UNSPECIFIED" in str(answer.remark)

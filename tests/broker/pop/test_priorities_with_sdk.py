@@ -73,7 +73,7 @@ async def test_batches_have_one_priority_automatic_ones_too() -> None:
 
 
 @VIRTUAL_TIME
-async def test_a_failed_message_keeps_its_priority_up_to_its_dead_letter() -> None:
+async def test_failed_message_keeps_its_priority_up_to_its_dead_letter() -> None:
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         await make_topic(kit)
         await producer.send(Message("T", b"bad", priority=9))

@@ -80,7 +80,7 @@ def test_no_queue_is_left_out_that_has_something(
         store.close()
 
 
-def test_a_damaged_retried_message_is_refused_and_named(tmp_path: Path) -> None:
+def test_damaged_retried_message_is_refused_and_named(tmp_path: Path) -> None:
     store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
     host = encode_host("127.0.0.1", 1)
     whole = encode_record(

@@ -41,7 +41,7 @@ async def letters(kit: Kit, group: str) -> list[ReceivedMessage]:
 
 
 @on_virtual_time
-async def test_a_waiting_pop_gets_a_requeued_dead_letter_at_once() -> None:
+async def test_waiting_pop_gets_a_requeued_dead_letter_at_once() -> None:
     """It went to the retry topic that only pulling members of the group read: it was lost from sight."""
     async with open_kit() as kit, Admin(kit.namesrv) as admin, Producer(kit.namesrv) as producer:
         await admin.create_topic("T")
@@ -95,7 +95,7 @@ async def test_requeued_dead_letters_keep_their_priority() -> None:
 
 
 @on_virtual_time
-async def test_a_requeued_dead_letter_that_fails_again_can_be_requeued_again() -> None:
+async def test_requeued_dead_letter_that_fails_again_can_be_requeued_again() -> None:
     async with open_kit() as kit, Admin(kit.namesrv) as admin, Producer(kit.namesrv) as producer:
         await admin.create_topic("T")
         await producer.send(Message("T", b"letter"))

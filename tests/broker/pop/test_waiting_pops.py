@@ -57,7 +57,7 @@ async def three_clients(broker: RunningBroker) -> tuple[Client, Client, Client]:
 
 
 @pytest.mark.parametrize("queue_id", [0, -1])
-async def test_a_waiting_pop_takes_a_message_in_the_round_that_stores_it(
+async def test_waiting_pop_takes_a_message_in_the_round_that_stores_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue_id: int
 ) -> None:
     rounds = Rounds(monkeypatch)
@@ -105,7 +105,7 @@ async def test_pops_share_the_messages_of_an_entry(broker: RunningBroker) -> Non
     assert await one.committed() == 5
 
 
-async def test_a_pop_keeps_waiting_when_its_tags_do_not_match(broker: RunningBroker) -> None:
+async def test_pop_keeps_waiting_when_its_tags_do_not_match(broker: RunningBroker) -> None:
     one, other, producer = await three_clients(broker)
     of_a = await waiting(one, 1, exp="a")
     of_b = await waiting(other, 2, consumerGroup="H", exp="b")
@@ -131,7 +131,7 @@ async def test_ordered_and_filtered_pops_take_committed_messages(
         assert rounds.count == before + 3
 
 
-async def test_a_popped_message_is_redelivered_when_its_client_is_gone(
+async def test_popped_message_is_redelivered_when_its_client_is_gone(
     broker: RunningBroker, brokers: list[Broker]
 ) -> None:
     """The client goes between the two: its pop is in the log, and nobody gets the answer."""
@@ -153,7 +153,7 @@ async def test_a_popped_message_is_redelivered_when_its_client_is_gone(
     assert (back.body, back.message.reconsume_times) == (b"here", 1)
 
 
-async def test_an_unreadable_record_fails_one_pop_and_is_redelivered(
+async def test_unreadable_record_fails_one_pop_and_is_redelivered(
     broker: RunningBroker, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer, _, producer = await three_clients(broker)

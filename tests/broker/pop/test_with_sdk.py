@@ -159,7 +159,7 @@ async def test_pop_consumer_raises_for_unknown_topics_and_wrong_options(namesrv:
             PopConsumer(namesrv, "G", "T", **wrong)
 
 
-async def test_the_invisible_time_starts_when_a_waiting_pop_gets_its_message(namesrv: str) -> None:
+async def test_invisible_time_starts_when_a_waiting_pop_gets_its_message(namesrv: str) -> None:
     async with (
         Producer(namesrv) as producer,
         PopConsumer(namesrv, "G", "T", invisible=1.5, consume_from="first", hold_seconds=10) as consumer,
@@ -203,7 +203,7 @@ async def test_receipts_are_those_of_the_broker(tmp_path: Path, monkeypatch: pyt
         assert (await client.info())["raftmq.popCheckpoints"] == "0"
 
 
-async def test_an_extended_message_stays_hidden_and_can_be_acknowledged(tmp_path: Path, clock: WallClock) -> None:
+async def test_extended_message_stays_hidden_and_can_be_acknowledged(tmp_path: Path, clock: WallClock) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, _), Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))
         with trio.fail_after(60):
@@ -238,7 +238,7 @@ async def test_closing_a_renewing_consumer_returns_its_messages(namesrv: str) ->
                 assert {(await anext(second)).body for _ in range(2)} == {b"0", b"1", b"2"} - {done.body}
 
 
-async def test_a_message_that_is_extended_twice_at_the_same_time_stays_hidden(namesrv: str) -> None:
+async def test_message_that_is_extended_twice_at_the_same_time_stays_hidden(namesrv: str) -> None:
     """The first extension makes the receipt of the second invalid. So it was with an extension during a renewal."""
     async with Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))
@@ -257,7 +257,7 @@ async def test_a_message_that_is_extended_twice_at_the_same_time_stays_hidden(na
                 await consumer.ack(message)
 
 
-async def test_a_message_that_is_renewed_is_handled_once(namesrv: str) -> None:
+async def test_message_that_is_renewed_is_handled_once(namesrv: str) -> None:
     async with Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))
         with trio.fail_after(60):

@@ -28,7 +28,7 @@ async def send_batch(
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("code", CODES)
-async def test_a_batch_is_stored_in_order_and_answered_once(tmp_path: Path, code: int, serialization: int) -> None:
+async def test_batch_is_stored_in_order_and_answered_once(tmp_path: Path, code: int, serialization: int) -> None:
     messages = [
         BatchedMessage(b"one", properties(UNIQ_KEY="K1", TAGS="a"), 7),
         BatchedMessage(b"", properties(UNIQ_KEY="K2")),
@@ -96,14 +96,14 @@ async def test_batches_and_single_messages_keep_the_order_of_their_connection(cl
     ]
 
 
-async def test_the_first_batch_to_a_topic_makes_it(client: Client) -> None:
+async def test_first_batch_to_a_topic_makes_it(client: Client) -> None:
     answer = await send_batch(client, encode_batch([BatchedMessage(b"x", "")] * 2), topic="fresh", e=-1)
     assert answer.code == ResponseCode.SUCCESS
     pulled = await client.pull("fresh", queue_id=int(answer.ext["queueId"]))
     assert len(pulled.records) == 2
 
 
-async def test_a_batch_larger_than_a_round_is_one_entry(tmp_path: Path) -> None:
+async def test_batch_larger_than_a_round_is_one_entry(tmp_path: Path) -> None:
     async with broker_client(tmp_path, entry_bytes_max=64 * 1024) as client:
         answer = await send_batch(client, encode_batch([BatchedMessage(bytes(1000), "")] * 1000))
         assert answer.code == ResponseCode.SUCCESS
@@ -141,7 +141,7 @@ REFUSED: list[tuple[str, bytes, dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("body", "given", "code"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-async def test_a_refused_batch_leaves_nothing_behind(
+async def test_refused_batch_leaves_nothing_behind(
     tmp_path: Path, body: bytes, given: dict[str, Any], code: int
 ) -> None:
     async with broker_client(tmp_path) as client:

@@ -49,7 +49,7 @@ async def test_delays_and_transactions_of_copies_are_over(client: Client) -> Non
     assert given.items() <= stored.properties.items()
 
 
-async def test_a_copy_is_stored_once(client: Client) -> None:
+async def test_copy_is_stored_once(client: Client) -> None:
     for _ in range(2):
         answer = await send(client, [born(1, UNIQ_KEY="A"), born(2, UNIQ_KEY="B")], copies(7))
         assert answer.ext["queueOffset"] == "0"
@@ -88,7 +88,7 @@ async def test_single_copy_may_be_as_large_as_a_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("time", ["soon", "-1", str(2**63), "9" * 30])
-async def test_an_invalid_time_is_refused(client: Client, time: str) -> None:
+async def test_invalid_time_is_refused(client: Client, time: str) -> None:
     answer = await send(client, [born(time)], copies())
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     assert "is not a number of milliseconds" in str(answer.remark)

@@ -21,7 +21,7 @@ async def counted(client: Client) -> tuple[int, int]:
     return compiled, int(info["raftmq.messages"]) - compiled
 
 
-async def test_a_broker_counts_the_messages_of_each_send_path(client: Client) -> None:
+async def test_broker_counts_the_messages_of_each_send_path(client: Client) -> None:
     await client.create_topic("T", 4)
     assert (await client.send(i=PLAIN)).code == ResponseCode.SUCCESS  # the first one opens the topic
     before = await counted(client)

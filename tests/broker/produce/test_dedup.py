@@ -27,7 +27,7 @@ async def bodies(client: Client, topic: str = "T", queue_id: int = 0) -> list[by
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-async def test_a_repeat_is_answered_with_the_place_of_the_first(
+async def test_repeat_is_answered_with_the_place_of_the_first(
     broker: RunningBroker, client: Client, code: int, serialization: int
 ) -> None:
 
@@ -88,7 +88,7 @@ async def test_too_many_waiting_repeats_are_answered_busy(client: Client) -> Non
     await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
 
 
-async def test_a_first_that_wants_no_answer_is_a_first_like_others(client: Client) -> None:
+async def test_first_that_wants_no_answer_is_a_first_like_others(client: Client) -> None:
     await client.send()
     frames = [
         client.frame(RequestCode.SEND_MESSAGE_V2, send_ext(i=numbered(1)), b"x", oneway=oneway)
@@ -129,7 +129,7 @@ async def test_dedup_accepts_gaps_and_disorder_but_refuses_forgotten_numbers(cli
         numbered(1, "p" * 65),
     ],
 )
-async def test_an_invalid_sequence_number_is_refused(client: Client, text: str) -> None:
+async def test_invalid_sequence_number_is_refused(client: Client, text: str) -> None:
     answer = await client.send(i=text)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     assert "RAFTMQ_SEQUENCE" in str(answer.remark)
@@ -151,14 +151,14 @@ async def test_number_cannot_be_used_again_in_another_topic(client: Client) -> N
     place(await client.send("B", i=numbered(2)))
 
 
-async def test_a_refused_message_counts_as_new_when_sent_again(tmp_path: Path) -> None:
+async def test_refused_message_counts_as_new_when_sent_again(tmp_path: Path) -> None:
     async with broker_client(tmp_path, message_bytes_max=1024) as client:
         assert (await client.send(body=bytes(2000), i=numbered(1))).code == ResponseCode.MESSAGE_ILLEGAL
         assert (await client.send(i=numbered(1, DELAY="x"))).code == ResponseCode.MESSAGE_ILLEGAL
         assert place(await client.send(i=numbered(1)))["queueOffset"] == "0"
 
 
-async def test_a_delayed_message_is_one_and_its_delivery_no_repeat(client: Client) -> None:
+async def test_delayed_message_is_one_and_its_delivery_no_repeat(client: Client) -> None:
     await client.create_topic("T", 4)
     text = numbered(1, DELAY="1")
     first = place(await client.send(body=b"later", e=3, i=text))
@@ -175,7 +175,7 @@ async def test_a_delayed_message_is_one_and_its_delivery_no_repeat(client: Clien
     assert place(await client.send(body=b"new", e=3, i=numbered(2)))["queueOffset"] == "1"
 
 
-async def test_a_timer_is_one_and_its_repeat_can_be_recalled(client: Client) -> None:
+async def test_timer_is_one_and_its_repeat_can_be_recalled(client: Client) -> None:
     await client.create_topic("T", 4)
     text = numbered(1, TIMER_DELAY_SEC="600")
     first = place(await client.send(e=2, i=text))
@@ -210,7 +210,7 @@ async def test_messages_sent_to_a_retry_topic_do_not_count_as_repeats(client: Cl
 
 
 @pytest.mark.parametrize("text", ["0-4294967296", "5-9223372036854775807", "7-7", "9-3"])
-async def test_a_range_that_no_batch_has_is_none(tmp_path: Path, text: str) -> None:
+async def test_range_that_no_batch_has_is_none(tmp_path: Path, text: str) -> None:
     """A client writes it into what looks like a consumer's copy: every replica reads it from the log."""
     for _ in range(2):
         async with broker_client(tmp_path) as client:
@@ -221,7 +221,7 @@ async def test_a_range_that_no_batch_has_is_none(tmp_path: Path, text: str) -> N
         assert await bodies(client) == [b"8"]
 
 
-async def test_the_table_outlives_the_broker_and_its_topic(tmp_path: Path) -> None:
+async def test_table_outlives_the_broker_and_its_topic(tmp_path: Path) -> None:
     client_port, peer_port = free_ports(2)
     given = {"listen": f"127.0.0.1:{client_port}", "peers": f"n0@127.0.0.1:{peer_port}", "checkpoint_seconds": 0.02}
     async with broker_client(tmp_path, **given) as client:
@@ -236,7 +236,7 @@ async def test_the_table_outlives_the_broker_and_its_topic(tmp_path: Path) -> No
         assert await bodies(client, "A") == []
 
 
-async def test_a_repeat_of_a_lost_message_is_recognized_by_id(tmp_path: Path) -> None:
+async def test_repeat_of_a_lost_message_is_recognized_by_id(tmp_path: Path) -> None:
     small = 256 * 1024
     given: dict[str, Any] = {"segment_bytes": small, "message_bytes_max": 32 * 1024, "retention_bytes": 4 * small}
     async with broker_client(tmp_path, **given, retention_check_seconds=0.02, checkpoint_seconds=0.02) as client:

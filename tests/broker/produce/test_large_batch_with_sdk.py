@@ -13,7 +13,7 @@ from tests.support.name_server_and_broker import cluster_and_broker
 pytestmark = pytest.mark.trio
 
 
-async def test_a_batch_with_more_ids_than_a_header_holds_returns_all_results(tmp_path: Path) -> None:
+async def test_batch_with_more_ids_than_a_header_holds_returns_all_results(tmp_path: Path) -> None:
     async with (
         cluster_and_broker(tmp_path) as (namesrv, _),
         Admin(namesrv) as admin,
@@ -29,7 +29,7 @@ async def test_a_batch_with_more_ids_than_a_header_holds_returns_all_results(tmp
         assert (last.body, last.message_id) == (b"14999", results[-1].message_id)
 
 
-async def test_an_oversized_batch_is_refused_with_a_reason_and_not_stored(tmp_path: Path) -> None:
+async def test_oversized_batch_is_refused_with_a_reason_and_not_stored(tmp_path: Path) -> None:
     async with (
         cluster_and_broker(tmp_path) as (namesrv, broker),
         Admin(namesrv) as admin,

@@ -166,7 +166,7 @@ async def test_one_that_must_not_be_read_is_not_received_from(tmp_path: Path, mo
         assert (await both.clients[0].answer(opaque)).code == ResponseCode.SUCCESS
 
 
-async def test_a_broker_that_stops_leading_gives_all_messages_of_a_block_back(
+async def test_broker_that_stops_leading_gives_all_messages_of_a_block_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with producers(tmp_path, monkeypatch, 6) as both:

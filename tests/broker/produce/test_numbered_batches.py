@@ -44,7 +44,7 @@ def positions(answer: Answer) -> list[int]:
     return [parse_offset_message_id(each).physical_offset for each in place(answer)["msgId"].split(",")]
 
 
-async def test_a_repeated_batch_gets_the_first_answer_again(client: Client) -> None:
+async def test_repeated_batch_gets_the_first_answer_again(client: Client) -> None:
     await client.send(e=2)
     first = await send(client, 5, 10, e=2)
     again = await send(client, 5, 10, e=1)
@@ -97,7 +97,7 @@ async def test_of_a_batch_that_is_partly_known_the_rest_is_stored(
     ("window", "rows"),
     [(50, 300), pytest.param(DEFAULT.state.ranges_per_producer_max, 6000, marks=pytest.mark.nightly)],
 )
-async def test_a_replay_far_beyond_the_window_adds_nothing_however_it_is_split(
+async def test_replay_far_beyond_the_window_adds_nothing_however_it_is_split(
     tmp_path: Path, window: int, rows: int
 ) -> None:
     client_port, peer_port = free_ports(2)
@@ -141,26 +141,26 @@ async def test_batches_on_the_wire_together_wait_for_each_other(client: Client) 
 
 
 @pytest.mark.parametrize("first", [-1, "x", "", 2**63, SEQUENCE_MAX, "5-6"])
-async def test_an_invalid_sequence_range_is_refused(client: Client, first: object) -> None:
+async def test_invalid_sequence_range_is_refused(client: Client, first: object) -> None:
     answer = await send(client, 1, 2, i=numbered(first))
     assert (answer.code, str(answer.remark)[:15]) == (ResponseCode.MESSAGE_ILLEGAL, "RAFTMQ_PRODUCER")
     assert await stored(client) == []
     assert (await client.send(i=numbered("5-6"))).code == ResponseCode.MESSAGE_ILLEGAL
 
 
-async def test_a_batch_in_another_topic_is_refused(client: Client) -> None:
+async def test_batch_in_another_topic_is_refused(client: Client) -> None:
     place(await send(client, 1, 5, topic="A"))
     refused = await send(client, 2, 2, topic="B")
     assert (refused.code, "is in topic A" in str(refused.remark)) == (ResponseCode.MESSAGE_ILLEGAL, True)
 
 
-async def test_a_refused_batch_counts_as_new_when_sent_again(tmp_path: Path) -> None:
+async def test_refused_batch_counts_as_new_when_sent_again(tmp_path: Path) -> None:
     async with broker_client(tmp_path, message_bytes_max=2048) as client:
         assert (await send(client, 4, 5, size=500)).code == ResponseCode.MESSAGE_ILLEGAL
         assert place(await send(client, 4, 5))["alreadyStored"] == "0"
 
 
-async def test_a_batch_without_room_for_its_numbers_is_refused_and_remains_new(client: Client) -> None:
+async def test_batch_without_room_for_its_numbers_is_refused_and_remains_new(client: Client) -> None:
 
     async def fits(nbytes: int, head: str) -> bool:
         body = encode_batch([BatchedMessage(b"1:", f"UNIQ_KEY\x01K\x02own\x01{'x' * nbytes}\x02")])
@@ -199,7 +199,7 @@ async def test_sdk_sends_numbered_batches_and_reports_unknown_offsets(tmp_path: 
         assert [result.queue_offset for result in longer] == [-1] * 4
 
 
-async def test_a_oneway_batch_is_a_first_like_others(client: Client) -> None:
+async def test_oneway_batch_is_a_first_like_others(client: Client) -> None:
     await client.send("Other")
     body = encode_batch([BatchedMessage(b"1:", ""), BatchedMessage(b"2:", "")])
     frames = [

@@ -29,7 +29,7 @@ async def refused(client: Client, remark: str, **given: Any) -> Answer:
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("long_names", [False, True])
-async def test_a_reply_is_pushed_to_the_asker_and_stored(
+async def test_reply_is_pushed_to_the_asker_and_stored(
     broker: RunningBroker, serialization: int, long_names: bool
 ) -> None:
     asker, replier = await broker.connect(), await broker.connect()
@@ -128,7 +128,7 @@ async def test_topic_and_queue_are_checked_as_those_of_any_message(client: Clien
     assert (made.code, made.ext["queueOffset"]) == (ResponseCode.SYSTEM_ERROR, "0")
 
 
-async def test_a_one_way_reply_is_pushed_and_not_answered(broker: RunningBroker) -> None:
+async def test_one_way_reply_is_pushed_and_not_answered(broker: RunningBroker) -> None:
     asker, replier = await broker.connect(), await broker.connect()
     await produces(asker, "asker")
     opaque = await replier.post(V2, reply_ext(), b"answer", oneway=True)
@@ -138,7 +138,7 @@ async def test_a_one_way_reply_is_pushed_and_not_answered(broker: RunningBroker)
     assert opaque not in replier.answers
 
 
-async def test_a_client_that_refuses_does_not_answer_or_leaves(tmp_path: Path) -> None:
+async def test_client_that_refuses_does_not_answer_or_leaves(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(upkeep={"push_seconds": 0.1})) as broker:
         replier = await broker.connect()
         for end in ("refuses", "silent", "leaves"):
@@ -177,7 +177,7 @@ async def test_of_several_connections_of_a_client_the_latest_gets_the_reply(brok
 # -- several replicas --------------------------------------------------------------------------------------------------
 
 
-async def test_a_reply_via_any_replica_reaches_a_client_of_any_replica(tmp_path: Path) -> None:
+async def test_reply_via_any_replica_reaches_a_client_of_any_replica(tmp_path: Path) -> None:
     async with three_replicas(tmp_path) as brokers:
         askers = [await broker.connect() for broker in brokers]
         repliers = [await broker.connect() for broker in brokers]

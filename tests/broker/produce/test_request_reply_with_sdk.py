@@ -59,7 +59,7 @@ async def replying(namesrv: str) -> AsyncIterator[list[ReceivedMessage]]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_pull_consumer_replies(tmp_path: Path) -> None:
+async def test_pull_consumer_replies(tmp_path: Path) -> None:
     async with (
         cluster_and_broker(tmp_path) as (namesrv, _),
         Producer(namesrv, "P") as producer,
@@ -77,7 +77,7 @@ async def test_a_pull_consumer_replies(tmp_path: Path) -> None:
         assert (reply.body, reply.properties["from"]) == (b"re: hello", "G")
 
 
-async def test_a_pop_consumer_replies(tmp_path: Path) -> None:
+async def test_pop_consumer_replies(tmp_path: Path) -> None:
     async with (
         cluster_and_broker(tmp_path) as (namesrv, _),
         Producer(namesrv, "P") as producer,
@@ -94,7 +94,7 @@ async def test_a_pop_consumer_replies(tmp_path: Path) -> None:
         assert (await producer.request(Message("T", b"hello"), timeout=60)).body == b"re: hello"
 
 
-async def test_a_request_gets_its_own_reply(tmp_path: Path) -> None:
+async def test_request_gets_its_own_reply(tmp_path: Path) -> None:
     async with (
         cluster_and_broker(tmp_path) as (namesrv, _),
         Producer(namesrv, "P") as producer,
@@ -124,7 +124,7 @@ async def test_a_request_gets_its_own_reply(tmp_path: Path) -> None:
         assert producer.dropped_replies == 0
 
 
-async def test_an_unanswered_request_times_out_and_late_replies_are_dropped(tmp_path: Path) -> None:
+async def test_unanswered_request_times_out_and_late_replies_are_dropped(tmp_path: Path) -> None:
     async with (
         cluster_and_broker(tmp_path) as (namesrv, broker),
         replying(namesrv) as seen,
@@ -178,7 +178,7 @@ async def test_reply_raises_for_messages_without_request(tmp_path: Path) -> None
             await consumer.reply(asked, b"for nobody")
 
 
-async def test_a_java_program_asks_and_replies(tmp_path: Path) -> None:
+async def test_java_program_asks_and_replies(tmp_path: Path) -> None:
     """What Java's producer sends for a request, and what its consumer replies, byte for byte the same properties."""
     async with cluster_and_broker(tmp_path) as (namesrv, broker):
         java = await broker.connect()

@@ -37,7 +37,7 @@ async def one_message(client: Client, **given: Any) -> StoredMessage:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_message_given_back_is_redelivered_later(client: Client, clock: WallClock, serialization: int) -> None:
+async def test_message_given_back_is_redelivered_later(client: Client, clock: WallClock, serialization: int) -> None:
     await client.heartbeat("c", "G")
     assert (await client.send(body=b"body", e=1, h=9, i=properties(TAGS="x", UNIQ_KEY="0A0B"))).code == 0
     [first] = await stored(client, "T", 1)
@@ -174,7 +174,7 @@ async def test_only_a_real_message_can_be_given_back(client: Client, clock: Wall
     assert (await give_back(client, real)).code == 0
 
 
-async def test_a_record_of_the_broker_itself_cannot_be_read(tmp_path: Path, clock: WallClock) -> None:
+async def test_record_of_the_broker_itself_cannot_be_read(tmp_path: Path, clock: WallClock) -> None:
     async with broker_client(tmp_path, queues=1) as client:
         log = b"".join(path.read_bytes() for path in sorted((tmp_path / "commitlog").glob("0*")))
         magic = log.find(struct.pack(">i", MAGIC_V1))
@@ -200,7 +200,7 @@ async def test_groups_and_topics_that_are_not_there(client: Client, clock: WallC
     assert (await give_back(client, message)).code == ResponseCode.NO_PERMISSION
 
 
-async def test_a_client_may_send_to_the_retry_topic_itself(client: Client, clock: WallClock) -> None:
+async def test_client_may_send_to_the_retry_topic_itself(client: Client, clock: WallClock) -> None:
     text = properties(DELAY="4", UNIQ_KEY="0A0B", RETRY_TOPIC="T", TAGS="x")
     answer = await client.send(RETRY, i=text, j=2, l=16)
     assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
@@ -224,7 +224,7 @@ async def test_a_client_may_send_to_the_retry_topic_itself(client: Client, clock
     assert (await client.send(RETRY, bytes(4 * 1024 * 1024 + 1), j=16)).code == ResponseCode.MESSAGE_ILLEGAL
 
 
-async def test_a_full_disk_is_an_answer(client: Client, clock: WallClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_is_an_answer(client: Client, clock: WallClock, monkeypatch: pytest.MonkeyPatch) -> None:
     message = await one_message(client)
     with monkeypatch.context() as patched:
         patched.setattr(RaftCore, "propose", lambda *_: Refusal.DISK_FULL)
@@ -240,7 +240,7 @@ async def test_message_of_a_deleted_topic_cannot_be_returned(client: Client, clo
     assert (await give_back(client, message)).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_a_group_without_retry_queues_gets_nothing_again(client: Client, clock: WallClock) -> None:
+async def test_group_without_retry_queues_gets_nothing_again(client: Client, clock: WallClock) -> None:
     message = await one_message(client)
     config = {"groupName": "G", "retryQueueNums": 0}
     body = json.dumps(config).encode()

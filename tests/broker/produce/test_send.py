@@ -44,7 +44,7 @@ async def send_as(client: Client, code: int, serialization: int, body: bytes = b
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-async def test_a_message_is_stored_unchanged(tmp_path: Path, code: int, serialization: int) -> None:
+async def test_message_is_stored_unchanged(tmp_path: Path, code: int, serialization: int) -> None:
     body = bytes(range(256)) * 5
     text = properties(KEYS="k1 k2", TAGS="café", WAIT="true", UNIQ_KEY="0A0B", own="\u20ac")
     async with running(tmp_path, cluster="C1") as broker:
@@ -96,7 +96,7 @@ async def test_a_message_is_stored_unchanged(tmp_path: Path, code: int, serializ
         assert empty.offset_message_id == second.ext["msgId"]
 
 
-async def test_a_message_without_a_unique_key_gets_one(client: Client) -> None:
+async def test_message_without_a_unique_key_gets_one(client: Client) -> None:
     answers = [
         await client.send(i=properties(TAGS="a")),
         await client.send(i="XUNIQ_KEY\x01no"),
@@ -114,13 +114,13 @@ async def test_a_message_without_a_unique_key_gets_one(client: Client) -> None:
     ]
 
 
-async def test_a_unique_key_may_be_any_text(client: Client) -> None:
+async def test_unique_key_may_be_any_text(client: Client) -> None:
     for serialization in (JSON, BINARY):
         answer = await client.send(i=properties(UNIQ_KEY='"\\ %d é'), serialization=serialization)
         assert answer.ext["transactionId"] == '"\\ %d é'
 
 
-async def test_a_sender_decides_neither_about_hosts_nor_about_transactions(client: Client) -> None:
+async def test_sender_decides_neither_about_hosts_nor_about_transactions(client: Client) -> None:
     flags = [0, 1, 0x10, 0x20, 0x30, 0x4, 0x8, 0xC, -1, 0x7FFFFFFF, -(2**31)]
     for flag in flags:
         assert (await client.send(f=flag)).code == 0
@@ -134,7 +134,7 @@ async def test_a_sender_decides_neither_about_hosts_nor_about_transactions(clien
 # -- topics ------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_receipt_of_a_popped_message_is_not_stored_with_its_copy(client: Client) -> None:
+async def test_receipt_of_a_popped_message_is_not_stored_with_its_copy(client: Client) -> None:
     await client.create_topic("T")
     receipt = "0 1 60000 0 0 b 0 0"
     given = properties(a="1", POP_CK=receipt, MY_POP_CK="2", UNIQ_KEY="U")
@@ -156,7 +156,7 @@ async def test_the_receipt_of_a_popped_message_is_not_stored_with_its_copy(clien
         assert wanted.items() <= stored.items()
 
 
-async def test_the_first_message_makes_the_topic(client: Client) -> None:
+async def test_first_message_makes_the_topic(client: Client) -> None:
     for asked, queues in ((1, 1), (4, 4), (8, 8), (9, 8), (2**31 - 1, 8)):
         topic = f"New{asked}"
         assert (await client.send(topic, d=asked, e=queues - 1)).ext["queueId"] == str(queues - 1)
@@ -166,7 +166,7 @@ async def test_the_first_message_makes_the_topic(client: Client) -> None:
         assert [await client.offset(GET_MAX, topic, queue) for queue in range(queues)] == [0] * (queues - 1) + [1]
 
 
-async def test_the_rules_of_automatic_creation(client: Client) -> None:
+async def test_rules_of_automatic_creation(client: Client) -> None:
     no_queue, no_template, no_inheritance = ({"d": 0}, {"d": -1}), ({"c": "Nothing"}, {"c": ""}), ({"c": "Plain"},)
     await client.create_topic("Plain", perm=6)
     for given in (*no_queue, *no_template, *no_inheritance):
@@ -206,7 +206,7 @@ async def test_topics_that_no_client_may_write_to(client: Client) -> None:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_queue_below_zero_is_chosen_by_the_broker(client: Client) -> None:
+async def test_queue_below_zero_is_chosen_by_the_broker(client: Client) -> None:
     for queue_id in (-1, -(2**31)):
         queues = [int((await client.send(e=queue_id)).ext["queueId"]) for _ in range(60)]
         assert set(queues) == {0, 1, 2, 3}
@@ -258,7 +258,7 @@ def _topic(given: dict[str, Any]) -> dict[str, Any]:
     return {"topic" if name == "b" else name: value for name, value in given.items()}
 
 
-async def test_the_limits_themselves_are_allowed(tmp_path: Path) -> None:
+async def test_limits_themselves_are_allowed(tmp_path: Path) -> None:
     unique, added = "UNIQ_KEY\x01u\x02", properties(**ADDED | {"CLUSTER": "DefaultCluster"})
     longest = properties(KEYS="k" * (29_696 - len(unique) - len(added) - len(properties(KEYS=""))))
     async with broker_client(tmp_path, message_bytes_max=4096) as client:
@@ -343,7 +343,7 @@ async def test_offsets_stay_consecutive_while_the_topic_changes(broker: RunningB
     assert offsets == list(range(400))
 
 
-async def test_a_large_body_in_small_pieces(tmp_path: Path) -> None:
+async def test_large_body_in_small_pieces(tmp_path: Path) -> None:
     body = bytes(range(251)) * (3 * 1024 * 1024 // 251)
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
@@ -379,7 +379,7 @@ async def test_messages_wait_in_memory_only_up_to_a_limit(tmp_path: Path) -> Non
         assert (await client.info())["raftmq.pendingBytes"] == "0"
 
 
-async def test_a_read_only_queue_still_stores_messages_sent_to_it(client: Client) -> None:
+async def test_read_only_queue_still_stores_messages_sent_to_it(client: Client) -> None:
     await client.create_topic("S", readQueueNums=4, writeQueueNums=2)
     assert (await client.send("S", e=3)).code == ResponseCode.SUCCESS
     chosen = {(await client.send("S", e=-1)).ext["queueId"] for _ in range(50)}

@@ -65,7 +65,7 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
     return dict(json.loads(span.to_json())["attributes"])
 
 
-async def test_a_handler_continues_the_trace_of_the_producer(tmp_path: Path, spans: Recorded) -> None:
+async def test_handler_continues_the_trace_of_the_producer(tmp_path: Path, spans: Recorded) -> None:
     seen: list[ReceivedMessage] = []
     async with cluster(tmp_path) as namesrv, Producer(namesrv, "P", otel=spans.provider) as producer:
         consumer = PushConsumer(namesrv, "G", consume_from="first", otel=spans.provider)
@@ -130,7 +130,7 @@ async def test_a_handler_continues_the_trace_of_the_producer(tmp_path: Path, spa
         }
 
 
-async def test_a_failed_handler_is_an_error_and_giving_back_is_a_span(namesrv: str, spans: Recorded) -> None:
+async def test_failed_handler_is_an_error_and_giving_back_is_a_span(namesrv: str, spans: Recorded) -> None:
     async with Producer(namesrv, otel=spans.provider) as producer:
         consumer = PushConsumer(namesrv, "G", consume_from="first", ordered=False, otel=spans.provider)
 
@@ -179,7 +179,7 @@ async def test_deliveries_and_streams_are_spans_until_they_are_settled(namesrv: 
         ]
 
 
-async def test_a_batch_is_one_span_and_its_readers_link_to_it(namesrv: str, spans: Recorded) -> None:
+async def test_batch_is_one_span_and_its_readers_link_to_it(namesrv: str, spans: Recorded) -> None:
     async with (
         Producer(namesrv, otel=spans.provider) as producer,
         PullConsumer(namesrv, "G", consume_from="first", otel=spans.provider) as consumer,
@@ -247,7 +247,7 @@ async def test_transactions_and_their_ends(namesrv: str, spans: Recorded) -> Non
         assert spans.one("rollback T").status.status_code is StatusCode.UNSET
 
 
-async def test_a_context_of_the_application_is_kept_and_linked_to(namesrv: str, spans: Recorded) -> None:
+async def test_context_of_the_application_is_kept_and_linked_to(namesrv: str, spans: Recorded) -> None:
     async with (
         Producer(namesrv, otel=spans.provider) as producer,
         PullConsumer(namesrv, "G", consume_from="first") as consumer,

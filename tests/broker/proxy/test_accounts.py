@@ -60,7 +60,7 @@ async def proxy(kit: Kit) -> AsyncIterator[InMemoryProxy]:
         yield proxy
 
 
-async def test_a_proxy_acts_as_the_user_of_its_client(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_proxy_acts_as_the_user_of_its_client(kit: Kit, proxy: InMemoryProxy) -> None:
     proxy.metadata = signed("orders-service", "orders-secret", kit.now())
     assert (await proxy.send("Orders", "one")).status.code == pb.OK
     assert (await proxy.send("Secrets", "two")).status.code == pb.FORBIDDEN
@@ -71,7 +71,7 @@ async def test_a_proxy_acts_as_the_user_of_its_client(kit: Kit, proxy: InMemoryP
     assert kit.messages("Secrets") == []
 
 
-async def test_the_quota_of_a_user_holds_through_a_proxy(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_quota_of_a_user_holds_through_a_proxy(kit: Kit, proxy: InMemoryProxy) -> None:
     async with UserAdmin(kit.namesrv, remoting=OPERATOR) as users:
         await users.put_quota("orders-service", Quota(produce_messages=2))
         proxy.metadata = signed("orders-service", "orders-secret", kit.now())
@@ -92,7 +92,7 @@ async def test_the_quota_of_a_user_holds_through_a_proxy(kit: Kit, proxy: InMemo
         assert [each.name for each in found.throttled] == ["orders-service"]
 
 
-async def test_the_time_of_a_signature_may_have_the_form_of_rfc_3339(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_time_of_a_signature_may_have_the_form_of_rfc_3339(kit: Kit, proxy: InMemoryProxy) -> None:
     """As the client for Rust writes it, with the zone of its machine and nanoseconds."""
     for form in ("%Y-%m-%dT%H:%M:%S.%f123Z", "%Y-%m-%dT%H:%M:%S+00:00", "%Y-%m-%dT%H:%M:%SZ"):
         proxy.metadata = signed("orders-service", "orders-secret", kit.now(), form)
@@ -127,7 +127,7 @@ async def test_requests_without_a_fresh_valid_signature_are_refused(kit: Kit, pr
     assert (await proxy.send("Orders", "one")).status.code == pb.OK
 
 
-async def test_a_clock_minutes_off_is_accepted_and_a_refusal_names_the_skew(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_clock_minutes_off_is_accepted_and_a_refusal_names_the_skew(kit: Kit, proxy: InMemoryProxy) -> None:
     for seconds in (-290, 290):
         at = kit.now() + dt.timedelta(seconds=seconds)
         proxy.metadata = signed("orders-service", "orders-secret", at)
@@ -202,7 +202,7 @@ async def test_policies_of_users_count_with_the_address_of_the_client(kit: Kit, 
     assert (await proxy.send("Secrets", "two")).status.code == pb.FORBIDDEN
 
 
-async def test_the_account_of_a_proxy_has_no_permissions_of_its_own(kit: Kit) -> None:
+async def test_account_of_a_proxy_has_no_permissions_of_its_own(kit: Kit) -> None:
     own = RemotingSettings(credentials=GATEWAY, tls=None)
     async with Producer(kit.namesrv, remoting=own) as producer:
         with pytest.raises(SendRejected, match="names no user"):
@@ -224,7 +224,7 @@ async def test_the_account_of_a_proxy_has_no_permissions_of_its_own(kit: Kit) ->
     assert kit.messages("Orders") == []
 
 
-async def test_a_client_of_another_user_with_the_same_id_is_another_client(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_client_of_another_user_with_the_same_id_is_another_client(kit: Kit, proxy: InMemoryProxy) -> None:
     right = signed("orders-service", "orders-secret", kit.now())
     others = [signed("another", "another-secret", kit.now()), {}]
     proxy.metadata = right

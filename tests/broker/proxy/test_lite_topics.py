@@ -94,7 +94,7 @@ def settings(kind: pb.ClientType, group: str = GROUP) -> pb.Settings:
     return pb.Settings(client_type=kind, subscription=pb.Subscription(group=pb.Resource(name=group)))
 
 
-async def test_a_client_gets_only_its_subscribed_lite_topics(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_client_gets_only_its_subscribed_lite_topics(kit: Kit, proxy: InMemoryProxy) -> None:
     route = await proxy.ask(
         "QueryRoute",
         pb.QueryRouteRequest(topic=pb.Resource(name=PARENT), endpoints=ENDPOINTS),
@@ -121,7 +121,7 @@ async def test_a_client_gets_only_its_subscribed_lite_topics(kit: Kit, proxy: In
     assert sorted(named(await received(proxy))) == [("s2", "e", 1), ("s3", "d", 1)]
 
 
-async def test_a_waiting_receive_gets_new_messages_and_ordinary_consumers_read_the_parent(
+async def test_waiting_receive_gets_new_messages_and_ordinary_consumers_read_the_parent(
     kit: Kit, proxy: InMemoryProxy
 ) -> None:
     await sync(proxy, "s1")
@@ -149,7 +149,7 @@ async def test_a_waiting_receive_gets_new_messages_and_ordinary_consumers_read_t
         assert (status.code, "is bound to no topic" in status.message) == (pb.BAD_REQUEST, True)
 
 
-async def test_an_unacknowledged_message_is_redelivered_in_place_and_then_dead_lettered(
+async def test_unacknowledged_message_is_redelivered_in_place_and_then_dead_lettered(
     kit: Kit, proxy: InMemoryProxy
 ) -> None:
     await sync(proxy, "s1")
@@ -196,7 +196,7 @@ async def test_an_unacknowledged_message_is_redelivered_in_place_and_then_dead_l
     assert await received(proxy) == []
 
 
-async def test_a_suspended_lite_topic_is_redelivered_without_counting(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_suspended_lite_topic_is_redelivered_without_counting(kit: Kit, proxy: InMemoryProxy) -> None:
     await sync(proxy, "s1", "s2")
     await send(proxy, "s1", "a")
     for renewed in (False, True):
@@ -283,7 +283,7 @@ async def test_client_is_notified_when_another_takes_its_lite_topic(proxy: InMem
 
 
 @pytest.mark.parametrize("replicas", [3])
-async def test_a_proxy_renews_client_subscriptions_after_a_leader_change(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_proxy_renews_client_subscriptions_after_a_leader_change(kit: Kit, proxy: InMemoryProxy) -> None:
     await sync(proxy, "s1", "s2")
     await send(proxy, "s1", "a", "b")
     got = await received(proxy)
@@ -296,7 +296,7 @@ async def test_a_proxy_renews_client_subscriptions_after_a_leader_change(kit: Ki
     assert named(await received(proxy)) == [("s1", "c", 1)]
 
 
-async def test_a_proxy_waits_until_an_unknown_client_sends_its_subscriptions(proxy: InMemoryProxy) -> None:
+async def test_proxy_waits_until_an_unknown_client_sends_its_subscriptions(proxy: InMemoryProxy) -> None:
     await send(proxy, "s1", "a")
     async with trio.open_nursery() as nursery:
 
@@ -328,7 +328,7 @@ async def test_messages_are_shared_with_consumers_of_the_sdk(kit: Kit, proxy: In
     assert named(await received(proxy)) == [("s1", "b", 1)]
 
 
-async def test_a_client_reads_lite_topics_as_its_user(tmp_path: Path) -> None:
+async def test_client_reads_lite_topics_as_its_user(tmp_path: Path) -> None:
     file = tmp_path / "plain_acl.yml"
     file.write_text("""
 accounts:

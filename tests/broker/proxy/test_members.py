@@ -126,7 +126,7 @@ async def test_members_behind_a_proxy_take_no_queues_from_others(
             await ask(kit, RequestCode.GET_CONSUMER_LIST_BY_GROUP)
 
 
-async def test_a_client_supplies_its_stacks_and_the_proxy_the_rest(
+async def test_client_supplies_its_stacks_and_the_proxy_the_rest(
     kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin
 ) -> None:
     async def answer(stream: Stream) -> None:
@@ -164,7 +164,7 @@ def echo(code: int, nonce: str) -> pb.TelemetryCommand:
     return pb.TelemetryCommand(status=pb.Status(code=code), verify_message_command=command)  # type: ignore[arg-type]
 
 
-async def test_a_client_handles_one_message_for_an_operator(
+async def test_client_handles_one_message_for_an_operator(
     kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin
 ) -> None:
     [sent] = (await proxy.send("Orders", "this one")).entries
@@ -196,7 +196,7 @@ async def test_a_client_handles_one_message_for_an_operator(
             assert ("NOT_IMPLEMENTED" in told["remark"]) == (code == pb.NOT_IMPLEMENTED)
 
 
-async def test_an_unresponsive_client_gets_a_bounded_number_of_questions(
+async def test_unresponsive_client_gets_a_bounded_number_of_questions(
     kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin
 ) -> None:
     code = RequestCode.GET_CONSUMER_RUNNING_INFO
@@ -219,7 +219,7 @@ async def test_an_unresponsive_client_gets_a_bounded_number_of_questions(
     assert member_questions.ANSWER_SECONDS < 10  # what brokers wait
 
 
-async def test_a_client_without_read_permission_is_not_a_member(tmp_path: Path) -> None:
+async def test_client_without_read_permission_is_not_a_member(tmp_path: Path) -> None:
     file = tmp_path / "plain_acl.yml"
     file.write_text(ACCOUNTS)
     async with (

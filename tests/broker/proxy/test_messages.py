@@ -29,7 +29,7 @@ async def begin(proxy: InMemoryProxy, group: str, topic: str) -> None:
     assert (status.code, messages) == (pb.MESSAGE_NOT_FOUND, [])
 
 
-async def test_a_message_is_sent_received_and_acknowledged(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_message_is_sent_received_and_acknowledged(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     sent = await proxy.send("Orders", "one", tag="red", keys=["k1", "k2"], trace_context="trace")
     assert sent.status.code == pb.OK
@@ -84,7 +84,7 @@ async def test_messages_arrive_by_priority_and_keep_it_when_they_fail(
     assert bodies(messages) == ["p5", "p1"]
 
 
-async def test_an_unacknowledged_message_is_redelivered_and_then_dead_lettered(
+async def test_unacknowledged_message_is_redelivered_and_then_dead_lettered(
     kit: Kit, proxy: InMemoryProxy, admin: Admin
 ) -> None:
     await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))
@@ -101,7 +101,7 @@ async def test_an_unacknowledged_message_is_redelivered_and_then_dead_lettered(
     assert late.status.code == pb.INVALID_RECEIPT_HANDLE
 
 
-async def test_a_message_is_hidden_for_as_long_as_its_consumer_asked(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_message_is_hidden_for_as_long_as_its_consumer_asked(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
     _, [got] = await proxy.receive("billing", "Orders", invisible_duration=Duration(seconds=40))
@@ -113,7 +113,7 @@ async def test_a_message_is_hidden_for_as_long_as_its_consumer_asked(kit: Kit, p
     assert again.body == b"one"
 
 
-async def test_an_invisible_time_is_changed_and_the_new_handle_counts(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_invisible_time_is_changed_and_the_new_handle_counts(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
     _, [got] = await proxy.receive("billing", "Orders")
@@ -146,7 +146,7 @@ def change(got: pb.Message, seconds: int) -> pb.ChangeInvisibleDurationRequest:
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-async def test_a_client_that_keeps_its_former_handle_after_a_change_can_acknowledge(
+async def test_client_that_keeps_its_former_handle_after_a_change_can_acknowledge(
     kit: Kit, proxy: InMemoryProxy, renewed: bool
 ) -> None:
     """RocketMQ's client for C# does not tell its user the new handle."""
@@ -160,9 +160,7 @@ async def test_a_client_that_keeps_its_former_handle_after_a_change_can_acknowle
     await begin(proxy, "billing", "Orders")
 
 
-async def test_a_suspended_message_is_redelivered_without_counting(
-    kit: Kit, proxy: InMemoryProxy, admin: Admin
-) -> None:
+async def test_suspended_message_is_redelivered_without_counting(kit: Kit, proxy: InMemoryProxy, admin: Admin) -> None:
     await admin.put_consumer_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=1))
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
@@ -211,7 +209,7 @@ async def test_no_pop_is_lost_when_invisible_times_collide(
     await begin(proxy, "billing", "Single")
 
 
-async def test_a_refused_change_returns_the_handle_that_the_client_has(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_refused_change_returns_the_handle_that_the_client_has(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
     _, [got] = await proxy.receive("billing", "Orders")
@@ -221,7 +219,7 @@ async def test_a_refused_change_returns_the_handle_that_the_client_has(kit: Kit,
     assert answer.receipt_handle == got.system_properties.receipt_handle
 
 
-async def test_a_client_gives_a_message_up(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_client_gives_a_message_up(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
     _, [got] = await proxy.receive("billing", "Orders")
@@ -321,7 +319,7 @@ async def test_messages_of_an_answer_that_broke_off_are_not_kept_hidden(proxy: I
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-async def test_a_message_lost_with_its_connection_is_redelivered_despite_a_reconnect(
+async def test_message_lost_with_its_connection_is_redelivered_despite_a_reconnect(
     proxy: InMemoryProxy, arrived: bool
 ) -> None:
     await begin(proxy, "billing", "Orders")
@@ -354,7 +352,7 @@ async def test_tags_with_equal_hash_codes_are_distinguished(kit: Kit, proxy: InM
     assert bodies((await proxy.receive("billing", "Orders"))[1]) == ["AaTag"]
 
 
-async def test_a_simple_consumer_that_names_a_queue_gets_messages_of_all(proxy: InMemoryProxy) -> None:
+async def test_simple_consumer_that_names_a_queue_gets_messages_of_all(proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one", "two")
     got: list[str] = []
@@ -388,7 +386,7 @@ async def test_message_groups_are_handled_in_order(kit: Kit, proxy: InMemoryProx
     assert bodies(again) == ["2", "3"]
 
 
-async def test_a_delay_up_to_the_limit_is_accepted_and_can_be_recalled(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_delay_up_to_the_limit_is_accepted_and_can_be_recalled(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "later", "Later")
     due = int(kit.now().timestamp()) + 30 * 86400
     sent = await proxy.send("Later", "a", "b", delivery_timestamp=Timestamp(seconds=due), message_type=pb.DELAY)
@@ -411,7 +409,7 @@ async def test_a_delay_up_to_the_limit_is_accepted_and_can_be_recalled(kit: Kit,
 
 
 @pytest.mark.parametrize("replicas", [3])
-async def test_a_leader_change_costs_clients_no_error(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_leader_change_costs_clients_no_error(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
     _, [got] = await proxy.receive("billing", "Orders")

@@ -64,7 +64,7 @@ async def test_clients_of_a_namespace_have_topics_and_groups_of_their_own() -> N
         assert [each.body for each in kit.messages("%DLQ%tenant%billing")] == [b"theirs"]
 
 
-async def test_an_orphaned_transaction_of_a_namespace_is_asked_about_and_committed() -> None:
+async def test_orphaned_transaction_of_a_namespace_is_asked_about_and_committed() -> None:
     async with open_kit() as kit, Admin(kit.namesrv) as admin, open_proxy(kit) as proxy:
         await admin.create_topic("tenant%Payments", 1, message_type="TRANSACTION")
         settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[topic("Payments")]))

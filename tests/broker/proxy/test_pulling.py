@@ -27,7 +27,7 @@ async def pull(proxy: InMemoryProxy, offset: int, **told: object) -> tuple[int, 
     return answers[0].status.code, bodies, last
 
 
-async def test_a_queue_is_pulled_and_offsets_are_stored() -> None:
+async def test_queue_is_pulled_and_offsets_are_stored() -> None:
     async with open_kit() as kit, Admin(kit.namesrv) as admin, open_proxy(kit) as proxy:
         await admin.create_topic("Orders", 1)
         await proxy.send("Orders", "one", "two", "three")

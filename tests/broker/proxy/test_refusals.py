@@ -206,7 +206,7 @@ async def test_each_refusal_has_its_code_and_stores_nothing(kit: Kit, proxy: InM
         assert answer.status.code == code, (method, answer.status)
 
 
-async def test_a_receive_near_its_deadline_is_refused_with_a_code_per_version(proxy: InMemoryProxy) -> None:
+async def test_receive_near_its_deadline_is_refused_with_a_code_per_version(proxy: InMemoryProxy) -> None:
     for version, code in (("5.0.4", pb.ILLEGAL_POLLING_TIME), ("5.0.3", pb.BAD_REQUEST), ("", pb.BAD_REQUEST)):
         proxy.metadata = {"x-mq-client-version": version}
         [got] = await proxy.stream(
@@ -219,7 +219,7 @@ async def test_a_receive_near_its_deadline_is_refused_with_a_code_per_version(pr
     assert trio.current_time() < began + 5.2
 
 
-async def test_a_call_without_a_client_id_is_refused(proxy: InMemoryProxy) -> None:
+async def test_call_without_a_client_id_is_refused(proxy: InMemoryProxy) -> None:
     call = Call("", metadata={})
     await call.to_server.send(sent().SerializeToString())
     await proxy.serve("SendMessage", call)

@@ -56,7 +56,7 @@ async def test_another_proxy_ends_a_transaction_for_its_producer(kit: Kit, proxy
     assert [each.body for each in kit.messages("Payments")] == [b"yes"]
 
 
-async def test_a_new_producer_is_asked_about_an_orphan_once_it_is_due(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_new_producer_is_asked_about_an_orphan_once_it_is_due(kit: Kit, proxy: InMemoryProxy) -> None:
     async with proxy.telemetry("p1", PRODUCER) as (stream, answer):
         assert answer.status.code == pb.OK
         await proxy.send("Payments", "orphan", message_type=pb.TRANSACTION)
@@ -114,7 +114,7 @@ async def test_producer_with_unread_checks_affects_no_other(proxy: InMemoryProxy
         assert command.message.body in (b"a", b"b", b"c")
 
 
-async def test_a_stream_that_ends_within_a_question_takes_no_further_one() -> None:
+async def test_stream_that_ends_within_a_question_takes_no_further_one() -> None:
     call = NotReading("p1")
     await call.send(b"settings")
     stream = TelemetryStream(call, "p1", 0)

@@ -152,9 +152,7 @@ def builders() -> list[int]:
     return found
 
 
-async def test_a_broker_stops_although_its_builder_gets_no_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_broker_stops_although_its_builder_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine, a thread of idle priority may not run for half a minute, not even to end."""
     monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")
     async with running(tmp_path, key_index_poll_seconds=0.01, **SMALL) as broker:
@@ -168,7 +166,7 @@ async def test_a_broker_stops_although_its_builder_gets_no_time(
 
 
 @pytest.mark.slow
-async def test_a_part_with_a_damaged_key_is_indexed_after_log_repair(
+async def test_part_with_a_damaged_key_is_indexed_after_log_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")
@@ -203,7 +201,7 @@ async def test_a_part_with_a_damaged_key_is_indexed_after_log_repair(
         assert numbers(await client.request(QUERY, by_key("order7"))) == [7]
 
 
-async def test_a_flood_of_queries_is_answered_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flood_of_queries_is_answered_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
     def run(search: KeySearch) -> SearchResult:

@@ -104,7 +104,7 @@ async def wait_stored_at(client: Client, offset: int) -> StoredMessage:
     return (await client.pull("T", 0, offset)).records[0]
 
 
-async def test_a_damaged_half_message_that_was_given_up_is_not_resumed(tmp_path: Path) -> None:
+async def test_damaged_half_message_that_was_given_up_is_not_resumed(tmp_path: Path) -> None:
     one_check = FAST | {"transaction_checks_max": 1}
     async with broker_client(tmp_path, **one_check) as client:
         for topic in ("T", "Filler"):

@@ -21,7 +21,7 @@ async def use_of(client: Client, topic: str = "T") -> TopicUse:
     return TopicUse.decode(answer.body)
 
 
-async def test_the_bytes_of_queues_are_those_of_their_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_of_queues_are_those_of_their_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker_client(tmp_path, queues=3) as client:
         for number in range(40):
             answer = await client.send(body=b"x" * (7 * number), e=number % 2)

@@ -60,7 +60,7 @@ async def test_sdk_finds_a_message_by_id_after_its_broker_moved(tmp_path: Path) 
         assert (found.body, found.offset_message_id) == (b"x", sent.offset_message_id)
 
 
-async def test_the_command_line_marks_the_brokers_own_topics(tmp_path: Path) -> None:
+async def test_command_line_marks_the_brokers_own_topics(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv:
         lines = set((await command("topic", "list", "--namesrv", namesrv)).splitlines())
     assert {
@@ -74,7 +74,7 @@ async def test_the_command_line_marks_the_brokers_own_topics(tmp_path: Path) -> 
     assert [line for line in lines if not line.endswith("(system)")] == ["T"]
 
 
-async def test_the_command_line_shows_every_figure_of_a_broker(namesrv: str) -> None:
+async def test_command_line_shows_every_figure_of_a_broker(namesrv: str) -> None:
     async with Producer(namesrv) as producer, Admin(namesrv) as admin:
         await producer.send(Message("T", b"x"))
         [address] = (await admin.cluster_info()).brokers["broker-a"].broker_addrs.values()
@@ -95,7 +95,7 @@ async def command(*arguments: str) -> str:
     return LOGGED.sub("", result.stdout)
 
 
-async def test_the_command_line_shows_them(namesrv: str) -> None:
+async def test_command_line_shows_them(namesrv: str) -> None:
     async with Producer(namesrv) as producer:
         sent = [await producer.send(Message("T", b"body %d" % n, keys=["all"])) for n in range(3)]
 

@@ -81,7 +81,7 @@ async def test_quota_delays_sends_and_refuses_long_waits(tmp_path: Path) -> None
         assert int(info["raftmq.quotaDelayed"]) > 0
 
 
-async def test_a_refused_client_that_repeats_at_once_is_slowed_down(tmp_path: Path) -> None:
+async def test_refused_client_that_repeats_at_once_is_slowed_down(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="q-b") as client:
         await limit(client, produce_bytes=100)
         assert (await client.request(SEND, send_ext("T"), b"x" * 1000)).code == 0
@@ -104,7 +104,7 @@ async def test_waiting_sends_keep_their_order(tmp_path: Path) -> None:
         assert bodies == [b"%d" % number for number in range(35)]
 
 
-async def test_a_batch_counts_as_its_messages(tmp_path: Path) -> None:
+async def test_batch_counts_as_its_messages(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="q-d") as client:
         await limit(client, produce_messages=10)
         batch = encode_batch(BatchedMessage(b"x", "") for _ in range(50))
@@ -198,7 +198,7 @@ async def test_quota_limits_connections_of_a_user(tmp_path: Path) -> None:
             assert 0 in codes
 
 
-async def test_a_full_topic_refuses_until_messages_expire(tmp_path: Path) -> None:
+async def test_full_topic_refuses_until_messages_expire(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, group="q-j") as client:
         await limit(client, stored_bytes=20_000)
         codes = [(await client.request(SEND, send_ext("T"), b"x" * 1000)).code for _ in range(30)]
@@ -221,13 +221,13 @@ async def test_a_full_topic_refuses_until_messages_expire(tmp_path: Path) -> Non
         ("produce_megabytes", "1", "there is no attribute"),
     ],
 )
-async def test_a_quota_that_there_is_not(client: Client, name: str, value: str, part: str) -> None:
+async def test_quota_that_there_is_not(client: Client, name: str, value: str, part: str) -> None:
     answer = await client.create_topic("T", attributes=f"+quota.{name.replace('_', '.')}={value}")
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert part in str(answer.remark)
 
 
-async def test_a_broker_without_accounts_knows_no_users(client: Client) -> None:
+async def test_broker_without_accounts_knows_no_users(client: Client) -> None:
     assert await put_quota(client, "ann", produce_messages=1) == ResponseCode.NO_PERMISSION
 
 
@@ -264,7 +264,7 @@ async def test_quota_bounds_the_sends_it_holds(tmp_path: Path) -> None:
         assert 6 <= codes.count(0) <= 7 + 5 * (trio.current_time() - start + 1)
 
 
-async def test_a_quota_belongs_to_the_name_of_a_user(tmp_path: Path) -> None:
+async def test_quota_belongs_to_the_name_of_a_user(tmp_path: Path) -> None:
     async with guarded(tmp_path, group="q-l", level=8) as (broker, admin):
         await user(admin)
         assert await put_quota(admin, USER[0], produce_messages=5) == 0
@@ -279,7 +279,7 @@ async def test_a_quota_belongs_to_the_name_of_a_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"produce_messages": -1}, {"consume_bytes": 10**15 + 1}, {"stored_bytes": 1}])
-async def test_a_quota_that_no_user_can_have(tmp_path: Path, limits: dict[str, int]) -> None:
+async def test_quota_that_no_user_can_have(tmp_path: Path, limits: dict[str, int]) -> None:
     async with guarded(tmp_path, group="q-m", level=8) as (_, admin):
         assert await put_quota(admin, USER[0], **limits) == ResponseCode.INVALID_PARAMETER
         for body in (b"{}", b"", b'{"quota":{"produce_messages":NaN}}', b'{"quota":{"produce_messages":1.5}}'):

@@ -65,7 +65,7 @@ async def stage(client: Client, *topics: str, body: bytes = b"x" * 100) -> Answe
     return await client.request(RequestCode.STAGE_TRANSACTION, fields, TransactionSet(messages, []).encode())
 
 
-async def test_a_transaction_counts_for_each_topic_of_its_messages(tmp_path: Path) -> None:
+async def test_transaction_counts_for_each_topic_of_its_messages(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="q-s") as client:
         await client.create_topic("Free")
         await limit(client, "T", produce_messages=5)
@@ -77,7 +77,7 @@ async def test_a_transaction_counts_for_each_topic_of_its_messages(tmp_path: Pat
         assert await throttled(client) == {("topic", "T", "produce")}
 
 
-async def test_a_transaction_goes_to_no_full_topic(tmp_path: Path) -> None:
+async def test_transaction_goes_to_no_full_topic(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="q-t") as client:
         await client.create_topic("Free")
         await limit(client, "T", stored_bytes=3_000)
@@ -86,7 +86,7 @@ async def test_a_transaction_goes_to_no_full_topic(tmp_path: Path) -> None:
         assert (full.code, "was not stored" in str(full.remark)) == (ResponseCode.FLOW_CONTROL, True)
 
 
-async def test_a_reply_counts_as_a_message_of_its_user(tmp_path: Path) -> None:
+async def test_reply_counts_as_a_message_of_its_user(tmp_path: Path) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)
     async with running(tmp_path / "n0", group="q-u", keys=ADMIN, acl_file=path) as broker:
@@ -99,7 +99,7 @@ async def test_a_reply_counts_as_a_message_of_its_user(tmp_path: Path) -> None:
         assert await throttled(admin) == {("user", USER[0], "produce")}
 
 
-async def test_a_look_that_would_exceed_a_quota_is_refused(tmp_path: Path) -> None:
+async def test_look_that_would_exceed_a_quota_is_refused(tmp_path: Path) -> None:
     """An answer without messages would say that there are none."""
     async with broker_client(tmp_path, queues=1, group="q-v") as client:
         await client.fill(30)
@@ -114,7 +114,7 @@ async def test_a_look_that_would_exceed_a_quota_is_refused(tmp_path: Path) -> No
         assert len((await client.request(RequestCode.PEEK_MESSAGE, ext)).records) == 20
 
 
-async def test_a_bulk_read_waits_for_the_quota_of_its_topic(tmp_path: Path) -> None:
+async def test_bulk_read_waits_for_the_quota_of_its_topic(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, group="q-w") as client:
         await client.fill(40)
         await limit(client, consume_messages=20)

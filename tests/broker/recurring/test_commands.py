@@ -74,7 +74,7 @@ def test_schedule_create_refuses_wrong_arguments(arguments: tuple[str, ...], why
     assert why in run_at("127.0.0.1:1", "schedule", "create", "a", "T", *body, *arguments, code=2)
 
 
-def test_an_export_carries_schedules(tmp_path: Path) -> None:
+def test_export_carries_schedules(tmp_path: Path) -> None:
     file = str(tmp_path / "definitions.json")
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)

@@ -63,7 +63,7 @@ async def test_every_tick_is_a_message_with_its_time() -> None:
 
 
 @VIRTUAL_TIME
-async def test_a_lost_leader_loses_and_repeats_no_tick() -> None:
+async def test_lost_leader_loses_and_repeats_no_tick() -> None:
     async with open_kit(replicas=3) as kit, Admin(kit.namesrv) as admin:
         await admin.create_topic("T", queues=1)
         await admin.schedules.create(Schedule("a", "T", b"hi", MINUTE))
@@ -103,7 +103,7 @@ def test_schedule_can_be_paused_resumed_triggered_and_deleted() -> None:
         assert kit.messages("T")[-1].body == b"again"
 
 
-def test_a_change_expects_a_version() -> None:
+def test_change_expects_a_version() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)
         first = admin.schedules.create(Schedule("a", "T", b"one", MINUTE))
@@ -209,7 +209,7 @@ def test_ticks_of_a_deleted_topic_are_skipped_until_it_is_there_again() -> None:
         assert len(kit.messages("T")) == 1
 
 
-def test_a_single_time_is_sent_once_and_stays_listed() -> None:
+def test_single_time_is_sent_once_and_stays_listed() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)
         at = kit.now() + dt.timedelta(days=3)

@@ -52,7 +52,7 @@ def inner_answer(answer: Answer) -> Response:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_message_is_stored_as_that_of_the_client(broker: RunningBroker, serialization: int) -> None:
+async def test_message_is_stored_as_that_of_the_client(broker: RunningBroker, serialization: int) -> None:
     client = await connect_replica(broker)
     frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T", e=1), b"hello")
     answer = await forward(broker, client, frame, serialization=serialization)
@@ -66,7 +66,7 @@ async def test_a_message_is_stored_as_that_of_the_client(broker: RunningBroker, 
     assert int((await client.info())["raftmq.forwardedTaken"]) == 2
 
 
-async def test_the_client_gets_the_answer_in_its_own_encoding(broker: RunningBroker) -> None:
+async def test_client_gets_the_answer_in_its_own_encoding(broker: RunningBroker) -> None:
     client = await connect_replica(broker)
     frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
     answer = await forward(broker, client, frame, serialization=JSON)
@@ -77,7 +77,7 @@ async def test_the_client_gets_the_answer_in_its_own_encoding(broker: RunningBro
     assert inner_answer(answer).ext["queueOffset"] == "1"
 
 
-async def test_a_refusal_is_an_answer_for_the_client(tmp_path: Path) -> None:
+async def test_refusal_is_an_answer_for_the_client(tmp_path: Path) -> None:
     async with running(tmp_path, auto_create_topics=False) as broker:
         client = await connect_replica(broker)
         frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("unknown"), b"hello")
@@ -101,7 +101,7 @@ async def test_one_way_requests_are_done_and_only_acknowledged(broker: RunningBr
     assert await client.committed() == 1
 
 
-async def test_an_unanswered_forwarded_request_is_still_confirmed_as_done(broker: RunningBroker) -> None:
+async def test_unanswered_forwarded_request_is_still_confirmed_as_done(broker: RunningBroker) -> None:
     """Else whoever handed it on would take this broker for dead, and close the connections of all its clients."""
     client = await connect_replica(broker)
     half = await client.send(i=properties(TRAN_MSG="true", PGROUP="P"))
@@ -145,7 +145,7 @@ async def test_garbage_is_refused(tmp_path: Path, what: str, given: dict[str, An
 
 
 @pytest.mark.parametrize("encoding", [-1, 2, 256, 2**31 - 1])
-async def test_an_encoding_that_no_header_has_is_refused(broker: RunningBroker, encoding: int) -> None:
+async def test_encoding_that_no_header_has_is_refused(broker: RunningBroker, encoding: int) -> None:
     client = await connect_replica(broker)
     await client.create_topic("T")
     fields = {"identity": broker.settings.identity, "bornHost": BORN.hex(), "serialization": encoding}
@@ -154,14 +154,14 @@ async def test_an_encoding_that_no_header_has_is_refused(broker: RunningBroker, 
     assert await client.alive()
 
 
-async def test_the_log_of_another_group_is_refused(broker: RunningBroker) -> None:
+async def test_log_of_another_group_is_refused(broker: RunningBroker) -> None:
     client = await connect_replica(broker)
     frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
     answer = await forward(broker, client, frame, identity="another")
     assert answer.code == ResponseCode.NO_PERMISSION
 
 
-async def test_a_client_on_the_host_of_a_replica_is_not_believed(broker: RunningBroker) -> None:
+async def test_client_on_the_host_of_a_replica_is_not_believed(broker: RunningBroker) -> None:
     """The replica n9 is connected from the same address, and operators are allowed from it."""
     replica, client = await connect_replica(broker), await broker.connect()
     frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
@@ -176,7 +176,7 @@ async def test_a_client_on_the_host_of_a_replica_is_not_believed(broker: Running
     assert (await replica.request(RequestCode.ANNOUNCE_REPLICA, announced)).code == ResponseCode.SUCCESS
 
 
-async def test_a_replica_must_prove_which_member_it_is_and_where_it_dialled(
+async def test_replica_must_prove_which_member_it_is_and_where_it_dialled(
     broker: RunningBroker, client: Client
 ) -> None:
     frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
@@ -197,7 +197,7 @@ async def test_a_replica_must_prove_which_member_it_is_and_where_it_dialled(
     assert inner_answer(await forward(broker, client, frame)).code == ResponseCode.SUCCESS
 
 
-async def test_a_proof_is_good_for_one_challenge(broker: RunningBroker) -> None:
+async def test_proof_is_good_for_one_challenge(broker: RunningBroker) -> None:
     """Recorded, reflected, made up, or without a challenge: none lets the connection in, and all are told the same."""
     client = await connect_replica(broker)
     settings = broker.settings
@@ -220,7 +220,7 @@ async def test_a_proof_is_good_for_one_challenge(broker: RunningBroker) -> None:
         assert (await forward(broker, stranger, frame)).code == ResponseCode.NO_PERMISSION
 
 
-async def test_a_connection_of_an_old_secret_is_not_trusted_any_more(broker: RunningBroker) -> None:
+async def test_connection_of_an_old_secret_is_not_trusted_any_more(broker: RunningBroker) -> None:
     client = await connect_replica(broker)
     path, new = str(broker.settings.secret_path), new_secret()
     (old,) = read_secrets(path)

@@ -202,7 +202,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_request_and_its_answer_are_forwarded_unchanged(world: World, serialization: int) -> None:
+async def test_request_and_its_answer_are_forwarded_unchanged(world: World, serialization: int) -> None:
     leader, client = await world.leader(), FakeConnection()
     world.ask(client, send(7), b"\x00\xff", serialization)
     world.ask(client, commit(8), b"", serialization)
@@ -241,7 +241,7 @@ async def test_requests_a_leader_did_not_serve_reach_the_next_one_in_order(world
     assert old.incoming == []
 
 
-async def test_a_leader_that_is_not_ready_is_asked_again(world: World) -> None:
+async def test_leader_that_is_not_ready_is_asked_again(world: World) -> None:
     leader, client = await world.leader(), FakeConnection()
     world.ask(client, send(1))
     world.ask(client, send(2))
@@ -284,7 +284,7 @@ async def test_request_with_unknown_outcome_is_not_refused(tmp_path: Path) -> No
         assert (world.figures["forwarded_unknown"], world.figures["forwarded_refused"]) == (1, 1)
 
 
-async def test_a_change_of_a_topic_in_doubt_is_not_repeated(world: World) -> None:
+async def test_change_of_a_topic_in_doubt_is_not_repeated(world: World) -> None:
     """Repeated, it would undo what another operator has changed since, through another replica."""
     leader, operator = await world.leader(), FakeConnection()
     world.ask(operator, DeleteTopicInBroker(opaque=1, ext=DeleteTopicInBrokerExt(topic="T")))
@@ -296,7 +296,7 @@ async def test_a_change_of_a_topic_in_doubt_is_not_repeated(world: World) -> Non
     assert world.figures["forwarded_waiting"] == 0
 
 
-async def test_an_answer_of_unknown_outcome_closes_the_connection_of_the_sender_only(world: World) -> None:
+async def test_answer_of_unknown_outcome_closes_the_connection_of_the_sender_only(world: World) -> None:
     leader, lucky, unlucky = await world.leader(), FakeConnection(), FakeConnection()
     world.ask(unlucky, send(1))
     world.ask(lucky, send(2))
@@ -385,12 +385,12 @@ async def test_bytes_that_wait_are_bounded(tmp_path: Path) -> None:
         world.ask(client, send(4), bytes(600_000))
 
 
-async def test_a_request_that_fits_no_frame_with_ours_around_it_is_refused(world: World) -> None:
+async def test_request_that_fits_no_frame_with_ours_around_it_is_refused(world: World) -> None:
     with pytest.raises(RequestRefused, match="MESSAGE_ILLEGAL"):
         world.ask(FakeConnection(), send(1), bytes(16 * 1024 * 1024 - 300))
 
 
-async def test_a_hung_leader_does_not_block_requests_to_the_next_one(world: World) -> None:
+async def test_hung_leader_does_not_block_requests_to_the_next_one(world: World) -> None:
     hung, sender, client = await world.leader(), FakeConnection(), FakeConnection()
     world.ask(sender, send(1))
     await hung.take(1)

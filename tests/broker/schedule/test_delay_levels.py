@@ -32,7 +32,7 @@ SEND_V2 = RequestCode.SEND_MESSAGE_V2
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-async def test_a_delayed_message_comes_when_it_is_due(
+async def test_delayed_message_comes_when_it_is_due(
     tmp_path: Path, clock: WallClock, code: int, serialization: int
 ) -> None:
     text = properties(KEYS="k", TAGS="café", WAIT="true", UNIQ_KEY="0A0B", own="\u20ac", DELAY="3")
@@ -112,7 +112,7 @@ async def test_broker_refuses_invalid_delays(tmp_path: Path, clock: WallClock) -
             assert await client.offset(RequestCode.GET_MAX_OFFSET, SCHEDULE_TOPIC, level) == 0
 
 
-async def test_the_name_of_the_real_topic_cannot_be_forged(client: Client, clock: WallClock) -> None:
+async def test_name_of_the_real_topic_cannot_be_forged(client: Client, clock: WallClock) -> None:
     forged = properties(REAL_TOPIC="rmq_sys_raftmq_meta", REAL_QID="-1", DELAY="1")
     assert (await client.send(i=forged + forged, e=3)).code == 0
     clock.now_ms += 1000
@@ -146,14 +146,14 @@ async def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(
         assert len(await wait_stored(client, 100)) == 100
 
 
-async def test_a_large_message_is_delivered_alone(client: Client, clock: WallClock) -> None:
+async def test_large_message_is_delivered_alone(client: Client, clock: WallClock) -> None:
     for size in (10, 4 * 1024 * 1024, 10):
         assert (await client.send(body=bytes(size), i=properties(DELAY="1"))).code == 0
     clock.now_ms += 1000
     assert [len(message.body) for message in await wait_stored(client, 3)] == [10, 4 * 1024 * 1024, 10]
 
 
-async def test_a_topic_may_become_smaller_meanwhile(client: Client, clock: WallClock) -> None:
+async def test_topic_may_become_smaller_meanwhile(client: Client, clock: WallClock) -> None:
     await client.create_topic("Big", 4)
     assert (await client.send("Big", b"body", e=3, i=properties(DELAY="1"))).code == 0
     await client.create_topic("Big", 2)
@@ -237,7 +237,7 @@ async def test_progress_survives_the_loss_of_everything_but_the_log(tmp_path: Pa
         assert len(await wait_stored(client, 2)) == 2
 
 
-async def test_a_full_disk_puts_delivery_off_and_loses_nothing(
+async def test_full_disk_puts_delivery_off_and_loses_nothing(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with broker_client(tmp_path, entry_bytes_max=4096) as client:

@@ -133,7 +133,7 @@ def test_later_records_are_loaded_with_the_first_up_to_memory(tmp_path: Path) ->
     assert not records.may_read(queue, QueueOffset(1), PhysicalOffset(100), 100)
 
 
-def test_a_record_that_failed_to_load_is_read_later_and_raises_then(tmp_path: Path) -> None:
+def test_record_that_failed_to_load_is_read_later_and_raises_then(tmp_path: Path) -> None:
     queue, log, jobs = queue_of(tmp_path, 3), Log(memory_pos=1000), list[Job]()
     log.gone = {0}
     records = DueRecords(log, jobs.append)
@@ -155,7 +155,7 @@ def test_one_job_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "apart", "count"), [(2**20, 0, 1), (200_000, 0, 2), (100, 2**20, 7), (1024, 1024, 128)]
 )
-def test_a_job_is_bounded_by_the_log_range_it_reads(tmp_path: Path, size: int, apart: int, count: int) -> None:
+def test_job_is_bounded_by_the_log_range_it_reads(tmp_path: Path, size: int, apart: int, count: int) -> None:
     queue, log, jobs = queue_of(tmp_path, 200, size, apart), Log(memory_pos=2**30), list[Job]()
     records = DueRecords(log, jobs.append)
     records.load(queue, QueueOffset(0), lambda: None)

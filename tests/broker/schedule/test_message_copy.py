@@ -17,7 +17,7 @@ from tests.support.waiting_messages import WallClock
 pytestmark = pytest.mark.trio
 
 
-async def test_a_copy_is_delayed_redelivered_and_dead_lettered_like_a_returned_message(
+async def test_copy_is_delayed_redelivered_and_dead_lettered_like_a_returned_message(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object) -> None:

@@ -71,7 +71,7 @@ async def test_restored_topic_gets_its_delayed_messages(broker: RunningBroker, c
     assert await dropped(client) == 0
 
 
-async def test_a_timer_that_waits_for_days_is_for_its_own_topic(broker: RunningBroker, clock: WallClock) -> None:
+async def test_timer_that_waits_for_days_is_for_its_own_topic(broker: RunningBroker, clock: WallClock) -> None:
     """Each day it is copied to its slot, to a place behind the creation of the next topic."""
     client = await ready(broker)
     await client.create_topic("Kept")
@@ -88,7 +88,7 @@ async def test_a_timer_that_waits_for_days_is_for_its_own_topic(broker: RunningB
     assert (await figure(client, "timersRolled"), await dropped(client)) == (1, 1)
 
 
-async def test_a_transaction_of_a_deleted_topic_is_refused_by_the_next_one(
+async def test_transaction_of_a_deleted_topic_is_refused_by_the_next_one(
     broker: RunningBroker, clock: WallClock
 ) -> None:
     client = await ready(broker)
@@ -115,7 +115,7 @@ async def test_a_transaction_of_a_deleted_topic_is_refused_by_the_next_one(
     assert len(await wait_stored(client, 1)) == 1
 
 
-async def test_a_retry_of_a_deleted_group_stays_out_of_the_next_one(broker: RunningBroker, clock: WallClock) -> None:
+async def test_retry_of_a_deleted_group_stays_out_of_the_next_one(broker: RunningBroker, clock: WallClock) -> None:
     client = await ready(broker)
     sent = await client.send(body=b"fails")
     [failed] = await stored(client)
@@ -131,7 +131,7 @@ async def test_a_retry_of_a_deleted_group_stays_out_of_the_next_one(broker: Runn
     assert len(await stored(client, "%RETRY%G")) == 1
 
 
-async def test_a_message_that_creates_its_topic_is_for_it(client: Client, clock: WallClock) -> None:
+async def test_message_that_creates_its_topic_is_for_it(client: Client, clock: WallClock) -> None:
     await client.wait_for(lambda info: int(info["raftmq.formatLevel"]) >= 8)
     for round_number in range(2):
         posted = [await client.send("Made", i=properties(DELAY="1")) for _ in range(3)]

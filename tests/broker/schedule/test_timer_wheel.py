@@ -19,7 +19,7 @@ TestTimers = pytest.mark.slow(TimerMachine.TestCase)
 TestTimers.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
-def test_a_recall_refused_as_its_message_becomes_due_delays_nothing(machine: TimerMachine) -> None:
+def test_recall_refused_as_its_message_becomes_due_delays_nothing(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 1)
     machine.settle()
     machine.run_timers(50)
@@ -34,7 +34,7 @@ def test_a_recall_refused_as_its_message_becomes_due_delays_nothing(machine: Tim
     assert client.outcome == "refused"
 
 
-def test_a_delivery_that_is_refused_is_tried_again(machine: TimerMachine) -> None:
+def test_delivery_that_is_refused_is_tried_again(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 1)
     machine.settle()
     machine.run_timers(50)
@@ -102,7 +102,7 @@ def test_recalls_that_never_cease_keep_nothing_from_being_delivered_after_a_fail
     assert all(machine.messages[f"m{number}"].is_recalled for number in range(1, 7))
 
 
-def test_a_failed_recall_after_a_failed_delivery_leaves_its_message_deliverable(machine: TimerMachine) -> None:
+def test_failed_recall_after_a_failed_delivery_leaves_its_message_deliverable(machine: TimerMachine) -> None:
     machine.send(SECOND, 0, 1)
     machine.send(10 * SECOND, 0, 1)
     machine.settle()
@@ -117,7 +117,7 @@ def test_a_failed_recall_after_a_failed_delivery_leaves_its_message_deliverable(
     assert client.outcome == "refused"
 
 
-def test_a_leader_with_a_lagging_clock_finds_messages_stored_again_by_another(machine: TimerMachine) -> None:
+def test_leader_with_a_lagging_clock_finds_messages_stored_again_by_another(machine: TimerMachine) -> None:
     machine.send(2 * DAY + SECOND, 0, 1)
     machine.settle()
     machine.pass_time(DAY + SECOND)
@@ -152,7 +152,7 @@ def test_lost_messages_are_counted_once_even_on_a_full_disk(machine: TimerMachin
         del machine.messages[name]
 
 
-def test_a_slot_that_cannot_be_read_holds_up_no_other(machine: TimerMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_that_cannot_be_read_holds_up_no_other(machine: TimerMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     for minutes in (1, 5, 6):
         machine.send(minutes * MINUTE, 0, 1)
     machine.settle()

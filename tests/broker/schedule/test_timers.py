@@ -62,7 +62,7 @@ async def bodies(client: Client, topic: str = "T", queue_id: int = 0) -> list[by
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-async def test_a_message_comes_at_its_time(tmp_path: Path, clock: WallClock, code: int, serialization: int) -> None:
+async def test_message_comes_at_its_time(tmp_path: Path, clock: WallClock, code: int, serialization: int) -> None:
     due_ms = clock.now_ms + 90_001
     text = properties(KEYS="k", TAGS="café", UNIQ_KEY="0A0B", own="\u20ac", TIMER_DELIVER_MS=str(due_ms))
     async with running(tmp_path, cluster="C1") as broker:
@@ -171,7 +171,7 @@ async def test_broker_refuses_invalid_delivery_times(tmp_path: Path, clock: Wall
         assert await figure(client, "timersPending") == 1
 
 
-async def test_a_message_far_ahead_is_stored_again_each_day(client: Client, clock: WallClock, brokers: Any) -> None:
+async def test_message_far_ahead_is_stored_again_each_day(client: Client, clock: WallClock, brokers: Any) -> None:
     start_ms = clock.now_ms
     due_ms = start_ms + 3 * DAY + 5 * MINUTE + 7
     slot = timer_slot(due_ms)
@@ -249,7 +249,7 @@ async def test_clock_steps_lose_nothing_and_repeat_nothing(client: Client, clock
     assert len(await bodies(client)) == 4
 
 
-async def test_a_full_disk_puts_delivery_off_and_loses_nothing(
+async def test_full_disk_puts_delivery_off_and_loses_nothing(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with broker_client(tmp_path, entry_bytes_max=32768) as client:
@@ -268,7 +268,7 @@ async def test_a_full_disk_puts_delivery_off_and_loses_nothing(
         assert (await client.info())["raftmq.pendingBytes"] == "0"
 
 
-async def test_a_message_that_the_disk_does_not_give_holds_up_no_other(
+async def test_message_that_the_disk_does_not_give_holds_up_no_other(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = True
@@ -349,7 +349,7 @@ async def test_levels_of_ones_own(tmp_path: Path, clock: WallClock) -> None:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_recalled_message_never_comes(tmp_path: Path, clock: WallClock, serialization: int) -> None:
+async def test_recalled_message_never_comes(tmp_path: Path, clock: WallClock, serialization: int) -> None:
     due_ms = clock.now_ms + 50
     async with broker_client(tmp_path) as client:
         first, second = [await send_at(client, due_ms, body) for body in (b"first", b"second")]
@@ -421,7 +421,7 @@ async def test_forged_recall_handles_are_refused(client: Client, clock: WallCloc
     await wait_stored(client, 2)
 
 
-async def test_a_handle_recalls_only_one_of_two_stored_copies(client: Client, clock: WallClock) -> None:
+async def test_handle_recalls_only_one_of_two_stored_copies(client: Client, clock: WallClock) -> None:
     due_ms = clock.now_ms + 50
     asked = properties(TIMER_DELIVER_MS=str(due_ms), UNIQ_KEY="U")
     first, again = [await client.send(body=body, i=asked) for body in (b"first", b"again")]

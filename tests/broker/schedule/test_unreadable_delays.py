@@ -107,7 +107,7 @@ async def test_it_is_tried_ever_less_often(client: Client, clock: WallClock, dis
     assert tries[-1] <= 6
 
 
-async def test_a_disk_that_gives_nothing_is_not_gone_through_to_its_end(
+async def test_disk_that_gives_nothing_is_not_gone_through_to_its_end(
     tmp_path: Path, clock: WallClock, disk: Disk
 ) -> None:
     names = [b"m%d" % number for number in range(8)]

@@ -39,7 +39,7 @@ async def check_that_each_waits(client: Client, clock: WallClock, seconds: int =
 
 
 @pytest.mark.parametrize("ahead_ms", [YEAR, 10 * HOUR, 30 * SECOND])
-async def test_a_delay_restarts_when_the_clock_goes_back(tmp_path: Path, clock: WallClock, ahead_ms: int) -> None:
+async def test_delay_restarts_when_the_clock_goes_back(tmp_path: Path, clock: WallClock, ahead_ms: int) -> None:
     async with broker_client(tmp_path, delay_levels=LEVELS) as client:
         await client.send(body=b"before", topic="Other")
         clock.now_ms += ahead_ms
@@ -55,7 +55,7 @@ async def test_a_delay_restarts_when_the_clock_goes_back(tmp_path: Path, clock: 
 
 
 @pytest.mark.parametrize("ahead_ms", [YEAR, 10 * HOUR])
-async def test_a_delay_restarts_with_the_next_leader(tmp_path: Path, clock: WallClock, ahead_ms: int) -> None:
+async def test_delay_restarts_with_the_next_leader(tmp_path: Path, clock: WallClock, ahead_ms: int) -> None:
     clock.now_ms += ahead_ms
     async with running(tmp_path, delay_levels=LEVELS) as broker:
         await send_each(await broker.connect())
@@ -64,7 +64,7 @@ async def test_a_delay_restarts_with_the_next_leader(tmp_path: Path, clock: Wall
         await check_that_each_waits(await broker.connect(), clock)
 
 
-async def test_a_message_for_a_time_keeps_it(client: Client, clock: WallClock) -> None:
+async def test_message_for_a_time_keeps_it(client: Client, clock: WallClock) -> None:
     start_ms = clock.now_ms
     due_ms = start_ms + 3 * DAY
     clock.now_ms += 2 * DAY

@@ -32,7 +32,7 @@ from tests.support.waiting_messages import WallClock
 
 @pytest.mark.trio
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_producer_is_asked_about_an_open_message_and_its_answer_counts(
+async def test_producer_is_asked_about_an_open_message_and_its_answer_counts(
     tmp_path: Path, serialization: int
 ) -> None:
     async with running(tmp_path, **FAST) as broker:
@@ -144,7 +144,7 @@ async def test_broker_counts_unanswerable_checks_and_asks_a_later_producer(tmp_p
 
 @pytest.mark.trio
 @pytest.mark.parametrize("wrong_ms", [0, -20_000, 10**9])
-async def test_a_producer_gets_requested_extra_time_and_is_still_asked(
+async def test_producer_gets_requested_extra_time_and_is_still_asked(
     tmp_path: Path, clock: WallClock, wrong_ms: int
 ) -> None:
     async with running(tmp_path, transaction_checks_max=2, **FAST) as broker:
@@ -171,7 +171,7 @@ async def test_a_producer_gets_requested_extra_time_and_is_still_asked(
 
 
 @pytest.mark.trio
-async def test_the_number_of_checks_outlives_a_restart(tmp_path: Path) -> None:
+async def test_number_of_checks_outlives_a_restart(tmp_path: Path) -> None:
     slow = FAST | {"transaction_checks_max": 2}
     async with broker_client(tmp_path, **slow | {"transaction_check_seconds": 60.0}) as client:
         await send_half(client)
@@ -234,7 +234,7 @@ async def test_unknown_producer_is_ignored(tmp_path: Path) -> None:
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_track_knows_where_something_was() -> None:
+def test_track_knows_where_something_was() -> None:
     track = CheckTrack(32.0)
     assert track.passed(0.0) == 0
     for second in range(100):
@@ -244,7 +244,7 @@ def test_a_track_knows_where_something_was() -> None:
     assert track.passed(131.0) == 990
 
 
-def test_a_track_is_bounded() -> None:
+def test_track_is_bounded() -> None:
     track = CheckTrack(1.0)
     for step in range(10_000):
         track.note(step / 10_000, QueueOffset(step))

@@ -58,7 +58,7 @@ async def test_event_loop_ends_only_loaded_half_messages(tmp_path: Path, reads: 
 
 
 @pytest.mark.parametrize(("first", "second"), [(COMMIT, ROLLBACK), (ROLLBACK, COMMIT)], ids=["commit", "rollback"])
-async def test_the_first_of_two_ends_decides_even_if_loaded_later(
+async def test_first_of_two_ends_decides_even_if_loaded_later(
     tmp_path: Path, reads: Reads, first: int, second: int
 ) -> None:
     (half,) = await send_halves(tmp_path, 1)
@@ -100,7 +100,7 @@ async def test_too_many_ends_that_wait_for_one_load_are_refused(tmp_path: Path, 
         assert codes == [0] * 256 + [ResponseCode.SYSTEM_BUSY] * 43
 
 
-async def test_an_end_without_an_answer_counts_although_its_client_is_gone(tmp_path: Path, reads: Reads) -> None:
+async def test_end_without_an_answer_counts_although_its_client_is_gone(tmp_path: Path, reads: Reads) -> None:
     (half,) = await send_halves(tmp_path, 1)
     async with running(tmp_path) as broker:
         reads.gate.clear()
@@ -125,7 +125,7 @@ async def test_event_loop_ends_half_messages_if_threads_fail(tmp_path: Path, rea
         assert reads.asked.is_set()
 
 
-async def test_a_loaded_end_is_refused_if_too_much_is_pending(
+async def test_loaded_end_is_refused_if_too_much_is_pending(
     tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (half,) = await send_halves(tmp_path, 1)

@@ -64,7 +64,7 @@ async def test_committed_message_names_its_half_message(tmp_path: Path, code: in
         assert await figure(client, "transactionsCommitted") == 1
 
 
-async def test_a_message_that_was_rolled_back_is_never_seen(client: Client) -> None:
+async def test_message_that_was_rolled_back_is_never_seen(client: Client) -> None:
     half = await send_half(client)
     assert (await end(client, half, ROLLBACK)).code == 0
     late = await end(client, half, COMMIT)
@@ -132,7 +132,7 @@ async def test_ends_that_come_together_enter_the_log_together(client: Client) ->
     assert b"".join(ended) == b"".join(b"%d," % number for number in range(100))
 
 
-async def test_an_unknown_outcome_changes_nothing_and_is_not_answered(client: Client) -> None:
+async def test_unknown_outcome_changes_nothing_and_is_not_answered(client: Client) -> None:
     half = await send_half(client)
     opaque = await client.post(RequestCode.END_TRANSACTION, end_ext(half, UNKNOWN))
     assert (await end(client, half, COMMIT)).code == 0
@@ -141,7 +141,7 @@ async def test_an_unknown_outcome_changes_nothing_and_is_not_answered(client: Cl
 
 
 @pytest.mark.parametrize(("wanted", "seconds"), [({"DELAY": "1"}, 1), ({"TIMER_DELAY_MS": "1500"}, 1.5)])
-async def test_a_delay_begins_with_the_commit(client: Client, wanted: dict[str, Any], seconds: float) -> None:
+async def test_delay_begins_with_the_commit(client: Client, wanted: dict[str, Any], seconds: float) -> None:
     half = await send_half(client, **wanted)
     await trio.sleep(0.3)  # a delay that began with the send would end this much earlier
     assert len(await stored(client, HALF_TOPIC)) == 1
@@ -199,9 +199,7 @@ async def test_tools_see_how_far_transactions_are(client: Client) -> None:
         ({"commitOrRollback": -8}, ResponseCode.SYSTEM_ERROR),
     ],
 )
-async def test_an_end_of_nothing_is_refused_and_changes_nothing(
-    tmp_path: Path, given: dict[str, Any], code: int
-) -> None:
+async def test_end_of_nothing_is_refused_and_changes_nothing(tmp_path: Path, given: dict[str, Any], code: int) -> None:
     async with broker_client(tmp_path) as client:
         half = await send_half(client)
         await send_half(client, b"another")
@@ -212,7 +210,7 @@ async def test_an_end_of_nothing_is_refused_and_changes_nothing(
         assert [message.body for message in await stored(client)] == [b"body"]
 
 
-async def test_a_plain_message_or_a_wrong_position_is_not_a_half_message(client: Client) -> None:
+async def test_plain_message_or_a_wrong_position_is_not_a_half_message(client: Client) -> None:
     plain = await client.send(i=properties(PGROUP="P"))
     assert (await end(client, plain, COMMIT)).code == ResponseCode.SYSTEM_ERROR, "there is no half message at all"
     half = await send_half(client)
@@ -271,13 +269,13 @@ async def test_half_messages_to_topics_that_cannot_be_are_refused(tmp_path: Path
         assert (await client.send(HALF_TOPIC, i=half_text())).code == ResponseCode.NO_PERMISSION
 
 
-async def test_a_broker_may_refuse_all_of_them(tmp_path: Path) -> None:
+async def test_broker_may_refuse_all_of_them(tmp_path: Path) -> None:
     async with broker_client(tmp_path, transactions=False) as client:
         assert (await client.send(i=half_text())).code == ResponseCode.NO_PERMISSION
         assert (await client.send(i=properties(TRAN_MSG="false"))).code == 0
 
 
-async def test_a_redelivered_message_is_not_a_half_message(client: Client) -> None:
+async def test_redelivered_message_is_not_a_half_message(client: Client) -> None:
     assert (await client.send(i=half_text(DELAY="3"), j=1)).code == 0
     assert await stored(client, HALF_TOPIC) == []
     assert len(await stored(client, "SCHEDULE_TOPIC_XXXX", 2)) == 1

@@ -438,7 +438,7 @@ def pass_time(machine: TransactionsMachine, seconds: float) -> None:
         machine.apply(len(machine.log.framed), by_leader=True)
 
 
-def test_a_message_that_is_immune_for_long_holds_up_no_other(machine: TransactionsMachine) -> None:
+def test_message_that_is_immune_for_long_holds_up_no_other(machine: TransactionsMachine) -> None:
     machine.begin(1, False, 5, True)
     machine.begin(2, False, 5, False)
     pass_time(machine, TIMEOUT + (CHECKS_MAX + 1) * (INTERVAL + 9))
@@ -457,7 +457,7 @@ def test_a_message_that_is_immune_for_long_holds_up_no_other(machine: Transactio
     assert list(machine.leader.metadata.checks.put_off) == []
 
 
-def test_a_message_that_was_put_off_may_be_ended_any_time(machine: TransactionsMachine) -> None:
+def test_message_that_was_put_off_may_be_ended_any_time(machine: TransactionsMachine) -> None:
     machine.begin(2, False, 5, True)
     pass_time(machine, TIMEOUT + (CHECKS_MAX + 1) * (INTERVAL + 9))
     assert list(machine.leader.metadata.checks.put_off) == [0, 1]
@@ -476,7 +476,7 @@ def test_when_too_many_are_put_off_others_wait(machine: TransactionsMachine) -> 
     assert machine.asked == {PUT_OFF_MAX + 1: CHECKS_MAX - 1}
 
 
-def test_a_half_message_that_is_being_ended_is_not_put_aside(machine: TransactionsMachine) -> None:
+def test_half_message_that_is_being_ended_is_not_put_aside(machine: TransactionsMachine) -> None:
     """Its last check may be over while its commit is gathered for the log: consumers get it, and nobody else does."""
     machine.begin(2, False, 5, False)
     pass_time(machine, 3)
@@ -489,7 +489,7 @@ def test_a_half_message_that_is_being_ended_is_not_put_aside(machine: Transactio
 
 
 @pytest.mark.parametrize("is_asked_about", [False, True])
-def test_an_unreadable_half_message_does_not_block_putting_others_aside(
+def test_unreadable_half_message_does_not_block_putting_others_aside(
     machine: TransactionsMachine, monkeypatch: pytest.MonkeyPatch, is_asked_about: bool
 ) -> None:
     read = machine.log.pread
@@ -518,7 +518,7 @@ def test_an_unreadable_half_message_does_not_block_putting_others_aside(
     assert machine.outcomes == {0: "put aside", 1: "put aside"}
 
 
-def test_a_half_message_that_retention_removed_was_not_committed(machine: TransactionsMachine) -> None:
+def test_half_message_that_retention_removed_was_not_committed(machine: TransactionsMachine) -> None:
     """A replica that still has its log file must neither confirm a commit that nobody sees, nor refuse a rollback."""
     machine.begin(4, False, 5, False)
     pass_time(machine, 3)

@@ -36,7 +36,7 @@ async def given_up(client: Client, count: int = 1) -> list[str]:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_a_resumed_message_is_asked_about_again_and_can_be_committed(tmp_path: Path, serialization: int) -> None:
+async def test_resumed_message_is_asked_about_again_and_can_be_committed(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path, **ONE_CHECK) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)

@@ -118,7 +118,7 @@ async def test_messages_of_a_failed_transaction_are_consumed_again() -> None:
 
 
 @VIRTUAL_TIME
-async def test_a_handler_transforms_each_message_once() -> None:
+async def test_handler_transforms_each_message_once() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         queue = await numbers(producer, 5)
         consumer = PushConsumer(kit.namesrv, "G", consume_from="first", retry_delay=0.01)
@@ -169,7 +169,7 @@ async def test_transaction_cannot_consume_past_unfinished_messages() -> None:
 
 
 @VIRTUAL_TIME
-async def test_an_orphan_is_ended_by_its_check_and_without_one_rolled_back() -> None:
+async def test_orphan_is_ended_by_its_check_and_without_one_rolled_back() -> None:
     asked: list[str] = []
 
     async def check_set(transaction_id: str) -> bool:
@@ -211,7 +211,7 @@ async def test_an_orphan_is_ended_by_its_check_and_without_one_rolled_back() -> 
 
 
 @VIRTUAL_TIME
-async def test_a_lost_leader_leaves_one_outcome() -> None:
+async def test_lost_leader_leaves_one_outcome() -> None:
     async with open_kit(replicas=3) as kit, TransactionProducer(kit.namesrv, "P", timeout=30) as producer:
         queue = await numbers(producer, 8)
         async with PullConsumer(kit.namesrv, "G", consume_from="first", timeout=30) as consumer:
@@ -234,7 +234,7 @@ async def test_a_lost_leader_leaves_one_outcome() -> None:
 
 
 @VIRTUAL_TIME
-async def test_a_transaction_too_large_or_without_a_home_is_refused_before_sending() -> None:
+async def test_transaction_too_large_or_without_a_home_is_refused_before_sending() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         with pytest.raises(MessageRefused, match="divide it"):  # noqa: PT012 - the block is what raises
             async with producer.transaction() as transaction:
@@ -254,7 +254,7 @@ async def test_a_transaction_too_large_or_without_a_home_is_refused_before_sendi
 
 
 @VIRTUAL_TIME
-async def test_a_replica_of_an_older_release_keeps_the_group_from_it() -> None:
+async def test_replica_of_an_older_release_keeps_the_group_from_it() -> None:
     async with open_kit(format_level_max=3) as kit, TransactionProducer(kit.namesrv, "P", timeout=1.0) as producer:
         with pytest.raises(BrokerError, match="possible when all its replicas are upgraded"):
             async with producer.transaction() as transaction:

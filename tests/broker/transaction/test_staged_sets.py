@@ -70,7 +70,7 @@ async def ready(client: Client, queues: int = 1, messages: int = 0) -> Client:
     return client
 
 
-async def test_a_committed_set_appears_with_its_offsets_and_repeated_ends_change_nothing(tmp_path: Path) -> None:
+async def test_committed_set_appears_with_its_offsets_and_repeated_ends_change_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, cluster="C1") as broker:
         client = await ready(await broker.connect(), queues=2, messages=3)
         half = await stage(client, message(b"1", queue_id=1, TAGS="a"), message(b"2", queue_id=1), consumed(0, 2))
@@ -122,7 +122,7 @@ async def test_one_of_two_sets_with_the_same_messages_is_refused_for_ever(tmp_pa
         assert await offset(await broker.connect()) == 4
 
 
-async def test_a_rolled_back_set_moves_nothing(broker: RunningBroker) -> None:
+async def test_rolled_back_set_moves_nothing(broker: RunningBroker) -> None:
     client = await ready(await broker.connect(), messages=1)
     half = await stage(client, message(b"1"), consumed(0, 1))
     assert (await end(client, half, ROLLBACK)).code == 0
@@ -133,7 +133,7 @@ async def test_a_rolled_back_set_moves_nothing(broker: RunningBroker) -> None:
     assert await offset(client) is None
 
 
-async def test_a_message_of_a_set_may_be_delayed(broker: RunningBroker) -> None:
+async def test_message_of_a_set_may_be_delayed(broker: RunningBroker) -> None:
     client = await ready(await broker.connect())
     half = await stage(client, message(b"1", TIMER_DELAY_SEC="3600"), message(b"2"))
     assert (await end(client, half, COMMIT)).code == 0
@@ -171,7 +171,7 @@ async def test_staging_refuses_messages_that_cannot_become_visible(tmp_path: Pat
         assert await stored(client, HALF_TOPIC) == []
 
 
-async def test_a_half_message_with_the_property_of_sets_is_refused(broker: RunningBroker) -> None:
+async def test_half_message_with_the_property_of_sets_is_refused(broker: RunningBroker) -> None:
     """Otherwise whoever may send to one topic could send to all, and move the offsets of all groups."""
     client = await ready(await broker.connect())
     smuggled = TransactionSet([message(b"1")], []).encode()
@@ -200,7 +200,7 @@ async def test_producers_are_asked_about_the_set_as_a_whole(tmp_path: Path) -> N
         assert [each.body for each in await stored(client)] == [b"in0"]
 
 
-async def test_a_set_with_a_message_for_a_compacted_topic_is_refused(tmp_path: Path) -> None:
+async def test_set_with_a_message_for_a_compacted_topic_is_refused(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="b-a") as client:
         assert (await client.create_topic("T", attributes="+cleanup.policy=COMPACTION")).code == 0
         answer = await stage(client, message(b"1"))

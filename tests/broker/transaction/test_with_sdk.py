@@ -63,7 +63,7 @@ async def never(message: ReceivedMessage) -> bool | None:
     raise AssertionError(f"{message} was ended")
 
 
-async def test_a_block_that_ends_well_commits_and_one_that_raises_does_not(tmp_path: Path) -> None:
+async def test_block_that_ends_well_commits_and_one_that_raises_does_not(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
         async with producer.transaction(Message("T", b"seen", tags="a", keys=["k"])) as good:
             assert (good.state, good.confirmed) == (TransactionState.OPEN, False)
@@ -98,7 +98,7 @@ async def test_transaction_that_has_ended_refuses_another_outcome(tmp_path: Path
         assert several.is_committed
 
 
-async def test_a_transaction_does_not_commit_to_the_next_topic_of_its_name(tmp_path: Path) -> None:
+async def test_transaction_does_not_commit_to_the_next_topic_of_its_name(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
         with pytest.raises(BrokerError, match="topic T of the half message does not exist any more"):  # noqa: PT012
             async with producer.transaction(Message("T", b"never")), Admin(namesrv) as admin:
@@ -167,7 +167,7 @@ async def test_check_decides_open_transactions(tmp_path: Path) -> None:
         assert message.body in {each.body for each in asked}, "inflated"
 
 
-async def test_a_check_may_be_a_plain_function(tmp_path: Path) -> None:
+async def test_check_may_be_a_plain_function(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path, **FAST) as namesrv,
         TransactionProducer(namesrv, "P", check=lambda message: message.body == b"yes") as producer,

@@ -311,7 +311,7 @@ def answered_round(messages_of_each: int) -> tuple[Appender, list[float], Callab
     return appender, asked, add
 
 
-def test_a_round_waits_for_the_senders_that_were_just_answered() -> None:
+def test_round_waits_for_the_senders_that_were_just_answered() -> None:
     appender, asked, add = answered_round(1)
     add(6)
     assert not appender.start_round()
@@ -320,7 +320,7 @@ def test_a_round_waits_for_the_senders_that_were_just_answered() -> None:
     assert appender.start_round()
 
 
-def test_a_round_waits_for_no_sender_of_many_messages() -> None:
+def test_round_waits_for_no_sender_of_many_messages() -> None:
     appender, asked, add = answered_round(3)
     add(1)
     assert appender.start_round()

@@ -135,7 +135,7 @@ def test_text_without_marks_is_refused() -> None:
         replace_section("nothing", "new")
 
 
-def test_a_run_writes_its_raw_figures_and_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_writes_its_raw_figures_and_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
     for earlier in ("some-20260101T000000Z.json", "some-other-20260101T000000Z.json"):
@@ -154,7 +154,7 @@ def test_a_run_writes_its_raw_figures_and_its_section(tmp_path: Path, monkeypatc
     assert "\nnew\n" in page.read_text()
 
 
-def test_a_batch_frame_holds_messages_that_a_broker_can_split() -> None:
+def test_batch_frame_holds_messages_that_a_broker_can_split() -> None:
     frame = send_frame(7, 20, 3, topic="Other", batch=3)
     header_length = struct.unpack_from(">I", frame, 4)[0]
     header = json.loads(frame[8 : 8 + header_length])
@@ -173,7 +173,7 @@ def test_figures_are_held_against_their_goals() -> None:
     assert "| a | rate | 12,345 /s | - |" in text
 
 
-def test_a_walk_takes_turns_in_the_queues_and_begins_again() -> None:
+def test_walk_takes_turns_in_the_queues_and_begins_again() -> None:
     decoded = []
     for frame in itertools.islice(walk(20, 8, [3, 5], asked=32), 6):
         length, header_length = struct.unpack_from(">II", frame)
@@ -200,7 +200,7 @@ def test_cost_of_a_reader_is_the_lost_rate() -> None:
     assert (cost.read, cost.read_seconds) == (200, 2.0)
 
 
-def test_a_percentile_is_the_value_that_this_share_does_not_exceed() -> None:
+def test_percentile_is_the_value_that_this_share_does_not_exceed() -> None:
     values = list(range(100, 0, -1))
     assert share_of(values, 0.5) == 50
     assert share_of(values, 0.99) == 99
@@ -278,7 +278,7 @@ def test_how_late_requests_are_sent_counts_from_when_they_were_due() -> None:
     assert list(sender.late) == pytest.approx([0.0025, 0.0015, 0.0025, 0.0015])
 
 
-def test_the_disk_alone_writes_as_often_as_it_should_and_leaves_nothing(tmp_path: Path) -> None:
+def test_disk_alone_writes_as_often_as_it_should_and_leaves_nothing(tmp_path: Path) -> None:
     counts = write_alone(DiskJob(str(tmp_path), writers=2, nbytes=4096, rate=200.0, seconds=0.1, file_bytes=65536))
     assert sum(counts.values()) == 40
     assert not list(tmp_path.iterdir())
@@ -346,7 +346,7 @@ def test_load_that_survives_opens_a_failed_connection_again_and_counts_its_reque
     assert sum(report.messages) >= 60
 
 
-def test_a_failed_case_keeps_its_figures_and_logs_and_others_still_run(
+def test_failed_case_keeps_its_figures_and_logs_and_others_still_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def failing(plan: Plan, directory: Path, note: Note) -> None:

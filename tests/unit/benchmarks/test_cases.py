@@ -31,7 +31,7 @@ def test_every_target_of_make_is_a_case_and_is_explained() -> None:
         assert f"\n## bench-{name}: " in MAKEFILE
 
 
-def test_an_unknown_case_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_case_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["stedy"])
     assert ended.value.code == 2

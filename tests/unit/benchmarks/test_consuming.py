@@ -59,7 +59,7 @@ def test_each_of_some_consumers_reads_other_queues() -> None:
     assert Share("g").queues == list(range(8))
 
 
-def test_a_pull_follows_each_answer_at_the_next_position() -> None:
+def test_pull_follows_each_answer_at_the_next_position() -> None:
     wire = RocketMQPull(Share("g", 1, 4))
     first = fields_of(wire.first())
     assert [(each["opaque"], each["extFields"]["queueOffset"]) for each in first] == [(1, "0"), (5, "0")]
@@ -75,7 +75,7 @@ def test_a_pull_follows_each_answer_at_the_next_position() -> None:
         wire.take(answer(5, code=26))
 
 
-def test_a_pop_is_followed_by_an_acknowledgement_of_each_message() -> None:
+def test_pop_is_followed_by_an_acknowledgement_of_each_message() -> None:
     wire = RocketMQPop(Share("g", confirms_each=True))
     found: dict[str, Any] = {"popTime": 5, "invisibleTime": 60000, "reviveQid": 3, "startOffsetInfo": "0 2 100"}
     end, said = wire.take(data := answer(2, msgOffsetInfo="0 2 100,101", **found))
@@ -119,7 +119,7 @@ def test_nats_confirms_the_last_or_each_message_and_requests_more_in_time() -> N
         each.take(b"HMSG inbox 1 30 30\r\nNATS/1.0 409 Consumer Deleted\r\n\r\n\r\n")
 
 
-def test_a_position_that_several_share_confirms_each_message_in_nats() -> None:
+def test_position_that_several_share_confirms_each_message_in_nats() -> None:
     assert NatsConsumer(Share("g", 0, 8)).take(delivered(1) + delivered(2))[1].count(b"+ACK") == 2
 
 
@@ -153,7 +153,7 @@ def outcome() -> Outcome:
     return Outcome({"raftmq": ours, "nats-always": nats}, {"etcd": "no consumers"})
 
 
-def test_a_page_has_a_table_for_each_case_and_lists_missing_ones() -> None:
+def test_page_has_a_table_for_each_case_and_lists_missing_ones() -> None:
     plan = parse_arguments(["--megabytes", "100"])
     text = section(list(PEERS.values()), outcome(), plan, command="c", machine="m", date="d")
     assert "A backlog is 100 MB of bodies (97,656 messages)" in text
@@ -209,7 +209,7 @@ def test_every_protocol_with_consumers_is_explained_and_only_whole_runs_are_writ
     assert with_client == {"raftmq", "nats-2.12", "nats-always", "rabbitmq", "kafka", "kafka-flush"}
 
 
-def test_a_job_and_its_result_survive_json() -> None:
+def test_job_and_its_result_survive_json() -> None:
     base = Job("", "nats", ("h", 1), (7,), messages=5)
     job = job_of(next(case for case in CASES if case.kind == DRAIN and case.confirms_each), base, "g")
     assert (job.consumers, job.confirms_each, job.messages) == (8, True, 5)

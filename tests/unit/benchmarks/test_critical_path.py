@@ -65,7 +65,7 @@ def traced_paths() -> list[Path]:
     return paths(leader, {"n1": slow, "n2": fast})
 
 
-def test_a_reply_waits_only_for_the_first_acknowledgement() -> None:
+def test_reply_waits_only_for_the_first_acknowledgement() -> None:
     found = traced_paths()
     assert [path.seconds for path in found] == pytest.approx([3.3 * MS] * 3)
     critical = [step for step in found[0].steps if step.is_critical]
@@ -79,7 +79,7 @@ def test_a_reply_waits_only_for_the_first_acknowledgement() -> None:
     assert all(any(abs(step.begin - end) < 1e-9 for end in ends) for step in critical)
 
 
-def test_an_acknowledgement_of_the_writer_waits_for_no_event_loop() -> None:
+def test_acknowledgement_of_the_writer_waits_for_no_event_loop() -> None:
     """The event loop of the follower notes the write only in its next turn."""
     leader = leader_events(100.0, 7, (("n2", 3.0 * MS), ("n1", 6.0 * MS)))
     written = [*follower_events(100.0, 7, 0.5 * MS, 1.0 * MS)[:3], *follower_events(100.0, 7, 0.5 * MS, 1.0 * MS)[4:6]]
@@ -91,7 +91,7 @@ def test_an_acknowledgement_of_the_writer_waits_for_no_event_loop() -> None:
     assert not [step for step in path.steps if step.lane is Lane.FOLLOWER and "acknowledgement" in step.name]
 
 
-def test_an_entry_that_a_trace_saw_only_in_part_is_left_out() -> None:
+def test_entry_that_a_trace_saw_only_in_part_is_left_out() -> None:
     leader = leader_events(100.0, 7, (("n1", 3.0 * MS), ("n2", 4.0 * MS)))
     leader += leader_events(101.0, 8, (("n1", 3.0 * MS), ("n2", 4.0 * MS)))[:4]
     follower = follower_events(100.0, 7, 0.5 * MS, 1.0 * MS)
@@ -100,7 +100,7 @@ def test_an_entry_that_a_trace_saw_only_in_part_is_left_out() -> None:
     assert turns_per_entry(follower, 1) == 2.0
 
 
-def test_a_writer_that_starts_before_its_event_loop_resumes_has_not_waited() -> None:
+def test_writer_that_starts_before_its_event_loop_resumes_has_not_waited() -> None:
     waits = [
         step
         for path in traced_paths()

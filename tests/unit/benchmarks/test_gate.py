@@ -13,7 +13,7 @@ from benchmarks.gate.verdict import DumpUnreadable, instructions_in, judge, per_
 DUMP = "version: 1\ncreator: callgrind-3.19.0\npart: 2\n\nevents: Ir\nsummary: 782903\n\nfn=(4) main\n16 400\n"
 
 
-def test_a_dump_contains_its_instruction_count() -> None:
+def test_dump_contains_its_instruction_count() -> None:
     assert instructions_in(DUMP) == 782903
     with pytest.raises(DumpUnreadable):
         instructions_in("version: 1\n")
@@ -73,7 +73,7 @@ def test_baseline_of_another_interpreter_is_ignored(
     assert "PyPy 7" in capsys.readouterr().err
 
 
-def test_the_committed_baseline_is_of_every_case() -> None:
+def test_committed_baseline_is_of_every_case() -> None:
     figures = json.loads((Path(gate.__file__).parent / "baseline.json").read_text())["figures"]
     assert set(figures) == set(gate.FORMS)
     for form in gate.FORMS:

@@ -29,7 +29,7 @@ def suite(figures: list[Figure], load: float = 0.5) -> str:
         (Figure("a", "rate", 5.0, "/s"), ""),
     ],
 )
-def test_a_distance_is_a_share_or_from_twice_on_a_factor(figure: Figure, distance: str) -> None:
+def test_distance_is_a_share_or_from_twice_on_a_factor(figure: Figure, distance: str) -> None:
     assert figure.distance == distance
 
 
@@ -48,7 +48,7 @@ def test_missed_goals_come_first_and_figures_without_a_goal_do_not_come(tmp_path
     assert "rate" not in text.partition("Missed:")[2]
 
 
-def test_the_newest_run_counts(tmp_path: Path) -> None:
+def test_newest_run_counts(tmp_path: Path) -> None:
     (tmp_path / "paced-20261126T121625Z.json").write_text(suite([Figure("a", "p50", 9.0, "ms", 3.0)]))
     (tmp_path / "paced-20261127T121625Z.json").write_text(suite([Figure("a", "p50", 2.0, "ms", 3.0)]))
     [judged] = collect(tmp_path)

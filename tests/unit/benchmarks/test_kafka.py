@@ -45,11 +45,11 @@ def produced(number: int, errors: dict[int, int]) -> bytes:
     return answer(number, struct.pack(">i", 1) + topic + rows + struct.pack(">i", 0))
 
 
-def test_the_checksum_of_these_tests_is_castagnolis() -> None:
+def test_checksum_of_these_tests_is_castagnolis() -> None:
     assert crc_of(b"123456789") == 0xE3069283
 
 
-def test_a_batch_has_its_checksum_and_one_record_for_each_body() -> None:
+def test_batch_has_its_checksum_and_one_record_for_each_body() -> None:
     batch = record_batch([b"a" * 100, b"b" * 100], crc_of)
     base, size, _, magic, crc, _, last = struct.unpack_from(">qiibIhi", batch)
     assert (base, size, magic, last) == (0, len(batch) - 12, 2, 1)
@@ -81,7 +81,7 @@ def test_messages_wait_until_a_request_is_answered_and_go_together() -> None:
         wire.read_answers(produced(1, {2: 0, 3: 19}))
 
 
-def test_a_message_is_stamped_before_its_checksum_is_made() -> None:
+def test_message_is_stamped_before_its_checksum_is_made() -> None:
     wire = KafkaWire(DueSlots(first=0, count=2, body_bytes=64))
     data = wire.again_due(1, lambda body: stamped(body, 12.5))
     assert DUE.findall(data) == [b"0000000012500000000"]
@@ -111,7 +111,7 @@ def test_consumer_continues_after_the_last_complete_batch() -> None:
         consumer.take(fetched(b"", error=1))
 
 
-def test_a_consumer_stores_its_positions_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consumer_stores_its_positions_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("benchmarks.wires.kafka_consumer.monotonic_seconds", lambda: now[0])
     consumer = KafkaConsumer(Share("group", number=3, consumers=8))

@@ -40,7 +40,7 @@ def test_goals_are_met_up_to_their_limits_and_missed_above() -> None:
     assert goals({"nats": [sample(50, 1.0)]}) == []
 
 
-def test_a_page_has_a_row_for_each_rate_and_lists_omissions() -> None:
+def test_page_has_a_row_for_each_rate_and_lists_omissions() -> None:
     samples = {"floor": [sample(50, 1.0)], "raftmq": [sample(0, 0.0), sample(50, 3.0, 0.1)]}
     about = {"floor": "the floor", "raftmq": "ours"}
     text = section(about, samples, {"nats": "not installed"}, command="c", machine="m", date="d")
@@ -65,7 +65,7 @@ def test_cpu_is_divided_by_the_messages_acknowledged_not_by_those_due() -> None:
     assert not figure.is_met
 
 
-def test_a_part_of_a_run_is_not_written() -> None:
+def test_part_of_a_run_is_not_written() -> None:
     assert parse_arguments(["--rate", "50"]).no_write
     assert parse_arguments(["--quick"]).no_write
     assert not parse_arguments(["--seconds", "5"]).no_write

@@ -42,7 +42,7 @@ def test_memory_table_and_picture_have_every_process() -> None:
     assert [each.attrib["d"].count("L") for each in lines] == [59, 59]
 
 
-def test_a_run_without_samples_that_count_is_refused() -> None:
+def test_run_without_samples_that_count_is_refused() -> None:
     with pytest.raises(SystemExit):
         parse_arguments(["--minutes", "5"])
     assert parse_arguments(["--quick"]).no_write
@@ -59,7 +59,7 @@ def test_percentiles_at_half_rate_are_of_all_windows_together() -> None:
     assert figures["rate"].is_met
 
 
-def test_the_document_has_the_marks_of_both_sections() -> None:
+def test_document_has_the_marks_of_both_sections() -> None:
     for name, marks in {"memory": (BEGIN, END), "paced": PACED.marks}.items():
         document = page_of(name).read_text()
         assert [document.count(mark) for mark in marks] == [1, 1]

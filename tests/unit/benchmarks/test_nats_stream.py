@@ -62,7 +62,7 @@ async def test_server_that_hangs_up_is_a_broken_connection() -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_a_server_syncs_always_only_if_configured() -> None:
+def test_server_syncs_always_only_if_configured() -> None:
     ports = {"n0": (1, 2), "n1": (3, 4)}
     assert "sync_interval" not in configuration("n0", ports, Path("store"), "default", "1GB")
     told = configuration("n0", ports, Path("store"), "always", "1GB")

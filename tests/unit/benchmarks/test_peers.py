@@ -83,7 +83,7 @@ def test_complete_rounds_are_kept_when_a_run_is_interrupted(tmp_path: Path) -> N
     assert kept == [1, 2]
 
 
-def test_a_run_continues_an_earlier_one(tmp_path: Path) -> None:
+def test_run_continues_an_earlier_one(tmp_path: Path) -> None:
     results = tmp_path / "peers.json"
     results.write_text(json.dumps({"machine": "m", **asdict(outcome())}))
     assert earlier_run(results, Outcome) == outcome()
@@ -100,7 +100,7 @@ def test_page_notes_a_busy_machine() -> None:
     assert "Other processes used 0.85 cores meanwhile (0.02 to 1.40). **The machine was busy**" in text
 
 
-def test_a_picture_has_a_bar_for_each_figure() -> None:
+def test_picture_has_a_bar_for_each_figure() -> None:
     picture = ET.fromstring(draw(list(PEERS.values()), outcome().measured))
     bars = [each for each in picture.iter(f"{SVG}rect") if each.get("height") == "16"]
     assert len(bars) == len(LOADS) + 1

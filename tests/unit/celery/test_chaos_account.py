@@ -31,13 +31,13 @@ def test_all_is_well() -> None:
     assert (found.sent, found.chords, found.again) == (5, 1, [])
 
 
-def test_a_task_that_never_ended_is_lost() -> None:
+def test_task_that_never_ended_is_lost() -> None:
     found = of(*lines(run("a", ends=False), run("b"), run("part1"), run("part2")))
     assert sorted(found.lost) == ["a", "body"]
     assert not found.is_good
 
 
-def test_a_second_run_is_attributed_to_the_process_killed_in_the_first() -> None:
+def test_second_run_is_attributed_to_the_process_killed_in_the_first() -> None:
     again = lines(run("a", run="first", pid=7, began=5, ends=False))
     assert of(*again, *ALL, kills={7: 6.0}).is_good
     assert not of(*again, *ALL).is_good
@@ -46,14 +46,14 @@ def test_a_second_run_is_attributed_to_the_process_killed_in_the_first() -> None
     assert not of(*again, *ALL, kills={1: 6.0}).is_good, "another process was killed"
 
 
-def test_a_run_that_had_ended_long_before_explains_nothing() -> None:
+def test_run_that_had_ended_long_before_explains_nothing() -> None:
     again = lines(run("a", run="first", pid=7, began=5))
     late = [line.replace(" 10 ", " 100 ").replace(" 11", " 101") for line in ALL]
     assert of(*again, *late, kills={7: 6.0 + ACKNOWLEDGED_SECONDS}).is_good
     assert not of(*again, *late, kills={7: 6.5 + ACKNOWLEDGED_SECONDS}).is_good
 
 
-def test_a_body_runs_again_only_if_a_part_of_its_chord_did() -> None:
+def test_body_runs_again_only_if_a_part_of_its_chord_did() -> None:
     again = lines(run("body", run="first", began=11))
     assert [each.task for each in of(*ALL, *again).untraced] == ["body"]
     part = lines(run("part1", run="killed", pid=7, began=5, ends=False))
@@ -74,7 +74,7 @@ def test_account_finds_unsent_tasks_unless_sends_failed() -> None:
     assert errors == ["TimeoutError()"]
 
 
-def test_a_task_that_ends_twice_does_not_end_for_another_one() -> None:
+def test_task_that_ends_twice_does_not_end_for_another_one() -> None:
     """The program counted ends, and stopped the workers while the last task was running."""
     progress = Progress()
     assert not progress.feed(b"began r1 first 1 0.0 -\nbegan r2 first 2 0.0 -\nbegan r3 la")

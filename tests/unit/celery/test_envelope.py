@@ -26,20 +26,20 @@ def deliver_at(eta: object) -> int | None:
     return encode(message(eta), "celery", now_ms=NOW_MS, delay_max_ms=39 * DAY_MS).deliver_at_ms
 
 
-def test_an_eta_is_held_by_the_broker() -> None:
+def test_eta_is_held_by_the_broker() -> None:
     assert deliver_at((NOW + dt.timedelta(seconds=90)).isoformat()) == NOW_MS + 90_000
 
 
-def test_an_eta_in_another_time_zone() -> None:
+def test_eta_in_another_time_zone() -> None:
     berlin = dt.timezone(dt.timedelta(hours=1))
     assert deliver_at((NOW + dt.timedelta(hours=2)).astimezone(berlin).isoformat()) == NOW_MS + 7_200_000
 
 
-def test_an_eta_without_a_time_zone_is_utc() -> None:
+def test_eta_without_a_time_zone_is_utc() -> None:
     assert deliver_at("2026-03-01T13:00:00") == NOW_MS + 3_600_000
 
 
-def test_the_worker_holds_an_eta_beyond_the_broker_limit_for_the_rest() -> None:
+def test_worker_holds_an_eta_beyond_the_broker_limit_for_the_rest() -> None:
     assert deliver_at((NOW + dt.timedelta(days=400)).isoformat()) == NOW_MS + 39 * DAY_MS
 
 

@@ -202,7 +202,7 @@ async def test_messages_of_a_single_queue_arrive_by_held_pops(autojump_clock: Mo
     assert broker.requests.count("wait") == 0
 
 
-async def test_the_event_loop_stands_back_before_it_asks_for_the_next_message(
+async def test_event_loop_stands_back_before_it_asks_for_the_next_message(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that handles a message waited until the request for the next one was on its way."""
@@ -224,7 +224,7 @@ async def test_the_event_loop_stands_back_before_it_asks_for_the_next_message(
     assert broker.requests == ["pop 3", "pop 2", "held pop 2", "held pop 1"]
 
 
-async def test_a_held_pop_hands_over_before_its_task_runs_again(autojump_clock: MockClock) -> None:
+async def test_held_pop_hands_over_before_its_task_runs_again(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.until_task_runs = 0.5
     async with running(intake_of(broker, delivered, prefetch=3)):
@@ -240,7 +240,7 @@ async def test_a_held_pop_hands_over_before_its_task_runs_again(autojump_clock: 
     assert broker.acknowledged == [1], "the foreign message was not settled, or another one was"
 
 
-async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: MockClock) -> None:
+async def test_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(offset) for offset in range(3)]
     async with running(intake_of(broker, delivered, prefetch=2)) as intake:
@@ -251,7 +251,7 @@ async def test_a_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: MockC
         assert [len(delivered), len(broker.waiting)] == [3, 0]
 
 
-async def test_a_closed_channel_takes_no_message_by_a_held_pop(autojump_clock: MockClock) -> None:
+async def test_closed_channel_takes_no_message_by_a_held_pop(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         await trio.sleep(1)
@@ -260,7 +260,7 @@ async def test_a_closed_channel_takes_no_message_by_a_held_pop(autojump_clock: M
     assert [line.lost is not None for line in broker.lines] == [True]
 
 
-async def test_a_held_pop_of_a_cancelled_consumer_gives_the_message_back(autojump_clock: MockClock) -> None:
+async def test_held_pop_of_a_cancelled_consumer_gives_the_message_back(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     async with running(intake_of(broker, delivered, prefetch=2)) as intake:
         await trio.sleep(1)
@@ -284,7 +284,7 @@ async def test_with_a_second_queue_pops_are_not_held(autojump_clock: MockClock) 
     assert broker.requests == ["pop 2", "pop 2", "wait", "wait"]
 
 
-async def test_a_line_that_is_lost_is_opened_again(autojump_clock: MockClock) -> None:
+async def test_line_that_is_lost_is_opened_again(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.refresh = mock.AsyncMock()  # type: ignore[attr-defined]
     async with running(intake_of(broker, delivered, prefetch=2)):
@@ -308,7 +308,7 @@ async def test_messages_of_one_pop_are_delivered_at_once(autojump_clock: MockClo
     assert [len(batch) for batch in batches] == [2]
 
 
-async def test_an_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidden(autojump_clock: MockClock) -> None:
+async def test_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidden(autojump_clock: MockClock) -> None:
     """Tasks that were done ran again because no broker had answered for 10 s."""
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0)]
@@ -333,7 +333,7 @@ async def test_messages_done_in_short_succession_are_acknowledged_together(autoj
     assert broker.acknowledge_requests == 1
 
 
-async def test_a_message_that_comes_does_not_send_the_acknowledgements_before_it(autojump_clock: MockClock) -> None:
+async def test_message_that_comes_does_not_send_the_acknowledgements_before_it(autojump_clock: MockClock) -> None:
     """Each of one task after the other was a request, which the broker stored before the next task."""
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0)]
@@ -365,7 +365,7 @@ async def test_closing_channel_sends_pending_acknowledgements(autojump_clock: Mo
 
 
 @pytest.mark.parametrize("comes", [True, False])
-async def test_a_message_popped_while_its_channel_closes_is_given_back(autojump_clock: MockClock, comes: bool) -> None:
+async def test_message_popped_while_its_channel_closes_is_given_back(autojump_clock: MockClock, comes: bool) -> None:
     """It was hidden until the visibility timeout: nobody read the answer of the broker."""
     broker, delivered = OneQueue(), list[Delivery]()
     async with running(intake_of(broker, delivered, prefetch=2)) as intake:

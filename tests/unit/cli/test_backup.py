@@ -70,7 +70,7 @@ class Clock:
         self.slept += seconds
 
 
-def test_the_rate_holds_and_a_pause_is_not_caught_up() -> None:
+def test_rate_holds_and_a_pause_is_not_caught_up() -> None:
     """After a second in which the disk hung or the process was stopped, it must not copy twice as fast."""
     clock = Clock()
     pace = command.Pace(1000.0, clock=clock.read, sleep=clock.sleep)
@@ -107,7 +107,7 @@ def test_unreachable_name_servers_do_not_prevent_a_copy(data_dir: Path, tmp_path
     assert "does not say whether n1 is the leader" in result.stderr
 
 
-def test_a_leader_copies_nothing_without_the_leader_option(
+def test_leader_copies_nothing_without_the_leader_option(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "_leads", lambda source, namesrv: True)
@@ -128,7 +128,7 @@ def test_damaged_backup_ends_with_code_1(data_dir: Path, tmp_path: Path) -> None
     assert "damaged" in str(failed)
 
 
-def test_a_directory_without_a_backup_is_reported(tmp_path: Path) -> None:
+def test_directory_without_a_backup_is_reported(tmp_path: Path) -> None:
     failed = refusal(run("verify", tmp_path))
     assert failed.exit_code == EXIT_REFUSED
     assert "there is no backup in it" in str(failed)

@@ -99,7 +99,7 @@ def test_large_files_are_uploaded_in_parts_and_read_in_ranges(
 
 
 @pytest.mark.slow
-def test_an_endpoint_lost_midway_leaves_the_backup_unchanged(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_endpoint_lost_midway_leaves_the_backup_unchanged(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     taken(storage, tmp_path / "n1")
     before = storage.content("a/broker/manifest.json")
@@ -123,7 +123,7 @@ def test_an_endpoint_lost_midway_leaves_the_backup_unchanged(storage: ObjectStor
 
 
 @pytest.mark.slow
-def test_a_run_that_dies_before_its_manifest_changes_nothing(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_run_that_dies_before_its_manifest_changes_nothing(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     taken(storage, tmp_path / "n1")
     grow(tmp_path / "n1", 200)
@@ -156,7 +156,7 @@ def test_denied_access_is_reported(storage: ObjectStorage, tmp_path: Path, metho
     assert verified(storage)["last_index"] == (120 if method == "DELETE" else 110)
 
 
-def test_a_missing_bucket_is_reported(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_missing_bucket_is_reported(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 10)
     failed = refusal(taken(storage, tmp_path / "n1", target="s3://nobody-has-this/x"))
     assert failed.exit_code == EXIT_REFUSED
@@ -165,7 +165,7 @@ def test_a_missing_bucket_is_reported(storage: ObjectStorage, tmp_path: Path) ->
     assert failed.exit_code == EXIT_REFUSED
 
 
-def test_a_prefix_without_a_backup_or_with_foreign_objects_is_reported(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_prefix_without_a_backup_or_with_foreign_objects_is_reported(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 10)
     failed = refusal(run(storage, "backup", "verify", TARGET))
     assert (failed.exit_code, "there is no backup in it" in str(failed)) == (EXIT_REFUSED, True)
@@ -226,7 +226,7 @@ def test_later_of_two_concurrent_runs_is_refused(storage: ObjectStorage, tmp_pat
         assert verified(storage)["last_index"] == known + 100
 
 
-def test_a_lost_answer_to_the_manifest_write_is_not_a_conflict(storage: ObjectStorage) -> None:
+def test_lost_answer_to_the_manifest_write_is_not_a_conflict(storage: ObjectStorage) -> None:
     store, other = open_s3(TARGET, storage.url), open_s3(TARGET, storage.url)
     assert store.load_manifest() is other.load_manifest() is None
     store.replace_manifest(b"one")
@@ -239,7 +239,7 @@ def test_a_lost_answer_to_the_manifest_write_is_not_a_conflict(storage: ObjectSt
     other.close()
 
 
-def test_a_backup_directory_copied_elsewhere_can_be_restored_from_there(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_backup_directory_copied_elsewhere_can_be_restored_from_there(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     directory = tmp_path / "backup"
     CliRunner().invoke(app, ["backup", str(directory), "--data-dir", str(tmp_path / "n1"), "--namesrv", "127.0.0.1:1"])

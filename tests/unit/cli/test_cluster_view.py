@@ -55,7 +55,7 @@ def test_registered_replica_that_does_not_answer_is_unreachable() -> None:
     assert [replica.role for replica in group.replicas if replica.address == "127.0.0.1:10913"] == [UNREACHABLE]
 
 
-def test_a_replica_that_hangs_is_shown_once_with_its_node_id() -> None:
+def test_replica_that_hangs_is_shown_once_with_its_node_id() -> None:
     """It used to be there twice: registered as "id 3" with an address, and as n2 from the leader's view."""
     leader = figures("n0", "leader", peers=peers(n1=(100, True), n2=(90, False)))
     [group] = group_statuses([answer(0, leader), answer(2, figures("n1", "follower")), answer(3, None)])
@@ -66,7 +66,7 @@ def test_a_replica_that_hangs_is_shown_once_with_its_node_id() -> None:
     ]
 
 
-def test_an_answering_replica_is_not_confused_with_a_dead_address() -> None:
+def test_answering_replica_is_not_confused_with_a_dead_address() -> None:
     """An earlier address of n1 is still registered. Taken for n1, it hid that n1 is well."""
     leader = figures("n0", "leader", peers=peers(n1=(100, True)))
     [group] = group_statuses([answer(0, leader), answer(1, figures("n1", "follower")), answer(2, None)])
@@ -77,7 +77,7 @@ def test_an_answering_replica_is_not_confused_with_a_dead_address() -> None:
     ]
 
 
-def test_an_unlisted_dead_replica_is_shown_from_the_view_of_the_leader() -> None:
+def test_unlisted_dead_replica_is_shown_from_the_view_of_the_leader() -> None:
     leader = figures("n1", "leader", peers=peers(n0=(60, False), n2=(100, True)))
     [group] = group_statuses([answer(0, leader), answer(3, figures("n2", "follower"))])
     [dead] = [replica for replica in group.replicas if replica.role == UNREACHABLE]
@@ -160,7 +160,7 @@ def test_learners_priorities_bases_and_disks_are_shown() -> None:
     assert "log allow-vote" not in shown(group), "it votes again by itself"
 
 
-def test_a_broker_that_refuses_to_answer_is_not_just_unreachable() -> None:
+def test_broker_that_refuses_to_answer_is_not_just_unreachable() -> None:
     """It has accounts, and the command has no keys."""
     refused = BrokerAnswer("C", "broker-a", 2, "10.0.0.1:10911", None, "the request is not signed")
     [group] = group_statuses([refused])

@@ -173,7 +173,7 @@ def test_dev_checks_its_ports_before_changing_files(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_group_without_a_leader_is_described_in_words(status: GroupStatus | None, words: str) -> None:
+def test_group_without_a_leader_is_described_in_words(status: GroupStatus | None, words: str) -> None:
     assert _in_words(status) == words
 
 
@@ -183,7 +183,7 @@ def test_directory_remembers_its_ports(tmp_path: Path) -> None:
     assert choose_ports(tmp_path, 3, None, None) == chosen
 
 
-def test_a_directory_with_a_running_group_is_refused_and_left_unchanged(tmp_path: Path) -> None:
+def test_directory_with_a_running_group_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     ports = Ports.free(1)
     with (
         held(tmp_path),
@@ -234,19 +234,19 @@ def test_dev_checks_settings_before_changing_files(tmp_path: Path, setting: str,
         ({"join": True, "replication_listen": "127.0.0.1:1"}, "--node-id is missing"),
     ],
 )
-def test_a_broker_without_an_identity_creates_no_directory(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+def test_broker_without_an_identity_creates_no_directory(tmp_path: Path, given: dict[str, Any], words: str) -> None:
     with pytest.raises(CommandFailed, match=words) as refused:
         broker(data_dir=tmp_path / "data", **given)
     assert refused.value.exit_code == EXIT_REFUSED
     assert not (tmp_path / "data").exists()
 
 
-def test_a_filter_that_is_wrong_is_a_message_and_no_traceback() -> None:
+def test_filter_that_is_wrong_is_a_message_and_no_traceback() -> None:
     with pytest.raises(CommandFailed, match="names no tag"):
         consume("Topic", "group", tags="||")
 
 
-def test_the_last_words_of_a_server_are_its_error_without_the_frame(tmp_path: Path) -> None:
+def test_last_words_of_a_server_are_its_error_without_the_frame(tmp_path: Path) -> None:
     log = tmp_path / "n0.log"
     log.write_text(
         "{}\n  + Exception Group Traceback\n    | OSError: the reason\n    +------------------------------------\n"

@@ -53,7 +53,7 @@ def test_unknown_outcome_that_was_not_stored_is_not_lost() -> None:
     assert verdict.outcome_unknown == 1
 
 
-def test_a_stored_unknown_outcome_is_not_a_duplicate() -> None:
+def test_stored_unknown_outcome_is_not_a_duplicate() -> None:
     story = Story().send(0, Q0, 0).get(0, Q0, 0)
     story.history.sent += 1
     story.history.unknown.add(1)
@@ -77,7 +77,7 @@ def test_redelivery_after_a_rebalance_is_a_duplicate_and_good() -> None:
     assert verdict.duplicates == 3
 
 
-def test_a_new_message_with_a_lower_offset_is_out_of_order() -> None:
+def test_new_message_with_a_lower_offset_is_out_of_order() -> None:
     story = Story().send(0, Q0, 0).send(1, Q0, 1).get(1, Q0, 1).get(0, Q0, 0)
     assert story.history.verdict().out_of_order == 1
 

@@ -78,7 +78,7 @@ def test_second_run_keeps_existing_certificates(tmp_path: Path) -> None:
 
 @needs_openssl
 @pytest.mark.parametrize("server", ["n0", "n0=", "=10.0.0.1", "n0=a,,b", "n0=a b", "../n0=a", "ca=a", "n0=$(id)"])
-def test_a_wrong_argument_is_one_line_and_makes_nothing(tmp_path: Path, server: str) -> None:
+def test_wrong_argument_is_one_line_and_makes_nothing(tmp_path: Path, server: str) -> None:
     done = subprocess.run([str(SCRIPT), str(tmp_path / "c"), server], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert re.fullmatch(r"raftmq: .*\n", done.stderr)
@@ -107,7 +107,7 @@ def test_samples_for_systemd_are_valid_settings(tmp_path: Path, with_tls: bool) 
         assert loaded.tls_mode == ("enforcing" if with_tls else "disabled")
 
 
-def test_a_unit_is_not_restarted_with_settings_that_cannot_work() -> None:
+def test_unit_is_not_restarted_with_settings_that_cannot_work() -> None:
     for unit in ("broker", "namesrv"):
         assert "\nRestartPreventExitStatus=2\n" in (DEPLOY / "systemd" / f"raftmq-{unit}.service").read_text()
 
@@ -140,7 +140,7 @@ def pod(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_pod_keeps_a_secret_that_was_changed_by_command(pod: Path) -> None:
+def test_pod_keeps_a_secret_that_was_changed_by_command(pod: Path) -> None:
     assert start_of_a_pod(pod) == "first\n"
     secret = pod / "data" / "group.secret"
     secret.write_text("second\nfirst\n")
@@ -148,13 +148,13 @@ def test_a_pod_keeps_a_secret_that_was_changed_by_command(pod: Path) -> None:
     assert start_of_a_pod(pod) == "second\nfirst\n"
 
 
-def test_a_pod_takes_a_secret_that_was_changed_in_kubernetes(pod: Path) -> None:
+def test_pod_takes_a_secret_that_was_changed_in_kubernetes(pod: Path) -> None:
     start_of_a_pod(pod)
     (pod / "credentials" / "group.secret").write_text("second\nfirst\n")
     assert start_of_a_pod(pod) == "second\nfirst\n"
 
 
-def test_a_pod_of_an_earlier_chart_keeps_its_changed_secret(pod: Path) -> None:
+def test_pod_of_an_earlier_chart_keeps_its_changed_secret(pod: Path) -> None:
     (pod / "data" / "group.secret").write_text("second\nfirst\n")
     (pod / "data" / "group.secret").chmod(0o600)
     assert start_of_a_pod(pod) == "second\nfirst\n"
@@ -189,7 +189,7 @@ def test_rendered_chart_is_valid_and_monitored(tmp_path: Path, values: str) -> N
                 assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}, service["metadata"]
 
 
-def test_an_installation_gets_the_hashes_of_the_lock(tmp_path: Path) -> None:
+def test_installation_gets_the_hashes_of_the_lock(tmp_path: Path) -> None:
     installed = [
         {"metadata": {"name": "Ruamel.yaml_x"}, "download_info": {"url": "https://pypi.org/x.whl"}},
         {"metadata": {"name": "raftmq"}, "download_info": {"url": "file:///x", "dir_info": {}}},

@@ -27,7 +27,7 @@ def test_size_of_log_files_stays(tmp_path: Path, first: dict[str, str], again: d
     assert again["segment_bytes"] == expected
 
 
-def test_a_directory_from_before_keeps_its_files(tmp_path: Path) -> None:
+def test_directory_from_before_keeps_its_files(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{}")
     settings: dict[str, str] = {}
     remember_segment_bytes(tmp_path, settings)
@@ -45,7 +45,7 @@ def test_ports_of_sixteen_groups_and_their_metrics_differ() -> None:
 
 
 @pytest.mark.trio
-async def test_a_directory_of_two_groups_is_not_started_with_one(tmp_path: Path) -> None:
+async def test_directory_of_two_groups_is_not_started_with_one(tmp_path: Path) -> None:
     assert count_groups(tmp_path) == 0
     for number in range(2):
         group_directory(tmp_path, number).mkdir(exist_ok=True)

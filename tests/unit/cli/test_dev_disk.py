@@ -27,11 +27,11 @@ def note(percent: float, *, is_new: bool = False, ratios: BrokerSettings = PLAIN
     return check_disk(DATA, ratios, is_new=is_new, usage=lambda _: usage(percent))
 
 
-def test_a_disk_with_room_is_not_mentioned() -> None:
+def test_disk_with_room_is_not_mentioned() -> None:
     assert note(79.9, is_new=True) is None
 
 
-def test_a_file_system_without_a_size_has_room() -> None:
+def test_file_system_without_a_size_has_room() -> None:
     """A tmpfs without a limit; `raftmq dev` ended with a ZeroDivisionError."""
     assert check_disk(DATA, PLAIN, is_new=True, usage=lambda _: (0, 0)) is None
 
@@ -43,14 +43,14 @@ def test_warning_reports_early_deletion() -> None:
     )
 
 
-def test_a_group_with_data_starts_on_a_full_disk_for_its_consumers() -> None:
+def test_group_with_data_starts_on_a_full_disk_for_its_consumers() -> None:
     assert note(93) == (
         "the disk of /data is 93 % full, with 17.5 GB free: above 90 % (disk_full_ratio), brokers refuse messages. "
         "Free some space, use --dir for another disk, or allow more with --set disk_full_ratio=0.95"
     )
 
 
-def test_a_new_group_is_not_started_on_a_full_disk() -> None:
+def test_new_group_is_not_started_on_a_full_disk() -> None:
     with pytest.raises(ServersFailed, match=r"above 90 % \(disk_full_ratio\), brokers refuse messages"):
         note(93, is_new=True)
 
@@ -66,7 +66,7 @@ def test_nothing_is_started_on_a_disk_on_which_no_leader_could_serve(is_new: boo
 
 
 @pytest.mark.parametrize("percent", [90, 91.2, 96.9])
-def test_the_setting_that_is_proposed_is_enough(percent: float) -> None:
+def test_setting_that_is_proposed_is_enough(percent: float) -> None:
     with pytest.raises(ServersFailed) as failed:
         note(percent, is_new=True)
     ratio = float(str(failed.value).rpartition("disk_full_ratio=")[2])
@@ -74,7 +74,7 @@ def test_the_setting_that_is_proposed_is_enough(percent: float) -> None:
     assert "they refuse messages" in (note(percent, is_new=True, ratios=allowed) or "")
 
 
-def test_a_missing_directory_is_checked_by_the_disk_of_its_parent(tmp_path: Path) -> None:
+def test_missing_directory_is_checked_by_the_disk_of_its_parent(tmp_path: Path) -> None:
     asked: list[Path] = []
 
     def ask(path: Path) -> tuple[int, int]:

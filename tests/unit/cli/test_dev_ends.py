@@ -31,7 +31,7 @@ class SomeServers:
 
 
 @pytest.mark.trio
-async def test_a_server_that_ends_is_named_once(autojump_clock: Any) -> None:
+async def test_server_that_ends_is_named_once(autojump_clock: Any) -> None:
     """A killed replica went unnoticed until the user asked for the status."""
     servers, out = SomeServers(), io.StringIO()
     async with trio.open_nursery() as nursery:

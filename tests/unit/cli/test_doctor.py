@@ -105,7 +105,7 @@ def only(findings: list[Finding]) -> tuple[Severity, str]:
     return finding.severity, f"{finding.subject} {finding.what}"
 
 
-def test_a_healthy_cluster_has_no_findings() -> None:
+def test_healthy_cluster_has_no_findings() -> None:
     assert found() == []
     assert summary([]) == "Nothing is wrong."
 
@@ -155,7 +155,7 @@ def test_doctor_reports_nothing_within_bounds(more: dict[str, Any]) -> None:
     assert found(group(figures("n0", "leader"), figures("n1", **more), figures("n2"))) == []
 
 
-def test_a_replica_that_lags() -> None:
+def test_replica_that_lags() -> None:
     status = group(figures("n0", "leader"), figures("n1"), figures("n2", commitPosition=0), match={"n2": 100})
     assert only(found(status)) == (
         Severity.WARNING,
@@ -163,7 +163,7 @@ def test_a_replica_that_lags() -> None:
     )
 
 
-def test_a_replica_that_does_not_answer() -> None:
+def test_replica_that_does_not_answer() -> None:
     severity, what = only(found(group(figures("n0", "leader"), figures("n1"), None)))
     assert severity is Severity.WARNING
     assert what.endswith("does not answer; broker-a tolerates no further failure")
@@ -193,7 +193,7 @@ def test_doctor_reports_missing_brokers() -> None:
     assert finding.what == "no broker is registered at the name servers"
 
 
-def test_a_broker_of_apache_rocketmq_is_not_judged_by_raft() -> None:
+def test_broker_of_apache_rocketmq_is_not_judged_by_raft() -> None:
     answer = BrokerAnswer("C", "broker-a", 0, "10.0.0.1:10911", {"brokerVersionDesc": "V5_5_0"}, None, 1.0, 2.0)
     [status] = group_statuses([answer])
     assert status.is_stock
@@ -217,7 +217,7 @@ def test_differing_settings_are_reported_except_those_of_one_replica() -> None:
     ("access", "address", "count"),
     [("on", "10.0.0.7:9876", 1), ("off", "10.0.0.7:9876", 0), ("on", "127.0.0.1:9876", 0)],
 )
-def test_a_name_server_without_accounts_is_named_if_brokers_have_some(access: str, address: str, count: int) -> None:
+def test_name_server_without_accounts_is_named_if_brokers_have_some(access: str, address: str, count: int) -> None:
     replica = ReplicaStatus("n0", "10.0.0.1:10911", "leader", figures={"raftmq.accessControl": access})
     groups = [GroupStatus("C", "broker-a", None, "n0", (replica,))]
     survey = Survey(groups, {}, {}, {}, IDLE, "", NOW_MS, open_name_servers=frozenset({address}))
@@ -236,7 +236,7 @@ def test_name_servers_that_are_silent_or_know_less() -> None:
     assert findings[1].what == "does not know 10.0.0.2:10911, as another name server does"
 
 
-def test_a_host_that_does_not_resolve() -> None:
+def test_host_that_does_not_resolve() -> None:
     assert "does not resolve" in only(found(unresolved={"mq-7": "Name or service not known"}))[1]
 
 
@@ -257,7 +257,7 @@ def lagging(*, last_ms: int = NOW_MS - 5 * 60_000, offset: int = 100, moved: int
     )
 
 
-def test_a_group_that_does_not_progress_is_named_with_its_members() -> None:
+def test_group_that_does_not_progress_is_named_with_its_members() -> None:
     severity, what = only(found(consumers=lagging()))
     assert severity is Severity.WARNING
     assert what == (
@@ -266,7 +266,7 @@ def test_a_group_that_does_not_progress_is_named_with_its_members() -> None:
     )
 
 
-def test_a_group_that_progresses_or_has_just_consumed_is_not_stuck() -> None:
+def test_group_that_progresses_or_has_just_consumed_is_not_stuck() -> None:
     assert found(consumers=lagging(moved=1)) == []
     assert found(consumers=lagging(last_ms=NOW_MS - 1000)) == []
 
@@ -277,13 +277,13 @@ def test_messages_that_came_during_the_watch_do_not_make_a_group_stuck() -> None
     assert found(consumers=replace(consumers, before=before)) == []
 
 
-def test_a_group_without_members_or_disabled() -> None:
+def test_group_without_members_or_disabled() -> None:
     assert "has no members; 900 messages wait" in only(found(consumers=replace(lagging(), members={"billing": []})))[1]
     config = SubscriptionGroupConfig("billing", consume_enable=False)
     assert "is disabled; 900 messages" in only(found(consumers=replace(lagging(), configs={"billing": config})))[1]
 
 
-def test_a_group_with_unknown_members_is_not_reported_as_empty() -> None:
+def test_group_with_unknown_members_is_not_reported_as_empty() -> None:
     """The remedy for a group without members is to delete it: a broker that answered too late caused that advice."""
     assert found(consumers=replace(lagging(moved=1), members={})) == []
     what = only(found(consumers=replace(lagging(), members={})))[1]
@@ -322,7 +322,7 @@ def test_messages_that_the_size_of_their_topic_will_delete(begin: int, warns: bo
         assert finding.remedy.endswith("raftmq topic update Orders --retention-bytes BYTES")
 
 
-def test_an_offset_beyond_the_end() -> None:
+def test_offset_beyond_the_end() -> None:
     progress = {"billing": {QUEUE: GroupProgress(QueueOffset(10), QueueOffset(30), 0)}}
     assert "offsets beyond the end of Orders broker-a/3" in only(found(consumers=replace(IDLE, after=progress)))[1]
 
@@ -342,7 +342,7 @@ def test_dead_letters_are_worse_while_they_are_fresh(age_ms: int, severity: Seve
         (3000, Severity.WARNING, "its quota is used up; 3,000 requests were refused; 1,200 had to wait"),
     ],
 )
-def test_a_throttled_user_is_a_finding(refused: int, severity: Severity, text: str) -> None:
+def test_throttled_user_is_a_finding(refused: int, severity: Severity, text: str) -> None:
     status = group(figures("n0", "leader"), figures("n1"), figures("n2"))
     who = Throttled(kind="user", name="billing", direction="produce", delayed=1200, refused=refused, seconds_ago=2.0)
     address = next(each.address for each in status.replicas if each.role == "leader")

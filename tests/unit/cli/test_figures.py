@@ -34,7 +34,7 @@ from mq.cli.figures import figures_table, readable, unit_of
         ("scheduleMessageOffset_3", "4,5", "messages delivered, stored", "4,5"),
     ],
 )
-def test_a_figure_has_its_unit(name: str, text: str, unit: str, shown: str) -> None:
+def test_figure_has_its_unit(name: str, text: str, unit: str, shown: str) -> None:
     assert (unit_of(name), readable(name, text)) == (unit, shown)
 
 

@@ -42,7 +42,7 @@ def test_joining_node_accepts_the_shown_secret(tmp_path: Path, n0: Path) -> None
     assert run("show", "--file", joining / FILE_NAME).output == shown.output
 
 
-def test_a_secret_is_exchanged_in_two_steps(tmp_path: Path, n0: Path) -> None:
+def test_secret_is_exchanged_in_two_steps(tmp_path: Path, n0: Path) -> None:
     n1 = tmp_path / "n1"
     run("set", "--data-dir", n1, stdin=run("show", "--data-dir", n0).output)
     (old,) = secrets_of(n0)
@@ -58,7 +58,7 @@ def test_a_secret_is_exchanged_in_two_steps(tmp_path: Path, n0: Path) -> None:
     assert "only one secret" in refusal(run("drop-old", "--data-dir", n0))
 
 
-def test_a_replica_is_not_cut_off_by_mistake(tmp_path: Path, n0: Path) -> None:
+def test_replica_is_not_cut_off_by_mistake(tmp_path: Path, n0: Path) -> None:
     before = secrets_of(n0)
     assert "cut the replica off from its group" in refusal(run("set", "--data-dir", n0, stdin="ab" * 32))
     for garbage in ("", "hello", "ab" * 31, "\xff" * 64):

@@ -57,13 +57,13 @@ async def transferred(leader: Leader) -> tuple[bool, float]:
     return answer.done, trio.current_time() - begin
 
 
-async def test_a_new_member_leads_once_it_has_answered_a_heartbeat(autojump_clock: MockClock) -> None:
+async def test_new_member_leads_once_it_has_answered_a_heartbeat(autojump_clock: MockClock) -> None:
     done, seconds = await transferred(Leader(trio.current_time() + 0.35))
     assert done
     assert 0.35 <= seconds < 0.6
 
 
-async def test_a_member_that_never_answers_is_refused_after_some_heartbeats(autojump_clock: MockClock) -> None:
+async def test_member_that_never_answers_is_refused_after_some_heartbeats(autojump_clock: MockClock) -> None:
     done, seconds = await transferred(Leader(float("inf")))
     assert not done
     assert 2.0 <= seconds < 2.5
@@ -72,7 +72,7 @@ async def test_a_member_that_never_answers_is_refused_after_some_heartbeats(auto
 @pytest.mark.parametrize(
     "leader", [Leader(float("inf"), lag=300), Leader(float("inf"), disk_ok=False)], ids=["behind", "disk full"]
 )
-async def test_a_member_that_cannot_lead_soon_is_refused_at_once(autojump_clock: MockClock, leader: Leader) -> None:
+async def test_member_that_cannot_lead_soon_is_refused_at_once(autojump_clock: MockClock, leader: Leader) -> None:
     done, seconds = await transferred(leader)
     assert not done
     assert seconds == 0.0

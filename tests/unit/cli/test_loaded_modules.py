@@ -11,7 +11,7 @@ NEEDED_BY_SERVERS = ("mq.broker", "mq.namesrv", "mq.proxy", "raftlog", "promethe
 
 
 @pytest.mark.parametrize("module", ["status", "topics", "dead_letters"])
-def test_a_command_loads_no_server(module: str) -> None:
+def test_command_loads_no_server(module: str) -> None:
     program = f"import sys, mq.cli.front, mq.cli.logs, mq.cli.{module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = {name for name in done.stdout.split() if name.startswith(NEEDED_BY_SERVERS)}
@@ -32,7 +32,7 @@ def test_a_command_loads_no_server(module: str) -> None:
         "mq.store.key_index.builder",
     ],
 )
-def test_a_program_of_a_process_of_its_own_can_be_imported_first(module: str) -> None:
+def test_program_of_a_process_of_its_own_can_be_imported_first(module: str) -> None:
     """Other tests fork it from an interpreter that has imported everything, where no circle of imports would show."""
     done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ async def test_groups_keep_their_attributes() -> None:
     assert len(said) == 2, "they are there"
 
 
-async def test_a_group_is_created_without_attributes_if_the_target_refuses_them() -> None:
+async def test_group_is_created_without_attributes_if_the_target_refuses_them() -> None:
     target, said = Cluster(is_old=True), list[str]()
     await create_groups(SOURCE, target, said.append)
     assert (target.groups["agents"].attributes, target.groups["agents"].retry_max_times) == ({}, 3)
@@ -69,7 +69,7 @@ class Topics:
         self.attributes[topic] = attributes
 
 
-async def test_a_target_that_keeps_less_gets_a_topic_without_its_retention_time() -> None:
+async def test_target_that_keeps_less_gets_a_topic_without_its_retention_time() -> None:
     target: Any = Topics()
     said: list[str] = []
     for name, attributes in (("T", {"reserve.time": "72", "owner": "billing"}), ("U", {"owner": "shop"})):
@@ -101,7 +101,7 @@ class OldTopics:
         ),
     ],
 )
-async def test_a_target_without_some_limits_gets_a_topic_without_these(unknown: list[str], said: str) -> None:
+async def test_target_without_some_limits_gets_a_topic_without_these(unknown: list[str], said: str) -> None:
     target: Any = OldTopics(*unknown)
     heard: list[str] = []
     limits = {"reserve.bytes": "1048576", "quota.stored.bytes": "9"}
@@ -113,14 +113,14 @@ async def test_a_target_without_some_limits_gets_a_topic_without_these(unknown: 
     assert heard[0] == said
 
 
-async def test_a_refusal_that_no_limit_causes_ends_the_attempts() -> None:
+async def test_refusal_that_no_limit_causes_ends_the_attempts() -> None:
     target: Any = OldTopics("owner")
     topic = NewTopic("broker-a", TopicConfig("T", attributes={"reserve.bytes": "1048576", "owner": "billing"}))
     with pytest.raises(BrokerError, match="owner"):
         await create_topic(target, topic, lambda _: None)
 
 
-async def test_a_topic_that_the_target_cannot_compact_is_left_out_and_named() -> None:
+async def test_topic_that_the_target_cannot_compact_is_left_out_and_named() -> None:
     target: Any = OldTopics("cleanup.policy")
     topics = [
         NewTopic("broker-a", TopicConfig("Prices", attributes={"cleanup.policy": "COMPACTION"})),

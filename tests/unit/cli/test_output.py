@@ -13,7 +13,7 @@ from mq.inspection.formatting import some_of, time_of
 
 
 @pytest.mark.parametrize("rows", [[], [1], [{"a": 1}, {"b": [2, {"c": None}]}], ["line\nfeed", "x"]])
-def test_an_array_printed_by_row_looks_like_a_whole_one(rows: list[object], capsys: pytest.CaptureFixture[str]) -> None:
+def test_array_printed_by_row_looks_like_a_whole_one(rows: list[object], capsys: pytest.CaptureFixture[str]) -> None:
     print_json_array(iter(rows))
     assert capsys.readouterr().out == json.dumps(rows, indent=2) + "\n"
 
@@ -29,11 +29,11 @@ def test_an_array_printed_by_row_looks_like_a_whole_one(rows: list[object], caps
         (2**63 - 1, None),
     ],
 )
-def test_a_time_is_printed_in_utc(milliseconds: int | None, text: str | None) -> None:
+def test_time_is_printed_in_utc(milliseconds: int | None, text: str | None) -> None:
     assert time_of(milliseconds) == text
 
 
-def test_a_time_that_was_printed_can_be_given_to_another_command() -> None:
+def test_time_that_was_printed_can_be_given_to_another_command() -> None:
     text = time_of(1_772_357_400_007)
     assert text is not None
     assert parse_time(text) == dt.datetime(2026, 3, 1, 9, 30, 0, 7000, tzinfo=dt.UTC)
@@ -47,7 +47,7 @@ def test_parser_refuses_other_texts_as_times(text: str) -> None:
         parse_time(text)
 
 
-def test_a_long_list_names_some_and_counts_the_rest() -> None:
+def test_long_list_names_some_and_counts_the_rest() -> None:
     """`raftmq topic delete` named all 300 groups with offsets before it asked."""
     assert some_of([f"g{number}" for number in range(300)]) == "g0, g1, g2, g3, g4 and 295 more"
     assert some_of(["a", "b"]) == "a, b"

@@ -48,14 +48,14 @@ def test_processes_choose_different_ports_before_listening() -> None:
     assert len(chosen) == len(set(chosen)) == 360
 
 
-def test_a_process_that_has_ended_gives_its_ports_back() -> None:
+def test_process_that_has_ended_gives_its_ports_back() -> None:
     code = f"from mq.local_cluster.own_ports import OwnPorts; print(OwnPorts({FIRST}, {FIRST + BLOCK_PORTS}).take(3))"
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
         assert int(done.stdout) == FIRST
 
 
-def test_a_child_of_a_fork_takes_other_ports_than_its_parent() -> None:
+def test_child_of_a_fork_takes_other_ports_than_its_parent() -> None:
     with own_ports(2) as ports:
         parent = ports.take(1)
         reading, writing = os.pipe()

@@ -35,7 +35,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "migrating-from-rocketmq.md"
 BEGIN, END = "<!-- keys -->", "<!-- end of keys -->"
 
 
-def test_the_file_of_a_dledger_group_starts_a_replica() -> None:
+def test_file_of_a_dledger_group_starts_a_replica() -> None:
     converted = convert(DLEDGER, Path("/conf"))
     settings = BrokerSettings(**converted.settings)
     assert (settings.cluster, settings.group, settings.node_id) == ("RaftCluster", "RaftNode00", "n0")
@@ -130,7 +130,7 @@ def test_every_setting_that_a_key_names_is_there() -> None:
     assert {taken.setting for taken in TAKEN.values()} <= BrokerSettings.model_fields.keys()
 
 
-def test_the_guide_has_every_key() -> None:
+def test_guide_has_every_key() -> None:
     """With REWRITE=1 the table is written anew."""
     rows = [f"| `{key}` | `{taken.setting}` | {taken.about} |" for key, taken in sorted(TAKEN.items())]
     rows += [f"| `{key}` | | {reason} |" for key, reason in sorted(NOT_APPLICABLE.items())]

@@ -14,7 +14,7 @@ FOUR = TopicConfig("T", 4, 4)
 FIFO = TopicConfig("T", 4, 2, perm=4, order=True, attributes={"message.type": "FIFO"})
 
 
-def test_a_new_topic_is_created_everywhere_with_the_defaults() -> None:
+def test_new_topic_is_created_everywhere_with_the_defaults() -> None:
     settings, groups = settings_to_create("T", NOTHING, {}, ["b", "a"])
     assert (settings, groups) == (TopicSettings(8, 8, 6, order=False), ["a", "b"])
 

@@ -59,7 +59,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("command", ["run", "backfill", "status", "verify", "compact"])
-def test_a_wrong_file_is_refused_by_every_command(command: str, file: Path) -> None:
+def test_wrong_file_is_refused_by_every_command(command: str, file: Path) -> None:
     file.write_text(PIPELINE.replace("parquet", "parket"))
     failed = failure(command, file)
     assert f"{file}:3: table.format must be parquet or delta or iceberg" in str(failed)
@@ -97,20 +97,20 @@ def test_command_returns_error_and_exit_code_of_the_driver(code: int, file: Path
     assert (str(failed), failed.exit_code) == ("stopped at an offset", code)
 
 
-def test_a_driver_that_dies_is_a_failure(file: Path, driver: Any) -> None:
+def test_driver_that_dies_is_a_failure(file: Path, driver: Any) -> None:
     driver(COMMIT, code=9)
     assert "Spark ended with exit code 9" in str(failure("run", file))
     driver("not a result")
     assert "Spark ended without a result" in str(failure("verify", file))
 
 
-def test_a_driver_that_gave_its_commit_up_is_a_failure(file: Path, driver: Any) -> None:
+def test_driver_that_gave_its_commit_up_is_a_failure(file: Path, driver: Any) -> None:
     driver(COMMIT, code=GAVE_UP)
     failed = failure("run", file)
     assert (failed.exit_code, str(failed).partition(":")[0]) == (1, "the commit that was being made was given up")
 
 
-def test_a_second_signal_gives_up_the_commit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_signal_gives_up_the_commit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handlers: dict[int, Any] = {}
     seen: list[str] = []
 
@@ -134,7 +134,7 @@ def test_a_second_signal_gives_up_the_commit(file: Path, monkeypatch: pytest.Mon
     assert (seen, Driver.stdin.closed) == (["terminated"], True)
 
 
-def test_a_driver_ends_when_the_process_that_started_it_has_gone() -> None:
+def test_driver_ends_when_the_process_that_started_it_has_gone() -> None:
     program = (
         "import time; from spark.tables.pace import end_with_input as end; end(); print(1, flush=True); time.sleep(600)"
     )
@@ -147,7 +147,7 @@ def test_a_driver_ends_when_the_process_that_started_it_has_gone() -> None:
         assert process.wait(60) == GAVE_UP
 
 
-def test_a_table_that_differs_from_its_topic_fails(file: Path, driver: Any) -> None:
+def test_table_that_differs_from_its_topic_fails(file: Path, driver: Any) -> None:
     queue = {
         "broker_name": "a",
         "queue_id": 0,

@@ -69,7 +69,7 @@ def keep_reasons(report: UpgradeReport) -> dict[str, str]:
     return {member.node_id: member.keep_reason for member in report.members}
 
 
-def test_a_healthy_group_is_upgraded_followers_first_and_the_leader_last() -> None:
+def test_healthy_group_is_upgraded_followers_first_and_the_leader_last() -> None:
     order = []
     software = {"n0": OLD, "n1": OLD, "n2": OLD}
     for _ in range(3):
@@ -105,14 +105,14 @@ def test_features_are_named_by_level() -> None:
     assert upgrade_check.conclusions(report)[0] == "Features that are on: topic-identities, users, bound-proofs."
 
 
-def test_a_setting_that_holds_the_level_back_is_named() -> None:
+def test_setting_that_holds_the_level_back_is_named() -> None:
     held = NEW | {"formatLevelMax": "1"}
     report = report_of(figures("n0", "leader", **NEW), figures("n1", **held), figures("n2", **NEW))
     assert report.held_back_by == ("n1",)
     assert upgrade_check.conclusions(report)[0] == "The format level does not rise further because of n1."
 
 
-def test_a_stopped_member_comes_back_before_the_next_one_is_stopped() -> None:
+def test_stopped_member_comes_back_before_the_next_one_is_stopped() -> None:
     report = report_of(figures("n0", "leader", **NEW), figures("n1", **NEW))
     assert (report.safe, report.next) == (False, "n2")
     assert report.reason.startswith("n2 does not answer; start it")
@@ -129,7 +129,7 @@ def test_a_stopped_member_comes_back_before_the_next_one_is_stopped() -> None:
         (figures("n2", abstaining="true", **NEW), {}, "n2 does not vote until it has caught up"),
     ],
 )
-def test_a_member_that_just_came_back_is_waited_for(third: dict[str, str], match: dict[str, int], words: str) -> None:
+def test_member_that_just_came_back_is_waited_for(third: dict[str, str], match: dict[str, int], words: str) -> None:
     report = report_of(figures("n0", "leader", **NEW), figures("n1", **NEW), third, match=match)
     assert words in keep_reasons(report)["n1"]
     assert words in keep_reasons(report)["n0"]
@@ -149,7 +149,7 @@ def test_no_member_can_be_stopped_while_voters_change() -> None:
 
 
 @pytest.mark.parametrize("voters", [1, 2])
-def test_a_small_group_stands_still_meanwhile(voters: int) -> None:
+def test_small_group_stands_still_meanwhile(voters: int) -> None:
     members = {f"n{number}": "voter" for number in range(voters)}
     replicas = [figures(node, "leader" if node == "n0" else "follower", **NEW) for node in members]
     report = report_of(*replicas, members=members)
@@ -157,7 +157,7 @@ def test_a_small_group_stands_still_meanwhile(voters: int) -> None:
     assert report.reason == f"the group has {voters} voters: it accepts no writes while one of them is stopped"
 
 
-def test_a_learner_can_always_be_stopped() -> None:
+def test_learner_can_always_be_stopped() -> None:
     members = VOTERS | {"n3": "learner"}
     report = report_of(
         figures("n0", "leader", **NEW), figures("n1", **NEW), figures("n3", **NEW), members=members, match={"n1": 1}
@@ -195,7 +195,7 @@ def test_upgrade_check_exits_with_its_verdict(monkeypatch: pytest.MonkeyPatch) -
     assert "Do not stop a member now: the group has no leader." in text
 
 
-def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of(figures("n0", "leader", **NEW), figures("n1", **NEW), None)
     code, text = run(monkeypatch, [group], "--json")
     report = json.loads(text)
@@ -205,7 +205,7 @@ def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["members"][0]["level_newest"] == 2
 
 
-def test_the_table_shows_every_member() -> None:
+def test_table_shows_every_member() -> None:
     out = io.StringIO()
     report = report_of(figures("n0", "leader", **NEW), figures("n1", **OLD), figures("n2", **NEW))
     Console(file=out, width=200).print(upgrade_check.table_of(report))

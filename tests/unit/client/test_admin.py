@@ -15,7 +15,7 @@ from tests.unit.client.fake_cluster import FakeCluster
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_created_topic_is_there_on_every_group_when_the_call_returns() -> None:
+async def test_created_topic_is_there_on_every_group_when_the_call_returns() -> None:
     async with FakeCluster.start(groups=2) as cluster, Admin(cluster.namesrv) as admin:
         route = await admin.create_topic("T", queues=3)
         assert [group.topics for group in cluster.groups.values()] == [{"T": 3}, {"T": 3}]
@@ -24,7 +24,7 @@ async def test_a_created_topic_is_there_on_every_group_when_the_call_returns() -
         assert await admin.route("T") == route
 
 
-async def test_a_topic_may_be_created_on_one_group() -> None:
+async def test_topic_may_be_created_on_one_group() -> None:
     async with FakeCluster.start(groups=2) as cluster, Admin(cluster.namesrv) as admin:
         route = await admin.create_topic("T", queues=1, broker="b-1")
         assert route.write_queues == (MessageQueue("T", "b-1", 0),)
@@ -109,7 +109,7 @@ async def test_error_before_the_first_registration_suggests_waiting() -> None:
             await admin.create_topic("T")
 
 
-async def test_a_deleted_topic_is_gone() -> None:
+async def test_deleted_topic_is_gone() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
         await admin.delete_topic("T")
         with pytest.raises(TopicNotFound):
@@ -139,7 +139,7 @@ async def test_offsets_are_asked_of_the_new_leader_after_a_failover() -> None:
         assert await admin.max_offset(queue) == 0
 
 
-async def test_the_cluster_and_its_brokers() -> None:
+async def test_cluster_and_its_brokers() -> None:
     async with FakeCluster.start(replicas=3) as cluster, Admin(cluster.namesrv) as admin:
         info = await admin.cluster_info()
         assert dict(info.brokers["b-0"].broker_addrs) == {
@@ -160,7 +160,7 @@ async def test_members_of_a_group_are_returned() -> None:
             assert await admin.consumers("cg", "T") == [consumer.client_id]
 
 
-async def test_a_refusal_is_typed() -> None:
+async def test_refusal_is_typed() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv) as admin:
         cluster.leader.fail_codes[17] = 16
         with pytest.raises(BrokerError) as refused:

@@ -37,7 +37,7 @@ def test_shares_are_contiguous_and_the_first_members_get_the_larger_ones(
     assert [allocate_averagely(range(queue_count), members, member) for member in members] == shares
 
 
-def test_a_stranger_to_the_group_gets_nothing() -> None:
+def test_stranger_to_the_group_gets_nothing() -> None:
     assert allocate_averagely([1, 2, 3], ["a", "b"], "c") == []
 
 

@@ -58,7 +58,7 @@ OWN_FAULTS = [cancel_a_task_of_its_own, cancel_itself, close_itself, raise_no_ex
 @asyncio_only
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("fault", OWN_FAULTS)
-async def test_a_handler_that_cancels_itself_has_failed(
+async def test_handler_that_cancels_itself_has_failed(
     anyio_backend: str, fault: Callable[[], Awaitable[None]], ordered: bool
 ) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -85,7 +85,7 @@ async def test_a_handler_that_cancels_itself_has_failed(
 
 
 @pytest.mark.parametrize("how", ["scope", "task", "stop"])
-async def test_a_cancelled_consumer_ends_while_handlers_run(anyio_backend: str, how: str) -> None:
+async def test_cancelled_consumer_ends_while_handlers_run(anyio_backend: str, how: str) -> None:
     if how == "task" and anyio_backend == "trio":
         pytest.skip("trio cancels scopes only")
     async with filled(1) as cluster:
@@ -121,7 +121,7 @@ async def test_a_cancelled_consumer_ends_while_handlers_run(anyio_backend: str, 
         assert offset_of(cluster) in (0, None)
 
 
-async def test_a_handler_that_exits_ends_run_with_its_code(anyio_backend: str) -> None:
+async def test_handler_that_exits_ends_run_with_its_code(anyio_backend: str) -> None:
     if anyio_backend == "asyncio":
         pytest.skip("asyncio ends its event loop at once")
     async with filled(1) as cluster:
@@ -140,7 +140,7 @@ async def test_a_handler_that_exits_ends_run_with_its_code(anyio_backend: str) -
 
 @pytest.mark.parametrize("linger", [None, 0.0])
 @pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, NoException, ZeroDivisionError])
-async def test_a_callback_that_fails_ends_no_producer(
+async def test_callback_that_fails_ends_no_producer(
     caplog: pytest.LogCaptureFixture, error: type[BaseException], linger: float | None
 ) -> None:
     outcomes: list[SendResult | ClientError] = []
@@ -158,7 +158,7 @@ async def test_a_callback_that_fails_ends_no_producer(
     assert caplog.text.count("send_callback_failed") == 3
 
 
-async def test_a_callback_that_exits_ends_the_producer(anyio_backend: str) -> None:
+async def test_callback_that_exits_ends_the_producer(anyio_backend: str) -> None:
     if anyio_backend == "asyncio":
         pytest.skip("asyncio ends its event loop at once")
 
@@ -183,7 +183,7 @@ async def test_a_callback_that_exits_ends_the_producer(anyio_backend: str) -> No
 
 @asyncio_only
 @pytest.mark.parametrize("fault", OWN_FAULTS)
-async def test_a_check_that_cancels_itself_is_asked_again(
+async def test_check_that_cancels_itself_is_asked_again(
     anyio_backend: str, caplog: pytest.LogCaptureFixture, fault: Callable[[], Awaitable[None]]
 ) -> None:
     asked = 0
@@ -208,7 +208,7 @@ async def test_a_check_that_cancels_itself_is_asked_again(
     assert caplog.text.count("check_failed") == 1
 
 
-async def test_an_allocation_that_cancels_itself_ends_the_consumer_loudly() -> None:
+async def test_allocation_that_cancels_itself_ends_the_consumer_loudly() -> None:
     def allocate(queues: Sequence[MessageQueue], members: Sequence[str], client_id: str) -> Sequence[MessageQueue]:
         raise asyncio.CancelledError
 
@@ -258,7 +258,7 @@ async def test_messages_pass_although_tracing_fails(
     assert caplog.text.count("span_failed") == 1
 
 
-async def test_a_log_filter_that_fails_ends_no_client(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_log_filter_that_fails_ends_no_client(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(record: logging.LogRecord) -> bool:
         raise asyncio.CancelledError
 
@@ -310,7 +310,7 @@ def test_handler_in_a_thread_may_raise_any_exception(threads: FakeCluster, fault
         assert consumer.receive(timeout=0.01) is None
 
 
-def test_a_handler_in_a_thread_may_exit(threads: FakeCluster) -> None:
+def test_handler_in_a_thread_may_exit(threads: FakeCluster) -> None:
     fill(threads, 1)
     with SyncPushConsumer(threads.namesrv, "cg", consume_from="first") as consumer:
 

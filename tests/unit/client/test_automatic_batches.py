@@ -83,7 +83,7 @@ async def test_messages_sent_at_the_same_moment_go_out_in_one_request() -> None:
             }
 
 
-async def test_a_producer_that_awaits_each_send_is_not_kept_waiting() -> None:
+async def test_producer_that_awaits_each_send_is_not_kept_waiting() -> None:
     async with sending(linger=FOREVER) as (cluster, producer):
         with anyio.fail_after(FOREVER / 2):
             for _ in range(20):
@@ -112,7 +112,7 @@ async def test_no_message_waits_longer_than_linger() -> None:
             leaving.cancel()  # nobody answers what is in flight
 
 
-async def test_a_full_batch_does_not_wait() -> None:
+async def test_full_batch_does_not_wait() -> None:
     with anyio.CancelScope() as leaving:
         async with sending(linger=FOREVER, batch_bytes=1000) as (cluster, producer):
             await warm_up(producer)
@@ -124,7 +124,7 @@ async def test_a_full_batch_does_not_wait() -> None:
             leaving.cancel()
 
 
-async def test_a_message_larger_than_a_batch_goes_alone() -> None:
+async def test_message_larger_than_a_batch_goes_alone() -> None:
     async with sending(linger=0, batch_bytes=1000) as (cluster, producer):
         outcomes = await producer.send_many([Message("T", b"a"), Message("T", b"b" * 2000), Message("T", b"c")])
         assert [each.queue_offset for each in outcomes if isinstance(each, SendResult)] == [0, 1, 2]
@@ -176,7 +176,7 @@ async def test_sharding_keys_and_queues_are_kept_and_so_is_their_order() -> None
             assert [result.queue_offset for result in mine] == sorted(result.queue_offset for result in mine)
 
 
-async def test_a_message_too_large_for_the_broker_does_not_fail_the_others() -> None:
+async def test_message_too_large_for_the_broker_does_not_fail_the_others() -> None:
     async with sending(linger=0) as (cluster, producer):
         await warm_up(producer)
         cluster.leader.body_bytes_max = 100
@@ -188,14 +188,14 @@ async def test_a_message_too_large_for_the_broker_does_not_fail_the_others() -> 
         assert producer.in_flight == 0
 
 
-async def test_a_broker_that_does_not_know_batches_gets_single_messages() -> None:
+async def test_broker_that_does_not_know_batches_gets_single_messages() -> None:
     async with sending(linger=0) as (cluster, producer):
         cluster.leader.fail_codes[SEND_BATCH] = 3
         outcomes = await producer.send_many(Message("T", b"%d" % number) for number in range(5))
         assert [each.queue_offset for each in outcomes if isinstance(each, SendResult)] == [0, 1, 2, 3, 4]
 
 
-async def test_a_broker_crash_during_a_batch_leaves_each_message_unknown() -> None:
+async def test_broker_crash_during_a_batch_leaves_each_message_unknown() -> None:
     async with sending(linger=0, retry_unknown=False) as (cluster, producer):
         await warm_up(producer)
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True)]
@@ -208,7 +208,7 @@ async def test_a_broker_crash_during_a_batch_leaves_each_message_unknown() -> No
         assert producer.in_flight == 0
 
 
-async def test_a_batch_is_retried_whole_and_reported_as_maybe_duplicated() -> None:
+async def test_batch_is_retried_whole_and_reported_as_maybe_duplicated() -> None:
     async with sending(linger=0) as (cluster, producer):
         await warm_up(producer)
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True)]
@@ -223,7 +223,7 @@ async def test_a_batch_is_retried_whole_and_reported_as_maybe_duplicated() -> No
         assert [each.value_of("UNIQ_KEY") for each in stored[1:4]] == [each.message_id for each in results]
 
 
-async def test_a_batch_survives_a_change_of_leader() -> None:
+async def test_batch_survives_a_change_of_leader() -> None:
     async with sending(replicas=2, linger=0) as (cluster, producer):
         await warm_up(producer)
         await cluster.kill(cluster.leader)
@@ -232,7 +232,7 @@ async def test_a_batch_survives_a_change_of_leader() -> None:
         assert [(await each).queue_offset for each in pending] == [1, 2, 3]
 
 
-async def test_an_answer_that_names_too_few_messages_leaves_all_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_that_names_too_few_messages_leaves_all_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     async with sending(linger=0) as (_, producer):
         await warm_up(producer)
         monkeypatch.setattr(fake_cluster, "sent_messages", lambda *request: sent_messages(*request)[:2])
@@ -247,7 +247,7 @@ async def test_an_answer_that_names_too_few_messages_leaves_all_unknown(monkeypa
 # Cancelled, closed.
 
 
-async def test_a_cancelled_send_leaves_a_batch_that_is_not_on_the_wire() -> None:
+async def test_cancelled_send_leaves_a_batch_that_is_not_on_the_wire() -> None:
     async with sending(linger=FOREVER, attempt_timeout=0.5) as (cluster, producer):
         await warm_up(producer)
         await begin_silence(cluster, producer)
@@ -260,7 +260,7 @@ async def test_a_cancelled_send_leaves_a_batch_that_is_not_on_the_wire() -> None
         assert producer.in_flight == 0
 
 
-async def test_a_batch_that_loses_its_only_message_is_not_sent() -> None:
+async def test_batch_that_loses_its_only_message_is_not_sent() -> None:
     async with sending(linger=FOREVER, attempt_timeout=0.5) as (cluster, producer):
         await warm_up(producer)
         await begin_silence(cluster, producer)

@@ -125,7 +125,7 @@ def test_wrong_body_is_named_and_kept(codec: BodyCodec[Any], body: bytes, reason
     assert error.__cause__ is not None
 
 
-def test_an_empty_text_does_not_delete_the_value_of_its_keys() -> None:
+def test_empty_text_does_not_delete_the_value_of_its_keys() -> None:
     with pytest.raises(MessageRefused, match=r"TextCodec encodes '' as an empty body.*send tombstone"):
         encoded(Message("T", "", keys=["k"]), TextCodec())
     assert encoded(Message("T", "", keys=[]), TextCodec()).body == b"", "refused later, as any empty body"
@@ -137,7 +137,7 @@ def test_deeply_nested_json_is_a_wrong_body() -> None:
     assert decode_body(received(b"[" * 100_000), JsonCodec()) is not None
 
 
-def test_a_foreign_body_is_not_revealed_by_the_error() -> None:
+def test_foreign_body_is_not_revealed_by_the_error() -> None:
     error = decode_body(received(b'{"number":1,"secret":{"pin":"4711"}}'), PydanticCodec(Model))
     assert "4711" not in str(error)
 
@@ -191,7 +191,7 @@ class Slow:
         (Slow(), "is a plain function (def): it must not wait"),
     ],
 )
-def test_an_invalid_codec_is_refused_with_a_correction(codec: Any, text: str) -> None:
+def test_invalid_codec_is_refused_with_a_correction(codec: Any, text: str) -> None:
     for make in (
         lambda: check_body_codec(codec),
         lambda: Producer("a:1", codec=codec),

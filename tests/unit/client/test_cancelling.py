@@ -44,7 +44,7 @@ async def ends_within(turns: int, call: Callable[[], Awaitable[object]]) -> bool
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_block_cancelled_anywhere_leaves_nothing_open(kind: str) -> None:
+async def test_block_cancelled_anywhere_leaves_nothing_open(kind: str) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         for turns in range(TURNS_MAX):
             client = KINDS[kind](cluster.namesrv)
@@ -84,7 +84,7 @@ async def test_cancelled_receive_acknowledges_only_returned_messages() -> None:
 
 
 @pytest.mark.parametrize("linger", [None, 0.003])
-async def test_a_cancelled_send_takes_no_room(linger: float | None) -> None:
+async def test_cancelled_send_takes_no_room(linger: float | None) -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         Producer(cluster.namesrv, linger=linger, in_flight_max=3) as producer,

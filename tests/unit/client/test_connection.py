@@ -104,7 +104,7 @@ async def test_answers_arrive_in_any_pieces(piece: int) -> None:
         assert received == [body, body]
 
 
-async def test_an_error_code_is_raised_by_call_and_returned_by_request() -> None:
+async def test_error_code_is_raised_by_call_and_returned_by_request() -> None:
     async def refuse(stream: anyio.abc.SocketStream) -> None:
         while True:
             for opaque in await receive_requests(stream, 1):
@@ -135,14 +135,14 @@ async def test_late_answer_after_a_timeout_is_ignored() -> None:
         assert bytes(body) == b"second"
 
 
-async def test_a_cancelled_request_is_forgotten() -> None:
+async def test_cancelled_request_is_forgotten() -> None:
     async with connected(lambda stream: anyio.sleep_forever()) as connection:
         with anyio.move_on_after(0.02):
             await connection.request(105)
         assert connection.in_flight == 0
 
 
-async def test_a_lost_connection_fails_everything_in_flight_as_sent() -> None:
+async def test_lost_connection_fails_everything_in_flight_as_sent() -> None:
     async def hang_up(stream: anyio.abc.SocketStream) -> None:
         await receive_requests(stream, 2)
         await anyio.aclose_forcefully(stream)
@@ -160,7 +160,7 @@ async def test_a_lost_connection_fails_everything_in_flight_as_sent() -> None:
         assert (afterwards.value.sent, afterwards.value.stored) == (False, "no")
 
 
-async def test_a_request_that_never_left_is_known_not_to_have_been_sent() -> None:
+async def test_request_that_never_left_is_known_not_to_have_been_sent() -> None:
     async with connected(lambda stream: anyio.sleep_forever()) as connection:
         lost: list[Answer] = []
         connection.request_nowait(310, None, b"", lambda answer, body: lost.append(answer))

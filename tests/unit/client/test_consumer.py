@@ -43,7 +43,7 @@ SEND_BACK = 36
 # Receiving.
 
 
-async def test_a_round_trip_from_producer_to_consumer() -> None:
+async def test_round_trip_from_producer_to_consumer() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         Producer(cluster.namesrv) as producer,
@@ -107,7 +107,7 @@ async def test_consumer_without_a_subscription_logs_a_warning(caplog: pytest.Log
         await until(lambda: "no_subscription" in caplog.text)
 
 
-async def test_a_waiting_consumer_gets_a_message_by_long_poll() -> None:
+async def test_waiting_consumer_gets_a_message_by_long_poll() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         Producer(cluster.namesrv) as producer,
@@ -142,7 +142,7 @@ DAMAGES = (
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("damages", DAMAGES)
-async def test_an_answer_that_cannot_be_read_is_asked_for_at_another_replica(
+async def test_answer_that_cannot_be_read_is_asked_for_at_another_replica(
     replicas: int, damages: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeCluster.start(topics={"T": 1}, replicas=3) as cluster, consumer_of(cluster) as consumer:
@@ -155,7 +155,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_at_another_replica(
     assert any(cluster.leader.address in message for message in reported)
 
 
-async def test_a_held_pull_that_ends_without_messages_is_repeated() -> None:
+async def test_held_pull_that_ends_without_messages_is_repeated() -> None:
     async with consuming(pull=PullSettings(hold_seconds=0.06)) as (cluster, consumer):
         await until(lambda: cluster.leader.count(PULL) >= 3)
         fill(cluster, 1)
@@ -173,14 +173,14 @@ async def test_only_the_wanted_tags_are_received_even_if_hash_codes_collide() ->
         assert pull.ext["subscription"] == "A || B"
 
 
-async def test_a_new_group_may_begin_at_the_end() -> None:
+async def test_new_group_may_begin_at_the_end() -> None:
     async with consuming(5, consume_from="last") as (cluster, consumer):
         await until(lambda: cluster.leader.count(PULL) > 0)
         cluster.group.append("T", 0, stored(b"new"))
         assert [message.body for message in await take(consumer, 1)] == [b"new"]
 
 
-async def test_a_new_group_begins_at_the_first_message_kept() -> None:
+async def test_new_group_begins_at_the_first_message_kept() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         fill(cluster, 5)
         cluster.group.min_offsets["T", 0] = 3
@@ -188,7 +188,7 @@ async def test_a_new_group_begins_at_the_first_message_kept() -> None:
         assert [message.queue_offset for message in await take(consumer, 2)] == [3, 4]
 
 
-async def test_a_new_group_may_begin_at_a_time() -> None:
+async def test_new_group_may_begin_at_a_time() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         for seconds in range(5):
             message = stored(b"%d" % seconds)
@@ -200,7 +200,7 @@ async def test_a_new_group_may_begin_at_a_time() -> None:
             assert [message.body for message in await take(consumer, 2)] == [b"3", b"4"]
 
 
-async def test_an_offset_that_cannot_be_read_is_never_taken_for_none() -> None:
+async def test_offset_that_cannot_be_read_is_never_taken_for_none() -> None:
     """A broker in trouble answers an error; jumping to the end then would skip everything in between."""
     async with filled(5) as cluster:
         cluster.group.offsets["cg", "T", 0] = 2
@@ -238,7 +238,7 @@ async def test_handlers_get_their_topics_and_offsets_are_stored_on_leaving() -> 
         assert cluster.group.offsets["cg", "U", 0] == 1
 
 
-async def test_a_consumer_begins_where_the_group_ended() -> None:
+async def test_consumer_begins_where_the_group_ended() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         bodies = fill(cluster, 10)
         received: list[bytes] = []
@@ -255,7 +255,7 @@ async def test_a_consumer_begins_where_the_group_ended() -> None:
         assert offset_of(cluster) == 9
 
 
-async def test_a_batch_handler_gets_lists_of_one_queue() -> None:
+async def test_batch_handler_gets_lists_of_one_queue() -> None:
     async with filled(100, queues=2) as cluster:
         consumer = consumer_of(cluster)
         batches: list[Sequence[ReceivedMessage]] = []
@@ -271,7 +271,7 @@ async def test_a_batch_handler_gets_lists_of_one_queue() -> None:
         assert (offset_of(cluster, 0), offset_of(cluster, 1)) == (50, 50)
 
 
-async def test_a_failing_message_holds_up_its_ordered_queue_and_no_other() -> None:
+async def test_failing_message_holds_up_its_ordered_queue_and_no_other() -> None:
     async with filled(10, queues=2) as cluster:
         consumer = consumer_of(cluster)
         seen: list[tuple[bytes, int]] = []
@@ -293,7 +293,7 @@ async def test_a_failing_message_holds_up_its_ordered_queue_and_no_other() -> No
         assert len(attempts) >= 3
 
 
-async def test_the_offset_does_not_pass_a_message_that_keeps_failing() -> None:
+async def test_offset_does_not_pass_a_message_that_keeps_failing() -> None:
     async with filled(6) as cluster:
         cluster.leader.fail_codes[SEND_BACK] = 1
         consumer = consumer_of(cluster, ordered=False, commit_seconds=0.01)
@@ -418,7 +418,7 @@ async def test_deliveries_are_acknowledged_in_any_order() -> None:
         assert offset_of(cluster) == 3
 
 
-async def test_a_delivery_as_context_manager_acknowledges_or_retries() -> None:
+async def test_delivery_as_context_manager_acknowledges_or_retries() -> None:
     async with consuming(2) as (_, consumer):
         stream = consumer.deliveries()
         with pytest.raises(ValueError, match="mine"), await anext(stream) as message:
@@ -435,7 +435,7 @@ async def test_a_delivery_as_context_manager_acknowledges_or_retries() -> None:
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("first", ["ack", "nack"])
 @pytest.mark.parametrize("second", ["ack", "nack"])
-async def test_a_delivery_is_finished_once(exclusive: bool, first: str, second: str) -> None:
+async def test_delivery_is_finished_once(exclusive: bool, first: str, second: str) -> None:
     async with consuming(2, exclusive=exclusive) as (_, consumer):
         stream = consumer.deliveries()
         delivery = await anext(stream)
@@ -458,7 +458,7 @@ async def test_a_delivery_is_finished_once(exclusive: bool, first: str, second: 
         )
 
 
-async def test_a_delivery_finished_within_its_block_is_not_finished_twice() -> None:
+async def test_delivery_finished_within_its_block_is_not_finished_twice() -> None:
     async with consuming(1) as (_, consumer):
         delivery = await anext(consumer.deliveries())
         with delivery as message:
@@ -466,7 +466,7 @@ async def test_a_delivery_finished_within_its_block_is_not_finished_twice() -> N
         assert consumer.positions[message.queue] == 1
 
 
-async def test_an_acknowledgement_after_the_consumer_is_left_changes_nothing() -> None:
+async def test_acknowledgement_after_the_consumer_is_left_changes_nothing() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         async with consumer_of(cluster) as consumer:
             fill(cluster, 1)
@@ -476,7 +476,7 @@ async def test_an_acknowledgement_after_the_consumer_is_left_changes_nothing() -
         assert cluster.group.offsets.get(("cg", "T", 0), 0) == 0
 
 
-async def test_a_delivery_may_be_delayed_explicitly() -> None:
+async def test_delivery_may_be_delayed_explicitly() -> None:
     async with consuming(1) as (_, consumer):
         stream = consumer.deliveries()
         (await anext(stream)).nack(0.05)
@@ -486,7 +486,7 @@ async def test_a_delivery_may_be_delayed_explicitly() -> None:
         assert anyio.current_time() - begun >= 0.045
 
 
-async def test_a_consumer_must_be_entered() -> None:
+async def test_consumer_must_be_entered() -> None:
     with pytest.raises(ValueError, match="needs a time zone"):
         PushConsumer("127.0.0.1:9", "cg", consume_from=dt.datetime(2026, 1, 1))  # noqa: DTZ001 - that is the mistake
     with pytest.raises(ClientClosed):
@@ -496,7 +496,7 @@ async def test_a_consumer_must_be_entered() -> None:
 # Flow control.
 
 
-async def test_an_answer_that_unfolds_to_too_much_is_taken_in_parts() -> None:
+async def test_answer_that_unfolds_to_too_much_is_taken_in_parts() -> None:
     pull = PullSettings(inflated_bytes_max=1000, limits=FlowLimits(bytes_max=1))
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, pull=pull) as consumer:
         bodies = [b"%d" % number * 600 for number in range(6)]
@@ -513,7 +513,7 @@ async def test_an_answer_that_unfolds_to_too_much_is_taken_in_parts() -> None:
         assert [message.body for message in await take(consumer, 4)] == bodies[2:]
 
 
-async def test_a_pull_asks_for_at_most_count_max_messages() -> None:
+async def test_pull_asks_for_at_most_count_max_messages() -> None:
     pull = PullSettings(limits=FlowLimits(count_max=20))
     async with consuming(100, pull=pull) as (_, consumer):
         stream = consumer.deliveries()

@@ -36,7 +36,7 @@ async def test_messages_are_chosen_by_an_expression() -> None:
         assert subscribed["tagsSet"] == subscribed["codeSet"] == []
 
 
-async def test_a_wrong_expression_is_refused_where_it_is_given() -> None:
+async def test_wrong_expression_is_refused_where_it_is_given() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         with pytest.raises(SubscriptionError, match="character 5"):
             consumer.subscribe("T", sql("n > 'x'"))
@@ -44,7 +44,7 @@ async def test_a_wrong_expression_is_refused_where_it_is_given() -> None:
             consumer.subscribe("T", "||")
 
 
-async def test_a_consumer_follows_redirection_to_a_replica_and_back() -> None:
+async def test_consumer_follows_redirection_to_a_replica_and_back() -> None:
     small = PullSettings(batch_max=32)
     async with FakeCluster.start(topics={"T": 1}, replicas=3) as cluster, consumer_of(cluster, pull=small) as consumer:
         leader, follower = cluster.group.replicas[0], cluster.group.replicas[2]
@@ -61,7 +61,7 @@ async def test_a_consumer_follows_redirection_to_a_replica_and_back() -> None:
 
 
 @pytest.mark.parametrize("unknown", ["9", "-1", str(2**62)])
-async def test_a_replica_that_is_not_in_the_route_is_not_looked_for(unknown: str) -> None:
+async def test_replica_that_is_not_in_the_route_is_not_looked_for(unknown: str) -> None:
     async with FakeCluster.start(topics={"T": 1}, replicas=2) as cluster, consumer_of(cluster) as consumer:
         cluster.leader.suggests = unknown
         bodies = fill(cluster, 200)

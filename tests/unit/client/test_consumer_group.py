@@ -34,7 +34,7 @@ async def test_two_members_share_the_queues_and_a_leaving_one_returns_its_share(
         await until(lambda: len(first.assignment) == 4)
 
 
-async def test_a_handover_stores_the_offsets_and_loses_nothing() -> None:
+async def test_handover_stores_the_offsets_and_loses_nothing() -> None:
     async with FakeCluster.start(topics={"T": 4}) as cluster, consumer_of(cluster) as first:
         fill(cluster, 40, queues=4)
         first.subscribe("T")
@@ -189,7 +189,7 @@ async def test_leaving_a_broker_that_does_not_answer_takes_seconds_at_most() -> 
 # Failover.
 
 
-async def test_a_new_leader_is_followed_without_loss() -> None:
+async def test_new_leader_is_followed_without_loss() -> None:
     async with FakeCluster.start(replicas=2, topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         bodies = fill(cluster, 50)
         consumer.subscribe("T")
@@ -213,7 +213,7 @@ async def test_a_new_leader_is_followed_without_loss() -> None:
         assert offset_of(cluster) == 51
 
 
-async def test_a_pull_held_by_a_former_leader_moves_to_the_new_one() -> None:
+async def test_pull_held_by_a_former_leader_moves_to_the_new_one() -> None:
     """A stopped process keeps its connections open; only the route tells that it does not lead any more."""
     async with consuming(replicas=2, remoting=RemotingSettings(route_refresh_seconds=0.02)) as (cluster, _):
         old, new = cluster.group.replicas
@@ -235,7 +235,7 @@ async def test_consumers_repeat_their_heartbeats() -> None:
         assert subscription["codeSet"] == [65, 66]
 
 
-async def test_a_new_member_that_the_broker_has_forgotten_keeps_its_queues() -> None:
+async def test_new_member_that_the_broker_has_forgotten_keeps_its_queues() -> None:
     async with consuming(rebalance_seconds=0.02) as (cluster, consumer):
         queues = await consumer.wait_assigned()
         connection = cluster.leader.members["cg"].pop(consumer.client_id)
@@ -246,7 +246,7 @@ async def test_a_new_member_that_the_broker_has_forgotten_keeps_its_queues() -> 
         assert cluster.leader.count(38) > lists
 
 
-async def test_a_broker_that_restarts_is_pulled_from_again() -> None:
+async def test_broker_that_restarts_is_pulled_from_again() -> None:
     async with consuming() as (cluster, consumer):
         await consumer.wait_assigned()
         broker = cluster.leader
@@ -257,7 +257,7 @@ async def test_a_broker_that_restarts_is_pulled_from_again() -> None:
         assert [message.body for message in await take(consumer, 1)] == [b"000"]
 
 
-async def test_an_offset_below_the_first_one_kept_moves_to_it() -> None:
+async def test_offset_below_the_first_one_kept_moves_to_it() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         fill(cluster, 10)
         cluster.group.offsets["cg", "T", 0] = 2
@@ -266,7 +266,7 @@ async def test_an_offset_below_the_first_one_kept_moves_to_it() -> None:
         assert [message.queue_offset for message in await take(consumer, 4)] == [6, 7, 8, 9]
 
 
-async def test_a_member_without_queues_refreshes_the_route_when_its_leader_is_gone() -> None:
+async def test_member_without_queues_refreshes_the_route_when_its_leader_is_gone() -> None:
     """Nothing but rebalancing looks at the route of a topic of which no queue is ours."""
     async with (
         FakeCluster.start(replicas=2, topics={"T": 1}) as cluster,
@@ -282,7 +282,7 @@ async def test_a_member_without_queues_refreshes_the_route_when_its_leader_is_go
         assert [message.body for message in await take(consumer, 1)] == [b"000"]
 
 
-async def test_a_route_that_cannot_be_refreshed_is_still_used() -> None:
+async def test_route_that_cannot_be_refreshed_is_still_used() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         fill(cluster, 1)
         cluster.leader.fail_codes[14] = 1

@@ -57,7 +57,7 @@ class Recorded(Consumer):
 STOPPED = ["stop", "work cancelled", "closed", "leave"]
 
 
-async def test_a_consumer_that_was_left_may_be_entered_again() -> None:
+async def test_consumer_that_was_left_may_be_entered_again() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = Recorded(cluster.namesrv)
         for _ in range(2):
@@ -68,7 +68,7 @@ async def test_a_consumer_that_was_left_may_be_entered_again() -> None:
             assert consumer.steps == ["connected", "start", "block", *STOPPED]
 
 
-async def test_a_block_that_fails_ends_as_any_other() -> None:
+async def test_block_that_fails_ends_as_any_other() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = Recorded(cluster.namesrv)
 
@@ -98,7 +98,7 @@ async def test_cancelled_pop_consumer_unregisters() -> None:
 @pytest.mark.parametrize(
     ("fails", "steps"), [("connected", ["connected"]), ("start", ["connected", "start", "closed", "leave"])]
 )
-async def test_a_consumer_that_cannot_start_is_not_open(fails: str, steps: list[str]) -> None:
+async def test_consumer_that_cannot_start_is_not_open(fails: str, steps: list[str]) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = Recorded(cluster.namesrv, fails=fails)
         with pytest.raises(ZeroDivisionError, match=fails):

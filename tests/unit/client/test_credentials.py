@@ -33,12 +33,12 @@ def test_settings_take_them_from_the_environment(monkeypatch: pytest.MonkeyPatch
     assert RemotingSettings(credentials=None).credentials is None
 
 
-def test_a_secret_is_not_shown() -> None:
+def test_secret_is_not_shown() -> None:
     assert "12345678" not in repr(RemotingSettings(credentials=Credentials("RocketMQ", "12345678")))
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
-def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+def test_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     path = written(tmp_path / "keys.toml", 'access_key = "RocketMQ"\nsecret_key = "12345678"\n', mode)
     with pytest.raises(CredentialsInvalid, match="can be read by others"):
         Credentials.from_file(path)

@@ -36,7 +36,7 @@ def test_names_are_imported_from_where_checkers_see_them() -> None:
     assert sorted(by_checkers) == sorted(mq.client.__all__)
 
 
-def test_a_program_that_only_sends_loads_no_consumer() -> None:
+def test_program_that_only_sends_loads_no_consumer() -> None:
     program = "import sys; from raftmq import Producer; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.split())

@@ -43,7 +43,7 @@ def to_be_retried(cluster: FakeCluster, body: bytes, topic: str) -> None:
     cluster.group.append(RETRY, 0, message)
 
 
-async def test_a_failing_message_is_given_back_and_redelivered() -> None:
+async def test_failing_message_is_given_back_and_redelivered() -> None:
     async with filled(3) as cluster:
         consumer = consumer_of(cluster, ordered=False, consume_from="first", commit_seconds=0.01)
         seen = failing(consumer)
@@ -84,7 +84,7 @@ async def test_new_group_reads_its_retry_topic_from_the_beginning() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 26, 3])
-async def test_a_message_that_the_broker_does_not_take_is_tried_again_here(code: int) -> None:
+async def test_message_that_the_broker_does_not_take_is_tried_again_here(code: int) -> None:
     async with filled(2) as cluster:
         cluster.leader.fail_codes[SEND_BACK] = code
         consumer = consumer_of(cluster, ordered=False, commit_seconds=0.01)
@@ -102,7 +102,7 @@ async def test_a_message_that_the_broker_does_not_take_is_tried_again_here(code:
         assert attempts == [1, 2, 3]
 
 
-async def test_a_message_its_broker_refuses_to_take_back_is_copied_for_retry() -> None:
+async def test_message_its_broker_refuses_to_take_back_is_copied_for_retry() -> None:
     async with FakeCluster.start(groups=2, topics={"T": 1, RETRY: 1}) as cluster:
         first, second = cluster.groups["b-0"], cluster.groups["b-1"]
         cluster.leader.fail_codes[SEND_BACK] = 1
@@ -181,7 +181,7 @@ async def test_failed_batches_are_given_back_whole_and_redelivered_one_by_one() 
         assert sorted(again) == [[b"%03d" % number] for number in range(4)]
 
 
-async def test_the_handler_given_to_run_gets_it_again() -> None:
+async def test_handler_given_to_run_gets_it_again() -> None:
     async with consuming(1, ordered=False) as (_, consumer):
         seen: list[int] = []
 
@@ -205,7 +205,7 @@ async def test_message_of_a_removed_handler_is_returned() -> None:
             await until(lambda: cluster.group.bodies(DEAD) == [b"orphan"])
 
 
-async def test_a_run_that_is_stopped_while_messages_go_back_keeps_each_once() -> None:
+async def test_run_that_is_stopped_while_messages_go_back_keeps_each_once() -> None:
     async with consuming(20, ordered=False) as (_, consumer):
         handled: set[bytes] = set()
 

@@ -10,7 +10,7 @@ from tests.unit.client.popping import popped_message
 
 
 @pytest.mark.trio
-async def test_an_ordered_message_popped_again_replaces_its_former_copy() -> None:
+async def test_ordered_message_popped_again_replaces_its_former_copy() -> None:
     inbox = Inbox(32, ordered=True)
     inbox.put([popped_message(0, 1000), popped_message(1, 1000)])
     inbox.put([popped_message(0, 2000), popped_message(1, 2000)])

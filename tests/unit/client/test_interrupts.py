@@ -55,7 +55,7 @@ def test_receive_keeps_a_message_of_an_interrupted_call(threads: FakeCluster, mo
         assert [each and each.body for each in [first, *following]] == [b"000", b"001", b"002"]
 
 
-def test_an_interrupted_receive_is_never_acknowledged(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_receive_is_never_acknowledged(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(threads, 3)
     with SyncPushConsumer(threads.namesrv, "cg", consume_from="first") as consumer:
         consumer.subscribe("T")
@@ -65,7 +65,7 @@ def test_an_interrupted_receive_is_never_acknowledged(threads: FakeCluster, monk
     assert threads.group.offsets["cg", "T", 0] == 1
 
 
-def test_a_pop_consumer_keeps_an_interrupted_message(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pop_consumer_keeps_an_interrupted_message(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with SyncPopConsumer(threads.namesrv, "G", "T") as consumer:
         inbox = consumer._client._inbox
         consumer._call_now(lambda: inbox.put([popped_message(0, 1), popped_message(1, 1)]))
@@ -75,7 +75,7 @@ def test_a_pop_consumer_keeps_an_interrupted_message(threads: FakeCluster, monke
         assert bodies == [b"0", b"1"]
 
 
-def test_a_delivery_of_an_interrupted_call_is_repeated(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delivery_of_an_interrupted_call_is_repeated(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(threads, 2)
     with SyncPushConsumer(threads.namesrv, "cg", consume_from="first", exclusive=True) as consumer:
         consumer.subscribe("T")
@@ -174,7 +174,7 @@ def _close_and_hear(client: Any, go_on: threading.Event, caplog: pytest.LogCaptu
     assert not closer.is_alive()
 
 
-def test_a_callback_cannot_close_its_producer(threads: FakeCluster) -> None:
+def test_callback_cannot_close_its_producer(threads: FakeCluster) -> None:
     producer = SyncProducer(threads.namesrv, attempt_timeout=0.5).open()
     threads.leader.misdeeds = [Misdeed("silence")]  # so that the send is under way when the callback is added
     raised: list[BaseException] = []
@@ -195,7 +195,7 @@ def test_a_callback_cannot_close_its_producer(threads: FakeCluster) -> None:
         producer.send(Message("T", b"z"))
 
 
-def test_a_program_that_exits_accepts_only_earlier_messages(threads: FakeCluster) -> None:
+def test_program_that_exits_accepts_only_earlier_messages(threads: FakeCluster) -> None:
     """Threads that do not end with it may send for ever."""
     producer = SyncProducer(threads.namesrv, attempt_timeout=1.5).open()
     producer.send(Message("T", b"x"))

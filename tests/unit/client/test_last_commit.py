@@ -13,7 +13,7 @@ from tests.unit.client.fake_server import FakeConnection, FakeRequest
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_closing_consumer_waits_for_the_next_leader() -> None:
+async def test_closing_consumer_waits_for_the_next_leader() -> None:
     async with FakeCluster.start(topics={"T": 1}, replicas=2) as cluster:
         fill(cluster, 4)
         consumer = await consumer_of(cluster).open()
@@ -30,7 +30,7 @@ async def test_a_closing_consumer_waits_for_the_next_leader() -> None:
         assert offset_of(cluster) == 3
 
 
-async def test_a_consumer_names_offsets_that_it_cannot_store(caplog: pytest.LogCaptureFixture) -> None:
+async def test_consumer_names_offsets_that_it_cannot_store(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1}, replicas=2) as cluster:
         fill(cluster, 4)
         async with consumer_of(cluster, remoting=IMPATIENT) as consumer:

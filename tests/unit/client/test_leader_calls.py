@@ -153,14 +153,14 @@ async def test_unknown_outcomes_are_repeated_only_if_safe(autojump_clock: MockCl
 
 
 @pytest.mark.parametrize("repeat", list(Repeat))
-async def test_a_refusal_is_final(autojump_clock: MockClock, repeat: Repeat) -> None:
+async def test_refusal_is_final(autojump_clock: MockClock, repeat: Repeat) -> None:
     brokers = Brokers(busy(ResponseCode.NO_PERMISSION), served)
     with pytest.raises(BrokerError):
         await ask(brokers, repeat)
     assert len(brokers.asked) == 1
 
 
-async def test_a_request_may_have_busy_codes_of_its_own(autojump_clock: MockClock) -> None:
+async def test_request_may_have_busy_codes_of_its_own(autojump_clock: MockClock) -> None:
     code = ResponseCode.SYSTEM_ERROR
     assert (await ask(Brokers(busy(code), served), Repeat.ALWAYS, busy_codes=(code,))).code == ResponseCode.SUCCESS
     with pytest.raises(BrokerError):
@@ -192,7 +192,7 @@ async def test_attempts_end_with_the_time_and_the_last_failure(autojump_clock: M
     assert 2.0 - 2 * PAUSE_SECONDS <= trio.current_time() - begun <= 2.0
 
 
-async def test_a_silent_leader_takes_only_part_of_the_time_if_others_remain(autojump_clock: MockClock) -> None:
+async def test_silent_leader_takes_only_part_of_the_time_if_others_remain(autojump_clock: MockClock) -> None:
     brokers = Brokers(None, served, cached=OLD)
     await ask(brokers, Repeat.ALWAYS)
     assert [address for _, address in brokers.asked] == [OLD, NEW]
@@ -202,7 +202,7 @@ async def test_a_silent_leader_takes_only_part_of_the_time_if_others_remain(auto
     assert patient.timeouts == [10.0]
 
 
-async def test_a_leader_that_cannot_be_reached_in_time(autojump_clock: MockClock) -> None:
+async def test_leader_that_cannot_be_reached_in_time(autojump_clock: MockClock) -> None:
     brokers = Brokers(served)
     brokers.silent.add(NEW)
     with pytest.raises(NoRoute, match="was not reached within 2 s") as raised:
@@ -210,7 +210,7 @@ async def test_a_leader_that_cannot_be_reached_in_time(autojump_clock: MockClock
     assert raised.value.stored == "no"
 
 
-async def test_a_topic_that_was_never_known_is_not_waited_for(autojump_clock: MockClock) -> None:
+async def test_topic_that_was_never_known_is_not_waited_for(autojump_clock: MockClock) -> None:
     brokers = Brokers(served)
     brokers.is_known = False
     begun = trio.current_time()
@@ -221,7 +221,7 @@ async def test_a_topic_that_was_never_known_is_not_waited_for(autojump_clock: Mo
         known_leader(cast("ClientCore", brokers), "T", "b")
 
 
-async def test_a_topic_unknown_to_a_new_name_server_is_requested_again(autojump_clock: MockClock) -> None:
+async def test_topic_unknown_to_a_new_name_server_is_requested_again(autojump_clock: MockClock) -> None:
     brokers = Brokers(NEVER_SENT, served)
     brokers.refreshes_that_find_nothing = 3
     assert (await ask(brokers, Repeat.ALWAYS)).code == ResponseCode.SUCCESS

@@ -20,7 +20,7 @@ def fail(secret: str) -> None:
 
 
 @pytest.mark.parametrize("configured", [False, True])
-def test_a_failure_is_logged_once_and_without_variables(
+def test_failure_is_logged_once_and_without_variables(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, configured: bool
 ) -> None:
     processors = [structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer(key_order=["event"])]
@@ -51,7 +51,7 @@ def test_importing_the_sdk_does_not_import_structlog() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_application_may_drop_events_and_render_them_for_logging(
+def test_application_may_drop_events_and_render_them_for_logging(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_refusals(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

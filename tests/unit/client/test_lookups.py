@@ -47,7 +47,7 @@ async def test_every_group_is_asked_if_none_has_the_address_in_the_id(silent: st
     assert (found.body, found.queue.broker_name) == (b"x", "2")
 
 
-async def test_a_message_is_not_called_missing_while_a_group_does_not_answer() -> None:
+async def test_message_is_not_called_missing_while_a_group_does_not_answer() -> None:
     with pytest.raises(RequestTimeout):
         await message_by_id(core("", "1"), ID, CLUSTER)
     with pytest.raises(NoRoute, match="no other replica has it"):

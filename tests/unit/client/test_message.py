@@ -47,7 +47,7 @@ def test_message_has_all_fields_of_its_record() -> None:
     assert (message.delay_level, message.origin_message_id) == (None, None)
 
 
-def test_a_redelivered_message_names_its_origin() -> None:
+def test_redelivered_message_names_its_origin() -> None:
     message = received({"RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": ID, "DELAY": "3"}, topic="%RETRY%G")
     assert (message.topic, message.queue.topic) == ("T", "%RETRY%G")
     assert (message.origin_message_id, message.delay_level, message.user_properties) == (ID, 3, {})

@@ -86,7 +86,7 @@ async def test_sends_are_counted_by_their_outcome_and_end_with_the_client(regist
         assert registry.series() == set()
 
 
-async def test_an_attempt_that_is_made_again_has_a_reason(registry: Registry) -> None:
+async def test_attempt_that_is_made_again_has_a_reason(registry: Registry) -> None:
     async with sending(metrics=PrometheusMetrics(registry)) as (cluster, producer):
         await producer.send(Message("T", b"first"))
         assert not [each for each in registry.series() if "send_retries" in each[0]], "it waited for its first route"
@@ -133,7 +133,7 @@ async def test_metrics_count_deliveries_by_outcome(registry: Registry) -> None:
     assert registry.series() == set()
 
 
-async def test_a_delivery_is_work_until_it_is_settled(registry: Registry) -> None:
+async def test_delivery_is_work_until_it_is_settled(registry: Registry) -> None:
     async with consuming(1, metrics=PrometheusMetrics(registry)) as (_, consumer):
         with anyio.fail_after(60):
             delivery = await anext(consumer.deliveries())
@@ -144,7 +144,7 @@ async def test_a_delivery_is_work_until_it_is_settled(registry: Registry) -> Non
         assert registry.value("handlers_running", CONSUMER) == 0
 
 
-async def test_the_lag_of_a_topic_is_that_of_all_its_queues(registry: Registry) -> None:
+async def test_lag_of_a_topic_is_that_of_all_its_queues(registry: Registry) -> None:
     pull = {"client": "1", "kind": "pull_consumer", "client_group": "G"}
     async with (
         FakeCluster.start(topics={"T": 2}) as cluster,
@@ -193,7 +193,7 @@ async def test_topics_beyond_the_limit_share_a_label_until_there_is_room(registr
                 assert counts == {"T0": 1, "T1": 1, "T2": None, "other": 7}
 
 
-def test_a_registry_has_the_options_of_its_first_object() -> None:
+def test_registry_has_the_options_of_its_first_object() -> None:
     registry = CollectorRegistry()
     PrometheusMetrics(registry, topics_max=5)
     PrometheusMetrics(registry, topics_max=5)
@@ -203,7 +203,7 @@ def test_a_registry_has_the_options_of_its_first_object() -> None:
         PrometheusMetrics(CollectorRegistry(), topics_max=0)
 
 
-def test_a_registry_is_not_accepted_as_metrics() -> None:
+def test_registry_is_not_accepted_as_metrics() -> None:
     with pytest.raises(TypeError, match="metrics is a PrometheusMetrics or an OpenTelemetryMetrics"):
         SyncProducer("127.0.0.1:1", metrics=CollectorRegistry())  # type: ignore[arg-type]
 
@@ -355,7 +355,7 @@ def shown(family: Family) -> str:
     return f"raftmq_client_{family.name}{'_total' if family.kind == 'counter' else ''}"
 
 
-def test_the_guide_has_every_metric_and_asks_for_no_other() -> None:
+def test_guide_has_every_metric_and_asks_for_no_other() -> None:
     """With REWRITE=1 the table is written anew."""
     rows = [
         f"| `{shown(family)}` | {', '.join(f'`{label}`' for label in family.labels) or ' '} | {family.text} |"

@@ -136,7 +136,7 @@ def test_intervals_without_a_pause_are_refused(name: str) -> None:
         make_any(NAMESRV, "G", **{name: 0})
 
 
-async def test_a_topic_in_place_of_a_queue_is_refused() -> None:
+async def test_topic_in_place_of_a_queue_is_refused() -> None:
     """`pause` took it, and went on delivering; `commit` and `send` failed with an AttributeError."""
     said = "queue.* that queues\\(topic\\) returns, not 'T'"
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -158,12 +158,12 @@ async def test_a_topic_in_place_of_a_queue_is_refused() -> None:
                 await admin.create_topic("T", queues="4")  # type: ignore[arg-type]
 
 
-def test_a_retry_shows_its_seconds() -> None:
+def test_retry_shows_its_seconds() -> None:
     assert repr(RetryLater(1.5)) == "RetryLater(1.5)"
     assert repr(RetryLater(30, "busy")) == "RetryLater(30, 'busy')"
 
 
-def test_a_topic_has_one_handler() -> None:
+def test_topic_has_one_handler() -> None:
     async def first(message: ReceivedMessage) -> None: ...
 
     async def second(message: ReceivedMessage) -> None: ...
@@ -225,7 +225,7 @@ def test_event_functions_are_plain_functions(make: Callable[..., object]) -> Non
     make(on_event=print)
 
 
-async def test_a_handler_for_the_rest_is_a_coroutine_function() -> None:
+async def test_handler_for_the_rest_is_a_coroutine_function() -> None:
     plain: Any = print
     async with FakeCluster.start(topics={"T": 1}) as cluster, PushConsumer(cluster.namesrv, "G") as consumer:
         consumer.subscribe("T")
@@ -260,7 +260,7 @@ def test_tags_are_one_text() -> None:
         ({"delay_level": 1.5}, "delay level 1.5 is not a whole number from 1 to 64"),
     ],
 )
-def test_an_invalid_message_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_invalid_message_is_refused(fields: dict[str, Any], said: str) -> None:
     message = Message(**({"topic": "T", "body": b"x"} | fields))
     with pytest.raises(MessageRefused) as refused:
         make_ready(message, unique_key="U", born_timestamp_ms=1, compress=None, compress_bytes_min=0)
@@ -278,7 +278,7 @@ async def test_producer_refuses_other_types_than_message() -> None:
         assert cluster.group.bodies("T") == [b"x", b"y"]
 
 
-async def test_a_message_of_another_consumer_kind_cannot_be_acknowledged() -> None:
+async def test_message_of_another_consumer_kind_cannot_be_acknowledged() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         Producer(cluster.namesrv) as producer,
@@ -348,7 +348,7 @@ async def test_repr_of_clients_names_group_and_address() -> None:
     assert repr(Pending("X")) == "<Pending X on its way>"
 
 
-def test_a_message_representation_does_not_contain_large_bodies() -> None:
+def test_message_representation_does_not_contain_large_bodies() -> None:
     assert repr(Message("T", b"x", keys=["k"], delay_level=3)) == "Message('T', b'x', keys=['k'], delay_level=3)"
     assert repr(Message("T", bytes(4_000_000))) == "Message('T', <4000000 bytes>)"
 

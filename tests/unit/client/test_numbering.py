@@ -38,7 +38,7 @@ def numbers(cluster: FakeCluster) -> list[int]:
     return [int(number) for _, number in sent(cluster) if number is not None]
 
 
-async def test_a_producer_without_a_name_numbers_from_zero_under_a_new_one() -> None:
+async def test_producer_without_a_name_numbers_from_zero_under_a_new_one() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         producer = producer_of(cluster, numbered=True)
         for _ in range(2):
@@ -53,7 +53,7 @@ async def test_a_producer_without_a_name_numbers_from_zero_under_a_new_one() -> 
         assert all(is_generated(name or "") for name in names)
 
 
-async def test_a_producer_with_a_name_begins_above_those_before_it() -> None:
+async def test_producer_with_a_name_begins_above_those_before_it() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         for _ in range(2):
             async with producer_of(cluster, numbered="billing-7") as producer:
@@ -64,7 +64,7 @@ async def test_a_producer_with_a_name_begins_above_those_before_it() -> None:
         assert numbers(cluster) == sorted(numbers(cluster))
 
 
-async def test_a_producer_that_is_opened_again_does_not_repeat_a_number() -> None:
+async def test_producer_that_is_opened_again_does_not_repeat_a_number() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         producer = producer_of(cluster, numbered="billing-7", first_number=500)
         for _ in range(2):
@@ -73,7 +73,7 @@ async def test_a_producer_that_is_opened_again_does_not_repeat_a_number() -> Non
         assert numbers(cluster) == [500, 501]
 
 
-async def test_a_message_sent_twice_gets_two_numbers_and_is_unchanged() -> None:
+async def test_message_sent_twice_gets_two_numbers_and_is_unchanged() -> None:
     message = Message("T", b"x", properties={"colour": "red"})
     async with sending(numbered=True) as (cluster, producer):
         await producer.send(message)
@@ -104,7 +104,7 @@ async def test_own_numbers_keep_a_message_in_one_group() -> None:
         assert sent(cluster) == [("p", "9")] * 2
 
 
-async def test_a_group_that_certainly_has_not_the_message_is_left() -> None:
+async def test_group_that_certainly_has_not_the_message_is_left() -> None:
     async with sending(groups=2, numbered=True) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("refuse", code=16)] * 2
         results = [await producer.send(Message("T", b"x")) for _ in range(2)]
@@ -112,7 +112,7 @@ async def test_a_group_that_certainly_has_not_the_message_is_left() -> None:
         assert {number for _, number in sent(cluster)} == {"0", "1"}
 
 
-async def test_a_message_waits_for_the_group_that_may_have_it() -> None:
+async def test_message_waits_for_the_group_that_may_have_it() -> None:
     async with sending(groups=2, numbered=True, timeout=1.0) as (cluster, producer):
         for group in cluster.groups.values():
             group.replicas[0].misdeeds = [Misdeed("hang_up", store=True), *[Misdeed("refuse", code=14)] * 1000]
@@ -169,7 +169,7 @@ async def test_properties_leave_room_for_the_numbers(*, is_batch: bool) -> None:
             await send(producer, size - 100)
 
 
-async def test_a_batch_takes_a_number_for_each_message() -> None:
+async def test_batch_takes_a_number_for_each_message() -> None:
     async with sending(numbered=True) as (cluster, producer):
         await producer.send_batch([Message("T", b"x")] * 5)
         await producer.send(Message("T", b"x"))
@@ -195,7 +195,7 @@ async def test_messages_of_a_refused_batch_get_numbers_of_their_own() -> None:
         assert numbers(cluster) == [0, 1, 4, 5, 6]
 
 
-async def test_a_message_without_an_answer_has_no_number() -> None:
+async def test_message_without_an_answer_has_no_number() -> None:
     async with sending(numbered=True) as (cluster, producer):
         await producer.send_oneway(Message("T", b"x"))
         await until(lambda: cluster.leader.count(SEND) == 1)
@@ -213,7 +213,7 @@ async def test_number_used_error_names_the_remedy() -> None:
         assert caught.value.stored == "no"
 
 
-async def test_a_batch_with_used_numbers_is_not_sent_again_one_by_one() -> None:
+async def test_batch_with_used_numbers_is_not_sent_again_one_by_one() -> None:
     async with sending(numbered=True, linger=0) as (cluster, producer):
         await producer.send(Message("T", b"x"))
         cluster.leader.misdeeds = [FORGOTTEN]
@@ -222,7 +222,7 @@ async def test_a_batch_with_used_numbers_is_not_sent_again_one_by_one() -> None:
         assert cluster.leader.count(SEND) == 1
 
 
-async def test_a_forgotten_number_after_an_unknown_outcome_stays_unknown() -> None:
+async def test_forgotten_number_after_an_unknown_outcome_stays_unknown() -> None:
     async with sending(numbered=True) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True), FORGOTTEN]
         with pytest.raises(SendOutcomeUnknown, match="does not know any more") as caught:
@@ -286,12 +286,12 @@ def test_impossible_numberings_are_refused(
 
 
 @pytest.mark.parametrize("numbered", [1, None, b"billing", ["a"]])
-def test_a_producer_id_must_be_a_text(numbered: object) -> None:
+def test_producer_id_must_be_a_text(numbered: object) -> None:
     with pytest.raises(TypeError, match="True, False or a producer id"):
         Producer("127.0.0.1:9876", numbered=numbered)  # type: ignore[arg-type]
 
 
-def test_a_forked_process_does_not_take_over_a_producer_id() -> None:
+def test_forked_process_does_not_take_over_a_producer_id() -> None:
     named = numbering_of("billing-7", None, 1024)
     unnamed = numbering_of(True, None, 1024)
     assert named is not None

@@ -71,7 +71,7 @@ async def in_another_task(function: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_client_is_opened_and_closed_by_different_tasks(kind: str) -> None:
+async def test_client_is_opened_and_closed_by_different_tasks(kind: str) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         client = KINDS[kind](cluster.namesrv)
         with pytest.raises(ClientClosed, match="open it first"):
@@ -87,7 +87,7 @@ async def test_a_client_is_opened_and_closed_by_different_tasks(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_open_client_is_not_opened_twice(kind: str) -> None:
+async def test_open_client_is_not_opened_twice(kind: str) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         client = KINDS[kind](cluster.namesrv)
         assert await client.open() is client
@@ -101,7 +101,7 @@ async def test_an_open_client_is_not_opened_twice(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_block_may_end_in_another_task(anyio_backend: str, kind: str) -> None:
+async def test_block_may_end_in_another_task(anyio_backend: str, kind: str) -> None:
     """As fixtures of pytest-asyncio do it, whose setup and teardown are different tasks."""
     async with FakeCluster.start(topics={"T": 1}) as cluster:
 
@@ -119,7 +119,7 @@ async def test_a_block_may_end_in_another_task(anyio_backend: str, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_client_cannot_be_copied_or_pickled(kind: str) -> None:
+async def test_client_cannot_be_copied_or_pickled(kind: str) -> None:
     client = KINDS[kind]("127.0.0.1:9")
     with pytest.raises(TypeError, match="make it there"):
         pickle.dumps(client)
@@ -149,7 +149,7 @@ async def test_closing_waits_for_messages_in_flight() -> None:
         assert cluster.leader.count(35) == 1, "it did not say goodbye once"
 
 
-async def test_a_closing_producer_takes_no_message() -> None:
+async def test_closing_producer_takes_no_message() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         producer = await producer_of(cluster, attempt_timeout=1.0, retries=1).open()
         cluster.leader.misdeeds = [Misdeed("silence")]
@@ -162,7 +162,7 @@ async def test_a_closing_producer_takes_no_message() -> None:
         assert (await pending).attempts == 2
 
 
-async def test_a_cancelled_close_still_closes_the_client() -> None:
+async def test_cancelled_close_still_closes_the_client() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         producer = await producer_of(cluster).open()
         await producer.send(Message("T", b"x"))
@@ -219,7 +219,7 @@ async def test_opening_may_be_given_up(how: str) -> None:
         await consumer.aclose()
 
 
-async def test_a_consumer_that_is_closed_ends_run_and_commits() -> None:
+async def test_consumer_that_is_closed_ends_run_and_commits() -> None:
     async with filled(3) as cluster:
         consumer = PushConsumer(cluster.namesrv, "cg", consume_from="first")
         handled: list[bytes] = []
@@ -237,7 +237,7 @@ async def test_a_consumer_that_is_closed_ends_run_and_commits() -> None:
         assert offset_of(cluster) == 3
 
 
-async def test_a_pull_consumer_opened_again_reads_again() -> None:
+async def test_pull_consumer_opened_again_reads_again() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         bodies = fill(cluster, 3)
         consumer = PullConsumer(cluster.namesrv, "cg", consume_from="first")
@@ -249,7 +249,7 @@ async def test_a_pull_consumer_opened_again_reads_again() -> None:
 
 
 @pytest.mark.parametrize("block", [True, False])
-async def test_the_failure_of_a_task_of_the_client_is_raised(block: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failure_of_a_task_of_the_client_is_raised(block: bool, caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         cluster.leader.fail_codes = {200050: 16}
         consumer = PopConsumer(cluster.namesrv, "G", "T")
@@ -277,7 +277,7 @@ async def test_the_failure_of_a_task_of_the_client_is_raised(block: bool, caplog
         await anyio.lowlevel.checkpoint()
 
 
-async def test_a_check_may_close_its_producer() -> None:
+async def test_check_may_close_its_producer() -> None:
     async with FakeCluster.start(topics={"T": 1, "TBW102": 1}) as cluster:
         fill(cluster, 1)
 

@@ -18,7 +18,7 @@ Q0, Q1 = (MessageQueue("T", "b-0", number) for number in range(2))
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_a_paused_consumer_only_finishes_its_current_messages(ordered: bool) -> None:
+async def test_paused_consumer_only_finishes_its_current_messages(ordered: bool) -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster:
         bodies = fill(cluster, 40, queues=2)
         consumer = consumer_of(cluster, ordered=ordered, commit_seconds=0.01, concurrency=1)

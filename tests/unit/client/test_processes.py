@@ -45,7 +45,7 @@ def ignore(cluster: FakeCluster, topic: str) -> None:
         "pools",
     ],
 )
-def test_a_fork_has_clients_of_its_own(threads: FakeCluster, name: str) -> None:
+def test_fork_has_clients_of_its_own(threads: FakeCluster, name: str) -> None:
     ended = run(name, threads)
     assert ended.returncode == 0, ended.stderr
 
@@ -70,7 +70,7 @@ def test_forked_child_does_not_unregister_its_parent(threads: FakeCluster) -> No
         ("terminated", -signal.SIGTERM),
     ],
 )
-def test_a_program_that_closes_nothing_ends(threads: FakeCluster, name: str, code: int) -> None:
+def test_program_that_closes_nothing_ends(threads: FakeCluster, name: str, code: int) -> None:
     ended = run(name, threads)
     assert ended.returncode == code, ended.stderr
     assert "not_closed" not in ended.stderr
@@ -91,7 +91,7 @@ def test_messages_in_flight_at_the_end_are_sent_or_named(threads: FakeCluster) -
 
 
 @pytest.mark.parametrize(("name", "count"), [("loop_ends", 2), ("loop_stops", 1)])
-def test_an_event_loop_that_ends_names_open_clients(threads: FakeCluster, name: str, count: int) -> None:
+def test_event_loop_that_ends_names_open_clients(threads: FakeCluster, name: str, count: int) -> None:
     ignore(threads, "mute")
     ended = run(name, threads)
     assert ended.returncode == 0, ended.stderr
@@ -115,7 +115,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.parametrize("how", ["in C", "in Python"])
-def test_a_finalizer_may_ask_for_forks_while_a_child_begins(how: str) -> None:
+def test_finalizer_may_ask_for_forks_while_a_child_begins(how: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", FINALIZER, how], capture_output=True, text=True, timeout=60, check=False
     )

@@ -86,7 +86,7 @@ async def test_bodies_are_compressed_as_chosen(codec: Codec, flag: int) -> None:
         assert cluster.group.bodies("T") == [b"a" * 100]
 
 
-def test_an_unknown_compression_is_refused() -> None:
+def test_unknown_compression_is_refused() -> None:
     with pytest.raises(ValueError, match="gzip"):
         Producer("127.0.0.1:9876", compress=cast("Codec", "gzip"))
 
@@ -138,7 +138,7 @@ async def test_producer_refuses_invalid_messages_before_sending(message: Message
         assert cluster.leader.count(SEND) == 0
 
 
-async def test_a_queue_of_another_topic_is_refused() -> None:
+async def test_queue_of_another_topic_is_refused() -> None:
     async with sending() as (_, producer):
         with pytest.raises(MessageRefused, match="cannot go to a queue of U"):
             await producer.send(Message("T", b"x"), queue=MessageQueue("U", "b-0", 0))
@@ -147,13 +147,13 @@ async def test_a_queue_of_another_topic_is_refused() -> None:
 # Routes.
 
 
-async def test_an_unknown_topic_is_raised_after_a_few_looks() -> None:
+async def test_unknown_topic_is_raised_after_a_few_looks() -> None:
     async with sending() as (_, producer):
         with pytest.raises(TopicNotFound):
             await producer.send(Message("Other", b"x"))
 
 
-async def test_an_unknown_topic_is_created_from_the_template() -> None:
+async def test_unknown_topic_is_created_from_the_template() -> None:
     async with FakeCluster.start(topics={"TBW102": 8}) as cluster, producer_of(cluster) as producer:
         queues = {(await producer.send(Message("New", b"x"))).queue.queue_id for _ in range(8)}
         assert queues == {0, 1, 2, 3}
@@ -169,7 +169,7 @@ async def test_auto_creation_can_be_off() -> None:
             await producer.send(Message("New", b"x"))
 
 
-async def test_a_dead_name_server_is_passed_over() -> None:
+async def test_dead_name_server_is_passed_over() -> None:
     async with FakeCluster.start(name_servers=2, topics={"T": 1}) as cluster:
         await cluster.name_servers[0].stop()
         for _ in range(4):
@@ -187,7 +187,7 @@ async def test_send_without_name_servers_raises_name_servers_unavailable() -> No
             assert list(failed.value.reasons) == [server.address]
 
 
-async def test_a_broker_given_as_a_name_server_is_identified() -> None:
+async def test_broker_given_as_a_name_server_is_identified() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         broker = cluster.leader.address
         async with Producer(broker, timeout=0.5) as producer:
@@ -198,14 +198,14 @@ async def test_a_broker_given_as_a_name_server_is_identified() -> None:
                 await producer.send(Message("T", b"x"))
 
 
-async def test_a_time_limit_that_is_none_is_refused() -> None:
+async def test_time_limit_that_is_none_is_refused() -> None:
     async with sending() as (_, producer):
         for timeout in (0, -1.0, float("nan")):
             with pytest.raises(ValueError, match=f"timeout is {timeout}, and must be positive"):
                 await producer.send(Message("T", b"x"), timeout=timeout)
 
 
-async def test_a_leader_that_cannot_be_reached_is_named() -> None:
+async def test_leader_that_cannot_be_reached_is_named() -> None:
     async with sending(timeout=1) as (cluster, producer):
         await cluster.leader.stop()  # the name server does not know
         with pytest.raises(ConnectFailed) as failed:
@@ -223,7 +223,7 @@ async def test_other_groups_serve_while_one_has_no_leader() -> None:
 # Fixed queues.
 
 
-async def test_a_sharding_key_fixes_the_queue() -> None:
+async def test_sharding_key_fixes_the_queue() -> None:
     async with sending(4, groups=2) as (_, producer):
         queues = {
             key: {(await producer.send(Message("T", b"x", sharding_key=key))).queue for _ in range(3)}
@@ -233,7 +233,7 @@ async def test_a_sharding_key_fixes_the_queue() -> None:
         assert len({next(iter(each)) for each in queues.values()}) > 1
 
 
-async def test_a_fixed_queue_waits_for_its_leader_instead_of_hopping() -> None:
+async def test_fixed_queue_waits_for_its_leader_instead_of_hopping() -> None:
     async with sending(groups=2) as (cluster, producer):
         queue = MessageQueue("T", "b-0", 0)
         await producer.send(Message("T", b"x"), queue=queue)
@@ -266,14 +266,14 @@ BAD_BATCHES: list[tuple[str, list[Message], str]] = [
 
 
 @pytest.mark.parametrize(("batch", "why"), [row[1:] for row in BAD_BATCHES], ids=[row[0] for row in BAD_BATCHES])
-async def test_a_batch_that_cannot_be_is_not_sent(batch: list[Message], why: str) -> None:
+async def test_batch_that_cannot_be_is_not_sent(batch: list[Message], why: str) -> None:
     async with sending() as (_, producer):
         with pytest.raises(MessageRefused, match=why):
             await producer.send_batch(batch)
         assert producer.in_flight == 0
 
 
-async def test_a_batch_has_no_property_of_the_system() -> None:
+async def test_batch_has_no_property_of_the_system() -> None:
     async with sending() as (_, producer):
         with pytest.raises(MessageRefused, match="property 'WAIT' is reserved"):
             await producer.send_batch([Message("T", b"x")], properties={"WAIT": "false"})
@@ -351,7 +351,7 @@ async def test_waiting_senders_are_admitted_one_by_one_in_order() -> None:
     assert limit.has_room
 
 
-async def test_a_cancelled_or_refused_sender_passes_its_slot_to_the_next() -> None:
+async def test_cancelled_or_refused_sender_passes_its_slot_to_the_next() -> None:
     in_flight, woken = 1, list[str]()
     limit = InFlightLimit(1, lambda: in_flight)
 
@@ -381,7 +381,7 @@ async def test_a_cancelled_or_refused_sender_passes_its_slot_to_the_next() -> No
         lambda producer: producer.send(Message("T", bytes(5 * 1024 * 1024))),
     ],
 )
-async def test_a_wrong_call_leaves_its_room_to_the_next(send: Any) -> None:
+async def test_wrong_call_leaves_its_room_to_the_next(send: Any) -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         producer_of(cluster, in_flight_max=1, timeout=1, compress=None) as producer,
@@ -437,7 +437,7 @@ async def test_exception_in_the_block_fails_sends_in_flight() -> None:
         assert isinstance(unsent.outcome, ClientClosed)
 
 
-async def test_a_producer_must_be_entered_and_not_left() -> None:
+async def test_producer_must_be_entered_and_not_left() -> None:
     producer = Producer("127.0.0.1:9")
     with pytest.raises(ClientClosed):
         await producer.send(Message("T", b"x"))

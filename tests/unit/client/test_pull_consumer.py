@@ -74,7 +74,7 @@ async def test_poll_without_assignment_raises() -> None:
         assert await consumer.poll(timeout=0.01) == []
 
 
-async def test_a_poll_takes_from_several_queues_and_keeps_the_order_of_each() -> None:
+async def test_poll_takes_from_several_queues_and_keeps_the_order_of_each() -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster, puller_of(cluster) as consumer:
         fill(cluster, 20, queues=2)
         await consumer.assign([Q0, Q1])
@@ -180,7 +180,7 @@ async def test_queue_of_an_unknown_broker_group_is_refused_within_two_seconds() 
             assert len(await consumer.poll()) == 1
 
 
-async def test_a_commit_that_is_refused_is_an_error() -> None:
+async def test_commit_that_is_refused_is_an_error() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, puller_of(cluster) as consumer:
         await consumer.assign([Q0])
         cluster.leader.fail_codes[COMMIT] = 16
@@ -216,7 +216,7 @@ async def test_it_works_only_within_its_block_and_never_joins_the_group() -> Non
             await consumer.assign([Q0])
 
 
-async def test_a_paused_queue_gives_nothing_until_it_is_resumed() -> None:
+async def test_paused_queue_gives_nothing_until_it_is_resumed() -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster, puller_of(cluster) as consumer:
         fill(cluster, 10, queues=2)
         await consumer.assign([Q0, Q1])

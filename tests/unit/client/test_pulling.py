@@ -17,7 +17,7 @@ from mq.filter.subscription import parse_subscription
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_backward_answer_of_a_damaged_replica_does_not_end_the_consumer() -> None:
+async def test_backward_answer_of_a_damaged_replica_does_not_end_the_consumer() -> None:
     nothing: Any = None
     remoting: Any = SimpleNamespace(settings=SimpleNamespace(limits=DEFAULT))
     puller = Puller(

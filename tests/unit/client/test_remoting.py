@@ -17,7 +17,7 @@ from tests.unit.client.fake_cluster import FakeCluster
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_connection_that_opens_while_its_client_closes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_that_opens_while_its_client_closes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     opened, may_return = anyio.Event(), anyio.Event()
 
     async def open_slowly(address: str, **settings: Any) -> Connection:
@@ -45,7 +45,7 @@ async def test_a_connection_that_opens_while_its_client_closes_is_ended(monkeypa
             await until(lambda: not cluster.leader.connections)
 
 
-async def test_a_cancelled_client_keeps_its_connections_until_it_closes() -> None:
+async def test_cancelled_client_keeps_its_connections_until_it_closes() -> None:
     async with FakeCluster.start() as cluster:
         with anyio.CancelScope() as scope, anyio.fail_after(60):
             async with ClientCore.open([cluster.namesrv]) as remoting:

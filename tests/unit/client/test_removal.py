@@ -16,7 +16,7 @@ def kept_out(reason: str = "it hangs") -> Response:
     return Response(code=ResponseCode.SERVICE_NOT_AVAILABLE, opaque=1, flag=1, ext=ext)
 
 
-def test_a_broker_that_has_forgotten_a_removal_does_not_end_it_elsewhere() -> None:
+def test_broker_that_has_forgotten_a_removal_does_not_end_it_elsewhere() -> None:
     """One that was restarted answers in turn with those that keep the client out: it told the application each time."""
     events: list[ClientEvent] = []
     removal = Removal("billing", events.append)
@@ -31,7 +31,7 @@ def test_a_broker_that_has_forgotten_a_removal_does_not_end_it_elsewhere() -> No
     assert len(events) == 2
 
 
-def test_a_removal_for_another_reason_is_a_new_event() -> None:
+def test_removal_for_another_reason_is_a_new_event() -> None:
     events: list[ClientEvent] = []
     removal = Removal("billing", events.append)
     for reason in ("it hangs", "it hangs", "it is replaced"):

@@ -46,7 +46,7 @@ async def renewing() -> AsyncIterator[Broker]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_message_is_renewed_at_half_time_until_it_is_released(autojump_clock: MockClock) -> None:
+async def test_message_is_renewed_at_half_time_until_it_is_released(autojump_clock: MockClock) -> None:
     async with renewing() as broker:
         start = trio.current_time()
         message = popped_message(0, 1000)
@@ -71,7 +71,7 @@ async def test_messages_due_soon_are_renewed_together_without_waiting_for_each_o
         assert sorted((offset, at - start) for offset, at in broker.asked) == [(0, 30), (1, 30), (2, 45)]
 
 
-async def test_a_failed_renewal_is_repeated_while_there_is_time(autojump_clock: MockClock) -> None:
+async def test_failed_renewal_is_repeated_while_there_is_time(autojump_clock: MockClock) -> None:
     async with renewing() as broker:
         message = popped_message(0, 1000)
         broker.failing = True
@@ -84,7 +84,7 @@ async def test_a_failed_renewal_is_repeated_while_there_is_time(autojump_clock: 
 
 
 @pytest.mark.parametrize("kind", ["gone", "failing"])
-async def test_a_message_that_cannot_be_renewed_is_not_handed_out(autojump_clock: MockClock, kind: str) -> None:
+async def test_message_that_cannot_be_renewed_is_not_handed_out(autojump_clock: MockClock, kind: str) -> None:
     async with renewing() as broker:
         inbox = Inbox(32, ordered=False)
         lost, good = popped_message(0, 1000), popped_message(1, 1000)
@@ -98,7 +98,7 @@ async def test_a_message_that_cannot_be_renewed_is_not_handed_out(autojump_clock
         assert await inbox.get() is good
 
 
-async def test_a_release_waits_for_the_receipt_of_a_renewal_in_flight(autojump_clock: MockClock) -> None:
+async def test_release_waits_for_the_receipt_of_a_renewal_in_flight(autojump_clock: MockClock) -> None:
     async with renewing() as broker:
         broker.seconds = 7.0
         message = popped_message(0, 1000)
@@ -124,7 +124,7 @@ async def test_message_is_not_renewed_while_its_receipt_changes(autojump_clock: 
         assert len(broker.asked) == 2
 
 
-async def test_the_end_wakes_those_that_wait_for_a_receipt(autojump_clock: MockClock) -> None:
+async def test_end_wakes_those_that_wait_for_a_receipt(autojump_clock: MockClock) -> None:
     broker = Broker()
     broker.seconds = 1e9
     running = trio.CancelScope()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 # Refusals.
 
 
-async def test_a_refusal_for_good_is_raised_at_once_as_not_stored() -> None:
+async def test_refusal_for_good_is_raised_at_once_as_not_stored() -> None:
     async with sending(4) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("refuse", code=13, remark="body too long")]
         with pytest.raises(SendRejected) as rejected:
@@ -110,7 +110,7 @@ async def test_without_a_leader_attempts_continue_until_one_is_elected() -> None
         assert new.count(SEND) >= 20
 
 
-async def test_a_killed_leader_is_bridged_by_a_long_timeout() -> None:
+async def test_killed_leader_is_bridged_by_a_long_timeout() -> None:
     async with sending(replicas=2, timeout=10.0) as (cluster, producer):
         await producer.send(Message("T", b"first"))
         await cluster.kill(cluster.leader)
@@ -139,7 +139,7 @@ async def test_without_any_leader_the_timeout_ends_it_as_not_stored() -> None:
         assert failed.value.stored == "no"
 
 
-async def test_a_leader_that_refuses_until_the_timeout_leaves_its_refusal() -> None:
+async def test_leader_that_refuses_until_the_timeout_leaves_its_refusal() -> None:
     async with sending() as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("refuse", code=14)] * 1000
         refusal: ClientError | None = None
@@ -152,7 +152,7 @@ async def test_a_leader_that_refuses_until_the_timeout_leaves_its_refusal() -> N
         assert refusal.attempts >= 2
 
 
-async def test_an_old_leader_that_asks_the_new_one_is_left_at_once() -> None:
+async def test_old_leader_that_asks_the_new_one_is_left_at_once() -> None:
     async with sending(replicas=2) as (cluster, producer):
         old, new = cluster.group.replicas
         await producer.send(Message("T", b"0"))
@@ -169,7 +169,7 @@ async def test_an_old_leader_that_asks_the_new_one_is_left_at_once() -> None:
 # Unknown outcomes.
 
 
-async def test_a_connection_lost_after_the_write_is_retried_as_maybe_duplicated() -> None:
+async def test_connection_lost_after_the_write_is_retried_as_maybe_duplicated() -> None:
     async with sending() as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True)]
         result = await producer.send(Message("T", b"x"))
@@ -204,7 +204,7 @@ async def test_silence_beyond_the_attempt_timeout_is_retried() -> None:
         assert (result.attempts, result.maybe_duplicated) == (2, True)
 
 
-async def test_a_connection_that_stays_silent_is_given_up() -> None:
+async def test_connection_that_stays_silent_is_given_up() -> None:
     async with sending(attempt_timeout=0.5, remoting=RemotingSettings(silence_seconds=0.05)) as (cluster, producer):
         await producer.send(Message("T", b"x"))
         [before] = cluster.leader.connections
@@ -213,7 +213,7 @@ async def test_a_connection_that_stays_silent_is_given_up() -> None:
         assert before.closed
 
 
-async def test_a_refusal_after_an_unknown_attempt_stays_unknown() -> None:
+async def test_refusal_after_an_unknown_attempt_stays_unknown() -> None:
     async with sending() as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True), Misdeed("refuse", code=13)]
         with pytest.raises(SendOutcomeUnknown) as unknown:
@@ -222,7 +222,7 @@ async def test_a_refusal_after_an_unknown_attempt_stays_unknown() -> None:
         assert isinstance(unknown.value.__cause__, SendRejected)
 
 
-async def test_a_vague_answer_is_an_unknown_outcome() -> None:
+async def test_vague_answer_is_an_unknown_outcome() -> None:
     async with sending(retries=0) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("refuse", store=True, code=1, remark="NullPointerException")]
         with pytest.raises(SendOutcomeUnknown, match="NullPointerException"):

@@ -86,7 +86,7 @@ class Scene:
             await self.watch.check_all()
 
 
-async def test_a_silent_server_owing_an_answer_is_dropped_when_another_leads() -> None:
+async def test_silent_server_owing_an_answer_is_dropped_when_another_leads() -> None:
     scene = Scene()
     scene.end.owes_answer = True
     await scene.until(5.0, talks=True)
@@ -136,7 +136,7 @@ async def test_name_servers_that_do_not_answer_are_asked_again() -> None:
     assert scene.end.lost is not None
 
 
-async def test_an_answer_that_comes_while_we_ask_saves_the_connection() -> None:
+async def test_answer_that_comes_while_we_ask_saves_the_connection() -> None:
     scene = Scene()
     scene.leader = "new:1"
     scene.end.owes_answer = True
@@ -146,7 +146,7 @@ async def test_an_answer_that_comes_while_we_ask_saves_the_connection() -> None:
     assert scene.end.lost is None
 
 
-async def test_a_held_pull_triggers_only_a_probe_for_a_sign_of_life() -> None:
+async def test_held_pull_triggers_only_a_probe_for_a_sign_of_life() -> None:
     scene = Scene()
     scene.leader = "new:1"
     scene.end.held = 1
@@ -199,7 +199,7 @@ async def test_sends_to_a_silent_leader_reach_the_next_one() -> None:
         assert not old.connections
 
 
-async def test_a_possibly_stored_message_is_not_repeated_if_the_sender_forbids() -> None:
+async def test_possibly_stored_message_is_not_repeated_if_the_sender_forbids() -> None:
     async with cut_off(retry_unknown=False) as (cluster, producer):
         pending = await producer.submit(Message("T", b"x"))
         new = pass_leadership(cluster)
@@ -210,7 +210,7 @@ async def test_a_possibly_stored_message_is_not_repeated_if_the_sender_forbids()
         assert isinstance(await producer.send(Message("T", b"y")), SendResult)
 
 
-async def test_a_silent_leader_without_successor_keeps_its_requests() -> None:
+async def test_silent_leader_without_successor_keeps_its_requests() -> None:
     async with cut_off() as (cluster, producer):
         [before] = cluster.leader.connections
         [name_server] = cluster.name_servers
@@ -224,7 +224,7 @@ async def test_a_silent_leader_without_successor_keeps_its_requests() -> None:
         assert all([(await each).attempts == 2 for each in pending])
 
 
-async def test_a_deleted_topic_does_not_hide_the_new_leader() -> None:
+async def test_deleted_topic_does_not_hide_the_new_leader() -> None:
     async with cut_off() as (cluster, producer):
         cluster.leader.mute = False
         await producer.send(Message("U", b"known"))
@@ -236,7 +236,7 @@ async def test_a_deleted_topic_does_not_hide_the_new_leader() -> None:
         assert new.count(SEND) == 1
 
 
-async def test_a_name_server_that_was_cut_off_as_well_is_passed_over() -> None:
+async def test_name_server_that_was_cut_off_as_well_is_passed_over() -> None:
     async with (
         FakeCluster.start(replicas=2, name_servers=2, topics={"T": 1}) as cluster,
         Producer(cluster.namesrv, timeout=60.0, attempt_timeout=60.0, remoting=SOON) as producer,
@@ -249,7 +249,7 @@ async def test_a_name_server_that_was_cut_off_as_well_is_passed_over() -> None:
             assert (await producer.send(Message("T", b"x"))).attempts == 2
 
 
-async def test_a_consumer_leaves_a_leader_that_falls_silent_during_a_held_pull() -> None:
+async def test_consumer_leaves_a_leader_that_falls_silent_during_a_held_pull() -> None:
     async with consuming(replicas=2, remoting=SOON, pull=PullSettings(hold_seconds=60.0)) as (cluster, consumer):
         [first] = fill(cluster, 1)
         assert [each.body for each in await take(consumer, 1)] == [first]
@@ -264,7 +264,7 @@ async def test_a_consumer_leaves_a_leader_that_falls_silent_during_a_held_pull()
         await until(lambda: before.closed)
 
 
-async def test_a_held_pull_stays_while_the_broker_gives_signs_of_life() -> None:
+async def test_held_pull_stays_while_the_broker_gives_signs_of_life() -> None:
     async with consuming(remoting=SOON, pull=PullSettings(hold_seconds=60.0)) as (cluster, _):
         await until(lambda: cluster.leader.count(PULL) == 1)
         [before] = cluster.leader.connections
@@ -274,6 +274,6 @@ async def test_a_held_pull_stays_while_the_broker_gives_signs_of_life() -> None:
         assert cluster.leader.count(PULL) == 1
 
 
-def test_a_plain_send_has_time_for_all_its_attempts() -> None:
+def test_plain_send_has_time_for_all_its_attempts() -> None:
     producer = Producer("127.0.0.1:9876")
     assert producer.timeout >= 3 * 3.0

@@ -61,7 +61,7 @@ async def test_errors_report_whether_the_message_is_stored() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_send_without_an_answer_that_finds_no_leader_is_an_error() -> None:
+async def test_send_without_an_answer_that_finds_no_leader_is_an_error() -> None:
     sends = Sends()
     async with sending(otel=sends.provider, auto_create_topics=False) as (_, producer):
         with pytest.raises(TopicNotFound):

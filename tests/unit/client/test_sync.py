@@ -37,7 +37,7 @@ def cluster(threads: FakeCluster) -> FakeCluster:
     return threads
 
 
-def test_a_round_trip_between_threads(cluster: FakeCluster) -> None:
+def test_round_trip_between_threads(cluster: FakeCluster) -> None:
     with SyncProducer(cluster.namesrv) as producer:
         assert producer.send(Message("T", b"0")).queue_offset == 0
         outcomes = producer.send_many(Message("T", b"%d" % number) for number in range(1, 5))
@@ -130,7 +130,7 @@ def test_handlers_run_in_threads(cluster: FakeCluster, ordered: bool) -> None:
     assert cluster.group.offsets["cg", "T", 0] == 20
 
 
-def test_a_notebook_may_use_them_in_its_event_loop(cluster: FakeCluster) -> None:
+def test_notebook_may_use_them_in_its_event_loop(cluster: FakeCluster) -> None:
     async def cell() -> list[bytes]:
         with SyncProducer(cluster.namesrv) as producer:
             producer.send(Message("T", b"0"))
@@ -168,7 +168,7 @@ def test_deliveries_are_acknowledged_one_by_one(cluster: FakeCluster) -> None:
         assert cluster.group.offsets["cg", "T", 0] == 2
 
 
-def test_a_pull_consumer_and_an_admin(cluster: FakeCluster) -> None:
+def test_pull_consumer_and_an_admin(cluster: FakeCluster) -> None:
     with SyncProducer(cluster.namesrv) as producer:
         producer.send_many(Message("T", b"%d" % number) for number in range(5))
     with SyncAdmin(cluster.namesrv) as admin, SyncPullConsumer(cluster.namesrv, "cg") as consumer:

@@ -231,7 +231,7 @@ async def test_each_topic_may_have_its_codec() -> None:
         assert sorted(got, key=repr) == sorted([Order(1), "text", b"\xff"], key=repr)
 
 
-async def test_a_retried_message_is_decoded_again() -> None:
+async def test_retried_message_is_decoded_again() -> None:
     """A handler may change its value before it fails."""
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         put(cluster, b'{"left":5}')

@@ -35,13 +35,13 @@ def unresolved(monkeypatch: pytest.MonkeyPatch) -> str:
     return "nowhere.test:9876"
 
 
-async def test_a_name_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_name_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in await failures_at(unresolved(monkeypatch), QUICK):
         assert "nowhere.test:9876: the name does not resolve (Name or service not known); is it spelled" in str(error)
         assert error.stored == "no"
 
 
-async def test_a_black_hole_is_an_error_in_time() -> None:
+async def test_black_hole_is_an_error_in_time() -> None:
     with black_hole() as address:
         for error in await failures_at(address, QUICK):
             assert "is the address right, and does a firewall drop packets?" in str(error)
@@ -49,14 +49,14 @@ async def test_a_black_hole_is_an_error_in_time() -> None:
             assert error.stored == "no"
 
 
-async def test_a_broker_is_not_accepted_as_a_name_server() -> None:
+async def test_broker_is_not_accepted_as_a_name_server() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         for error in await failures_at(cluster.leader.address, QUICK):
             assert isinstance(error, NameServersUnavailable | BrokerError)
             assert "is it a broker's address?" in str(error)
 
 
-async def test_a_name_server_is_not_accepted_as_a_broker() -> None:
+async def test_name_server_is_not_accepted_as_a_broker() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv, remoting=QUICK) as admin:
         with (
             anyio.fail_after(10),
@@ -108,7 +108,7 @@ async def test_metrics_port_is_named_as_http() -> None:
             assert error.stored == "no"
 
 
-async def test_a_send_fails_fast_until_a_name_server_has_answered() -> None:
+async def test_send_fails_fast_until_a_name_server_has_answered() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     async with Producer(address, timeout=60) as producer:
@@ -119,7 +119,7 @@ async def test_a_send_fails_fast_until_a_name_server_has_answered() -> None:
             assert 1 < anyio.current_time() - begun < 10
 
 
-async def test_a_send_waits_its_timeout_once_a_name_server_has_answered() -> None:
+async def test_send_waits_its_timeout_once_a_name_server_has_answered() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         Producer(cluster.namesrv, remoting=QUICK, timeout=3) as producer,

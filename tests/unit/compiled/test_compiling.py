@@ -31,7 +31,7 @@ def test_compiling_without_a_compiler_names_the_problem(
 
 
 @pytest.mark.parametrize("compiler", ["", "no-such-wrapper gcc"])
-def test_the_compiler_variable_may_be_empty_or_a_wrapper_with_arguments(
+def test_compiler_variable_may_be_empty_or_a_wrapper_with_arguments(
     compiler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -73,7 +73,7 @@ def test_compiling_without_python_headers_names_the_file(
 
 
 @pytest.mark.slow
-def test_a_failing_compiler_leaves_everything_unchanged(
+def test_failing_compiler_leaves_everything_unchanged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(__main__, "missing_tool", lambda: None)
@@ -126,7 +126,7 @@ def test_two_processes_may_compile_at_once(monkeypatch: pytest.MonkeyPatch, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == [LIBRARY, "plain_sends.pyx"]
 
 
-def test_a_library_is_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_library_is_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # A broker that runs has the old one mapped: writing into that file would end the process.
     (tmp_path / "plain_sends.pyx").touch()
     library = tmp_path / LIBRARY
@@ -140,7 +140,7 @@ def test_a_library_is_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
 @pytest.mark.parametrize(("change", "used"), [("", "True"), ("# A later version.\n", "False")])
-def test_a_library_of_another_version_is_not_used(tmp_path: Path, change: str, used: str) -> None:
+def test_library_of_another_version_is_not_used(tmp_path: Path, change: str, used: str) -> None:
     # An upgrade replaces the sources, but not what was compiled beside them.
     package = tmp_path / "mq" / "compiled"
     shutil.copytree(Path(__main__.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -167,7 +167,7 @@ def test_without_one_of_the_libraries_none_is_used(tmp_path: Path, missing: str)
 
 @pytest.mark.slow
 @pytest.mark.skipif(building.missing_tool() is not None, reason="a tool to compile with is missing")
-def test_a_module_may_be_made_from_several_files(tmp_path: Path) -> None:
+def test_module_may_be_made_from_several_files(tmp_path: Path) -> None:
     package = tmp_path / "made" / "fast"
     package.mkdir(parents=True)
     for directory in (package.parent, package):
@@ -199,14 +199,14 @@ def test_each_source_of_a_package_counts(changed: str, tmp_path: Path) -> None:
         require_current(tmp_path, compiled_from)
 
 
-def test_the_environment_switches_the_module_off() -> None:
+def test_environment_switches_the_module_off() -> None:
     code = "import mq.compiled; print(mq.compiled.IS_COMPILED)"
     environment = {**os.environ, PURE_PYTHON: "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
-def test_an_installation_compiles_nothing(
+def test_installation_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = tmp_path / "raftlog" / "compiled"

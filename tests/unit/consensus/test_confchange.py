@@ -92,7 +92,7 @@ def test_joint_decisions_are_those_of_the_deciding_sets(
 
 
 @given(confs(), changes)
-def test_a_configuration_survives_encoding_and_decoding(conf: ConfState, change: ConfChange) -> None:
+def test_configuration_survives_encoding_and_decoding(conf: ConfState, change: ConfChange) -> None:
     if why_invalid(conf, change) is None:
         conf = changed(conf, change)
     assert decode_conf(memoryview(encode_conf(conf))) == conf

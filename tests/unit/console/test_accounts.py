@@ -14,7 +14,7 @@ def user(name: str, kind: str = NORMAL, status: str = ENABLED) -> UserInfo:
     return UserInfo(name, user_type=kind, user_status=status)
 
 
-def test_a_user_that_a_broker_group_lacks_or_has_otherwise_is_marked() -> None:
+def test_user_that_a_broker_group_lacks_or_has_otherwise_is_marked() -> None:
     rows = user_rows(
         {
             "broker-b": [user("ann"), user("bob", status=DISABLED)],
@@ -43,7 +43,7 @@ def test_equal_policies_of_broker_groups_are_one_row() -> None:
 READER = AccountInfo(access_key="reader", default_group=["SUB"], topics={"Orders": ["SUB"]})
 
 
-def test_an_account_that_a_replica_lacks_or_has_otherwise_is_marked() -> None:
+def test_account_that_a_replica_lacks_or_has_otherwise_is_marked() -> None:
     other = AccountInfo(access_key="reader", default_group=["SUB"], topics={"Orders": ["PUB", "SUB"]})
     root = AccountInfo(access_key="root", admin=True)
     seen = OfReplicas({"a n0": AccountList(has_file=True, accounts=[READER, root])})
@@ -74,7 +74,7 @@ def test_accounts_page_explains_differing_acl_files() -> None:
     assert everybody == "From 10.* everything may be done without an account."
 
 
-def test_a_quota_that_broker_groups_have_otherwise_names_them() -> None:
+def test_quota_that_broker_groups_have_otherwise_names_them() -> None:
     one, two = (QuotaList(users=[NamedQuota(user="ann", quota=Quota(connections=count))]) for count in (1, 2))
     assert quotas_by_name({"a": one, "b": one}) == {"ann": "connections 1"}
     assert quotas_by_name({"a": one, "b": two}) == {"ann": "a: connections 1, b: connections 2"}

@@ -19,11 +19,11 @@ def group(name: str = "broker-a", role: str = "leader", **figures: str) -> Group
 @pytest.mark.parametrize(
     ("text", "expected"), [("1.5 2 3", 1.5), ("0.0 0.0 0.0", 0.0), ("", None), ("x", None), ("nothing", None)]
 )
-def test_the_rate_is_that_of_ten_seconds(text: str, expected: float | None) -> None:
+def test_rate_is_that_of_ten_seconds(text: str, expected: float | None) -> None:
     assert rates_of(group(putTps=text, getTransferredTps="7 8 9")) == (expected, 7.0)
 
 
-def test_a_group_without_a_leader_has_no_rates() -> None:
+def test_group_without_a_leader_has_no_rates() -> None:
     figures = {"raftmq.role": "follower", "putTps": "5 5 5"}
     assert rates_of(group(role="follower", **figures)) == (None, None)
 
@@ -47,7 +47,7 @@ def test_damage_page_shows_scrubs_and_repairs() -> None:
     assert not damage_rows(group()), "it does not answer"
 
 
-def test_the_history_is_an_hour_long() -> None:
+def test_history_is_an_hour_long() -> None:
     history = History()
     for number in range(1000):
         history.add([group(putTps="1 1 1")], number * EVERY_SECONDS)
@@ -84,7 +84,7 @@ def test_errors_have_a_chart_if_there_were_any() -> None:
     assert error_chart(points[:2], 20.0) is None
 
 
-def test_a_line_runs_left_to_right_with_its_maximum_at_the_top() -> None:
+def test_line_runs_left_to_right_with_its_maximum_at_the_top() -> None:
     found = chart([Rates(SECONDS - 10, 0.0, None), Rates(SECONDS, 50.0, None)], SECONDS)
     assert found is not None
     assert found.sent == (f"{WIDTH * (1 - 10 / SECONDS):.1f},{HEIGHT:.1f} {WIDTH:.1f},0.0",)
@@ -92,7 +92,7 @@ def test_a_line_runs_left_to_right_with_its_maximum_at_the_top() -> None:
     assert "at most 50.0 messages per second" in found.words
 
 
-def test_a_time_without_answers_is_a_gap() -> None:
+def test_time_without_answers_is_a_gap() -> None:
     times = [0, 10, 20, 200, 210, 220]
     found = chart([Rates(float(at), 1.0, None) for at in times], 220.0)
     assert found is not None

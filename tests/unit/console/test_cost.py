@@ -49,7 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_a_large_cluster_is_looked_through_less_often(asked: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_cluster_is_looked_through_less_often(asked: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader paid 0.3 s for the progress of 5,000 groups in 8 queues each: more than the hundredth, each 15 s."""
     queues = {MessageQueue("T", "broker-a", number): GroupProgress() for number in range(8)}
     progress = {f"group-{number}": queues for number in range(5000)}
@@ -91,7 +91,7 @@ def asked_with(tabs: int, asked: Counter[str]) -> Counter[str]:
     return trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_an_open_overview_asks_the_brokers_every_two_seconds(asked: Counter[str]) -> None:
+def test_open_overview_asks_the_brokers_every_two_seconds(asked: Counter[str]) -> None:
     """What these requests cost a leader is measured in tests/kit/test_console_cost.py."""
     found = asked_with(1, asked)
     assert found.keys() == {"brokers", "survey", "all_progress"}

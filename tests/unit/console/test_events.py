@@ -55,11 +55,11 @@ LEADER = replica("n0", "leader")
          ["n0 restored 3 damaged blocks of its queues from its log"]),
     ],
 )  # fmt: skip
-def test_a_change_is_an_event(before: GroupStatus, after: GroupStatus, expected: list[str]) -> None:
+def test_change_is_an_event(before: GroupStatus, after: GroupStatus, expected: list[str]) -> None:
     assert said(before, after) == expected
 
 
-def test_the_initial_state_is_not_an_event_and_old_events_are_forgotten() -> None:
+def test_initial_state_is_not_an_event_and_old_events_are_forgotten() -> None:
     events = Events()
     events.add([group(LEADER)], 1.0)
     assert events.all() == []
@@ -70,7 +70,7 @@ def test_the_initial_state_is_not_an_event_and_old_events_are_forgotten() -> Non
     assert len(events.all()) == EVENTS_MAX
 
 
-def test_an_event_has_the_time_of_its_look() -> None:
+def test_event_has_the_time_of_its_look() -> None:
     events = Events()
     events.add([group(LEADER)], 0.0)
     events.add([], 90.0)

@@ -59,7 +59,7 @@ def test_lags_are_kept_for_an_hour() -> None:
     assert history.of("mail", now) == [], "a group that is gone is forgotten"
 
 
-def test_a_group_that_came_later_has_no_lag_before() -> None:
+def test_group_that_came_later_has_no_lag_before() -> None:
     history = LagHistory()
     history.add({}, 0.0)
     history.add({"mail": waits(1)}, EVERY_SECONDS)
@@ -67,7 +67,7 @@ def test_a_group_that_came_later_has_no_lag_before() -> None:
     assert history.of("mail", 2 * EVERY_SECONDS) == [Lag(EVERY_SECONDS, 1), Lag(2 * EVERY_SECONDS, 1)]
 
 
-def test_an_offset_beyond_the_end_gives_no_negative_lag() -> None:
+def test_offset_beyond_the_end_gives_no_negative_lag() -> None:
     history = LagHistory()
     history.add({"mail": waits(-7)}, 0.0)
     assert history.of("mail", 0.0) == [Lag(0.0, 0)]
@@ -98,7 +98,7 @@ def watch_of(nursery: trio.Nursery) -> Watch:
 
 
 @pytest.mark.trio
-async def test_a_broker_that_answers_nonsense_does_not_end_the_console(autojump_clock: MockClock) -> None:
+async def test_broker_that_answers_nonsense_does_not_end_the_console(autojump_clock: MockClock) -> None:
     asked = 0
 
     async def groups() -> list[GroupStatus]:
@@ -174,7 +174,7 @@ def test_members_that_subscribe_differently_are_named_although_nothing_waits() -
     assert reasons(waits(0), [*members[:1], Member(other, None)], {}, NOW_MS) == [], "of the other it is not known"
 
 
-def test_a_disabled_group_is_reported_first_and_unknown_members_are_not_missing() -> None:
+def test_disabled_group_is_reported_first_and_unknown_members_are_not_missing() -> None:
     disabled = {"broker-a": SubscriptionGroupConfig(group_name="mail", consume_enable=False)}
     assert reasons(waits(10), None, disabled, NOW_MS) == ["The group is paused: its members get no messages."]
     assert reasons(waits(10), None, {}, NOW_MS) == []

@@ -25,26 +25,26 @@ def said(change: Change, of: GroupView = THREE) -> str:
     return " ".join(consequences(change, of))
 
 
-def test_a_removed_voter_costs_a_failure_that_the_group_survives() -> None:
+def test_removed_voter_costs_a_failure_that_the_group_survives() -> None:
     text = said(Change("remove", "n2", "", ""))
     assert "2 voters then, instead of 3: none of them may fail (1 of them may fail now)" in text
     assert "no safer than one less" in text
     assert "hands over" not in text
 
 
-def test_a_leader_that_leaves_hands_over_first() -> None:
+def test_leader_that_leaves_hands_over_first() -> None:
     assert "n0 leads now: it hands over first" in said(Change("remove", "n0", "", ""))
     assert "n0 leads now: it hands over first" in said(Change("replace", "n9", "h:1", "n0"))
 
 
-def test_a_change_without_a_majority_afterwards_is_a_danger() -> None:
+def test_change_without_a_majority_afterwards_is_a_danger() -> None:
     half_dead = view(voter("n0"), voter("n1"), voter("n2", active=False))
     assert "DANGER: n2 do not answer" in said(Change("remove", "n1", "", ""), half_dead)
     assert "DANGER" not in said(Change("remove", "n2", "", ""), half_dead), "the dead one leaves"
     assert "DANGER: no voter would be left" in said(Change("remove", "n0", "", ""), view(voter("n0")))
 
 
-def test_a_promoted_learner_is_counted_and_an_added_one_is_not() -> None:
+def test_promoted_learner_is_counted_and_an_added_one_is_not() -> None:
     assert "4 voters then" in said(Change("promote", "n3", "", ""))
     assert "voters then" not in said(Change("add", "n3", "h:1", ""))
 
@@ -67,7 +67,7 @@ def test_only_removals_need_a_typed_name() -> None:
         {"action": "remove", "node": "n" * 65},
     ],
 )
-def test_a_form_that_means_nothing_is_refused(form: dict[str, str]) -> None:
+def test_form_that_means_nothing_is_refused(form: dict[str, str]) -> None:
     with pytest.raises(Refused):
         change_of({name: [value] for name, value in form.items()})
 

@@ -40,6 +40,6 @@ async def test_queues_that_take_longer_are_not_left_out() -> None:
 
 
 @pytest.mark.trio
-async def test_a_queue_without_an_answer_is_an_error() -> None:
+async def test_queue_without_an_answer_is_an_error() -> None:
     with pytest.raises(BrokerError, match="the archive cannot be read"):
         await offsets(TOLD, GONE)

@@ -47,7 +47,7 @@ def test_only_pages_of_the_console_send_forms(headers: dict[str, str], secure: b
 
 
 @pytest.mark.parametrize("token", ["", "secret-toke", "secret-token ", "x", "ключ"])
-def test_a_form_without_the_token_of_the_session_is_refused(token: str) -> None:
+def test_form_without_the_token_of_the_session_is_refused(token: str) -> None:
     assert token_fault(SESSION, {"token": token}) is not None
     assert token_fault(SESSION, {}) is not None
     assert token_fault(SESSION, {"token": "secret-token"}) is None

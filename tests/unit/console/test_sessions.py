@@ -19,7 +19,7 @@ def sessions(ended: list[str] | None = None) -> Sessions:
     return Sessions(lambda: f"token-{next(numbers)}", 60.0, 100.0, note)
 
 
-def test_a_session_ends_after_idle_time() -> None:
+def test_session_ends_after_idle_time() -> None:
     ended: list[str] = []
     found = sessions(ended)
     key = found.begin("alice", 0.0).key
@@ -28,7 +28,7 @@ def test_a_session_ends_after_idle_time() -> None:
     assert (ended, len(found)) == (["alice"], 0)
 
 
-def test_a_session_ends_at_its_limit_although_it_is_used() -> None:
+def test_session_ends_at_its_limit_although_it_is_used() -> None:
     found = sessions()
     key = found.begin("alice", 0.0).key
     assert found.find(key, 50.0) is not None
@@ -36,14 +36,14 @@ def test_a_session_ends_at_its_limit_although_it_is_used() -> None:
     assert found.find(key, 100.0) is None
 
 
-def test_an_open_tab_does_not_prolong_a_session() -> None:
+def test_open_tab_does_not_prolong_a_session() -> None:
     found = sessions()
     key = found.begin("alice", 0.0).key
     assert found.find(key, 50.0, is_use=False) is not None
     assert found.find(key, 61.0, is_use=False) is None
 
 
-def test_the_least_recently_used_session_ends_at_the_limit() -> None:
+def test_least_recently_used_session_ends_at_the_limit() -> None:
     found = sessions()
     keys = [found.begin(str(number), 0.0).key for number in range(SESSIONS_MAX)]
     assert found.find(keys[0], 1.0) is not None
@@ -69,7 +69,7 @@ def test_failed_logins_have_to_wait() -> None:
     assert limit.wait_seconds(KEYS, FAILURES_SECONDS) == 0
 
 
-def test_a_successful_login_does_not_count_as_a_failure() -> None:
+def test_successful_login_does_not_count_as_a_failure() -> None:
     limit = LoginLimit()
     for _ in range(3 * FAILURES_MAX):
         assert limit.wait_seconds(KEYS, 0.0) == 0
@@ -77,7 +77,7 @@ def test_a_successful_login_does_not_count_as_a_failure() -> None:
         limit.taken_back(KEYS, 0.0)
 
 
-def test_a_valid_own_key_does_not_bypass_the_login_limit() -> None:
+def test_valid_own_key_does_not_bypass_the_login_limit() -> None:
     limit = LoginLimit()
     own = ("host 10.0.0.1", "user own")
     for number in range(FAILURES_MAX):

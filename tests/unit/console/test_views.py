@@ -65,7 +65,7 @@ def test_bytes_that_are_not_text_are_shown_as_bytes() -> None:
     assert shown(b"plain", "hex")[0] == "hex"
 
 
-def test_an_empty_body_is_shown() -> None:
+def test_empty_body_is_shown() -> None:
     assert shown(b"") == ("text", "")
 
 
@@ -76,7 +76,7 @@ def test_large_body_is_cut_between_characters() -> None:
     assert body_of(_Body(body), BodyForm.AUTO, None).cut == 0  # type: ignore[arg-type]
 
 
-def test_a_truncated_body_is_not_shown_as_json() -> None:
+def test_truncated_body_is_not_shown_as_json() -> None:
     body = json.dumps(list(range(1000))).encode()
     assert shown(body, "auto", 100)[0] == "text"
 
@@ -101,7 +101,7 @@ def test_lists_show_the_beginning_of_a_body_on_one_line(body: bytes, begin: str)
     assert begin_of(body) == begin
 
 
-def test_an_offset_beyond_the_end_gives_no_negative_lag() -> None:
+def test_offset_beyond_the_end_gives_no_negative_lag() -> None:
     found = {Q0: progress(12, 10), Q1: progress(3, 10)}
     assert waiting(found) == 7
     [beyond, behind] = lag_rows(found, [], NOW_MS)
@@ -130,12 +130,12 @@ def test_preview_shows_the_effect_of_a_reset() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "number", "rows"), [(1, 1, 50), (3, 3, 20), (99, 3, 20), (0, 1, 50)])
-def test_a_page_that_is_not_there_is_the_nearest(wanted: int, number: int, rows: int) -> None:
+def test_page_that_is_not_there_is_the_nearest(wanted: int, number: int, rows: int) -> None:
     page = paged(list(range(120)), wanted)
     assert (page.number, len(page.rows), page.pages, page.total) == (number, rows, 3, 120)
 
 
-def test_an_empty_list_has_one_page() -> None:
+def test_empty_list_has_one_page() -> None:
     assert paged([], 5).pages == 1
 
 
@@ -186,7 +186,7 @@ def test_kinds_of_topics() -> None:
         ({"by": "time", "value": "4711"}, "time"),
     ],
 )
-def test_a_field_that_is_filled_chooses_messages(query: dict[str, str], by: str) -> None:
+def test_field_that_is_filled_chooses_messages(query: dict[str, str], by: str) -> None:
     """Whoever types a key and does not say "those with a key" wants these all the same."""
     assert by_of(query) == by
 
@@ -201,7 +201,7 @@ def test_a_field_that_is_filled_chooses_messages(query: dict[str, str], by: str)
         ("cluster", "", ""),
     ],
 )
-def test_a_finding_leads_to_the_page_about_it(subject: str, remedy: str, page: str) -> None:
+def test_finding_leads_to_the_page_about_it(subject: str, remedy: str, page: str) -> None:
     assert page_of(Finding(Severity.WARNING, subject, "waits", remedy, "docs/x.md")) == page
 
 

@@ -208,7 +208,7 @@ def test_command_runs_where_the_servers_are() -> None:
     assert result.stdout == f"raftmq {project('client')['project']['version']}\n"
 
 
-def test_the_hook_ships_every_kind_of_file_in_its_sources() -> None:
+def test_hook_ships_every_kind_of_file_in_its_sources() -> None:
     """The filter server compiles Java sources that lie beside it; a wheel without them could not."""
     hook = runpy.run_path(str(ROOT / "distributions" / "server" / "hatch_build.py"))
     for name in OTHERS:

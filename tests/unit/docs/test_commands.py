@@ -158,7 +158,7 @@ def put(section: str, text: str) -> None:
     assert page.read_text() == wanted, f"{page.name}: look at the difference, and run this again with REWRITE=1"
 
 
-def test_the_guide_has_every_command() -> None:
+def test_guide_has_every_command() -> None:
     put("commands", table())
 
 
@@ -265,7 +265,7 @@ def silent() -> Iterator[None]:
 @pytest.mark.trio
 @pytest.mark.usefixtures("silent")
 @pytest.mark.slow
-async def test_the_guide_has_every_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_guide_has_every_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in zip(("ACCESS_KEY", "SECRET_KEY", "USER_PASSWORD"), (*ADMIN, "a password"), strict=True):
         monkeypatch.setenv(f"RAFTMQ_{name}", value)
     data_dir = tmp_path / "n0"

@@ -72,7 +72,7 @@ def table(meanings: dict[str, str]) -> str:
     return "\n".join(rows)
 
 
-def test_the_guide_has_every_event_with_its_fields_and_a_meaning() -> None:
+def test_guide_has_every_event_with_its_fields_and_a_meaning() -> None:
     text = GUIDE.read_text()
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     meanings = {found[1]: found[2] for found in ROW.finditer(text[begin:end])}

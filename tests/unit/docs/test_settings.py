@@ -93,7 +93,7 @@ def former_names() -> Iterator[str]:
             yield f"| `{former}` | `{name}` | {title} |"
 
 
-def test_the_guide_has_every_setting() -> None:
+def test_guide_has_every_setting() -> None:
     wanted = GUIDE.read_text()
     for title, settings in SERVERS:
         begin, end = f"<!-- {title} settings -->", f"<!-- end of {title} settings -->"

@@ -64,7 +64,7 @@ def check(files: WatchedFiles, target: Path, log: Log, index_min: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_power_cut_at_any_step_leaves_a_checkpoint_fitting_its_queues(root: Path, tmp_path: Path) -> None:
+def test_power_cut_at_any_step_leaves_a_checkpoint_fitting_its_queues(root: Path, tmp_path: Path) -> None:
     log = Log()
     index_min, steps = 0, 0
     with watched(root) as files:
@@ -87,7 +87,7 @@ def test_a_power_cut_at_any_step_leaves_a_checkpoint_fitting_its_queues(root: Pa
     assert steps > 10 * FINAL
 
 
-def test_a_checkpoint_that_is_reported_survives_with_all_it_names(root: Path) -> None:
+def test_checkpoint_that_is_reported_survives_with_all_it_names(root: Path) -> None:
     log = Log()
     with watched(root) as files:
         store = open_store(str(root / "data" / "store"), TINY).queues
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_is_reported_survives_with_all_it_names(root: Path) ->
         store.close()
 
 
-def test_an_index_of_keys_has_its_content_when_it_has_its_name(root: Path, tmp_path: Path) -> None:
+def test_index_of_keys_has_its_content_when_it_has_its_name(root: Path, tmp_path: Path) -> None:
     log = SegmentLog.open(str(root / "log"), cluster_id="c", node_id="n1", segment_bytes=4096, disk=RealDisk())
     log.append(NORMAL, LogIndex(1), Term(1), b"")
     log.submit(1)
@@ -119,7 +119,7 @@ def test_an_index_of_keys_has_its_content_when_it_has_its_name(root: Path, tmp_p
         assert result.failure is None, result
 
 
-def test_a_missing_checkpoint_directory_is_an_empty_state(tmp_path: Path) -> None:
+def test_missing_checkpoint_directory_is_an_empty_state(tmp_path: Path) -> None:
     assert load_checkpoint(str(tmp_path)) is None
     assert open_store(str(tmp_path / "new"), TINY).checkpoint == Checkpoint()
     assert not (tmp_path / "new" / CHECKPOINT_NAME).exists()

@@ -63,7 +63,7 @@ def entries_of_backup(directory: Path) -> int:
         backup.close()
 
 
-def test_a_backup_that_is_reported_survives_a_power_cut(root: Path, data_dir: Path, tmp_path: Path) -> None:
+def test_backup_that_is_reported_survives_a_power_cut(root: Path, data_dir: Path, tmp_path: Path) -> None:
     target = root / "a" / "b" / "backup"
     with watched(root) as files:
         for last in (ENTRIES, ENTRIES + 30):
@@ -77,7 +77,7 @@ def test_a_backup_that_is_reported_survives_a_power_cut(root: Path, data_dir: Pa
                 assert entries_of_backup(tmp_path / f"{last}-{left.value}" / "a" / "b" / "backup") == last
 
 
-def test_a_power_cut_at_any_step_leaves_the_backup_before(root: Path, data_dir: Path, tmp_path: Path) -> None:
+def test_power_cut_at_any_step_leaves_the_backup_before(root: Path, data_dir: Path, tmp_path: Path) -> None:
     take(root / "backup", data_dir)
     grow(data_dir, ENTRIES + 30)
     steps = 0
@@ -96,7 +96,7 @@ def test_a_power_cut_at_any_step_leaves_the_backup_before(root: Path, data_dir: 
     assert steps >= 5
 
 
-def test_a_restore_that_is_reported_survives_a_power_cut(root: Path, data_dir: Path, tmp_path: Path) -> None:
+def test_restore_that_is_reported_survives_a_power_cut(root: Path, data_dir: Path, tmp_path: Path) -> None:
     take(tmp_path / "backup", data_dir)
     targets = [root / "new" / "a" / "n0", root / "n1"]
     with watched(root) as files:
@@ -105,7 +105,7 @@ def test_a_restore_that_is_reported_survives_a_power_cut(root: Path, data_dir: P
         assert lost(files) == []
 
 
-def test_a_restored_log_is_durable_to_its_last_file(root: Path, data_dir: Path, tmp_path: Path) -> None:
+def test_restored_log_is_durable_to_its_last_file(root: Path, data_dir: Path, tmp_path: Path) -> None:
     """At the moment in which it counts as a log, all of it is on the disk, whatever the caller does then."""
     take(tmp_path / "backup", data_dir)
     with watched(root) as files:

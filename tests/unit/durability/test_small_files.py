@@ -91,7 +91,7 @@ def test_kv_configuration_survives_a_power_cut_at_any_step(root: Path, tmp_path:
             cuts.assert_stored({"k": after})
 
 
-def test_a_damaged_kv_file_never_replaces_the_good_one_before_it(root: Path, tmp_path: Path) -> None:
+def test_damaged_kv_file_never_replaces_the_good_one_before_it(root: Path, tmp_path: Path) -> None:
     config = KvConfig()
     save(config, root, "1")
     save(config, root, "2")
@@ -125,7 +125,7 @@ def secrets(directory: Path) -> object:
     return read_secrets(str(path)) if path.exists() else None
 
 
-def test_the_secret_of_a_group_survives_a_power_cut_at_any_step(root: Path, tmp_path: Path) -> None:
+def test_secret_of_a_group_survives_a_power_cut_at_any_step(root: Path, tmp_path: Path) -> None:
     path = root / "etc" / "raftmq" / "group.secret"
 
     def mode_kept(directory: Path) -> object:
@@ -143,7 +143,7 @@ def test_the_secret_of_a_group_survives_a_power_cut_at_any_step(root: Path, tmp_
         cuts.assert_stored(second)
 
 
-def test_the_file_size_of_a_dev_directory_survives_power_cuts(root: Path, tmp_path: Path) -> None:
+def test_file_size_of_a_dev_directory_survives_power_cuts(root: Path, tmp_path: Path) -> None:
     """An empty file would be no size, and brokers with another size do not open their logs."""
 
     def size(directory: Path) -> object:

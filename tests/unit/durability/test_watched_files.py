@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_new_file_needs_a_sync_of_content_and_directory(root: Path, tmp_path: Path) -> None:
+def test_new_file_needs_a_sync_of_content_and_directory(root: Path, tmp_path: Path) -> None:
     with watched(root) as files:
         assert files.undurable() == []
         write(root / "a", b"1", sync=False)
@@ -50,7 +50,7 @@ def test_a_new_file_needs_a_sync_of_content_and_directory(root: Path, tmp_path: 
         assert left(files, tmp_path / "later", Left.NOTHING) == {"a": b"2", "kept/old": b"old"}
 
 
-def test_a_rename_needs_a_sync_of_the_directory(root: Path, tmp_path: Path) -> None:
+def test_rename_needs_a_sync_of_the_directory(root: Path, tmp_path: Path) -> None:
     with watched(root) as files:
         write(root / "kept" / "new", b"new")
         (root / "kept" / "new").replace(root / "kept" / "old")
@@ -62,7 +62,7 @@ def test_a_rename_needs_a_sync_of_the_directory(root: Path, tmp_path: Path) -> N
         assert left(files, tmp_path / "2", Left.NOTHING) == {"kept/old": b"new"}
 
 
-def test_a_renamed_file_without_a_sync_may_be_empty(root: Path, tmp_path: Path) -> None:
+def test_renamed_file_without_a_sync_may_be_empty(root: Path, tmp_path: Path) -> None:
     with watched(root) as files:
         write(root / "kept" / "new", b"new", sync=False)
         (root / "kept" / "new").replace(root / "kept" / "old")
@@ -70,7 +70,7 @@ def test_a_renamed_file_without_a_sync_may_be_empty(root: Path, tmp_path: Path) 
         assert left(files, tmp_path / "1", Left.ALL) == {"kept/old": b"new"}
 
 
-def test_a_new_directory_needs_a_sync_of_its_parent(root: Path) -> None:
+def test_new_directory_needs_a_sync_of_its_parent(root: Path) -> None:
     with watched(root) as files:
         (root / "a" / "b").mkdir(parents=True)
         write(root / "a" / "b" / "c", b"c")
@@ -81,7 +81,7 @@ def test_a_new_directory_needs_a_sync_of_its_parent(root: Path) -> None:
         assert files.undurable() == []
 
 
-def test_a_removed_file_may_come_back(root: Path) -> None:
+def test_removed_file_may_come_back(root: Path) -> None:
     with watched(root) as files:
         (root / "kept" / "old").unlink()
         assert files.undurable() == ["kept/old: comes back"]
@@ -89,7 +89,7 @@ def test_a_removed_file_may_come_back(root: Path) -> None:
         assert files.undurable() == []
 
 
-def test_a_synced_write_makes_nothing_else_of_the_file_durable(root: Path, tmp_path: Path) -> None:
+def test_synced_write_makes_nothing_else_of_the_file_durable(root: Path, tmp_path: Path) -> None:
     with watched(root) as files:
         fd = os.open(root / "kept" / "old", os.O_RDWR)
         os.pwritev(fd, [b"AB"], 0)

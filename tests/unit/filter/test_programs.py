@@ -32,6 +32,6 @@ def test_invalid_program_names_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", bytes(PROGRAM_BYTES_MAX + 1)])
-def test_a_program_has_some_bytes_and_not_too_many(content: bytes) -> None:
+def test_program_has_some_bytes_and_not_too_many(content: bytes) -> None:
     with pytest.raises(ProgramRefused, match=f"allowed: 1 to {PROGRAM_BYTES_MAX}"):
         name_of("wasm", content)

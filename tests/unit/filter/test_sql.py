@@ -332,7 +332,7 @@ def test_nesting_is_bounded() -> None:
             SqlFilter(expression)
 
 
-def test_a_long_alternative_is_not_deep() -> None:
+def test_long_alternative_is_not_deep() -> None:
     assert matches(" OR ".join(["b = 'y'"] * 249 + ["b = 'x'"]))
     assert not matches(" AND ".join(["b = 'x'"] * 249 + ["b = 'y'"]))
 
@@ -348,7 +348,7 @@ def test_length_and_size_are_bounded() -> None:
         SqlFilter(" OR ".join(["b"] * (NODES_MAX + 1)))
 
 
-def test_a_huge_list_is_searched_fast() -> None:
+def test_huge_list_is_searched_fast() -> None:
     texts = ",".join(f"'{number}'" for number in range(2000))
     chosen = SqlFilter(f"b IN ({texts})")
     assert chosen.matches({"b": "1999"})

@@ -63,7 +63,7 @@ def test_sql_subscription_accepts_every_tag() -> None:
 
 
 @pytest.mark.parametrize("length", [10, 10_000])
-def test_a_wrong_expression_is_refused_with_the_position(length: int) -> None:
+def test_wrong_expression_is_refused_with_the_position(length: int) -> None:
     with pytest.raises(SubscriptionError, match=f"T1 is wrong at character {length}: "):
         parse_sql("T1", " " * (length - 1) + "=")
 

@@ -45,7 +45,7 @@ def built(name: str, directory: Path) -> bytes:
 
 
 @pytest.mark.parametrize("name", sorted(each.name for each in EXAMPLES.iterdir()))
-def test_an_example_looks_for_its_property(name: str, tmp_path: Path) -> None:
+def test_example_looks_for_its_property(name: str, tmp_path: Path) -> None:
     loaded = Sandbox(WasmLimits()).load(built(name, tmp_path))
     rows = {
         b"region\x01eu\x02": True,

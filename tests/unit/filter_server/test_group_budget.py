@@ -5,7 +5,7 @@ from __future__ import annotations
 from mq.filter_server.group_budget import GroupBudget
 
 
-def test_a_group_that_uses_less_than_its_share_does_not_wait() -> None:
+def test_group_that_uses_less_than_its_share_does_not_wait() -> None:
     budget = GroupBudget(0.5, now=0.0)
     for second in range(100):
         assert budget.wait_seconds(second) == 0

@@ -80,7 +80,7 @@ def loaded(sandbox: JavaSandbox) -> JavaFilter:
 
 
 @needs_jdk
-def test_a_class_sees_the_message_and_its_group(loaded: JavaFilter) -> None:
+def test_class_sees_the_message_and_its_group(loaded: JavaFilter) -> None:
     verdicts = loaded.run(block("record", "group", "anything"))
     assert verdicts.passes == [True, True, True]
     assert not verdicts.failures
@@ -97,7 +97,7 @@ def test_each_failure_is_that_of_its_message(loaded: JavaFilter) -> None:
 
 
 @needs_jdk
-def test_a_class_gets_no_secrets_no_network_and_no_files(
+def test_class_gets_no_secrets_no_network_and_no_files(
     sandbox: JavaSandbox, loaded: JavaFilter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAFTMQ_SECRET_KEY", "secret")
@@ -131,7 +131,7 @@ def test_leaking_filter_class_restarts_with_fresh_memory(sandbox: JavaSandbox) -
 
 
 @needs_jdk
-def test_a_message_that_takes_all_memory_fails_alone(sandbox: JavaSandbox) -> None:
+def test_message_that_takes_all_memory_fails_alone(sandbox: JavaSandbox) -> None:
     program = one_line_class("while (m.getBody().length == 2) kept.add(new byte[1 << 20]); return true;")
     hungry = sandbox.load(program, "billing", "Orders")
     verdicts = hungry.run(block("a", "bb", "c"))
@@ -141,7 +141,7 @@ def test_a_message_that_takes_all_memory_fails_alone(sandbox: JavaSandbox) -> No
 
 
 @needs_jdk
-def test_a_class_that_exits_is_started_once_per_message(sandbox: JavaSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_that_exits_is_started_once_per_message(sandbox: JavaSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     exits = sandbox.load(one_line_class("System.exit(0); return true;"), "billing", "Orders")
     exits.run(block(*"abcdefgh"), seconds_max=0)
     starts: list[Machine] = []
@@ -158,13 +158,13 @@ def test_a_class_that_exits_is_started_once_per_message(sandbox: JavaSandbox, mo
 
 
 @needs_jdk
-def test_a_class_that_is_never_created_is_refused_soon(sandbox: JavaSandbox) -> None:
+def test_class_that_is_never_created_is_refused_soon(sandbox: JavaSandbox) -> None:
     with pytest.raises(ProgramRefused, match="creating it took longer than 2000 ms"):
         sandbox.load(one_line_class("return true;", "public F() { while (true) {} }"), "billing", "Orders")
 
 
 @needs_jdk
-def test_a_pull_still_filters_with_a_class_closed_for_others(sandbox: JavaSandbox) -> None:
+def test_pull_still_filters_with_a_class_closed_for_others(sandbox: JavaSandbox) -> None:
     closed = sandbox.load(one_line_class("return false;"), "billing", "Orders")
     closed.close()
     verdicts = closed.run(block("a"))
@@ -180,7 +180,7 @@ def test_filter_class_is_refused_if_its_files_cannot_be_written(sandbox: JavaSan
 
 @pytest.mark.slow
 @needs_jdk
-def test_the_virtual_machine_used_last_makes_room_for_another(sandbox: JavaSandbox, loaded: JavaFilter) -> None:
+def test_virtual_machine_used_last_makes_room_for_another(sandbox: JavaSandbox, loaded: JavaFilter) -> None:
     others = [sandbox.load(java_program("demo.Filter", SOURCE.encode()), str(number), "Orders") for number in range(2)]
     for each in (loaded, *others, loaded):
         assert each.run(block("a")).passes == [True]
@@ -204,18 +204,18 @@ def test_the_virtual_machine_used_last_makes_room_for_another(sandbox: JavaSandb
         ),
     ],
 )
-def test_a_class_that_cannot_be_used_is_refused(sandbox: JavaSandbox, name: str, source: str, reason: str) -> None:
+def test_class_that_cannot_be_used_is_refused(sandbox: JavaSandbox, name: str, source: str, reason: str) -> None:
     with pytest.raises(ProgramRefused, match=reason):
         sandbox.load(java_program(name, source.encode()), "billing", "Orders")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../../etc/passwd", "a..b", "1a", "wasm:00", "A" * 201])
-def test_a_text_that_names_no_class_is_refused(name: str) -> None:
+def test_text_that_names_no_class_is_refused(name: str) -> None:
     with pytest.raises(ProgramRefused):
         java_program(name, b"")
 
 
-def test_a_program_has_the_name_of_its_class() -> None:
+def test_program_has_the_name_of_its_class() -> None:
     content = java_program("a.b.C$D_1", b"source")
     assert parse_java_program(content) == ("a.b.C$D_1", content)
     with pytest.raises(ProgramRefused, match="does not begin"):

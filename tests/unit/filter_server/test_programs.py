@@ -31,7 +31,7 @@ async def no_current_one(group: str, topic: str) -> NoReturn:
 
 
 @pytest.mark.trio
-async def test_a_program_that_is_uploaded_for_each_queue_is_compiled_once() -> None:
+async def test_program_that_is_uploaded_for_each_queue_is_compiled_once() -> None:
     """Compiling a large module takes seconds, and others wait for it."""
     sandbox = CountingSandbox(WasmLimits())
     programs = Programs(sandbox, not_at_the_broker, no_current_one, programs_max=10, group_share=1.0)

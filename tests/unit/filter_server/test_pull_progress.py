@@ -46,7 +46,7 @@ def found(
     progress.picked(Picked([memoryview(b"x")] * passed, passed, next_offset, cut), now)
 
 
-def test_a_pull_is_answered_once_it_has_all_that_is_at_hand() -> None:
+def test_pull_is_answered_once_it_has_all_that_is_at_hand() -> None:
     progress = PullProgress(0, 32, 15.0, 0.0)
     found(progress, 10, 20, 0.0, passed=2)
     assert not progress.is_over()
@@ -69,7 +69,7 @@ def test_messages_beyond_the_room_come_with_the_next_pull() -> None:
     assert progress.answer().next_offset == 5
 
 
-def test_a_filter_that_lets_nothing_through_moves_on_after_a_second() -> None:
+def test_filter_that_lets_nothing_through_moves_on_after_a_second() -> None:
     progress = PullProgress(0, 32, 15.0, 0.0)
     for number in range(1, 5):
         found(progress, 100 * number, 10_000, 0.2 * number)
@@ -79,7 +79,7 @@ def test_a_filter_that_lets_nothing_through_moves_on_after_a_second() -> None:
     assert progress.answer()[:2] == (AGAIN, 500)
 
 
-def test_a_pull_at_the_end_waits_for_its_deadline() -> None:
+def test_pull_at_the_end_waits_for_its_deadline() -> None:
     progress = PullProgress(7, 32, 15.0, 0.0)
     progress.replied(Reply(NOTHING, 7, 0, 7, None), 14.0)
     assert not progress.is_over()
@@ -88,7 +88,7 @@ def test_a_pull_at_the_end_waits_for_its_deadline() -> None:
     assert progress.answer()[:2] == (NOTHING, 7)
 
 
-def test_a_pull_fails_only_before_messages_were_examined() -> None:
+def test_pull_fails_only_before_messages_were_examined() -> None:
     assert PullProgress(0, 32, 15.0, 0.0).failed()
     progress = PullProgress(0, 32, 15.0, 0.0)
     found(progress, 10, 20, 0.0)
@@ -96,7 +96,7 @@ def test_a_pull_fails_only_before_messages_were_examined() -> None:
     assert progress.answer()[:2] == (AGAIN, 10)
 
 
-def test_a_moved_offset_waits_for_the_next_pull_after_progress() -> None:
+def test_moved_offset_waits_for_the_next_pull_after_progress() -> None:
     moved = Reply(ResponseCode.PULL_OFFSET_MOVED, 50, 50, 60, "gone")
     answer = PullProgress(0, 32, 15.0, 0.0).replied(moved, 0.0)
     assert answer is not None
@@ -135,14 +135,14 @@ def test_passed_records_keep_their_bytes() -> None:
         ([True], {}, 1, 8),  # the filter had no time for the others
     ],
 )
-def test_the_next_offset_is_that_of_the_first_undecided(
+def test_next_offset_is_that_of_the_first_undecided(
     passes: list[bool], limits: dict[str, int], taken: int, next_offset: int
 ) -> None:
     found = picked(records(b"a", b"b", b"c", first=7), passes, **limits)
     assert (len(found.passed), found.next_offset) == (taken, next_offset)
 
 
-def test_a_filter_sees_the_originals_of_compressed_bodies() -> None:
+def test_filter_sees_the_originals_of_compressed_bodies() -> None:
     data = records(zlib.compress(b"long" * 100), sys_flag=COMPRESSED) + records(b"plain", first=1)
     block, unreadable = seen_by_filter(data, records_in(data), 1000)
     assert [block.message(number) for number in range(2)] == [

@@ -81,7 +81,7 @@ def test_many_messages_take_several_runs(sandbox: Sandbox) -> None:
         ("(return (i32.const -1))", "returned -1"),
     ],
 )
-def test_a_failure_is_that_of_one_message(sandbox: Sandbox, failure: str, reason: str) -> None:
+def test_failure_is_that_of_one_message(sandbox: Sandbox, failure: str, reason: str) -> None:
     content = module(
         f"(if (i32.eq {FIRST_BYTE} (i32.const 102)) (then {failure})) (i32.const 1)", more="(func $deep (call $deep))"
     )
@@ -91,7 +91,7 @@ def test_a_failure_is_that_of_one_message(sandbox: Sandbox, failure: str, reason
     assert re.search(reason, verdicts.failures[2]), verdicts.failures[2]
 
 
-def test_a_message_fails_only_if_it_alone_needs_too_much(sandbox: Sandbox) -> None:
+def test_message_fails_only_if_it_alone_needs_too_much(sandbox: Sandbox) -> None:
     """Each of the messages needs nearly all fuel of one."""
     loop = """(local $n i32) (loop $l (local.set $n (i32.add (local.get $n) (i32.const 1)))
               (br_if $l (i32.lt_u (local.get $n) (i32.const 200000)))) (i32.const 1)"""
@@ -138,7 +138,7 @@ def test_time_limit_stops_a_filter_within_its_fuel() -> None:
     assert "took longer" in verdicts.failures[0]
 
 
-def test_a_large_message_asks_for_more_room(sandbox: Sandbox) -> None:
+def test_large_message_asks_for_more_room(sandbox: Sandbox) -> None:
     """This one has 64 KiB, and says so."""
     fits = "(i32.le_u (local.get $size) (i32.const 65536))"
     small = module("(i32.const 1)", allocate=f"(select (i32.const 65536) (i32.const 0) {fits})")

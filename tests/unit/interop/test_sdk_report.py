@@ -32,7 +32,7 @@ def test_failed_scenario_reports_the_difference(error: Exception | None, outcome
     assert trio.run(sdk._played, "guide: Errors", "5.5.0", play) == Played("guide: Errors", "5.5.0", outcome)
 
 
-def test_an_example_that_prints_something_else_differs() -> None:
+def test_example_that_prints_something_else_differs() -> None:
     async def play() -> None:
         await sdk._play_example("print(1)  # -> 1\nprint(2)  # -> 3\n", "127.0.0.1:1", {})
 
@@ -40,7 +40,7 @@ def test_an_example_that_prints_something_else_differs() -> None:
     assert played.outcome == "differs: AssertionError: prints '2' instead of '3'"
 
 
-def test_the_report_has_a_column_for_each_version() -> None:
+def test_report_has_a_column_for_each_version() -> None:
     text = markdown([Played("a", "5.3.3", PASS), Played("a", "5.5.0", "differs: x | y")])
     assert "| a | pass | differs: x \\| y |" in text
     assert "5.3.3: 1 of 1 pass; 5.5.0: 0 of 1 pass." in text

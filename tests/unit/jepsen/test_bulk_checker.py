@@ -75,7 +75,7 @@ def test_checker_finds_broken_bulk_reads(anomaly: str, broken: Callable[[Script]
     assert check_bulk(script.history()).anomalies == {anomaly: 1}
 
 
-def test_the_log_checker_finds_a_row_missing_in_the_final_read() -> None:
+def test_log_checker_finds_a_row_missing_in_the_final_read() -> None:
     script = usual()
     script.failed(C, 9, "info")
     read(script, 2, 3, {2: C})

@@ -458,7 +458,7 @@ def test_acknowledged_message_that_no_consumer_polled_is_unseen() -> None:
     assert check_assigned(script.history()).anomalies == {"unseen": 1}
 
 
-def test_a_message_that_retention_removed_need_not_be_polled() -> None:
+def test_message_that_retention_removed_need_not_be_polled() -> None:
     script = Script()
     script.sent("1.0.10", 0, pos=100)
     script.sent("1.1.10", 1, pos=200)

@@ -59,7 +59,7 @@ def test_file_that_had_its_time_is_not_damaged(commitlog: Path) -> None:
     assert not damaged.is_changed
 
 
-def test_the_unused_rest_of_a_file_stays_unchanged(commitlog: Path) -> None:
+def test_unused_rest_of_a_file_stays_unchanged(commitlog: Path) -> None:
     newest = commitlog / f"{30_000:020d}"
     for seed in range(50):
         flip_bits(Random(seed), [newest], bits_max=20)

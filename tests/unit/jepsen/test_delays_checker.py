@@ -56,7 +56,7 @@ def test_message_with_an_unanswered_recall_may_be_visible(outcome: Type) -> None
     assert check_delays(script.history()).valid is True
 
 
-def test_a_message_stored_twice_may_be_recalled_and_seen() -> None:
+def test_message_stored_twice_may_be_recalled_and_seen() -> None:
     script = Script()
     script.add(1, "invoke", "schedule", v=A, o=1)
     script.add(1, "ok", "schedule", v=A, again=True)
@@ -113,7 +113,7 @@ def test_run_without_delays_leaves_the_verdict_open() -> None:
     assert check_delays(Script().history()).valid == "unknown"
 
 
-def test_a_message_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
+def test_message_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
     script = usual()
     script.final([A], node="n0")
     result = check_delays(script.history())

@@ -78,7 +78,7 @@ async def test_brokers_reach_themselves_directly_and_others_through_proxies() ->
 
 
 @pytest.mark.trio
-async def test_a_caller_of_a_dead_broker_is_disconnected() -> None:
+async def test_caller_of_a_dead_broker_is_disconnected() -> None:
     async with open_loopback(2) as network:
         stream = await trio.open_tcp_stream(*network.clients_reach("n1"))
         with trio.fail_after(5):

@@ -118,7 +118,7 @@ def test_checker_finds_broken_offsets(anomaly: str, broken: Callable[[Script], N
     assert check_offsets(script.history()).anomalies == {anomaly: 1}
 
 
-def test_a_query_concurrent_with_a_commit_may_see_either_offset() -> None:
+def test_query_concurrent_with_a_commit_may_see_either_offset() -> None:
     for seen in (3, 5):
         script = Script()
         committed(script, 3)
@@ -172,7 +172,7 @@ def test_answer_to_an_older_question_may_be_behind() -> None:
     assert check_told_offsets(script.history()).valid is True
 
 
-def test_a_run_without_offset_queries_leaves_the_verdict_open() -> None:
+def test_run_without_offset_queries_leaves_the_verdict_open() -> None:
     assert check_told_offsets(Script().history()).valid == "unknown"
 
 

@@ -31,7 +31,7 @@ def test_stored_acknowledged_messages_are_valid_in_any_order() -> None:
     assert check_log(script.history()).valid is True  # and it is not out of nowhere
 
 
-def test_an_acknowledged_message_that_a_replica_lacks_is_lost() -> None:
+def test_acknowledged_message_that_a_replica_lacks_is_lost() -> None:
     script = Script()
     sent(script, A)
     sent(script, B)
@@ -39,7 +39,7 @@ def test_an_acknowledged_message_that_a_replica_lacks_is_lost() -> None:
     assert check_grpc(script.history()).anomalies == {"lost": 3}
 
 
-def test_a_refused_message_that_is_stored_is_unexpected() -> None:
+def test_refused_message_that_is_stored_is_unexpected() -> None:
     script = Script()
     sent(script, A)
     sent(script, B, "fail")
@@ -47,7 +47,7 @@ def test_a_refused_message_that_is_stored_is_unexpected() -> None:
     assert check_grpc(script.history()).anomalies == {"unexpected": 3}
 
 
-def test_a_run_without_acknowledged_messages_leaves_the_verdict_open() -> None:
+def test_run_without_acknowledged_messages_leaves_the_verdict_open() -> None:
     script = Script()
     sent(script, A, "info")
     finally_stored(script, A)

@@ -33,7 +33,7 @@ def test_last_line_without_its_end_is_left_out() -> None:
     assert list(decode_events([*whole[:-1], whole[-1][:-5]])) == script.events[:-1]
 
 
-def test_a_line_that_is_not_an_event_is_named() -> None:
+def test_line_that_is_not_an_event_is_named() -> None:
     script = Script(sent=["1.1.10"])
     with pytest.raises(HistoryDamaged, match="line 2"):
         list(decode_events([lines(script)[0], b"rubbish\n", *lines(script)[2:]]))
@@ -128,7 +128,7 @@ def test_incomplete_events_are_named(event: dict[str, Any], reason: str) -> None
 
 
 @pytest.mark.parametrize("line", [b"\n", b"\xff\xfe{}\n", b"[1]\n", b"\0" * 10 + b"\n"])
-def test_a_line_that_is_not_a_json_object_is_named(line: bytes) -> None:
+def test_line_that_is_not_a_json_object_is_named(line: bytes) -> None:
     with pytest.raises(HistoryDamaged, match="line 1"):
         list(decode_events([line]))
 

@@ -115,7 +115,7 @@ def test_messages_missing_from_a_run_cut_short_may_still_arrive(tmp_path: Path) 
     assert "may only be late" in (tmp_path / VERDICT).read_text()
 
 
-def test_a_directory_without_a_history_is_not_a_run(tmp_path: Path) -> None:
+def test_directory_without_a_history_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(NotARun, match=HISTORY):
         judge(tmp_path)
 
@@ -128,7 +128,7 @@ def test_damaged_line_is_named(tmp_path: Path) -> None:
         judge(tmp_path)
 
 
-def test_an_unreadable_history_is_not_a_run(tmp_path: Path) -> None:
+def test_unreadable_history_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / HISTORY).mkdir()
     with pytest.raises(NotARun, match="cannot be read: Is a directory"):
         judge(tmp_path)
@@ -136,7 +136,7 @@ def test_an_unreadable_history_is_not_a_run(tmp_path: Path) -> None:
         judge(Path(__file__))
 
 
-def test_a_verdict_that_cannot_be_written_is_still_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verdict_that_cannot_be_written_is_still_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored(good_run(), tmp_path)
     (tmp_path / VERDICT).mkdir()
     with pytest.raises(VerdictNotWritten, match=r"cannot be written to .*: Is a directory") as raised:
@@ -146,7 +146,7 @@ def test_a_verdict_that_cannot_be_written_is_still_reported(tmp_path: Path, caps
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_failing_checker_does_not_count_as_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_checker_does_not_count_as_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(directory: Path) -> None:
         raise ZeroDivisionError
 
@@ -158,7 +158,7 @@ def test_a_failing_checker_does_not_count_as_a_broken_promise(monkeypatch: pytes
     assert ended.value.code == 2
 
 
-def test_a_run_that_ended_before_it_began_is_not_a_run(tmp_path: Path) -> None:
+def test_run_that_ended_before_it_began_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / HISTORY).write_bytes(b"")
     with pytest.raises(NotARun, match="before it began"):
         judge(tmp_path)
@@ -293,7 +293,7 @@ def test_matrix_first_names_a_missing_package(
     assert "packets" in second
 
 
-def test_a_matrix_changes_published_reports_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_changes_published_reports_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published, store = tmp_path / "reports", tmp_path / "store"
     good = judge(stored(good_run(), tmp_path))
     monkeypatch.setattr("jepsen.cli.REPORTS", published)

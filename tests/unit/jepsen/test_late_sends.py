@@ -76,7 +76,7 @@ def read_round(script: Script, node: str, values: list[str]) -> None:
         script.add(90, "ok", "final-read", k=QUEUE, n=node, v=records)
 
 
-def test_a_message_stored_between_the_reads_of_two_replicas_is_valid() -> None:
+def test_message_stored_between_the_reads_of_two_replicas_is_valid() -> None:
     script = Script(sent=[A])
     script.failed(LATE, 2, "info")
     read_round(script, "n0", [A])

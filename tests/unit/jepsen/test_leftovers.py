@@ -28,7 +28,7 @@ def test_mounts_of_runs_are_recognized_by_name_and_listed_in_reverse() -> None:
     assert mount_points(MOUNTS) == [run / "rmqf-small-n1", run / "rmqf-n0"]
 
 
-def test_the_namespace_of_a_live_run_is_not_a_leftover_mount() -> None:
+def test_namespace_of_a_live_run_is_not_a_leftover_mount() -> None:
     assert not [point for point in mount_points(MOUNTS) if "netns" in str(point)]
 
 

@@ -89,7 +89,7 @@ def test_run_without_repeats_leaves_the_verdict_open() -> None:
     assert check_numbered(Script().history()).valid == "unknown"
 
 
-def test_a_number_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
+def test_number_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
     script = Script()
     sent_twice(script, "1.0.0", 0)
     script.final(["1.0.0"], node="n0")

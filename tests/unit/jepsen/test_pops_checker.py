@@ -35,7 +35,7 @@ def usual() -> Script:
     return script
 
 
-def test_a_message_redelivered_until_its_acknowledgement_is_valid() -> None:
+def test_message_redelivered_until_its_acknowledgement_is_valid() -> None:
     script = usual()
     popped(script)
     result = check_pops(script.history())
@@ -43,7 +43,7 @@ def test_a_message_redelivered_until_its_acknowledgement_is_valid() -> None:
     assert result.counts["messages handed out again"] == 1
 
 
-def test_a_message_given_back_may_be_redelivered_at_once() -> None:
+def test_message_given_back_may_be_redelivered_at_once() -> None:
     script = Script(sent=[A])
     popped(script, A)
     told(script, "give-back", A)
@@ -52,7 +52,7 @@ def test_a_message_given_back_may_be_redelivered_at_once() -> None:
     assert check_pops(script.history()).valid is True
 
 
-def test_a_copy_of_an_acknowledged_message_may_be_popped() -> None:
+def test_copy_of_an_acknowledged_message_may_be_popped() -> None:
     script = Script()
     script.sent(A, 0, again=True)
     popped(script, A)
@@ -148,7 +148,7 @@ def test_checker_finds_broken_pops(anomaly: str, broken: Callable[[Script], None
     assert check_pops(script.history()).anomalies == {anomaly: 1}
 
 
-def test_a_run_without_redeliveries_leaves_the_verdict_open() -> None:
+def test_run_without_redeliveries_leaves_the_verdict_open() -> None:
     assert check_pops(Script().history()).valid == "unknown"
 
 

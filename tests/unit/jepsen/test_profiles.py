@@ -118,7 +118,7 @@ def test_report_of_several_days_counts_runs_by_day(tmp_path: Path) -> None:
     assert "Runs by day: 1 on 2026-11-24, 1 on 2026-11-26." in report.read_text()
 
 
-def test_a_report_distinguishes_rare_states_never_met_from_those_not_sought(tmp_path: Path) -> None:
+def test_report_distinguishes_rare_states_never_met_from_those_not_sought(tmp_path: Path) -> None:
     report = tmp_path / "jepsen.md"
     older = row("valid", met={HANDED_OVER: 2})
     write_report(report, NIGHTLY, [older], [], planned=9)
@@ -129,7 +129,7 @@ def test_a_report_distinguishes_rare_states_never_met_from_those_not_sought(tmp_
     assert f"| {HANDLED} | never |" in report.read_text()
 
 
-def test_a_resumed_profile_repeats_invalid_rows_and_drops_unplanned_ones() -> None:
+def test_resumed_profile_repeats_invalid_rows_and_drops_unplanned_ones() -> None:
     planned = [Cell("log", ("kill",), 10.0), Cell("log", ("clock",), 10.0), Cell("pop", ("kill",), 10.0)]
     rows = [row("valid"), row("not run", faults="clock"), row("valid", faults="removed since")]
     assert still_to_run(planned, rows) == (planned[1:], rows[:1])

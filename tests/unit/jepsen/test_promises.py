@@ -32,7 +32,7 @@ def test_every_workload_checks_a_promise() -> None:
     assert {workload for promise in PROMISES for workload in promise.workloads} == WORKLOADS.keys()
 
 
-def test_the_page_lists_the_same_promises() -> None:
+def test_page_lists_the_same_promises() -> None:
     page = (ROOT / "docs" / "promises.md").read_text()
     _, _, table = page.partition("| promise | workloads of `make jepsen` |\n|---|---|\n")
     rows = dict(re.findall(r"^\| (.*?) \| (.*?) \|$", table.partition("\n\n")[0], re.MULTILINE))
@@ -48,7 +48,7 @@ def test_only_valid_runs_of_its_workloads_count_for_a_promise() -> None:
     assert line(rows, "transactional messages").endswith("| none | 0 | 0 |")
 
 
-def test_a_promise_about_damage_counts_runs_with_damage() -> None:
+def test_promise_about_damage_counts_runs_with_damage() -> None:
     what = "damage is repaired, and neither served nor copied"
     rows = [run("log", "restart, damage"), run("log", "helix"), run("log", "partition")]
     assert line(rows, what).endswith("| 2 | 200 | 140 |")

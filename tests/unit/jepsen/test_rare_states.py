@@ -98,7 +98,7 @@ def test_state_counts_if_the_leader_changed(play: Callable[[Script, Callable[[],
     assert counts("n0") == nothing
 
 
-def test_the_first_leader_does_not_count_as_a_change() -> None:
+def test_first_leader_does_not_count_as_a_change() -> None:
     script = Script()
     half_then_check(script, lambda: script.add(RUN, "info", "role", n="n0", v=["leader", "1"]))
     assert met_in_history(script.history())[rare_states.CHECKED_BACK] == 0

@@ -111,7 +111,7 @@ def test_checker_finds_broken_retries(anomaly: str, broken: Callable[[Script], N
     assert check_retries(script.history()).anomalies == {anomaly: 1}
 
 
-def test_a_message_may_die_once_for_each_final_give_back() -> None:
+def test_message_may_die_once_for_each_final_give_back() -> None:
     script = usual()
     tried(script, B, 3)
     dead(script, [B, B])

@@ -59,7 +59,7 @@ def test_only_closed_log_files_must_come_back_byte_by_byte(directory: Path) -> N
     assert returning == {"closed log file"}
 
 
-def test_an_undamaged_file_is_not_reported_as_damaged(directory: Path) -> None:
+def test_undamaged_file_is_not_reported_as_damaged(directory: Path) -> None:
     (damaged,) = break_files(Random(1), directory, "checkpoint", MANNERS[0])
     damaged.path.write_bytes(damaged.before)
     assert told([damaged]) == ""
@@ -111,7 +111,7 @@ def test_restored_log_is_compared_file_by_file(tmp_path: Path, change: str, told
     assert differing(tmp_path / "restored", tmp_path / "original") == told
 
 
-def test_a_restored_log_without_entries_is_not_a_backup(tmp_path: Path) -> None:
+def test_restored_log_without_entries_is_not_a_backup(tmp_path: Path) -> None:
     for name in ("restored", "original"):
         (tmp_path / name / "commitlog").mkdir(parents=True)
         (tmp_path / name / "commitlog" / f"{0:020d}").write_bytes(bytes(100))

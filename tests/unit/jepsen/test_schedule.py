@@ -67,7 +67,7 @@ def test_every_variant_is_drawn_before_one_repeats(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["kill", "pause"])
-def test_the_majority_flag_of_a_variant_is_correct(kind: str) -> None:
+def test_majority_flag_of_a_variant_is_correct(kind: str) -> None:
     for variant in KINDS[kind]:
         left = len(NODES) - len(targets(variant.what, "n1", NODES, Random(1)))
         assert (left >= 2) == variant.majority, variant

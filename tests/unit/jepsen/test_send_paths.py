@@ -20,13 +20,13 @@ def test_counts_of_all_lives_of_all_brokers_are_added() -> None:
     assert counts.totals() == {"compiled": 7 + 2 + 1, "others": 20 + 6 + 4 - 10}
 
 
-def test_a_broker_without_the_count_has_no_compiled_messages() -> None:
+def test_broker_without_the_count_has_no_compiled_messages() -> None:
     counts = SendPathCounts()
     counts.note("n0", {"raftmq.messages": "3"})
     assert counts.totals() == {"compiled": 0, "others": 3}
 
 
-def test_a_run_without_compiled_messages_has_no_verdict() -> None:
+def test_run_without_compiled_messages_has_no_verdict() -> None:
     script = Script()
     assert check_send_path(script.history()).valid == "unknown"
     script.add(RUN, "info", "send-paths", v={"compiled": 0, "others": 9})

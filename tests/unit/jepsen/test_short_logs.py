@@ -123,7 +123,7 @@ async def test_replica_is_read_from_where_it_begins_although_that_moves(tmp_path
     assert (read.first, read.complete, read.values) == (9, True, {})
 
 
-def test_a_later_queue_start_without_a_log_start_leaves_the_verdict_open() -> None:
+def test_later_queue_start_without_a_log_start_leaves_the_verdict_open() -> None:
     script = Script()
     script.sent("1.0.0", 0, pos=0)
     script.sent("1.1.0", 1, pos=200)

@@ -52,7 +52,7 @@ def test_unreached_queue_end_is_not_skipped() -> None:
     assert check_skipped(script.history()).anomalies == {}
 
 
-def test_a_late_delivery_does_not_count_as_skipped() -> None:
+def test_late_delivery_does_not_count_as_skipped() -> None:
     script = three_sent()
     for value, offset in ((A, 0), (C, 2), (B, 1)):
         script.received(value, offset)

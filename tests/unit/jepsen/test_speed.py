@@ -15,5 +15,5 @@ def test_small_histories_are_judged_within_all_bounds(capsys: pytest.CaptureFixt
     assert told.count("loads nothing; valid: True") == 2
 
 
-def test_a_figure_beyond_its_bound_is_reported() -> None:
+def test_figure_beyond_its_bound_is_reported() -> None:
     assert measure("log", 200, seconds_max=0.0) is False

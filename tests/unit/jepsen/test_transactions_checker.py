@@ -48,7 +48,7 @@ def test_late_commit_after_a_rollback_must_not_make_it_visible() -> None:
     assert check_transactions(script.history()).anomalies == {"seen-after-rollback": 1}
 
 
-def test_a_half_message_stored_twice_may_have_two_outcomes() -> None:
+def test_half_message_stored_twice_may_have_two_outcomes() -> None:
     script = Script()
     script.add(1, "invoke", "half", v=A)
     script.add(1, "ok", "half", v=A, again=True)
@@ -125,7 +125,7 @@ def test_run_without_commits_leaves_the_verdict_open() -> None:
     assert check_transactions(Script().history()).valid == "unknown"
 
 
-def test_a_commit_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
+def test_commit_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
     script = usual()
     script.final([A, C], node="n0")
     script.final([A], node="n1", complete=False)

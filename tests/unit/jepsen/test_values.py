@@ -9,7 +9,7 @@ from jepsen.derived_messages import DAMAGED, body_of, new_value, properties_of, 
 VALUE = new_value(12, 34, 1000)
 
 
-def test_a_message_body_contains_its_value() -> None:
+def test_message_body_contains_its_value() -> None:
     assert len(body_of(VALUE)) == 1000
     assert value_of(body_of(VALUE), properties_of(VALUE), tag_of(VALUE)) == VALUE
 

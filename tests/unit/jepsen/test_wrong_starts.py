@@ -39,7 +39,7 @@ async def test_refusal_is_seen_and_the_broker_runs_in_the_end(
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.what)
-async def test_a_broker_that_starts_despite_the_mistake_misbehaves(
+async def test_broker_that_starts_despite_the_mistake_misbehaves(
     tmp_path: Path, variant: Variant, autojump_clock: MockClock
 ) -> None:
     misbehaved, seen = await carried_out(FakeCluster(tmp_path, refusal=None), variant)

@@ -33,7 +33,7 @@ def shell(text: str) -> list[str]:
     return ["sh", "-c", text]
 
 
-def test_an_unexpected_end_is_named_with_the_last_line(processes: Processes) -> None:
+def test_unexpected_end_is_named_with_the_last_line(processes: Processes) -> None:
     processes.start("server", shell("echo it starts; echo no room; exit 3"))
     wait_until(lambda: not processes.is_running("server"))
     assert processes.ended() == {"server": 3}
@@ -43,7 +43,7 @@ def test_an_unexpected_end_is_named_with_the_last_line(processes: Processes) -> 
     assert not processes.ended()
 
 
-def test_a_killed_process_has_not_ended_unexpectedly(processes: Processes) -> None:
+def test_killed_process_has_not_ended_unexpectedly(processes: Processes) -> None:
     processes.start("server", ["sleep", "100"])
     processes.kill("server")
     assert trio.run(processes.wait_ended, "server") == -signal.SIGKILL
@@ -62,14 +62,14 @@ def test_process_can_be_stopped_from_another_thread(processes: Processes) -> Non
     assert processes.exit_code("server") == -signal.SIGTERM
 
 
-def test_a_process_that_ignores_the_signal_is_killed_after_a_while(processes: Processes) -> None:
+def test_process_that_ignores_the_signal_is_killed_after_a_while(processes: Processes) -> None:
     processes.start("server", shell("trap '' TERM; echo ready; while true; do sleep 0.05; done"))
     trio.run(processes.wait_said, "server", re.compile("ready"))
     trio.run(processes.stop, "server", 0.1)
     assert processes.exit_code("server") == -signal.SIGKILL
 
 
-def test_a_stopped_process_ends_at_the_end_of_all(processes: Processes) -> None:
+def test_stopped_process_ends_at_the_end_of_all(processes: Processes) -> None:
     processes.start("server", ["sleep", "100"])
     processes.send_signal("server", signal.SIGSTOP)
     trio.run(processes.stop_all)
@@ -85,13 +85,13 @@ def test_wait_reads_only_the_log_of_the_present_run(processes: Processes) -> Non
     processes.kill("server")
 
 
-def test_a_server_that_ends_instead_of_listening_is_named(processes: Processes) -> None:
+def test_server_that_ends_instead_of_listening_is_named(processes: Processes) -> None:
     processes.start("server", shell("echo the port is taken; exit 1"))
     with pytest.raises(ServersFailed, match="server stopped with exit code 1: the port is taken"):
         trio.run(processes.wait_listening, "server", free_ports(1)[0])
 
 
-def test_a_server_that_does_not_listen_in_time_is_named(processes: Processes) -> None:
+def test_server_that_does_not_listen_in_time_is_named(processes: Processes) -> None:
     port = free_ports(1)[0]
     processes.start("server", ["sleep", "100"])
     with pytest.raises(ServersFailed, match=rf"no server on port {port} within 0\.1 s .*{HOST}.*server says it said"):
@@ -127,12 +127,12 @@ def test_children_are_killed_when_their_parent_is(tmp_path: Path, starts_late: b
 
 
 @pytest.mark.parametrize("has_pipe", [True, False])
-def test_a_program_that_is_not_there_is_an_error_at_once(tmp_path: Path, has_pipe: bool) -> None:
+def test_program_that_is_not_there_is_an_error_at_once(tmp_path: Path, has_pipe: bool) -> None:
     with pytest.raises(FileNotFoundError, match="no-such-program"):
         Processes(tmp_path).start("server", ["no-such-program"], input_pipe=has_pipe)
 
 
-def test_the_last_words_of_a_java_server_are_not_its_stack_trace(tmp_path: Path) -> None:
+def test_last_words_of_a_java_server_are_not_its_stack_trace(tmp_path: Path) -> None:
     log = tmp_path / "broker.log"
     log.write_text("java.net.BindException: Address already in use\n\tat sun.nio.ch.Net.bind(Net.java:1)\n")
     assert last_words(log) == f"java.net.BindException: Address already in use (see {log})"

@@ -115,7 +115,7 @@ def test_certificates_of_another_time_are_refused(tmp_path: Path, begins: dt.tim
     assert server.refresh() == (True, ["certificate_read info"])
 
 
-def test_a_certificate_is_taken_when_its_time_begins(tmp_path: Path) -> None:
+def test_certificate_is_taken_when_its_time_begins(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.write(DAY, 100 * DAY)
     assert server.refresh() == (False, [UNUSABLE])
@@ -154,7 +154,7 @@ def test_expired_client_authorities_are_refused(tmp_path: Path) -> None:
     assert server.refresh() == (False, [UNUSABLE])
 
 
-def test_the_end_of_the_certificate_in_use_is_warned_of_each_day(tmp_path: Path) -> None:
+def test_end_of_the_certificate_in_use_is_warned_of_each_day(tmp_path: Path) -> None:
     server = Server(tmp_path)
     assert server.refresh() == (False, [])
     server.now += 352 * DAY
@@ -173,7 +173,7 @@ def test_the_end_of_the_certificate_in_use_is_warned_of_each_day(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("begins", "ends"), [(-10 * DAY, -DAY), (DAY, 10 * DAY)])
-def test_a_start_without_a_valid_certificate_is_an_error_event(
+def test_start_without_a_valid_certificate_is_an_error_event(
     tmp_path: Path, begins: dt.timedelta, ends: dt.timedelta
 ) -> None:
     with capture_logs() as logs:

@@ -58,7 +58,7 @@ def test_metrics_are_rendered_as_by_the_library(given: Families, accept: str) ->
 
 
 @pytest.mark.parametrize("accept", ACCEPTS)
-def test_a_name_with_invalid_unicode_does_not_stop_a_scrape(accept: str) -> None:
+def test_name_with_invalid_unicode_does_not_stop_a_scrape(accept: str) -> None:
     family = Family("a", Kind.GAUGE, "Help.", ("topic",), [(("T\ud83d",), 1), (("U",), 2)])
     assert b'\na{topic="T?"} 1.0\na{topic="U"} 2.0\n' in result_of(render([family], accept))[1]
 

@@ -157,7 +157,7 @@ async def test_others_get_their_turn_while_much_is_collected(mock_clock: MockClo
     assert turns >= 30
 
 
-async def test_the_event_loop_yields_while_an_answer_is_made_not_while_read() -> None:
+async def test_event_loop_yields_while_an_answer_is_made_not_while_read() -> None:
     entered: list[str] = []
 
     @contextmanager
@@ -202,7 +202,7 @@ async def test_http_server_reports_health_and_readiness() -> None:
         assert (await server.get("/healthz"))[0] == 200
 
 
-async def test_a_head_has_no_body_and_nothing_is_posted() -> None:
+async def test_head_has_no_body_and_nothing_is_posted() -> None:
     async with serving() as server:
         assert await server.get("/healthz", method="HEAD") == (200, "text/plain; charset=utf-8", b"")
         assert (await server.get("/metrics", method="POST"))[0] == 405
@@ -233,7 +233,7 @@ async def test_bytes_that_are_not_http_end_only_their_connection(sent: bytes) ->
         assert (await server.get("/healthz"))[0] == 200
 
 
-async def test_a_silent_client_is_disconnected(autojump_clock: MockClock) -> None:
+async def test_silent_client_is_disconnected(autojump_clock: MockClock) -> None:
     async with serving() as server:
         stream = server.connect()
         await stream.send_all(b"GET /metrics HTTP/1.1\r\n")

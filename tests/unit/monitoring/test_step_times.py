@@ -24,7 +24,7 @@ class Work:
         self.cpu += cpu
 
 
-async def test_the_longest_step_is_between_two_checkpoints() -> None:
+async def test_longest_step_is_between_two_checkpoints() -> None:
     work = Work()
     assert work.steps.longest() == (0.0, 0.0)
     with work.steps.measured():
@@ -35,7 +35,7 @@ async def test_the_longest_step_is_between_two_checkpoints() -> None:
     assert work.steps.longest() == pytest.approx((0.003, 0.003))
 
 
-async def test_the_step_in_which_the_block_ends_counts() -> None:
+async def test_step_in_which_the_block_ends_counts() -> None:
     work = Work()
     with work.steps.measured():
         await trio.lowlevel.checkpoint()

@@ -97,7 +97,7 @@ def test_every_change_needs_the_signature_of_its_role(code: Code, serialization:
     )
 
 
-def test_an_account_of_brokers_registers_and_does_nothing_else() -> None:
+def test_account_of_brokers_registers_and_does_nothing_else() -> None:
     allowed = {
         code for code, (fields, body) in CHANGES.items() if not refusal(code, BROKER.sign(code, fields, body), body)
     }
@@ -130,7 +130,7 @@ def test_each_request_of_a_name_server_is_a_query_or_a_change() -> None:
     assert all(name.startswith("Get") for name in queries), queries
 
 
-def test_a_recorded_request_is_refused_under_another_code_or_broker_address() -> None:
+def test_recorded_request_is_refused_under_another_code_or_broker_address() -> None:
     recorded = BROKER.sign(Code.UNREGISTER_BROKER, REGISTRATION, b"")
     other_code = refusal(Code.REGISTER_BROKER, recorded)
     assert other_code == "the request was signed for code 104, not 103"
@@ -145,7 +145,7 @@ def test_a_recorded_request_is_refused_under_another_code_or_broker_address() ->
 
 
 @pytest.mark.parametrize("more", ["admin: true", "defaultTopicPerm: PUB", "proxy: true"])
-def test_an_account_of_brokers_has_no_other_permissions(more: str) -> None:
+def test_account_of_brokers_has_no_other_permissions(more: str) -> None:
     with pytest.raises(AclFileInvalid, match=r"permissions of its own"):
         parse_accounts(f"accounts: [{{accessKey: broker-key, secretKey: broker-secret, broker: true, {more}}}]")
 
@@ -195,7 +195,7 @@ async def test_denied_requests_do_not_fill_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_a_broker_registers_with_the_keys_that_its_file_has_now(tmp_path: Path) -> None:
+async def test_broker_registers_with_the_keys_that_its_file_has_now(tmp_path: Path) -> None:
     """It logs the refusal once, and registers by itself once the keys are right."""
     path, keys = tmp_path / "acl.yml", tmp_path / "keys.toml"
     path.write_text(FILE)

@@ -68,7 +68,7 @@ def filled(**values: str) -> KvConfig:
 
 
 @pytest.mark.trio
-async def test_the_file_is_that_of_stock_name_servers(tmp_path: Path) -> None:
+async def test_file_is_that_of_stock_name_servers(tmp_path: Path) -> None:
     config = KvConfig()
     file = KvFile(config, tmp_path / "made")
     assert file.load() is None
@@ -82,7 +82,7 @@ async def test_the_file_is_that_of_stock_name_servers(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_the_state_before_stands_in_for_a_damaged_or_missing_file(tmp_path: Path) -> None:
+async def test_state_before_stands_in_for_a_damaged_or_missing_file(tmp_path: Path) -> None:
     config = filled(k="old")
     file = KvFile(config, tmp_path)
     config.put("ns", "k", "before")

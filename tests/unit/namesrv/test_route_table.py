@@ -99,7 +99,7 @@ def test_topics_of_a_new_leader_replace_its_follower_report(table: RouteTable) -
     assert table.topic_list() == ["T1", "T2"]
 
 
-def test_a_broker_that_takes_over_moves(table: RouteTable) -> None:
+def test_broker_that_takes_over_moves(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1", term=1), "conn-a")
     table.register_broker(0, broker(1, B), topics("T1", term=1), "conn-b")
 
@@ -110,7 +110,7 @@ def test_a_broker_that_takes_over_moves(table: RouteTable) -> None:
     assert addresses(table) == {0: B, 2: A}
 
 
-def test_a_deposed_leader_is_ignored(table: RouteTable) -> None:
+def test_deposed_leader_is_ignored(table: RouteTable) -> None:
     table.register_broker(0, broker(0, B), topics("T1", term=2), "conn-b")
 
     late = table.register_broker(1, broker(0, A), topics("T1", "T9", term=1, counter=9), "conn-a")
@@ -120,7 +120,7 @@ def test_a_deposed_leader_is_ignored(table: RouteTable) -> None:
     assert table.topic_list() == ["T1"]
 
 
-def test_a_deposed_leader_takes_nothing_with_it(table: RouteTable) -> None:
+def test_deposed_leader_takes_nothing_with_it(table: RouteTable) -> None:
     """Its entry belongs to somebody else by now, whether it says goodbye, is cut off or falls silent."""
     table.register_broker(0, broker(0, A), topics("T1", term=1), "conn-a")
     table.register_broker(1, broker(0, B), topics("T1", term=2), "conn-b")
@@ -152,20 +152,20 @@ def test_silent_brokers_expire() -> None:
     assert table.cluster_info().clusters == {}
 
 
-def test_a_broker_may_ask_for_another_expiry() -> None:
+def test_broker_may_ask_for_another_expiry() -> None:
     table = RouteTable(expiry_seconds=120)
     table.register_broker(0, broker(0, A), topics("T1"), "conn-a", expiry_seconds=10)
     assert table.expire(11) == [broker(0, A)]
 
 
-def test_a_closed_connection_removes_its_brokers_at_once(table: RouteTable) -> None:
+def test_closed_connection_removes_its_brokers_at_once(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1"), "conn-1")
     table.register_broker(0, broker(0, B, group="b-b"), topics("T1"), "conn-2")
     assert table.connection_closed("conn-1") == [broker(0, A)]
     assert queues(table, "T1") == {"b-b": 4}
 
 
-def test_an_old_connection_that_closes_does_not_remove_a_reconnected_broker(table: RouteTable) -> None:
+def test_old_connection_that_closes_does_not_remove_a_reconnected_broker(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1"), "old")
     table.register_broker(1, broker(0, A), topics("T1"), "new")
     assert table.connection_closed("old") == []
@@ -183,7 +183,7 @@ def test_unregistering_a_broker_removes_its_routes(table: RouteTable) -> None:
 
 
 @pytest.mark.parametrize("order", [(A, B, C), (C, B, A), (B, A, C), (A,), (B, C)])
-def test_an_unregistered_group_is_whole_after_its_next_registrations(order: tuple[str, ...]) -> None:
+def test_unregistered_group_is_whole_after_its_next_registrations(order: tuple[str, ...]) -> None:
     """All versions are those of before."""
     table, members = RouteTable(), {A: 0, B: 1, C: 2}
     for _ in range(3):
@@ -213,7 +213,7 @@ def test_whole_registration_restores_missing_topics(table: RouteTable) -> None:
     assert route.queue_datas[0].perm == 4, "what is there stays as it is"
 
 
-def test_an_address_is_in_one_group(table: RouteTable) -> None:
+def test_address_is_in_one_group(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A, group="old"), topics("T1"), "conn")
     table.register_broker(1, broker(0, A, group="new"), topics("T1"), "conn")
     assert queues(table, "T1") == {"new": 4}
@@ -299,7 +299,7 @@ def test_topics_by_flags_of_units(table: RouteTable) -> None:
     assert table.topics_with(flag=UNIT_SUBSCRIBED_FLAG, without=UNIT_FLAG) == ["T2"]
 
 
-def test_a_topic_is_registered_for_known_groups_only() -> None:
+def test_topic_is_registered_for_known_groups_only() -> None:
     table = RouteTable(limits=TableLimits(topics_max=1))
     table.register_broker(0, broker(0, A), topics(), "conn")
     table.register_topic("T", [QueueData("b-x", 4, 4, 6)])
@@ -310,7 +310,7 @@ def test_a_topic_is_registered_for_known_groups_only() -> None:
         table.register_topic("U", [QueueData("b-a", 3, 3, 6)])
 
 
-def test_a_heartbeat_keeps_a_broker_that_registered() -> None:
+def test_heartbeat_keeps_a_broker_that_registered() -> None:
     table = RouteTable(expiry_seconds=10)
     table.register_broker(0, broker(0, A), topics("T"), "conn")
     table.heartbeat(9, A)
@@ -385,7 +385,7 @@ def test_names_that_nothing_has_are_refused(
     assert table.cluster_info().brokers == {}
 
 
-def test_a_broker_has_few_filter_servers(table: RouteTable) -> None:
+def test_broker_has_few_filter_servers(table: RouteTable) -> None:
     most = [A] * FILTER_SERVERS_MAX
     table.register_broker(0, broker(0, A), RegisterBrokerBody(filter_servers=most), "conn")
     with pytest.raises(TableFull, match="filter servers"):

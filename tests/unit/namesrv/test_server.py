@@ -68,7 +68,7 @@ async def test_name_server_answers_followers_with_the_leader_address() -> None:
         assert [data.broker_addrs for data in route.broker_datas] == [{0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}]
 
 
-async def test_a_broker_that_dies_is_out_of_the_route() -> None:
+async def test_broker_that_dies_is_out_of_the_route() -> None:
     async with name_server() as server:
         broker, client = await server.connect(), await server.connect()
         await broker.register()
@@ -122,7 +122,7 @@ async def test_all_requests_of_a_chunk_are_answered_in_order() -> None:
         assert [response.opaque for response, _ in await peer.answers(200)] == list(range(200))
 
 
-async def test_a_request_in_single_bytes() -> None:
+async def test_request_in_single_bytes() -> None:
     async with name_server() as server:
         peer = await server.connect()
         for byte in encode_request(106, 9):
@@ -248,7 +248,7 @@ async def test_of_too_many_unread_answers_the_oldest_is_dropped() -> None:
 
 
 @pytest.mark.slow
-async def test_an_answer_longer_than_a_frame_is_refused() -> None:
+async def test_answer_longer_than_a_frame_is_refused() -> None:
     async with name_server() as server:
         broker = await server.connect()
         for part in range(2):
@@ -263,7 +263,7 @@ async def test_an_answer_longer_than_a_frame_is_refused() -> None:
         assert "fit into a frame" in str(response.remark)
 
 
-async def test_a_connection_without_a_request_is_closed_after_the_idle_time() -> None:
+async def test_connection_without_a_request_is_closed_after_the_idle_time() -> None:
     async with name_server(idle_seconds_max=0.02) as server:
         peer = await server.connect()
         assert await peer.closed()
@@ -345,7 +345,7 @@ async def test_only_complete_requests_keep_a_connection() -> None:
             await dribble(peer)
 
 
-async def test_a_silent_broker_expires_on_an_open_connection() -> None:
+async def test_silent_broker_expires_on_an_open_connection() -> None:
     async with name_server(broker_expiry_seconds=0.02, scan_seconds=0.01) as server:
         broker, client = await server.connect(), await server.connect()
         await broker.register()
@@ -371,7 +371,7 @@ async def test_cancelling_stops_the_server() -> None:
         await trio.open_tcp_stream(*server.address)
 
 
-async def test_a_port_in_use_is_reported() -> None:
+async def test_port_in_use_is_reported() -> None:
     async with name_server() as server:
         host, port = server.address
         with pytest.raises(OSError, match=r"."):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mq.namesrv.unidentified import UnidentifiedConnections
 
 
-def test_a_wave_of_clients_has_its_time() -> None:
+def test_wave_of_clients_has_its_time() -> None:
     unidentified: UnidentifiedConnections[int] = UnidentifiedConnections(count_max=1000, seconds_max=30.0)
     for number in range(1100):
         unidentified.add(number, f"10.0.{number % 7}.1", number / 1000)
@@ -18,7 +18,7 @@ def test_a_wave_of_clients_has_its_time() -> None:
     assert len(unidentified) == 1000
 
 
-def test_a_peer_that_sent_a_request_is_not_a_stranger() -> None:
+def test_peer_that_sent_a_request_is_not_a_stranger() -> None:
     unidentified: UnidentifiedConnections[str] = UnidentifiedConnections(count_max=1, seconds_max=1.0)
     for peer in ("a", "b", "c"):
         unidentified.add(peer, "10.0.0.1", 0.0)
@@ -29,7 +29,7 @@ def test_a_peer_that_sent_a_request_is_not_a_stranger() -> None:
     assert unidentified.overdue(2.0) is None
 
 
-def test_an_address_with_few_gets_a_place_of_the_one_with_most() -> None:
+def test_address_with_few_gets_a_place_of_the_one_with_most() -> None:
     unidentified: UnidentifiedConnections[str] = UnidentifiedConnections(count_max=10, seconds_max=30.0)
     assert unidentified.in_favour_of("10.0.0.1") is None
     for number in range(10):

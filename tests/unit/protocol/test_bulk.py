@@ -84,7 +84,7 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("cut", range(len(WHOLE)))
-def test_a_cut_answer_is_noticed(cut: int) -> None:
+def test_cut_answer_is_noticed(cut: int) -> None:
     with pytest.raises(BulkError):
         decode_answer(WHOLE[:cut])
 
@@ -98,7 +98,7 @@ def test_a_cut_answer_is_noticed(cut: int) -> None:
         encode_answer_head({}, [0, 0], [2, 0], without_bodies=False) + b"ab",
     ],
 )
-def test_an_answer_that_contradicts_itself_is_noticed(answer: bytes) -> None:
+def test_answer_that_contradicts_itself_is_noticed(answer: bytes) -> None:
     with pytest.raises(BulkError):
         decode_answer(answer)
 

@@ -70,7 +70,7 @@ def test_clients_and_servers_read_a_request_alike(kind: type[Request], serializa
     assert request == decode_header(*found)
 
 
-def test_a_request_that_is_not_for_clients_is_unknown_to_them() -> None:
+def test_request_that_is_not_for_clients_is_unknown_to_them() -> None:
     for kind in REQUEST_CLASSES - TO_CLIENTS:
         ext = fields_of(kind)
         request = decode_from_broker(*header_of(encode_request(code_of(kind), 7, ext=ext)))
@@ -103,7 +103,7 @@ print(*sorted(name for name in sys.modules if name.startswith(("mq.", "hash"))))
 """
 
 
-def test_a_client_imports_no_requests_that_it_does_not_make() -> None:
+def test_client_imports_no_requests_that_it_does_not_make() -> None:
     said = subprocess.run([sys.executable, "-c", CLIENT], check=True, capture_output=True, text=True, cwd=ROOT).stdout
     imported = set(said.split())
     assert "mq.protocol.requests.namesrv" in imported
@@ -112,7 +112,7 @@ def test_a_client_imports_no_requests_that_it_does_not_make() -> None:
     assert not {"mq.protocol.incoming.server_decoding", "mq.client.metrics.prometheus"} & imported
 
 
-def test_a_client_without_an_account_loads_no_hash_functions() -> None:
+def test_client_without_an_account_loads_no_hash_functions() -> None:
     """OpenSSL's part of them took 0.6 MiB of each client's memory."""
     said = subprocess.run([sys.executable, "-c", CLIENT], check=True, capture_output=True, text=True, cwd=ROOT).stdout
     assert "mq.credentials" in said.split()

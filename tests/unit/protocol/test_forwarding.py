@@ -106,7 +106,7 @@ def test_requests_too_large_to_forward_are_refused(properties: int, body: int) -
     ext=st.one_of(st.none(), st.dictionaries(TEXTS.filter(lambda name: name != FORWARDED_TO), TEXTS, max_size=3)),
     body=st.binary(max_size=50),
 )
-def test_a_marked_answer_names_its_source_and_is_otherwise_unchanged(
+def test_marked_answer_names_its_source_and_is_otherwise_unchanged(
     remark: str | None, ext: dict[str, str] | None, body: bytes
 ) -> None:
     frame = encode_response(7, 13, remark=remark, ext=ext, body=body)
@@ -117,7 +117,7 @@ def test_a_marked_answer_names_its_source_and_is_otherwise_unchanged(
     assert answer.ext == (ext or {}) | {FORWARDED_TO: "10.0.0.1:10911"}
 
 
-def test_a_binary_header_is_not_marked() -> None:
+def test_binary_header_is_not_marked() -> None:
     frame = encode_response(7, 0, ext={"a": "b"}, body=b"x", serialization=BINARY)
     assert mark_forwarded(frame, "10.0.0.1:10911") == frame
     assert mark_forwarded(encode_response(7, 0), "h:1")[4] == JSON

@@ -140,7 +140,7 @@ def test_response_round_trip(code: ResponseCode, serialization: int) -> None:
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
 @pytest.mark.parametrize("opaque", [0, 7, -(2**31), 2**31 - 1])
-def test_a_bare_success_is_the_response_without_fields(opaque: int, serialization: int) -> None:
+def test_bare_success_is_the_response_without_fields(opaque: int, serialization: int) -> None:
     wanted = encode_response(opaque, ResponseCode.SUCCESS, serialization=serialization)
     assert encode_success(opaque, serialization) == wanted
 

@@ -47,7 +47,7 @@ def test_requests_within_the_room_continue() -> None:
     assert receiver.partial_requests.nbytes == MIB
 
 
-def test_the_shortest_of_those_that_wait_goes_first() -> None:
+def test_shortest_of_those_that_wait_goes_first() -> None:
     receiver = Receiver()
     first = receiver.begin(4 * MIB)
     long, short, gone = receiver.begin(3 * MIB), receiver.begin(2 * MIB), receiver.begin(MIB)
@@ -60,7 +60,7 @@ def test_the_shortest_of_those_that_wait_goes_first() -> None:
     assert long.reads
 
 
-def test_a_request_larger_than_all_the_room_goes_alone() -> None:
+def test_request_larger_than_all_the_room_goes_alone() -> None:
     receiver = Receiver(MIB)
     first, second = receiver.begin(2 * MIB), receiver.begin(2 * MIB)
     assert [first.reads, second.reads] == [True, False]
@@ -109,7 +109,7 @@ def test_without_others_only_silence_ends_a_request() -> None:
     assert receiver.partial_requests.nbytes == MIB
 
 
-def test_a_late_check_drops_none_that_gets_its_room_now() -> None:
+def test_late_check_drops_none_that_gets_its_room_now() -> None:
     """On a busy machine, one check may come when both are over: the slow one, and the patience of who waits for it."""
     receiver = Receiver(seconds_max=3)
     slow = receiver.begin(4 * MIB)
@@ -121,7 +121,7 @@ def test_a_late_check_drops_none_that_gets_its_room_now() -> None:
     assert waiting.reads
 
 
-def test_a_request_admitted_between_two_checks_has_one_more() -> None:
+def test_request_admitted_between_two_checks_has_one_more() -> None:
     """What it sent in the moment before the first one says nothing."""
     receiver = Receiver()
     slow = receiver.begin(4 * MIB)

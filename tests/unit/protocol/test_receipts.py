@@ -23,7 +23,7 @@ from mq.protocol.requests.receipts import (
 )
 
 
-def test_the_bits_of_a_batch_are_those_of_the_protocols_sample() -> None:
+def test_bits_of_a_batch_are_those_of_the_protocols_sample() -> None:
     text = b'{"acks":[{"b":"BQI=","c":"cg","it":60000,"pt":1600000000000,"q":1,"r":"0","rq":3,"so":100,"t":"T1"}]}'
     (row,) = BatchAck.decode(text).acks
     assert row.bits == 1 << 0 | 1 << 2 | 1 << 9
@@ -53,7 +53,7 @@ def test_bits_come_back(bits: int) -> None:
 
 
 @pytest.mark.parametrize("given", ["=", "\u0661", [256], [-1], [2**70], [0] * 100_000])
-def test_an_invalid_set_of_bits_is_refused(given: str | list[int]) -> None:
+def test_invalid_set_of_bits_is_refused(given: str | list[int]) -> None:
     with pytest.raises(ReceiptError):
         decode_bits(given)
 
@@ -109,7 +109,7 @@ def test_invalid_pop_counts_are_refused(text: str) -> None:
         read_count_info(text)
 
 
-def test_a_retry_topic_has_the_name_that_clients_know_while_it_fits() -> None:
+def test_retry_topic_has_the_name_that_clients_know_while_it_fits() -> None:
     assert pop_retry_topic("G", "T") == "%RETRY%G_T"
     assert pop_retry_topic("G", "%RETRY%G_T") == "%RETRY%G_T"
     long = pop_retry_topic("g" * 120, "t" * 127)
@@ -124,7 +124,7 @@ _ENDS = ["0", "7", "-1", "+1", "", "x", "1_0", "\u0663", "9" * 18, "9" * 19, "9"
 @given(
     st.lists(st.tuples(st.sampled_from(["5 6 7 0 0 b 1", "5 6 7 0 0 b 2", "5 6 7 0 0 b", "5"]), st.sampled_from(_ENDS)))
 )
-def test_a_reader_of_many_receipts_reads_each_as_if_alone(parts: list[tuple[str, str]]) -> None:
+def test_reader_of_many_receipts_reads_each_as_if_alone(parts: list[tuple[str, str]]) -> None:
     reader = ReceiptReader()
     for begin, end in parts:
         text = f"{begin} {end}"

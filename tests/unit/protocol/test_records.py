@@ -128,7 +128,7 @@ def test_round_trip_and_scan(rows: list[dict[str, Any]]) -> None:
 
 @steady
 @given(RECORDS, TOPICS, I32)
-def test_a_copy_in_another_queue_is_otherwise_unchanged(fields: dict[str, Any], topic: str, queue_id: int) -> None:
+def test_copy_in_another_queue_is_otherwise_unchanged(fields: dict[str, Any], topic: str, queue_id: int) -> None:
     message = decode_record(memoryview(encoded(fields)))
     there = fields | {"topic": topic, "queue_id": queue_id, "properties": "TAGS\x01other\x02"}
     assert encode_message(message, topic, queue_id, "TAGS\x01other\x02") == encoded(there)
@@ -136,7 +136,7 @@ def test_a_copy_in_another_queue_is_otherwise_unchanged(fields: dict[str, Any], 
 
 @steady
 @given(RECORDS)
-def test_the_parts_of_a_record_are_its_own_bytes(fields: dict[str, Any]) -> None:
+def test_parts_of_a_record_are_its_own_bytes(fields: dict[str, Any]) -> None:
     record = encoded(fields)
     raw, decoded = split_record(record), decode_record(memoryview(record))
     assert (raw.flag, raw.sys_flag, raw.reconsume_times) == (decoded.flag, decoded.sys_flag, decoded.reconsume_times)
@@ -147,7 +147,7 @@ def test_the_parts_of_a_record_are_its_own_bytes(fields: dict[str, Any]) -> None
     assert tag_code_of(raw.properties) == scanned
 
 
-def test_a_damaged_record_has_no_parts() -> None:
+def test_damaged_record_has_no_parts() -> None:
     record = simple_record(b"body")
     for damaged in (record.replace(b"body", b"bodx"), record[:-1], b""):
         with pytest.raises(RecordError):

@@ -101,6 +101,6 @@ def test_fields_of_a_reply_survive_encoding_and_decoding() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"offset": ""}, {"offset": "x"}, {"offset": "1.5"}, {"offset": str(2**63)}])
-def test_a_reply_that_lacks_a_number_is_an_error(fields: dict[str, str]) -> None:
+def test_reply_that_lacks_a_number_is_an_error(fields: dict[str, str]) -> None:
     with pytest.raises(ReplyError, match=r"OffsetReply: .*offset"):
         read_reply(OffsetReply, fields)

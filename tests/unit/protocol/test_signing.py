@@ -20,7 +20,7 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 FIELDS = st.dictionaries(TEXT, TEXT, max_size=6)
 
 
-def test_the_signature_is_that_of_the_java_client() -> None:
+def test_signature_is_that_of_the_java_client() -> None:
     """`AclUtils.calSignature` over the values in the order of their names, then the body."""
     fields = signed("RocketMQ", "12345678", {"topic": "T", "a": "x", "queueId": "3"}, b"body")
     content = b"RocketMQ" + b"x" + b"3" + b"T" + b"body"  # AccessKey, a, queueId, topic
@@ -44,7 +44,7 @@ def test_signatures_are_verified_in_both_encodings(fields: dict[str, str], body:
     "change",
     [{"topic": "U"}, {"extra": "x"}, {ACCESS_KEY: "RocketMX"}, {SIGNATURE: ""}, {SIGNATURE: "no base64 \u1234"}],
 )
-def test_a_changed_request_is_not_signed(change: dict[str, str]) -> None:
+def test_changed_request_is_not_signed(change: dict[str, str]) -> None:
     fields = signed("RocketMQ", "12345678", {"topic": "T"}, b"")
     assert Signer("12345678").is_signed(fields, b"")
     assert not Signer("12345678").is_signed(fields | change, b"")
@@ -93,7 +93,7 @@ NAMES = st.sampled_from(["A", ACCESS_KEY, LENGTHS, "B", "SignedCode", "a", "b", 
     body=st.text("pay5:=,;lengths", max_size=8),
     data=st.data(),
 )
-def test_a_signed_request_of_our_clients_cannot_be_split_differently(
+def test_signed_request_of_our_clients_cannot_be_split_differently(
     fields: dict[str, str], body: str, data: st.DataObject
 ) -> None:
     """Whatever was recorded: the same text with other fields, names or borders is refused."""

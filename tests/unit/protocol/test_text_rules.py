@@ -182,5 +182,5 @@ def test_unique_keys_are_unique() -> None:
     [("0", 0), ("7", 7), ("2147483647", 2**31 - 1), ("007", 7)]
     + [(text, 0) for text in (None, "", "x", "-1", "1.5", " 1", "\u0663", "2147483648", "9" * 5000)],
 )
-def test_the_queue_that_a_waiting_message_is_for(text: str | None, queue_id: int) -> None:
+def test_queue_that_a_waiting_message_is_for(text: str | None, queue_id: int) -> None:
     assert props.real_queue_id(text) == queue_id

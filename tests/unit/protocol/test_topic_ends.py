@@ -67,7 +67,7 @@ def test_ends_round_trip(topics: list[TopicEnds]) -> None:
             decode_ends(wrong)
 
 
-def test_an_identity_that_is_not_text_is_refused() -> None:
+def test_identity_that_is_not_text_is_refused() -> None:
     body = encode_ends([TopicEnds("a", [QueueOffset(1)], [QueueOffset(2)])])
     with pytest.raises(BulkError):
         decode_ends(body[:-1] + b"\xff")

@@ -122,7 +122,7 @@ JAVA_PUB = "Pub|1700000000123|DefaultRegion|P|T|ID|null|k1 k2|10.0.0.1:10911|5|1
         ("Recall|5|null|P|T|ID|true", Recalled(timestamp_ms=5, group="P", topic="T", message_id="ID")),
     ],
 )
-def test_the_lines_of_javas_client(line: str, record: TraceRecord) -> None:
+def test_lines_of_javas_client(line: str, record: TraceRecord) -> None:
     text = line.replace("|", "\x01") + "\x02"
     assert decode_trace(text) == ([record], 0)
     assert encode_trace(record) == text

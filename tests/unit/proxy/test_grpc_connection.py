@@ -83,7 +83,7 @@ def test_both_sides_of_a_stream_take_turns(loop: Loop) -> None:
     assert call.half_closed
 
 
-def test_an_error_without_a_message_is_one_frame_of_headers(loop: Loop) -> None:
+def test_error_without_a_message_is_one_frame_of_headers(loop: Loop) -> None:
     stream_id = begin(loop, messages=[b"x"])
     loop.answer(loop.begun[0], status=Status.NOT_FOUND, reason="no topic \u00e4 100%")
     answer = loop.client.answers[stream_id]
@@ -93,7 +93,7 @@ def test_an_error_without_a_message_is_one_frame_of_headers(loop: Loop) -> None:
     assert answer.headers["grpc-message"] == "no topic %C3%A4 100%25"
 
 
-def test_an_early_error_ends_the_stream_on_both_sides(loop: Loop) -> None:
+def test_early_error_ends_the_stream_on_both_sides(loop: Loop) -> None:
     stream_id = begin(loop, end=False)
     loop.answer(loop.begun[0], status=Status.INTERNAL)
     answer = loop.client.answers[stream_id]
@@ -113,7 +113,7 @@ def test_unfinished_calls_of_clients_are_bounded(loop: Loop) -> None:
     assert resets == [ErrorCodes.NO_ERROR] * 50 + [None] * 100
 
 
-def test_a_call_that_its_client_ends_after_the_answer_is_not_reset(loop: Loop) -> None:
+def test_call_that_its_client_ends_after_the_answer_is_not_reset(loop: Loop) -> None:
     stream_id = begin(loop, end=False)
     loop.answer(loop.begun[0], status=Status.INTERNAL)
     loop.client.http2.end_stream(stream_id)
@@ -146,7 +146,7 @@ def test_unread_calls_that_are_cancelled_give_their_window_back() -> None:
     assert loop.client.http2.outbound_flow_control_window > WINDOW // 2
 
 
-def test_a_method_that_does_not_read_stops_its_client_and_no_other() -> None:
+def test_method_that_does_not_read_stops_its_client_and_no_other() -> None:
     loop = Loop(GrpcLimits(stream_window_bytes=WINDOW))
     stream_id = begin(loop, end=False)
     message = framed(bytes(10_000), compress=False)
@@ -163,7 +163,7 @@ def test_a_method_that_does_not_read_stops_its_client_and_no_other() -> None:
     assert loop.client.http2.local_flow_control_window(stream_id) == WINDOW
 
 
-def test_a_message_may_be_larger_than_the_window() -> None:
+def test_message_may_be_larger_than_the_window() -> None:
     loop = Loop(GrpcLimits(stream_window_bytes=WINDOW, connection_window_bytes=WINDOW))
     stream_id = loop.client.call(end=False)
     data = framed(bytes(1_000_000), compress=False)
@@ -176,7 +176,7 @@ def test_a_message_may_be_larger_than_the_window() -> None:
     assert messages_of(loop, loop.begun[0]) == [bytes(1_000_000)]
 
 
-def test_a_large_answer_waits_for_a_client_that_does_not_read(loop: Loop) -> None:
+def test_large_answer_waits_for_a_client_that_does_not_read(loop: Loop) -> None:
     loop.client.reads = False
     stream_id = begin(loop, messages=[b"x"])
     [call] = loop.begun
@@ -198,7 +198,7 @@ def test_a_large_answer_waits_for_a_client_that_does_not_read(loop: Loop) -> Non
     assert answer.messages == [bytes(300_000)]
 
 
-def test_a_smaller_initial_window_is_respected_while_an_answer_waits(loop: Loop) -> None:
+def test_smaller_initial_window_is_respected_while_an_answer_waits(loop: Loop) -> None:
     loop.client.reads = False
     stream_id = begin(loop, messages=[b"x"])
     assert not loop.server.send(loop.begun[0], framed(bytes(100_000), compress=False))
@@ -257,7 +257,7 @@ def test_answers_take_turns_by_frame(loop: Loop) -> None:
     assert min(sizes[1:]) >= 16_384, f"some got nothing: {sizes}"
 
 
-def test_a_window_that_opens_costs_the_same_however_many_answers_wait() -> None:
+def test_window_that_opens_costs_the_same_however_many_answers_wait() -> None:
     def cost(calls: int) -> int:
         loop = Loop()
         loop.client.reads = False
@@ -301,7 +301,7 @@ def test_answer_continues_when_settings_open_its_window(loop: Loop) -> None:
     assert loop.client.answers[stream_id].messages == [bytes(100_000)]
 
 
-def test_the_client_cancels(loop: Loop) -> None:
+def test_client_cancels(loop: Loop) -> None:
     stream_id = begin(loop, end=False)
     [call] = loop.begun
     ended: list[bool] = []
@@ -325,7 +325,7 @@ def test_the_client_cancels(loop: Loop) -> None:
         (b"\0\0\0\0\5half", Status.INTERNAL),
     ],
 )
-def test_a_bad_message_ends_its_call_only(sent: bytes, status: Status) -> None:
+def test_bad_message_ends_its_call_only(sent: bytes, status: Status) -> None:
     loop = Loop(GrpcLimits(message_bytes_max=4_000_000))
     bad, good = loop.client.call(end=False), loop.client.call(messages=[b"fine"])
     loop.client.send(bad, sent, end=True)
@@ -411,7 +411,7 @@ def test_large_messages_wait_for_memory_and_still_arrive() -> None:
     assert loop.partial_requests.nbytes == loop.partial_requests.waiting == 0
 
 
-def test_a_message_that_never_arrives_whole_ends_its_call() -> None:
+def test_message_that_never_arrives_whole_ends_its_call() -> None:
     loop = Loop(GrpcLimits(unfinished_seconds_max=10, ping_after_seconds=1_000))
     loop.client.call(end=False)
     loop.client.send(1, framed(bytes(100_000), compress=False)[:5_000])
@@ -432,7 +432,7 @@ def test_pings_are_answered(loop: Loop) -> None:
     assert loop.client.pings == [b"12345678"]
 
 
-def test_a_silent_client_is_pinged_and_stays() -> None:
+def test_silent_client_is_pinged_and_stays() -> None:
     loop = Loop(GrpcLimits(ping_after_seconds=60, ping_seconds_max=20))
     begin(loop, end=False)
     for _ in range(300):
@@ -458,7 +458,7 @@ def test_silently_lost_client_is_detected() -> None:
     assert ended == [True]
 
 
-def test_a_connection_without_calls_is_closed_in_the_end() -> None:
+def test_connection_without_calls_is_closed_in_the_end() -> None:
     loop = Loop(GrpcLimits(idle_seconds_max=100, ping_after_seconds=10))
     stream_id = begin(loop, messages=[b"x"])
     loop.tick(300)
@@ -470,7 +470,7 @@ def test_a_connection_without_calls_is_closed_in_the_end() -> None:
     assert loop.client.goaways[-1] == (ErrorCodes.NO_ERROR, stream_id)
 
 
-def test_a_drain_lets_calls_end_and_serves_calls_in_flight(loop: Loop) -> None:
+def test_drain_lets_calls_end_and_serves_calls_in_flight(loop: Loop) -> None:
     first = begin(loop, messages=[b"x"])
     loop.server.drain(loop.now)
     told = loop.taken()
@@ -492,7 +492,7 @@ def test_a_drain_lets_calls_end_and_serves_calls_in_flight(loop: Loop) -> None:
         loop.server.tick(loop.now)
 
 
-def test_a_drain_without_a_ping_answer_continues_after_a_second(loop: Loop) -> None:
+def test_drain_without_a_ping_answer_continues_after_a_second(loop: Loop) -> None:
     begin(loop, end=False)
     loop.server.drain(loop.now)
     loop.server.tick(loop.now + 0.9)
@@ -508,7 +508,7 @@ def test_a_drain_without_a_ping_answer_continues_after_a_second(loop: Loop) -> N
     assert len(loop.begun) == 1
 
 
-def test_a_refused_call_ends_once(loop: Loop) -> None:
+def test_refused_call_ends_once(loop: Loop) -> None:
     begin(loop, end=False)
     [call] = loop.begun
     for reason in ("first", "second"):

@@ -120,7 +120,7 @@ def test_frames_without_a_call_are_bounded(frames: Callable[[], Iterator[Frame]]
     assert_calm(loop)
 
 
-def test_a_settings_frame_counts_by_its_settings() -> None:
+def test_settings_frame_counts_by_its_settings() -> None:
     loop = Loop(LIMITS)
     many = SettingsFrame(0, dict.fromkeys(range(100, 600), 1))
     assert flood(loop, iter([many, many])) == 1
@@ -188,7 +188,7 @@ def test_headers_within_the_limit_may_come_in_several_frames() -> None:
     assert call.head.metadata["x-field-7"] == "a" * 200
 
 
-def test_a_frame_that_is_too_long_is_refused_by_its_header() -> None:
+def test_frame_that_is_too_long_is_refused_by_its_header() -> None:
     loop = Loop()
     loop.feed((1 << 20).to_bytes(3, "big") + bytes(6))
     assert loop.failed is not None
@@ -215,7 +215,7 @@ def test_working_clients_may_ping_and_cancel_without_limit() -> None:
         assert loop.failed is None, f"on stream {stream_id}: {loop.failed}"
 
 
-def test_a_client_may_ping_every_ten_seconds_for_days() -> None:
+def test_client_may_ping_every_ten_seconds_for_days() -> None:
     loop = Loop(LIMITS)
     loop.client.call(end=False)
     for _ in range(2_000):

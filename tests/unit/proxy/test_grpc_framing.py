@@ -44,14 +44,14 @@ def test_messages_arrive_whole_wherever_frames_end(messages: list[bytes], seed: 
 
 
 @pytest.mark.parametrize("nbytes", [1, 4, 5, 8])
-def test_a_stream_that_ends_within_a_message_is_refused(nbytes: int) -> None:
+def test_stream_that_ends_within_a_message_is_refused(nbytes: int) -> None:
     reader = MessageReader("identity", LIMIT)
     assert reader.feed(framed(b"four", compress=False)[:nbytes]) == []
     with pytest.raises(CallRefused, match="incomplete"):
         reader.end()
 
 
-def test_a_message_that_is_too_large_is_refused_by_its_length() -> None:
+def test_message_that_is_too_large_is_refused_by_its_length() -> None:
     reader = MessageReader("identity", LIMIT)
     assert refusal(reader, b"\0" + (LIMIT + 1).to_bytes(4, "big")) is Status.RESOURCE_EXHAUSTED
     assert MessageReader("identity", LIMIT).feed(framed(bytes(LIMIT), compress=False)) == [bytes(LIMIT)]
@@ -70,13 +70,13 @@ def test_compressed_and_plain_messages_mix() -> None:
     assert reader.feed(packed + framed(b"plain", compress=False)) == [bytes(COMPRESS_FROM_BYTES), b"plain"]
 
 
-def test_an_answer_that_gets_no_shorter_is_not_compressed() -> None:
+def test_answer_that_gets_no_shorter_is_not_compressed() -> None:
     noise = random.Random(1).randbytes(COMPRESS_FROM_BYTES)
     assert framed(noise, compress=True) == framed(noise, compress=False)
     assert framed(b"short", compress=True) == framed(b"short", compress=False)
 
 
-def test_a_decompression_bomb_is_refused_and_not_unpacked() -> None:
+def test_decompression_bomb_is_refused_and_not_unpacked() -> None:
     bomb = gzip.compress(bytes(10 * 1024 * 1024))
     reader = MessageReader("gzip", 1024 * 1024)
     assert refusal(reader, b"\1" + len(bomb).to_bytes(4, "big") + bomb) is Status.RESOURCE_EXHAUSTED
@@ -113,7 +113,7 @@ def test_binary_metadata_is_kept_separately() -> None:
         parse_head([*HEAD, (b"x-bin", b"*")])
 
 
-def test_a_call_that_is_signed_twice_has_its_last_signature() -> None:
+def test_call_that_is_signed_twice_has_its_last_signature() -> None:
     """The client for Go signs each further attempt to send, and keeps the fields of the attempts before."""
     fields: list[tuple[bytes, bytes]] = []
     for time, digit in ((b"20260102T030405Z", b"a"), (b"20260102T030406Z", b"b")):
@@ -136,7 +136,7 @@ def test_answers_are_compressed_for_clients_that_compress_and_accept_it() -> Non
     assert not parse_head([*HEAD, gzip_both[1]]).gzip_answers
 
 
-def test_an_unknown_encoding_is_refused_with_those_that_are_known() -> None:
+def test_unknown_encoding_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(CallRefused) as refused:
         parse_head([*HEAD, (b"grpc-encoding", b"br")])
     assert refused.value.status is Status.UNIMPLEMENTED
@@ -151,7 +151,7 @@ def test_an_unknown_encoding_is_refused_with_those_that_are_known() -> None:
         ((b"content-type", b"application/grpc-web+proto"), 415),
     ],
 )
-def test_an_invalid_call_gets_an_http_status(header: tuple[bytes, bytes], status: int) -> None:
+def test_invalid_call_gets_an_http_status(header: tuple[bytes, bytes], status: int) -> None:
     with pytest.raises(NoGrpc) as refused:
         parse_head([header if name == header[0] else (name, value) for name, value in HEAD])
     assert refused.value.http_status == status

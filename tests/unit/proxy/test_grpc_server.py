@@ -53,7 +53,7 @@ async def test_methods_are_served_by_path(autojump_clock: MockClock) -> None:
     assert server.counters.connections == server.counters.streams == 0
 
 
-async def test_a_bug_of_a_method_ends_its_call_only(autojump_clock: MockClock) -> None:
+async def test_bug_of_a_method_ends_its_call_only(autojump_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with serving() as server:
             client = await server.connect()
@@ -63,7 +63,7 @@ async def test_a_bug_of_a_method_ends_its_call_only(autojump_clock: MockClock) -
     assert entry["path"] == "/raftmq.Test/Fail"
 
 
-async def test_a_refusal_of_a_task_of_a_method_is_its_refusal(autojump_clock: MockClock) -> None:
+async def test_refusal_of_a_task_of_a_method_is_its_refusal(autojump_clock: MockClock) -> None:
     async def method(call: Call) -> None:
         async def task() -> None:
             raise CallRefused(Status.ABORTED, "from a task")
@@ -77,7 +77,7 @@ async def test_a_refusal_of_a_task_of_a_method_is_its_refusal(autojump_clock: Mo
     assert (answer.status, answer.headers["grpc-message"]) == (Status.ABORTED, "from a task")
 
 
-async def test_the_deadline_ends_a_call(autojump_clock: MockClock) -> None:
+async def test_deadline_ends_a_call(autojump_clock: MockClock) -> None:
     async with serving() as server:
         client = await server.connect()
         began = trio.current_time()
@@ -88,7 +88,7 @@ async def test_the_deadline_ends_a_call(autojump_clock: MockClock) -> None:
         assert server.cancelled == ["/raftmq.Test/Wait"]
 
 
-async def test_a_call_that_its_client_cancels_is_cancelled(autojump_clock: MockClock) -> None:
+async def test_call_that_its_client_cancels_is_cancelled(autojump_clock: MockClock) -> None:
     async with serving() as server:
         client = await server.connect()
         stream_id = await client.call("/raftmq.Test/Wait")
@@ -134,7 +134,7 @@ async def test_send_reports_a_disconnected_client_to_the_method(autojump_clock: 
     assert seen == [BrokenCall]
 
 
-async def test_a_large_answer_passes_small_windows(autojump_clock: MockClock) -> None:
+async def test_large_answer_passes_small_windows(autojump_clock: MockClock) -> None:
     async with serving(GrpcLimits(output_bytes_max=20_000)) as server:
         client = await server.connect()
         answer = await client.unary("/raftmq.Test/Large", b"1000000")
@@ -152,7 +152,7 @@ async def test_call_without_window_is_reset(autojump_clock: MockClock) -> None:
         assert (await client.unary("/raftmq.Test/Echo", b"on")).messages == [b"on"]
 
 
-async def test_a_client_that_reads_nothing_is_closed(autojump_clock: MockClock) -> None:
+async def test_client_that_reads_nothing_is_closed(autojump_clock: MockClock) -> None:
     # The stream takes nothing any more, as a socket whose buffers are full.
     with capture_logs() as logs:
         async with serving(GrpcLimits(send_seconds_max=30)) as server:
@@ -190,7 +190,7 @@ async def test_flood_ends_only_its_own_connection(autojump_clock: MockClock) -> 
     assert "PING" in entry["reason"]
 
 
-async def test_a_connection_without_http2_is_closed(autojump_clock: MockClock) -> None:
+async def test_connection_without_http2_is_closed(autojump_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with serving() as server:
             stream = await server.listener.connect()
@@ -257,7 +257,7 @@ async def test_tls_by_its_own_certificate_and_plain_text_on_one_port(tmp_path: P
         assert [call.secure for call in server.calls] == [True, False]
 
 
-async def test_a_self_signed_certificate_is_named_by_its_fingerprint() -> None:
+async def test_self_signed_certificate_is_named_by_its_fingerprint() -> None:
     made = SelfSigned(["localhost", "127.0.0.1"], lambda: time.time_ns() // 1_000_000)
     async with serving(tls=made, trusts=lambda _: True) as server:
         client = await server.connect(first=HAPROXY, tls=verifying(made))
@@ -289,7 +289,7 @@ async def test_too_many_connections_are_closed(autojump_clock: MockClock) -> Non
         assert (await fourth.unary("/raftmq.Test/Echo", b"x")).messages == [b"x"]
 
 
-async def test_a_drained_server_ends_when_its_calls_have_ended(autojump_clock: MockClock) -> None:
+async def test_drained_server_ends_when_its_calls_have_ended(autojump_clock: MockClock) -> None:
     async with serving(GrpcLimits(drain_seconds_max=20)) as server:
         client = await server.connect()
         idle = await server.connect()

@@ -70,7 +70,7 @@ def ends_with(loop: Loop, *frames: Frame) -> int:
         ({"content_length": "5"}, "a length without data"),
     ],
 )
-def test_a_malformed_request_ends_its_stream_only(fields: dict[str, str], why: str) -> None:
+def test_malformed_request_ends_its_stream_only(fields: dict[str, str], why: str) -> None:
     loop = Loop()
     assert resets(loop, headers(1, "END_STREAM", **fields)) == [(1, ErrorCode.PROTOCOL_ERROR)], why
     assert not loop.server.streams
@@ -119,7 +119,7 @@ def test_more_data_than_a_window_allows() -> None:
     assert ends_with(loop, *frames) == ErrorCode.FLOW_CONTROL_ERROR
 
 
-def test_a_client_may_use_the_usual_window_until_it_knows_the_settings() -> None:
+def test_client_may_use_the_usual_window_until_it_knows_the_settings() -> None:
     loop = Loop(GrpcLimits(stream_window_bytes=1_000))
     early = Loop(GrpcLimits(stream_window_bytes=1_000))
     early.server.__init__(early.limits, early.partial_requests, early.now, early.begun.append)  # type: ignore[misc]
@@ -189,7 +189,7 @@ def test_late_frames_of_an_ended_call_are_ignored() -> None:
     assert len(loop.begun) == 1
 
 
-def test_the_method_of_a_call_that_is_given_up_stops() -> None:
+def test_method_of_a_call_that_is_given_up_stops() -> None:
     loop = Loop()
     ended: list[bool] = []
     resets(loop, headers(1))
@@ -199,7 +199,7 @@ def test_the_method_of_a_call_that_is_given_up_stops() -> None:
     assert ended == [True]
 
 
-def test_a_client_that_leaves_gets_the_answers_to_its_calls() -> None:
+def test_client_that_leaves_gets_the_answers_to_its_calls() -> None:
     loop = Loop()
     ended: list[bool] = []
     assert resets(loop, headers(1)) == []

@@ -23,7 +23,7 @@ def test_quotas_of_brokers_have_codes_of_their_own(code: int, expected: pb.Code)
     assert refusal_of(BrokerError(code, "full", "broker-a")).code == expected
 
 
-def test_the_proxy_remembers_a_limited_number_of_lite_topics() -> None:
+def test_proxy_remembers_a_limited_number_of_lite_topics() -> None:
     known = Subscribed(names_max=6)
     known.changed("c1", "g", "T", Action.PARTIAL_ADD, {"a", "b"})
     known.changed("c1", "g", "T", Action.PARTIAL_ADD, {"b", "c"})

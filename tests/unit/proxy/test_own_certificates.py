@@ -11,7 +11,7 @@ from mq.proxy.grpc import SelfSigned
 from mq.tls import CertificateUnusable
 
 
-def test_a_certificate_that_cannot_be_made_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificate_that_cannot_be_made_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CertificateUnusable, match="cannot make a certificate for itself: 1"):
         SelfSigned(["localhost"], lambda: 0)

@@ -18,13 +18,13 @@ def test_only_configured_networks_are_trusted() -> None:
     assert not ProxySettings().configuration().trusts("127.0.0.1")
 
 
-def test_an_ipv4_mapped_ipv6_address_counts_as_its_ipv4_address() -> None:
+def test_ipv4_mapped_ipv6_address_counts_as_its_ipv4_address() -> None:
     settings = ProxySettings(haproxy_networks="10.0.0.0/8").configuration()
     assert settings.trusts("::ffff:10.1.2.3")
     assert not settings.trusts("::ffff:11.1.2.3")
 
 
-def test_an_invalid_network_is_refused() -> None:
+def test_invalid_network_is_refused() -> None:
     with pytest.raises(ValidationError):
         ProxySettings(haproxy_networks="load-balancer")
 

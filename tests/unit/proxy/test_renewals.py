@@ -40,7 +40,7 @@ def handle(broker: str, offset: int) -> Handle:
     return Handle.decode(f"{offset} 1 60000 0 0 {broker} 0 {offset} {offset}")
 
 
-async def test_an_unresponsive_broker_delays_no_other_and_loses_visible_messages(autojump_clock: MockClock) -> None:
+async def test_unresponsive_broker_delays_no_other_and_loses_visible_messages(autojump_clock: MockClock) -> None:
     broker = Broker()
     renewals = Renewals(broker.defer, lambda client_id: True, structlog.get_logger("test"))
     began = trio.current_time()
@@ -57,7 +57,7 @@ async def test_an_unresponsive_broker_delays_no_other_and_loses_visible_messages
     assert broker.asked < 300 + 2 * 64
 
 
-async def test_a_client_that_settles_nothing_gets_nothing_further_but_others_do(autojump_clock: MockClock) -> None:
+async def test_client_that_settles_nothing_gets_nothing_further_but_others_do(autojump_clock: MockClock) -> None:
     def may(renewals: Renewals, client_id: str) -> bool:
         try:
             renewals.check_room(client_id)
@@ -87,7 +87,7 @@ async def test_a_client_that_settles_nothing_gets_nothing_further_but_others_do(
     assert may(renewals, "c2")
 
 
-async def test_a_settlement_that_fails_leaves_the_newest_handle_to_the_next_one(autojump_clock: MockClock) -> None:
+async def test_settlement_that_fails_leaves_the_newest_handle_to_the_next_one(autojump_clock: MockClock) -> None:
     """The client knows the handle of its pop only, which is outdated once the proxy has hidden the message again."""
 
     class Renewing(Broker):

@@ -10,13 +10,13 @@ from mq.proxy.wire import messaging_pb2 as pb
 WIRE = Path(__file__).parents[3] / "mq" / "proxy" / "wire"
 
 
-def test_the_messages_are_compiled_from_the_present_source() -> None:
+def test_messages_are_compiled_from_the_present_source() -> None:
     digest = hashlib.sha256((WIRE / "messaging.proto").read_bytes()).hexdigest()
     compiled = (WIRE / "messaging_pb2.py").read_text()
     assert compiled.endswith(f"# Made from messaging.proto with the SHA-256 {digest}\n"), "run make proto"
 
 
-def test_the_bytes_are_those_of_clients() -> None:
+def test_bytes_are_those_of_clients() -> None:
     """As the official client for Python encodes them."""
     message = pb.Message(
         topic=pb.Resource(name="T"),

@@ -89,14 +89,14 @@ def test_knowledge_about_members_spreads_between_them() -> None:
     assert "another directory" in str(mine.hears(Side("n1", THREE, store="wiped")))
 
 
-def test_a_removed_member_may_come_back_with_a_new_directory() -> None:
+def test_removed_member_may_come_back_with_a_new_directory() -> None:
     mine = Side("n0", THREE, stores={"n1": "old"})
     mine.admission.forget(["n1", "n9"])
     assert mine.tables == [{}]
     assert mine.hears(Side("n1", THREE, store="new")) is None
 
 
-def test_a_replica_that_was_away_believes_the_newer_configuration() -> None:
+def test_replica_that_was_away_believes_the_newer_configuration() -> None:
     """It missed that n1 was removed and added anew, and n1 leads now."""
     behind = Side("n0", THREE, stores={"n1": "old"})
     leader = Side("n1", THREE, conf_index=30, store="new", stores={"n0": "store-n0"})
@@ -109,13 +109,13 @@ def test_a_replica_that_was_away_believes_the_newer_configuration() -> None:
     assert wiped.hears(leader) is not None
 
 
-def test_a_stale_table_does_not_spread() -> None:
+def test_stale_table_does_not_spread() -> None:
     mine = Side("n0", THREE, conf_index=30)
     assert mine.hears(Side("n2", THREE, stores={"n1": "old"})) is None
     assert "n1" not in mine.admission.stores
 
 
-def test_an_unknown_caller_must_show_a_newer_configuration_with_both() -> None:
+def test_unknown_caller_must_show_a_newer_configuration_with_both() -> None:
     behind = Side("n0", THREE, conf_index=7)
     assert behind.hears(Side("n3", FOUR, conf_index=9)) is None
     assert "'n3' is not a member of the group as of configuration 7" in str(
@@ -132,7 +132,7 @@ def test_joining_node_accepts_members_only() -> None:
     assert "not a member" in str(Side("n0", THREE, conf_index=7).hears(joining))
 
 
-def test_a_group_must_begin_with_one_configuration() -> None:
+def test_group_must_begin_with_one_configuration() -> None:
     mine = Side("n0", THREE)
     assert "members are ['n0', 'n1', 'n2'] here, ['n0', 'n1']" in str(
         mine.hears(Side("n1", {"n0": "a:1", "n1": "b:1"}))

@@ -89,7 +89,7 @@ def after(writer: HeldWriter) -> AfterSync:
     return AfterSync(writer)
 
 
-def test_the_writer_sends_it_when_it_is_durable(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_writer_sends_it_when_it_is_durable(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     writer.sync(1)
     assert after.has_left()
@@ -107,7 +107,7 @@ def test_another_frame_does_not_wait_for_it(pair: Pair, writer: HeldWriter, afte
     assert pair.came(5) == [b"other", b"ack 1"]
 
 
-def test_the_rest_of_a_part_goes_before_other_frames(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_rest_of_a_part_goes_before_other_frames(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     writer.sync(1, bytes_max=3)
     after.before_use(pair.stream)
@@ -134,7 +134,7 @@ def test_one_frame_waits_at_a_time(pair: Pair, writer: HeldWriter, after: AfterS
     assert pair.came(5) == [b"ack 1", b"ack 2"]
 
 
-def test_a_closed_connection_is_not_written_to(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_closed_connection_is_not_written_to(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     after.forget(pair.stream)
     pair.stream.close("closed")
@@ -144,7 +144,7 @@ def test_a_closed_connection_is_not_written_to(pair: Pair, writer: HeldWriter, a
     assert not after.put(pair.stream, pair.seal, b"ack 2", 2)
 
 
-def test_a_descriptor_in_other_use_is_not_written_to(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_descriptor_in_other_use_is_not_written_to(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     """A stream may close by itself, and its descriptor belong to a client before anybody forgets it."""
     fd = pair.stream.raw_fd
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)

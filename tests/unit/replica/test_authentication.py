@@ -70,7 +70,7 @@ def test_keys_depend_on_the_secret_the_nonces_and_the_purpose() -> None:
 
 
 @pytest.mark.parametrize("at", [0, NONCE_BYTES - 1, NONCE_BYTES, NONCE_BYTES + 8, NONCE_BYTES + 39])
-def test_an_altered_challenge_is_refused(at: int) -> None:
+def test_altered_challenge_is_refused(at: int) -> None:
     called = authentication.call(NONCE_1, [SECRET])
     challenged, _ = authentication.challenge(PURPOSE, called, NONCE_2, [SECRET])
     altered = challenged[:at] + bytes([challenged[at] ^ 1]) + challenged[at + 1 :]
@@ -78,7 +78,7 @@ def test_an_altered_challenge_is_refused(at: int) -> None:
         authentication.accept(PURPOSE, called, altered, [SECRET])
 
 
-def test_a_challenge_for_another_call_is_refused() -> None:
+def test_challenge_for_another_call_is_refused() -> None:
     """Somebody recorded it, or asked another replica for it."""
     challenged, _ = authentication.challenge(PURPOSE, authentication.call(NONCE_2, [SECRET]), NONCE_2, [SECRET])
     with pytest.raises(AuthenticationFailed, match="does not have the group secret that it names"):
@@ -205,7 +205,7 @@ async def test_frames_without_a_proof_are_not_heard(tmp_path: Path, frame: bytes
 
 
 @pytest.mark.trio
-async def test_a_recorded_connection_is_of_no_use(tmp_path: Path) -> None:
+async def test_recorded_connection_is_of_no_use(tmp_path: Path) -> None:
     """All bytes of a caller that was let in, sent again: the challenge is another one."""
     async with lonely(tmp_path) as (node, port):
         nonce = os.urandom(NONCE_BYTES)
@@ -366,7 +366,7 @@ async def test_both_secrets_are_valid_during_a_rotation_and_only_the_new_afterwa
 
 
 @pytest.mark.trio
-async def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
+async def test_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         with capture_logs() as log:
             await trio.Path(node.secrets.path).write_text("nonsense\n")

@@ -138,7 +138,7 @@ def test_founders_missing_from_a_log_are_derived_from_its_first_change() -> None
     assert all(may_follow(new, old) for old, new in pairwise(confs))
 
 
-def test_a_restore_to_a_point_ends_before_the_first_later_entry() -> None:
+def test_restore_to_a_point_ends_before_the_first_later_entry() -> None:
     home = Home()
     home.put(200)
     home.back_up()
@@ -182,7 +182,7 @@ def test_log_of_one_unfinished_file_that_lost_its_beginning_is_restored() -> Non
 
 
 @pytest.mark.parametrize("start", [4096, 12288])
-def test_a_directory_restored_from_a_damaged_backup_is_not_a_log(start: int) -> None:
+def test_directory_restored_from_a_damaged_backup_is_not_a_log(start: int) -> None:
     home = Home()
     home.put(100)
     home.back_up()

@@ -81,14 +81,14 @@ async def test_copy_of_a_log_that_began_early_began_early(tmp_path: Path, early:
         assert (EARLY in new.replica.log.notes) is early
 
 
-async def test_an_empty_learner_fetches_files_of_a_log_that_has_its_beginning(tmp_path: Path) -> None:
+async def test_empty_learner_fetches_files_of_a_log_that_has_its_beginning(tmp_path: Path) -> None:
     async with led_group(tmp_path, ["n0"], bodies=BODIES) as (nodes, leader):
         new = await add_learner(nodes, leader, installs=BODIES)
         assert new.replica.log.base == (0, 0)
         assert same_files(leader, new)
 
 
-async def test_a_log_of_one_file_is_sent_as_entries(tmp_path: Path) -> None:
+async def test_log_of_one_file_is_sent_as_entries(tmp_path: Path) -> None:
     async with led_group(tmp_path, ["n0"]) as (nodes, leader):
         bodies = [b"%d" % number for number in range(100)]  # more than the limit, in one file
         await leader.append_all(bodies)
@@ -98,7 +98,7 @@ async def test_a_log_of_one_file_is_sent_as_entries(tmp_path: Path) -> None:
         assert new.runs == 1
 
 
-async def test_a_follower_below_the_base_is_reset_while_the_group_continues(tmp_path: Path) -> None:
+async def test_follower_below_the_base_is_reset_while_the_group_continues(tmp_path: Path) -> None:
     async with led_group(tmp_path, bodies=BODIES[:20]) as (nodes, leader):
         behind = nodes.others(leader)[0]
         await behind.until(lambda member: member.application.bodies == BODIES[:20])
@@ -199,7 +199,7 @@ async def test_files_may_be_dropped_while_a_question_about_them_is_pending(tmp_p
 
 
 @pytest.mark.parametrize("told", [True, False])
-async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reset_without_room_waits_for_it(told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the disk tells beforehand that it has no room, or refuses a write."""
     full = True
 
@@ -228,7 +228,7 @@ async def test_a_reset_without_room_waits_for_it(told: bool, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("count", [10, len(BODIES)], ids=["entries", "files"])
-async def test_the_only_voter_continues_when_a_learner_requests_damaged_entries(tmp_path: Path, count: int) -> None:
+async def test_only_voter_continues_when_a_learner_requests_damaged_entries(tmp_path: Path, count: int) -> None:
     """It would be refused at each start from then on, since nobody has its log to repair it from."""
     async with led_group(tmp_path, ["n0"], bodies=BODIES[:count]) as (nodes, leader):
         await leader.stop()

@@ -44,7 +44,7 @@ async def test_it_fires_earlier_when_the_deadline_moves_there(waited: Waited, au
     assert waited.fired_at == pytest.approx([0.5])
 
 
-async def test_a_deadline_that_each_turn_moves_on_is_not_waited_for(waited: Waited, autojump_clock: MockClock) -> None:
+async def test_deadline_that_each_turn_moves_on_is_not_waited_for(waited: Waited, autojump_clock: MockClock) -> None:
     await trio.testing.wait_all_tasks_blocked()
     for turn in range(100):
         waited.due_at = trio.current_time() - waited.began + 0.25

@@ -19,7 +19,7 @@ from tests.unit.replica.members import CONFIG, SEGMENT_BYTES
 DOCUMENT = Path(raftlog.__file__).parents[1] / "docs" / "embedding.md"
 
 
-def test_the_example_of_the_documentation_runs() -> None:
+def test_example_of_the_documentation_runs() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ async def ready(*nodes: Node[Words]) -> Node[Words]:
 
 
 @pytest.mark.trio
-async def test_a_single_node_compacts_and_comes_back(tmp_path: Path) -> None:
+async def test_single_node_compacts_and_comes_back(tmp_path: Path) -> None:
     settings = node_settings(tmp_path, "n0", {"n0": free_ports(1)[0]})
     words = [b"%05d" % number + b"x" * 500 for number in range(100)]
     async with raftlog.open_node(settings, Words) as node:
@@ -98,7 +98,7 @@ async def test_a_single_node_compacts_and_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_a_follower_names_the_leader_and_a_lone_leader_is_uncertain(tmp_path: Path) -> None:
+async def test_follower_names_the_leader_and_a_lone_leader_is_uncertain(tmp_path: Path) -> None:
     ports = dict(zip(("n0", "n1"), free_ports(2), strict=True))
     async with raftlog.open_node(node_settings(tmp_path, "n0", ports), Words) as first:
         async with raftlog.open_node(node_settings(tmp_path, "n1", ports), Words) as second:

@@ -91,7 +91,7 @@ async def test_data_queued_after_an_early_flush_in_a_turn_is_sent_once() -> None
 
 
 @pytest.mark.usefixtures("flushing")
-async def test_a_stalled_reader_gets_the_rest_later_and_delays_no_other() -> None:
+async def test_stalled_reader_gets_the_rest_later_and_delays_no_other() -> None:
     data = bytes(range(256)) * 4000
     with many(3, small_buffers=True) as (reactor, servers, clients):
         servers[0].stream.send(data)
@@ -141,7 +141,7 @@ def _reset(client: socket.socket) -> None:
 
 
 @pytest.mark.usefixtures("flushing")
-async def test_a_socket_that_may_speak_tls_is_left_to_its_own_methods() -> None:
+async def test_socket_that_may_speak_tls_is_left_to_its_own_methods() -> None:
     with many(2) as (reactor, peers, clients), socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname())
         sock, _ = listener.accept()

@@ -182,7 +182,7 @@ def test_no_frame_trips_an_assertion(seed: int) -> None:
 
 
 @pytest.mark.parametrize("pos", [0, 2**63 - 1, 2**63, 2**64 - 48, 2**64 - 1])
-def test_the_body_of_an_entry_with_a_wrong_position_is_not_checked(pos: int) -> None:
+def test_body_of_an_entry_with_a_wrong_position_is_not_checked(pos: int) -> None:
     rng, _, target = begin(1)
     checked: list[int] = []
     target.replica._received._check_body = lambda body, position: checked.append(position)

@@ -33,7 +33,7 @@ def test_time_in_which_the_machine_was_suspended_counts() -> None:
     assert (clock(), clock.suspended_seconds()) == (43.0, 30.0)
 
 
-def test_an_interruption_between_the_two_readings_changes_nothing() -> None:
+def test_interruption_between_the_two_readings_changes_nothing() -> None:
     machine = Machine()
 
     def monotonic() -> float:
@@ -49,7 +49,7 @@ def test_an_interruption_between_the_two_readings_changes_nothing() -> None:
     assert times == sorted(times)
 
 
-def test_the_system_has_both_clocks() -> None:
+def test_system_has_both_clocks() -> None:
     clock = LeaseClock(awake_time)
     assert clock() >= clock.suspended_seconds() >= 0.0
     assert boot_time() >= awake_time() - 1.0

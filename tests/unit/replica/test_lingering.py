@@ -19,7 +19,7 @@ def pays_after(*gaps: tuple[bool, float]) -> tuple[bool, bool]:
     return paid[0], paid[1]
 
 
-def test_a_new_reactor_lingers() -> None:
+def test_new_reactor_lingers() -> None:
     assert pays_after() == (True, True)
 
 

@@ -188,7 +188,7 @@ def flip_bit(path: Path, at: int) -> bytes:
     return good
 
 
-async def test_a_leader_reading_a_damaged_entry_hands_over_and_repairs_itself(tmp_path: Path) -> None:
+async def test_leader_reading_a_damaged_entry_hands_over_and_repairs_itself(tmp_path: Path) -> None:
     async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         for member in nodes.others(leader):
             await member.until(lambda member: member.application.bodies == BODIES)
@@ -272,7 +272,7 @@ async def test_after_power_loss_in_relaxed_mode_a_replica_abstains_until_caught_
 
 
 @pytest.mark.slow
-async def test_a_majority_killed_in_relaxed_mode_waits_for_an_operator(tmp_path: Path) -> None:
+async def test_majority_killed_in_relaxed_mode_waits_for_an_operator(tmp_path: Path) -> None:
     """Also after starts in order: who may lack what it acknowledged forgets that only when it has caught up."""
     relaxed = dataclasses.replace(CONFIG, durable_commit=False)
     async with led_group(tmp_path, config=relaxed, bodies=BODIES[:10]) as (nodes, leader):
@@ -307,7 +307,7 @@ async def test_a_majority_killed_in_relaxed_mode_waits_for_an_operator(tmp_path:
             await member.until(lambda member: ABSTAINING not in member.replica.log.notes)
 
 
-async def test_a_full_disk_refuses_proposals_and_recovers(tmp_path: Path) -> None:
+async def test_full_disk_refuses_proposals_and_recovers(tmp_path: Path) -> None:
     async with led_group(tmp_path, ["n0"]) as (_, leader):
         leader.replica.disk_usage(10, 100, 0.9, 0.95)
         assert leader.append(b"x") is Refusal.DISK_FULL
@@ -317,7 +317,7 @@ async def test_a_full_disk_refuses_proposals_and_recovers(tmp_path: Path) -> Non
         await leader.append_all([b"x"])
 
 
-async def test_a_follower_without_room_takes_nothing_and_catches_up_later(tmp_path: Path) -> None:
+async def test_follower_without_room_takes_nothing_and_catches_up_later(tmp_path: Path) -> None:
     async with led_group(tmp_path, limits=NodeLimits(disk_poll_seconds=1000.0), bodies=[b"before"]) as (nodes, leader):
         full = nodes.others(leader)[0]
         await full.until(lambda member: member.application.bodies == [b"before"])
@@ -329,7 +329,7 @@ async def test_a_follower_without_room_takes_nothing_and_catches_up_later(tmp_pa
         await full.until(lambda member: member.application.bodies == [b"before", *BODIES[:20]])
 
 
-async def test_a_disk_without_room_for_a_file_counts_as_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_disk_without_room_for_a_file_counts_as_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = SEGMENT_BYTES - 1
     monkeypatch.setattr(RealDisk, "usage", lambda disk, path: (free, 5 * SEGMENT_BYTES))
     async with led_group(tmp_path, ["n0"], limits=NodeLimits(disk_poll_seconds=0.01)) as (_, leader):
@@ -338,7 +338,7 @@ async def test_a_disk_without_room_for_a_file_counts_as_full(tmp_path: Path, mon
         await leader.until(lambda member: isinstance(member.append(b"x"), int))
 
 
-async def test_a_node_that_cannot_make_a_file_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_that_cannot_make_a_file_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full: set[str] = set()
 
     def allocate(disk: RealDisk, fd: int, nbytes: int) -> None:

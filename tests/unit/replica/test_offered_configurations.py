@@ -42,12 +42,12 @@ def puller(initial: ConfState) -> Puller:
     "conf",
     [encode_conf(configuration(5, 250)), encode_conf(configuration(MEMBERS_MAX + 1, 1)), cbor2.dumps(["n0"])],
 )
-def test_an_offer_with_a_configuration_that_no_change_makes_is_refused(conf: bytes) -> None:
+def test_offer_with_a_configuration_that_no_change_makes_is_refused(conf: bytes) -> None:
     with pytest.raises(WireError):
         puller(configuration(3, 20)).offered(LEADER, offer(conf))
 
 
-def test_an_offer_with_a_configuration_that_a_change_makes_is_taken() -> None:
+def test_offer_with_a_configuration_that_a_change_makes_is_taken() -> None:
     puller(ConfState()).offered(LEADER, offer(encode_conf(configuration(5, 60))))
 
 
@@ -56,7 +56,7 @@ def test_founders_take_the_configuration_that_they_began_with() -> None:
     puller(founders).offered(LEADER, offer(encode_conf(founders)))
 
 
-def test_a_configuration_too_large_for_any_directory_is_refused() -> None:
+def test_configuration_too_large_for_any_directory_is_refused() -> None:
     check_configuration(configuration(5, 60))
     with pytest.raises(ValueError, match=r"the configuration has 5 members and \d+ bytes"):
         check_configuration(configuration(5, 250))

@@ -124,7 +124,7 @@ async def test_entries_lost_by_two_and_absent_at_the_third_are_cut(tmp_path: Pat
             await member.until(lambda member: not member.replica.core.abstaining)
 
 
-async def test_an_entry_damaged_everywhere_costs_no_later_ones_without_consent(
+async def test_entry_damaged_everywhere_costs_no_later_ones_without_consent(
     tmp_path: Path,
 ) -> None:
     async with group(tmp_path, limits=IMPATIENT) as nodes:

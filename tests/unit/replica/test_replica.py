@@ -31,13 +31,13 @@ async def test_entries_reach_every_replica_with_their_annotations(tmp_path: Path
             assert node.log.chain == leader.log.chain
 
 
-async def test_a_follower_refuses_to_append(tmp_path: Path) -> None:
+async def test_follower_refuses_to_append(tmp_path: Path) -> None:
     async with started(tmp_path) as (leader, followers):
         assert followers[0].append(b"body") is Refusal.NOT_LEADER
         assert followers[0].log.last_index <= leader.log.last_index
 
 
-async def test_a_dead_leader_is_replaced_without_waiting_for_silence(tmp_path: Path) -> None:
+async def test_dead_leader_is_replaced_without_waiting_for_silence(tmp_path: Path) -> None:
     """Its closed connections and a refused reconnect start the election; silence alone would take a minute here."""
     patient = CoreConfig(election_timeout_seconds_min=60, election_timeout_seconds_max=120)
     async with started(tmp_path, patient) as (leader, survivors):
@@ -55,7 +55,7 @@ async def test_a_dead_leader_is_replaced_without_waiting_for_silence(tmp_path: P
             await node.wait_until(lambda node: node.application.bodies == [b"before", b"after"])
 
 
-async def test_a_returning_replica_catches_up_from_disk(tmp_path: Path) -> None:
+async def test_returning_replica_catches_up_from_disk(tmp_path: Path) -> None:
     ports = dict(zip(NAMES, free_ports(3), strict=True))
     nodes = [Node(tmp_path, name, ports) for name in NAMES[:2]]
     async with trio.open_nursery() as nursery:
@@ -90,7 +90,7 @@ async def test_replicas_of_two_clusters_do_not_talk(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_peer_that_resets_the_handshake_is_dialled_again(tmp_path: Path) -> None:
+async def test_peer_that_resets_the_handshake_is_dialled_again(tmp_path: Path) -> None:
     """A process that dies between accepting a connection and answering must not take its peers with it."""
     ports = dict(zip(NAMES, free_ports(3), strict=True))
     listener = socket.create_server(("127.0.0.1", ports["n1"]))
@@ -107,7 +107,7 @@ async def test_a_peer_that_resets_the_handshake_is_dialled_again(tmp_path: Path)
     listener.close()
 
 
-async def test_a_follower_with_a_hanging_disk_stops_at_its_buffer_limit(tmp_path: Path) -> None:
+async def test_follower_with_a_hanging_disk_stops_at_its_buffer_limit(tmp_path: Path) -> None:
     """The leader's window is freed by what was received, so only the follower itself can bound what it keeps."""
     async with started(tmp_path, limits=LogLimits(unsynced_bytes_max=20_000)) as (leader, (slow, _)):
         hanging = HangingDisk(slow)

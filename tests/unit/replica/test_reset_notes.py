@@ -80,7 +80,7 @@ def waited(replica: Any, source: str, heartbeat_after: float = math.inf, leader_
     return trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_a_leader_that_deleted_files_is_heard_before_noting_its_copy() -> None:
+def test_leader_that_deleted_files_is_heard_before_noting_its_copy() -> None:
     """Its copy was noted as if it came from an earlier leader, and transfers to the replica were refused."""
     replica: Any = Replica(99, may_lack=False, notes={})
     assert 1 <= waited(replica, "n1", heartbeat_after=1) < HEARING_SECONDS
@@ -88,7 +88,7 @@ def test_a_leader_that_deleted_files_is_heard_before_noting_its_copy() -> None:
     assert not replica.noted
 
 
-def test_the_copy_of_a_leader_that_falls_silent_is_noted() -> None:
+def test_copy_of_a_leader_that_falls_silent_is_noted() -> None:
     replica: Any = Replica(99, may_lack=False, notes={})
     assert waited(replica, "n1") == HEARING_SECONDS
     note_reset(replica, BASE, lambda: None)

@@ -67,7 +67,7 @@ async def test_rate_is_bounded(autojump_clock: MockClock) -> None:
     home.close_all()
 
 
-async def test_the_first_round_starts_at_once_and_reports_bytes_from_disk(autojump_clock: MockClock) -> None:
+async def test_first_round_starts_at_once_and_reports_bytes_from_disk(autojump_clock: MockClock) -> None:
     home = LogHome()
     log = home.open()
     home.put(log, *[b"x" * 52] * 100)
@@ -78,7 +78,7 @@ async def test_the_first_round_starts_at_once_and_reports_bytes_from_disk(autoju
     home.close_all()
 
 
-async def test_a_round_waits_until_something_is_committed(autojump_clock: MockClock) -> None:
+async def test_round_waits_until_something_is_committed(autojump_clock: MockClock) -> None:
     home = LogHome()
     log = home.open()
     home.put(log, *[b"x" * 52] * 100)

@@ -26,7 +26,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_new_file_is_for_its_owner_only_and_is_never_overwritten(tmp_path: Path) -> None:
+def test_new_file_is_for_its_owner_only_and_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "secret"
     before = os.umask(0)
     try:
@@ -41,7 +41,7 @@ def test_a_new_file_is_for_its_owner_only_and_is_never_overwritten(tmp_path: Pat
     assert [each.name for each in path.parent.iterdir()] == ["secret"]
 
 
-def test_an_existing_secret_is_kept_even_in_an_unwritable_directory(tmp_path: Path) -> None:
+def test_existing_secret_is_kept_even_in_an_unwritable_directory(tmp_path: Path) -> None:
     # Containers get it mounted read-only, into a directory where no other file can be made beside it.
     path = tmp_path / "secret"
     create_secret(str(path))
@@ -49,7 +49,7 @@ def test_an_existing_secret_is_kept_even_in_an_unwritable_directory(tmp_path: Pa
     assert not create_secret(str(path))
 
 
-def test_a_file_is_replaced_in_one_step_and_noticed(tmp_path: Path) -> None:
+def test_file_is_replaced_in_one_step_and_noticed(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     create_secret(str(path))
     file = SecretFile(str(path))
@@ -78,7 +78,7 @@ def test_a_file_is_replaced_in_one_step_and_noticed(tmp_path: Path) -> None:
         ("\u00e4" * 64, "line 1 is not a secret"),
     ],
 )
-def test_an_invalid_secret_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_secret_is_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "secret"
     path.write_text(text, encoding="utf-8")
     path.chmod(0o600)
@@ -89,7 +89,7 @@ def test_an_invalid_secret_is_refused(tmp_path: Path, text: str, words: str) -> 
 @pytest.mark.parametrize(
     ("mode", "good"), [(0o600, True), (0o640, True), (0o644, False), (0o660, False), (0o604, False)]
 )
-def test_a_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int, good: bool) -> None:
+def test_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int, good: bool) -> None:
     path = tmp_path / "secret"
     create_secret(str(path))
     path.chmod(mode)
@@ -100,7 +100,7 @@ def test_a_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: 
             read_secrets(str(path))
 
 
-def test_a_missing_file_is_distinguished_from_an_unusable_one(tmp_path: Path) -> None:
+def test_missing_file_is_distinguished_from_an_unusable_one(tmp_path: Path) -> None:
     with pytest.raises(SecretMissing):
         read_secrets(str(tmp_path / "secret"))
     with pytest.raises(SecretUnusable, match="directory"):
@@ -119,7 +119,7 @@ def settings_of(directory: Path, name: str, members: tuple[str, ...]) -> NodeSet
     )
 
 
-def test_the_first_member_makes_the_secret_and_the_others_need_a_copy(tmp_path: Path) -> None:
+def test_first_member_makes_the_secret_and_the_others_need_a_copy(tmp_path: Path) -> None:
     log = structlog.get_logger("test")
     for name, members, source in (("n1", ("n0", "n1"), "n0"), ("n3", (), "a replica of the group")):
         settings = settings_of(tmp_path, name, members)

@@ -78,7 +78,7 @@ def member(tmp_path: Path) -> Member:
     return Member(tmp_path, "n3", free_ports(1)[0], {})
 
 
-async def test_a_node_that_joins_takes_it_from_the_leader_that_calls(tmp_path: Path) -> None:
+async def test_node_that_joins_takes_it_from_the_leader_that_calls(tmp_path: Path) -> None:
     async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         new = nodes.make("n3", {})
         new.settings = dataclasses.replace(new.settings, segment_bytes=2 * SEGMENT_BYTES)
@@ -99,7 +99,7 @@ async def test_a_node_that_joins_takes_it_from_the_leader_that_calls(tmp_path: P
         assert stored_segment_bytes(str(new.directory)) == SEGMENT_BYTES
 
 
-async def test_a_waiting_node_believes_only_members_of_its_group(tmp_path: Path, member: Member) -> None:
+async def test_waiting_node_believes_only_members_of_its_group(tmp_path: Path, member: Member) -> None:
     secrets = read_secrets(str(tmp_path / "group.secret"))
     async with waiting(member) as node:
         with pytest.raises(AuthenticationFailed):
@@ -134,7 +134,7 @@ async def test_uncalled_node_repeats_its_waiting_event(member: Member) -> None:
     assert {(line["event"], line["listen"]) for line in log} == {("group_awaited", member.address)}
 
 
-async def test_a_node_cannot_wait_without_secret_or_port(tmp_path: Path, member: Member) -> None:
+async def test_node_cannot_wait_without_secret_or_port(tmp_path: Path, member: Member) -> None:
     async with waiting(member):
         with pytest.raises(ListenRefused):
             await group_segment_bytes(member.settings, log=structlog.get_logger("test"))

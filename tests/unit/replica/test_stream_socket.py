@@ -149,7 +149,7 @@ async def test_large_frames_and_small_ones_behind_them(sizes: list[int]) -> None
 
 
 @pytest.mark.parametrize(("patient", "turns"), [(False, 1), (True, 3)], ids=["replica", "client"])
-async def test_the_chunks_of_a_replica_are_received_in_one_turn(patient: bool, turns: int) -> None:
+async def test_chunks_of_a_replica_are_received_in_one_turn(patient: bool, turns: int) -> None:
     frame = framed(bytes(2 * RECEIVE_BYTES + 1000))
     reactor = Reactor()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -201,7 +201,7 @@ async def test_buffers_leave_in_order_and_once() -> None:
         assert server.stream.out_bytes == 0
 
 
-async def test_a_slow_reader_gets_everything_when_it_reads() -> None:
+async def test_slow_reader_gets_everything_when_it_reads() -> None:
     buffers: list[bytes | memoryview] = [bytes([number % 251]) * (1 + 2 * number) for number in range(1200)]
     expected = b"".join(buffers)
     async with reacting() as reactor, connected(reactor, send_buffer=65536) as (server, client):
@@ -231,7 +231,7 @@ async def test_a_slow_reader_gets_everything_when_it_reads() -> None:
             assert await client.receive_some(100) == b"again"
 
 
-async def test_a_slow_reader_is_heard_meanwhile() -> None:
+async def test_slow_reader_is_heard_meanwhile() -> None:
     async with reacting() as reactor, connected(reactor, send_buffer=8192) as (server, client):
         server.stream.send(bytes(4_000_000))
         reactor.end_turn()
@@ -296,13 +296,13 @@ async def turn_after(reactor: Reactor, seconds: float) -> float:
     return times[1] - times[0]
 
 
-async def test_a_requested_turn_comes_without_any_event() -> None:
+async def test_requested_turn_comes_without_any_event() -> None:
     async with reacting() as reactor:
         for seconds in (0.0, 0.0004, 0.002):
             assert await turn_after(reactor, seconds) >= seconds
 
 
-async def test_a_turn_requested_between_turns_comes_too() -> None:
+async def test_turn_requested_between_turns_comes_too() -> None:
     """Timers end turns outside of the reactor's task."""
     async with reacting() as reactor:
         await trio.testing.wait_all_tasks_blocked()
@@ -370,7 +370,7 @@ async def test_closing_in_a_handler_drops_later_frames(size: int) -> None:
             assert await read_all(client) == b""
 
 
-async def test_a_handler_may_close_another_connection_of_the_same_turn() -> None:
+async def test_handler_may_close_another_connection_of_the_same_turn() -> None:
     async with reacting() as reactor, connected(reactor) as (one, first), connected(reactor) as (other, second):
         one.on_frame = lambda body: other.stream.close("by the first")
         other.on_frame = lambda body: one.stream.close("by the second")
@@ -381,7 +381,7 @@ async def test_a_handler_may_close_another_connection_of_the_same_turn() -> None
         assert sorted(one.closed + other.closed) in (["by the first"], ["by the second"])
 
 
-async def test_the_peer_closes() -> None:
+async def test_peer_closes() -> None:
     async with reacting() as reactor, connected(reactor) as (server, client):
         await client.send_all(framed(b"whole") + b"\x00\x00")
         await client.aclose()
@@ -390,7 +390,7 @@ async def test_the_peer_closes() -> None:
         assert server.closed == ["closed by peer"]
 
 
-async def test_an_unread_client_waits_and_may_disconnect() -> None:
+async def test_unread_client_waits_and_may_disconnect() -> None:
     async with reacting() as reactor, connected(reactor) as (server, client):
         await client.send_all(framed(b"one") + b"\x00\x00")
         await server.until(lambda: server.frames == [b"one"])
@@ -432,7 +432,7 @@ async def test_unsent_bytes_are_counted() -> None:
         assert reactor.unsent.nbytes == 0
 
 
-async def test_the_peer_resets() -> None:
+async def test_peer_resets() -> None:
     async with reacting() as reactor, connected(reactor, send_buffer=8192) as (server, client):
         server.stream.send(bytes(4_000_000))
         reactor.end_turn()
@@ -456,7 +456,7 @@ async def test_aborting_resets_the_connection() -> None:
 # -- listening, and values of other threads ----------------------------------------------------------------------------
 
 
-async def test_a_listener_hands_over_whoever_calls() -> None:
+async def test_listener_hands_over_whoever_calls() -> None:
     async with reacting() as reactor:
         servers: list[Server] = []
         listener = Listener(reactor, "127.0.0.1", 0, lambda sock: servers.append(Server(reactor, sock)))

@@ -61,7 +61,7 @@ def refusal(result: Result) -> str:
 
 
 @pytest.mark.parametrize("jump", [TERM_JUMP_MAX + 1, TERM_MAX + 1, 2**63 - 1])
-def test_a_term_far_ahead_changes_nothing(jump: int) -> None:
+def test_term_far_ahead_changes_nothing(jump: int) -> None:
     group = Group(3)
     group.elect(A)
     for node in (A, C):
@@ -98,7 +98,7 @@ def test_entries_of_a_later_term_than_their_request_are_refused(term: int) -> No
         decode_append(payload, B, C)
 
 
-def test_a_term_that_is_far_but_possible_is_taken() -> None:
+def test_term_that_is_far_but_possible_is_taken() -> None:
     group = Group(3)
     group[C].receive(Heartbeat(B, C, Term(TERM_JUMP_MAX), 1, NO_INDEX), group.now)
     assert (group[C].term, group[C].leader_id) == (TERM_JUMP_MAX, B)
@@ -115,7 +115,7 @@ def test_replica_does_not_campaign_beyond_the_highest_term(term: int) -> None:
 
 
 @pytest.mark.trio
-async def test_a_stopped_group_gets_out_of_the_highest_term(tmp_path: Path) -> None:
+async def test_stopped_group_gets_out_of_the_highest_term(tmp_path: Path) -> None:
     ports = dict(zip(NAMES, free_ports(3), strict=True))
     async with trio.open_nursery() as nursery:
         nodes = [Node(tmp_path, name, ports) for name in NAMES]
@@ -157,7 +157,7 @@ async def test_a_stopped_group_gets_out_of_the_highest_term(tmp_path: Path) -> N
 
 
 @pytest.mark.trio
-async def test_a_replica_that_is_far_behind_can_be_raised(tmp_path: Path) -> None:
+async def test_replica_that_is_far_behind_can_be_raised(tmp_path: Path) -> None:
     """A directory whose peers were once brought to a term that is higher than plausible, though usable."""
     (port,) = free_ports(1)
     node = Node(tmp_path, "n0", {"n0": port, "n1": 1})

@@ -38,7 +38,7 @@ async def test_jobs_of_one_turn_share_a_thread_and_later_turns_rerun_them() -> N
     assert found == {1: 10, 2: 20, 3: 30}
 
 
-async def test_the_error_of_one_job_goes_to_its_caller_alone() -> None:
+async def test_error_of_one_job_goes_to_its_caller_alone() -> None:
     machine, found = Machine(), list[object]()
 
     def fail() -> int:

@@ -39,7 +39,7 @@ def speaks(oldest: int, newest: int) -> Software:
 
 
 @given(ranges, ranges)
-def test_the_newest_version_that_both_speak(ours: list[int], theirs: list[int]) -> None:
+def test_newest_version_that_both_speak(ours: list[int], theirs: list[int]) -> None:
     common = set(range(ours[0], ours[1] + 1)) & set(range(theirs[0], theirs[1] + 1))
     assert spoken(speaks(*ours), speaks(*theirs)) == max(common, default=None)
     assert spoken(speaks(*theirs), speaks(*ours)) == max(common, default=None)
@@ -93,7 +93,7 @@ def test_whoever_is_refused_is_refused_by_both_sides() -> None:
     assert "at format level 2 as 'n1' knows" in str(old.why_not_welcome("n1", new.welcome("1", None, old.software)))
 
 
-def test_a_version_that_was_not_agreed_on_is_refused() -> None:
+def test_version_that_was_not_agreed_on_is_refused() -> None:
     side = Admission(Identity("c", "g", NodeId("n0"), 4096), {}, lambda stores: None)
     side.configure(NO_INDEX, {"n0": "a:1", "n1": "b:1"})
     assert side.why_not_welcome("n1", Welcome("1")) is None
@@ -135,7 +135,7 @@ def version_between(node: Node, peer: str) -> set[int]:
 
 
 @pytest.mark.trio
-async def test_a_group_of_two_versions(tmp_path: Path) -> None:
+async def test_group_of_two_versions(tmp_path: Path) -> None:
     """Whatever leads, entries and answers go in the version that both ends speak."""
     newer = NEWEST_VERSION + 1
     versions = [(OLDEST_VERSION, newer), (OLDEST_VERSION, NEWEST_VERSION), (OLDEST_VERSION, newer)]
@@ -177,7 +177,7 @@ def earlier_hello() -> bytes:
 
 
 @pytest.mark.trio
-async def test_a_peer_of_an_earlier_release(tmp_path: Path) -> None:
+async def test_peer_of_an_earlier_release(tmp_path: Path) -> None:
     """It is let in, is answered in its version, and may send frames of that only."""
     ports = dict(zip(NAMES, free_ports(3), strict=True))
     node = Node(tmp_path, "n0", ports, versions=(OLDEST_VERSION, NEWEST_VERSION + 1))

@@ -145,7 +145,7 @@ def test_entries_come_out_as_they_went_in(items: list[tuple[bytes, bytes, int]])
     assert sum(span.last - span.first + 1 for span in decoded.request.spans) == len(items)
 
 
-def test_a_configuration_travels_as_a_span_of_its_own() -> None:
+def test_configuration_travels_as_a_span_of_its_own() -> None:
     conf = ConfState((LEADER, FOLLOWER), (), (NodeId("n2"),), ((NodeId("n2"), "h:1"),))
     kinds = [NORMAL, CONFIG, CONFIG, NORMAL]
     _, data, _ = append_frame([b"a", encode_conf(conf), encode_conf(ConfState()), b"b"], [b""] * 4, kinds=kinds)
@@ -155,7 +155,7 @@ def test_a_configuration_travels_as_a_span_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", cbor2.dumps([]), encode_conf(ConfState())[:-1], b"\xf6" * 100_000])
-def test_a_configuration_that_is_none_is_refused(body: bytes) -> None:
+def test_configuration_that_is_none_is_refused(body: bytes) -> None:
     header, _ = frame(CONFIG, LogIndex(5), Term(3), 1000, body, CHAIN)
     request = AppendReq(LEADER, FOLLOWER, Term(3), log_id(4, 2), (), commit=LogIndex(4), seq=9)
     data = b"".join(wire.encode_append(request, CHAIN, [header + body], len(header) + len(body), [b""]))
@@ -204,7 +204,7 @@ def test_no_flipped_bit_of_a_cold_frame_changes_it(value: Any, data: st.DataObje
         assert [decode(kind, payload) for kind, payload in frames if kind is not Kind.PING] == []
 
 
-def test_a_vote_does_not_pass_for_another_message() -> None:
+def test_vote_does_not_pass_for_another_message() -> None:
     """The kinds differ in one bit, and the fields of one are among those of the other."""
     data = bytearray(wire.encode_cold(VoteReq(LEADER, FOLLOWER, Term(1), last=log_id(1, 1))))
     assert data[4] ^ Kind.TIMEOUT_NOW == 0b10
@@ -274,7 +274,7 @@ def test_impossible_frames_are_refused(prefix: bytes, words: str) -> None:
         wire.split_frames(memoryview(prefix))
 
 
-def test_an_append_frame_that_contradicts_itself() -> None:
+def test_append_frame_that_contradicts_itself() -> None:
     """With checksums that are right: only a peer with a bug sends these."""
     header, _ = frame(NORMAL, LogIndex(5), Term(3), 1000, b"body", CHAIN)
     entry = header + b"body"

@@ -159,7 +159,7 @@ def test_one_write_has_at_most_the_buffers_the_system_accepts(home: Home) -> Non
     assert home.content() == b"".join(HEADER + b"%d" % number for number in range(600))
 
 
-def test_a_partial_write_is_continued_and_fails_with_the_next_error(home: Home) -> None:
+def test_partial_write_is_continued_and_fails_with_the_next_error(home: Home) -> None:
     home.writes.submit(home.op(bytes([1]) * 100, bytes([2]) * 100))
     with file_size_limit(48 + 100 + 48 + 30):
         found = home.run()
@@ -206,7 +206,7 @@ def test_references_are_released(home: Home) -> None:
     assert sys.getrefcount(body) == before, "with the queue"
 
 
-def test_an_invalid_operation_is_refused_and_changes_nothing(home: Home) -> None:
+def test_invalid_operation_is_refused_and_changes_nothing(home: Home) -> None:
     with pytest.raises(AttributeError):
         home.writes.submit("no operation")  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
@@ -246,7 +246,7 @@ def test_writer_sends_a_frame_after_its_write(home: Home) -> None:
         assert home.writes.take_back() == 0
 
 
-def test_a_frame_that_was_taken_back_is_not_sent(home: Home) -> None:
+def test_frame_that_was_taken_back_is_not_sent(home: Home) -> None:
     near, far = socket.socketpair()
     far.setblocking(False)
     with near, far:
@@ -259,7 +259,7 @@ def test_a_frame_that_was_taken_back_is_not_sent(home: Home) -> None:
             far.recv(100)
 
 
-def test_a_later_write_is_signalled_although_it_sends_an_earlier_frame(home: Home) -> None:
+def test_later_write_is_signalled_although_it_sends_an_earlier_frame(home: Home) -> None:
     near, far = socket.socketpair()
     with near, far:
         assert home.writes.send_after(1, near.fileno(), b"of the first")
@@ -269,7 +269,7 @@ def test_a_later_write_is_signalled_although_it_sends_an_earlier_frame(home: Hom
         assert (far.recv(100), home.writes.done_ticket, home.reports()) == (b"of the first", 2, 1)
 
 
-def test_a_frame_that_the_system_does_not_take_whole_is_signalled(home: Home) -> None:
+def test_frame_that_the_system_does_not_take_whole_is_signalled(home: Home) -> None:
     near, far = socket.socketpair()
     near.setblocking(False)
     with near, far:

@@ -110,7 +110,7 @@ def test_any_replica_can_continue_a_backup() -> None:
     assert operator.run().last.index == 101
 
 
-def test_a_full_target_leaves_the_backup_unchanged() -> None:
+def test_full_target_leaves_the_backup_unchanged() -> None:
     operator = Operator(100, capacity_bytes=20_000)
     operator.run()
     operator.grow(300)
@@ -138,7 +138,7 @@ def test_space_used_by_an_aborted_run_is_freed_for_the_next_one(first: bool) -> 
 
 
 @pytest.mark.parametrize("entries", [20, 100])
-def test_a_target_that_disappears_midway_leaves_no_backup(tmp_path: Path, entries: int) -> None:
+def test_target_that_disappears_midway_leaves_no_backup(tmp_path: Path, entries: int) -> None:
     home = LogHome()
     filled(home, entries)
     source, target = (
@@ -162,7 +162,7 @@ def test_missing_files_of_a_backup_are_detected_by_the_next_run(start: int) -> N
         operator.run()
 
 
-def test_a_truncated_unfinished_backup_file_is_detected_by_the_next_run() -> None:
+def test_truncated_unfinished_backup_file_is_detected_by_the_next_run() -> None:
     operator = Operator(60)
     operator.run()
     fd = operator.disk.open(f"{TARGET}/log/{8192:020d}")
@@ -174,7 +174,7 @@ def test_a_truncated_unfinished_backup_file_is_detected_by_the_next_run() -> Non
 
 
 @pytest.mark.parametrize("operations", range(1, 60, 3))
-def test_a_power_cut_midway_leaves_the_backup_unchanged_or_finished(operations: int) -> None:
+def test_power_cut_midway_leaves_the_backup_unchanged_or_finished(operations: int) -> None:
     operator = Operator(60)
     operator.run()
     operator.grow(200)
@@ -190,7 +190,7 @@ def test_a_power_cut_midway_leaves_the_backup_unchanged_or_finished(operations: 
     assert operator.bodies() == [body(index) for index in range(1, 201)]
 
 
-def test_a_restarted_log_does_not_continue_a_backup() -> None:
+def test_restarted_log_does_not_continue_a_backup() -> None:
     operator, other, foreign = Operator(100), LogHome(), LogHome()
     operator.run()
     log = opened(other)

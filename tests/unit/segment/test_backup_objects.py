@@ -140,7 +140,7 @@ def test_backup_runs_remove_superseded_objects(home: LogHome, bucket: Bucket) ->
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_failure_at_any_operation_leaves_the_backup_unchanged_or_finished(
+def test_failure_at_any_operation_leaves_the_backup_unchanged_or_finished(
     home: LogHome, bucket: Bucket, first: bool
 ) -> None:
     filled(home, 60)

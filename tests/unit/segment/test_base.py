@@ -54,7 +54,7 @@ def test_dropped_prefix_is_gone_for_readers_and_on_disk() -> None:
 
 
 @pytest.mark.parametrize("close", ["clean", "killed", "power"])
-def test_a_log_with_a_base_reopens_unchanged(close: str) -> None:
+def test_log_with_a_base_reopens_unchanged(close: str) -> None:
     home, log = filled()
     log.drop_prefix(2048, b"conf")
     home.submit(log)

@@ -187,7 +187,7 @@ def test_power_cut_at_each_step_of_opening(seed: int) -> None:
     assert all_bodies(log)[:5] == bodies
 
 
-def test_an_interrupted_large_truncation_is_not_damage() -> None:
+def test_interrupted_large_truncation_is_not_damage() -> None:
     """Zeroing several MiB must never leave a hole with intact entries far behind it."""
     large, small = bytes([7]) * 1_500_000, bytes([8]) * 70_000
 

@@ -319,7 +319,7 @@ def test_entries_no_peer_had_are_cut_with_their_successors(home: LogHome) -> Non
     assert repair.cut_at == pos
 
 
-def test_a_person_may_cut_in_front_of_intact_entries(home: LogHome) -> None:
+def test_person_may_cut_in_front_of_intact_entries(home: LogHome) -> None:
     closed(home)
     flip(home, 5000)
     found = damaged(home)
@@ -381,7 +381,7 @@ def test_power_cut_at_each_step_of_a_repair(cut: bool) -> None:
     source.close_all()
 
 
-def test_a_directory_is_repaired_by_one_process(home: LogHome) -> None:
+def test_directory_is_repaired_by_one_process(home: LogHome) -> None:
     closed(home)
     flip(home, 60)
     found = damaged(home)
@@ -392,7 +392,7 @@ def test_a_directory_is_repaired_by_one_process(home: LogHome) -> None:
     assert damaged(home).ranges == found.ranges
 
 
-def test_a_failing_disk_ends_the_repair(home: LogHome, peer: LogHome) -> None:
+def test_failing_disk_ends_the_repair(home: LogHome, peer: LogHome) -> None:
     closed(home)
     flip(home, 60)
     repair = Repair(home.disk, damaged(home), peers=["n2"])

@@ -21,7 +21,7 @@ def round_of(scrub: Scrub, committed: int) -> Verified:
 
 
 @pytest.mark.parametrize("size", [10, 1000, 4040, 200_000])
-def test_a_healthy_log_is_read_to_its_committed_end(size: int) -> None:
+def test_healthy_log_is_read_to_its_committed_end(size: int) -> None:
     home = LogHome(segment_bytes=4096 if size < 10_000 else 1 << 20)
     log = home.open()
     home.put(log, *[b"x" * size] * 20)
@@ -66,7 +66,7 @@ def test_missing_files_and_lost_sectors_are_damage_but_failing_disks_are_not(hom
         round_of(scrub, 3)
 
 
-def test_an_empty_log_has_nothing_to_verify(home: LogHome) -> None:
+def test_empty_log_has_nothing_to_verify(home: LogHome) -> None:
     scrub = Scrub(home.open())
     assert round_of(scrub, 0) == Verified(0, 0, 0)
 

@@ -68,7 +68,7 @@ def test_blank_that_nothing_follows_is_not_torn(home: LogHome) -> None:
     assert log.locate(LogIndex(3)).pos == end
 
 
-def test_a_torn_end_is_reported_and_left_alone(home: LogHome) -> None:
+def test_torn_end_is_reported_and_left_alone(home: LogHome) -> None:
     log = home.open()
     home.put(log, b"x" * 52)
     home.close_all()

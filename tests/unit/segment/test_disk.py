@@ -218,7 +218,7 @@ def test_synced_write_can_be_read_back(place: tuple[Disk, str]) -> None:
     disk.close(fd)
 
 
-def test_a_synced_write_survives_a_crash_and_a_plain_one_may_not() -> None:
+def test_synced_write_survives_a_crash_and_a_plain_one_may_not() -> None:
     for seed in range(30):
         disk = MemoryDisk()
         disk.mkdir("/d")
@@ -272,7 +272,7 @@ class CountingDisk(RealDisk):
         return data
 
 
-def test_the_reserved_rest_of_a_file_is_not_read_after_a_crash(tmp_path: Path) -> None:
+def test_reserved_rest_of_a_file_is_not_read_after_a_crash(tmp_path: Path) -> None:
     disk = CountingDisk()
     given: dict[str, Any] = {"cluster_id": "c", "node_id": "n1", "segment_bytes": 64 * 1024 * 1024, "disk": disk}
     log = SegmentLog.open(str(tmp_path), preallocation=Preallocation.RESERVE, **given)
@@ -287,7 +287,7 @@ def test_the_reserved_rest_of_a_file_is_not_read_after_a_crash(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("synced_write", [True, False])
-def test_a_failed_sync_cleans_pages_and_a_power_cut_restores_old_content(synced_write: bool) -> None:
+def test_failed_sync_cleans_pages_and_a_power_cut_restores_old_content(synced_write: bool) -> None:
     disk, fd = synced_file(bytes(2000))
     disk.fail("fdatasync", errno.EIO)
 

@@ -54,7 +54,7 @@ def test_entries_of_a_failed_sync_are_written_again_before_they_count(home: LogH
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_end_of_a_closed_file_is_written_again(home: LogHome, seed: int) -> None:
+def test_end_of_a_closed_file_is_written_again(home: LogHome, seed: int) -> None:
     log = home.open()
     home.put(log, b"a" * 2000)
     # The second entry and the blank behind it are one write, the third one begins a file.
@@ -94,7 +94,7 @@ def test_zeros_of_a_cut_are_rewritten_after_a_failed_sync(home: LogHome, seed: i
     assert all_bodies(home.open()) == [b"A" * 400, b"B" * 400, b"new"]
 
 
-def test_a_slot_with_a_failed_sync_is_durable_before_overwriting_the_other() -> None:
+def test_slot_with_a_failed_sync_is_durable_before_overwriting_the_other() -> None:
     """A power cut in the write after it must not bring back a vote file older than both."""
 
     def state(term: int, voted_for: str) -> MetaState:
@@ -123,7 +123,7 @@ def test_a_slot_with_a_failed_sync_is_durable_before_overwriting_the_other() -> 
             assert found in (state(4, "n2"), state(5, "n3"), state(6, "n1")), f"step {step}, seed {seed}"
 
 
-def test_a_failed_sync_leaves_no_sidecar() -> None:
+def test_failed_sync_leaves_no_sidecar() -> None:
     """What has a sidecar's name was synced, so a start after a power cut reads what was written or nothing."""
     for after in range(20):
         home = LogHome()

@@ -21,7 +21,7 @@ def receive(log: SegmentLog, entry: TailEntry, chain: int) -> TailEntry:
     return log.append_framed(ref, entry.header, bytes(entry.body), entry.annotation)
 
 
-def test_a_follower_holds_the_same_bytes_and_chain() -> None:
+def test_follower_holds_the_same_bytes_and_chain() -> None:
     leader, follower = open_log("leader"), open_log("follower")
     entry = leader.append(1, LogIndex(1), Term(1), b"")
     receive(follower, entry, follower.chain)
@@ -40,7 +40,7 @@ def test_a_follower_holds_the_same_bytes_and_chain() -> None:
     assert follower.pread(entry.pos + HEADER_BYTES, 700) == bytes([19]) * 700
 
 
-def test_an_entry_that_does_not_link_to_the_last_own_one_diverges() -> None:
+def test_entry_that_does_not_link_to_the_last_own_one_diverges() -> None:
     """Same index, same term, same size before it, and still another history."""
     leader, follower = open_log("leader"), open_log("follower")
     leader.append(1, LogIndex(1), Term(1), b"one history")
@@ -52,7 +52,7 @@ def test_an_entry_that_does_not_link_to_the_last_own_one_diverges() -> None:
     assert follower.last_index == 1
 
 
-def test_an_entry_at_another_position_is_divergence() -> None:
+def test_entry_at_another_position_is_divergence() -> None:
     leader, follower = open_log("leader"), open_log("follower")
     leader.append(1, LogIndex(1), Term(1), b"long" * 10)
     follower.append(1, LogIndex(1), Term(1), b"short")

@@ -36,7 +36,7 @@ EDGES: tuple[object, ...] = (
 )
 
 
-def test_a_manifest_is_refused_or_can_be_gathered() -> None:
+def test_manifest_is_refused_or_can_be_gathered() -> None:
     home = LogHome()
     good = manifest_of(fill(home, 95))
     assert decode_manifest(encode_manifest(good)) == good
@@ -68,7 +68,7 @@ def test_a_manifest_is_refused_or_can_be_gathered() -> None:
     assert min(outcomes["refused"], outcomes["taken"]) > 50, outcomes
 
 
-def test_an_entry_that_cannot_be_used_is_asked_for_again() -> None:
+def test_entry_that_cannot_be_used_is_asked_for_again() -> None:
     leader, home = LogHome(), LogHome()
     source = fill(leader, 95)
     bad = 30

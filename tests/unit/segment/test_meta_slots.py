@@ -180,7 +180,7 @@ def test_markers_never_run_ahead_of_the_log(home: LogHome) -> None:
     assert (meta.commit_hint, meta.durable_pos) == (2, 102)
 
 
-def test_a_stop_without_closing_is_noticed(home: LogHome) -> None:
+def test_stop_without_closing_is_noticed(home: LogHome) -> None:
     log = home.open()
     assert not log.stopped_unclean
     home.disk.kill()
@@ -215,7 +215,7 @@ def test_unsynced_log_abstains_after_a_disorderly_stop(
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_slot_that_the_disk_does_not_give_is_a_damaged_one(lost: int) -> None:
+def test_slot_that_the_disk_does_not_give_is_a_damaged_one(lost: int) -> None:
     disk = written(7, 8)
     terms = [slot[1].term for at in (0, SLOT_BYTES) if (slot := decode_slot(disk.content(PATH)[at : at + SLOT_BYTES]))]
     disk.lose_sectors(PATH, lost * SLOT_BYTES, SLOT_BYTES)
@@ -228,7 +228,7 @@ def test_a_slot_that_the_disk_does_not_give_is_a_damaged_one(lost: int) -> None:
     assert MetaFile(disk, PATH).damaged_slots == 0
 
 
-def test_a_vote_file_that_the_disk_does_not_give_is_damaged(home: LogHome) -> None:
+def test_vote_file_that_the_disk_does_not_give_is_damaged(home: LogHome) -> None:
     home.open().close()
     home.disk.lose_sectors("/data/log/meta", 0, 2 * SLOT_BYTES)
     with pytest.raises(MetaCorrupt):

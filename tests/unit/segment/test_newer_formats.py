@@ -86,7 +86,7 @@ def test_newer_vote_file_is_refused(home: LogHome, slots: tuple[int, ...]) -> No
             look()
 
 
-def test_a_flipped_bit_in_the_version_of_the_vote_file_is_damage(home: LogHome) -> None:
+def test_flipped_bit_in_the_version_of_the_vote_file_is_damage(home: LogHome) -> None:
     home.put(home.open(), b"one")
     home.close_all()
     for slot in (0, 1):
@@ -98,7 +98,7 @@ def test_a_flipped_bit_in_the_version_of_the_vote_file_is_damage(home: LogHome) 
 # -- entries -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_newer_entry_at_the_end_is_not_cut_off(home: LogHome) -> None:
+def test_newer_entry_at_the_end_is_not_cut_off(home: LogHome) -> None:
     """Without checksums that prove it, the same bytes would be a torn write."""
     entry = add_newer_entry(home)
     error = refusal(home)
@@ -107,13 +107,13 @@ def test_a_newer_entry_at_the_end_is_not_cut_off(home: LogHome) -> None:
 
 
 @pytest.mark.parametrize("offset", [35, 40, 47, HEADER_BYTES])
-def test_a_torn_write_of_a_newer_entry_is_cut_off(home: LogHome, offset: int) -> None:
+def test_torn_write_of_a_newer_entry_is_cut_off(home: LogHome, offset: int) -> None:
     entry = add_newer_entry(home)
     home.disk.flip_bit(home.segment(), entry.pos + offset, 2)
     assert all_bodies(home.open()) == [b"one", b"two"]
 
 
-def test_a_newer_entry_in_a_closed_file(home: LogHome) -> None:
+def test_newer_entry_in_a_closed_file(home: LogHome) -> None:
     """Its sidecar, if it is of a version that is known, must not hide it."""
     log = home.open()
     home.put(log, bytes(1500), bytes(1500), bytes(1500))
@@ -179,7 +179,7 @@ def test_newer_manifest_is_refused(home: LogHome) -> None:
     assert (error.path, error.found, error.newest) == (f"{root}/manifest", 2, 1)
 
 
-def test_a_sidecar_of_another_version_is_rebuilt(home: LogHome) -> None:
+def test_sidecar_of_another_version_is_rebuilt(home: LogHome) -> None:
     """It says what the entries say, so a downgrade needs no permission for that."""
     log = home.open()
     home.put(log, bytes(1500), bytes(1500), bytes(1500))

@@ -41,7 +41,7 @@ def test_notes_that_do_not_fit_are_a_bug(home: LogHome) -> None:
         log.set_note("big", bytes(NOTES_BYTES_MAX))
 
 
-def test_the_largest_notes_fit_a_slot() -> None:
+def test_largest_notes_fit_a_slot() -> None:
     state = MetaState(
         "c" * 64, "n" * 64, 1 << 40, Term(1 << 60), "v" * 64, LogIndex(1 << 60), 1 << 60, boot_id="b" * 36
     )

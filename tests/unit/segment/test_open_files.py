@@ -41,7 +41,7 @@ def test_replaced_file_is_closed_after_its_last_use(path: str) -> None:
     assert not _is_open(last)
 
 
-def test_the_file_used_least_recently_is_closed_above_the_limit(path: str) -> None:
+def test_file_used_least_recently_is_closed_above_the_limit(path: str) -> None:
     files = OpenFiles(RealDisk())
     with files.use(0, lambda _: path) as first:
         for start in range(1, DESCRIPTORS_MAX + 1):

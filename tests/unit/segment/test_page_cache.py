@@ -50,7 +50,7 @@ def _disk_bytes() -> int:
         return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
 
 
-def test_a_disk_read_bypasses_and_preserves_the_page_cache(tmp_path: Path) -> None:
+def test_disk_read_bypasses_and_preserves_the_page_cache(tmp_path: Path) -> None:
     path = tmp_path / "file"
     content = os.urandom(LENGTH)
     path.write_bytes(content)

@@ -132,7 +132,7 @@ def test_reset_interrupted_while_gathering(home: LogHome, leader: LogHome) -> No
         home = LogHome()
 
 
-def test_a_completed_reset_is_durable_despite_a_failed_sync_of_an_attempt(home: LogHome, leader: LogHome) -> None:
+def test_completed_reset_is_durable_despite_a_failed_sync_of_an_attempt(home: LogHome, leader: LogHome) -> None:
     """It is read, verified and not asked for again, though no sync writes it any more."""
     source = leader.opened[-1]
     manifest = manifest_of(source)
@@ -266,7 +266,7 @@ def test_reset_log_abstains_only_after_a_disorderly_stop(home: LogHome, leader: 
 
 
 @pytest.mark.parametrize("orderly", [True, False])
-def test_a_crash_while_installing_changes_nothing_about_that(home: LogHome, leader: LogHome, orderly: bool) -> None:
+def test_crash_while_installing_changes_nothing_about_that(home: LogHome, leader: LogHome, orderly: bool) -> None:
     source = leader.opened[0]
     abstained = []
     for step in range(60):

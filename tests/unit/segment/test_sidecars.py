@@ -93,7 +93,7 @@ def test_missing_and_bad_sidecars_are_made_again(home: LogHome) -> None:
     assert {name: home.disk.content(f"{DIRECTORY}/{name}") for name in sidecars(home)} == contents
 
 
-def test_a_sidecar_truncated_anywhere_is_rebuilt(home: LogHome) -> None:
+def test_sidecar_truncated_anywhere_is_rebuilt(home: LogHome) -> None:
     log = fill(home)
     expected = state(log)
     log.close()
@@ -135,7 +135,7 @@ def test_sidecars_of_another_content_are_not_believed(home: LogHome) -> None:
     assert state(log) == expected
 
 
-def test_a_sidecar_with_a_false_chain_is_exposed_by_the_next_file(home: LogHome) -> None:
+def test_sidecar_with_a_false_chain_is_exposed_by_the_next_file(home: LogHome) -> None:
     """Data and sidecar agree, but the file was replaced: the next one does not continue it."""
     fill(home).close()
     other = LogHome(segment_bytes=4096)
@@ -200,7 +200,7 @@ def test_entries_that_are_appended_after_a_cut_get_new_sidecars(home: LogHome) -
     assert bytes_read(home) - before < 20_000
 
 
-def test_a_full_disk_only_costs_the_sidecar(home: LogHome) -> None:
+def test_full_disk_only_costs_the_sidecar(home: LogHome) -> None:
     log = home.open()
     home.put(log, bytes(4000), bytes(100))
     home.disk.fail("rename", 28, after=2)

@@ -94,7 +94,7 @@ def test_blank_at_every_size(left: int) -> None:
     reopen_and_go_on(home, [*bodies, b"next"])
 
 
-def test_the_largest_entry_fills_a_file_except_for_the_smallest_blank(home: LogHome) -> None:
+def test_largest_entry_fills_a_file_except_for_the_smallest_blank(home: LogHome) -> None:
     log = home.open()
     largest = bytes(4096 - 8 - 48)
     home.put(log, largest, largest, b"x")
@@ -162,7 +162,7 @@ def test_blank_without_an_entry_behind_it_is_dropped(home: LogHome) -> None:
     assert log.position_for(48) == 4096
 
 
-def test_a_torn_first_write_of_a_file_is_discarded_completely(home: LogHome) -> None:
+def test_torn_first_write_of_a_file_is_discarded_completely(home: LogHome) -> None:
     """The first entry of the file is damaged, the second is intact; it must not lie behind what comes next."""
     log = home.open()
     home.put(log, b"a" * 4000)

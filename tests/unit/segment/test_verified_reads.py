@@ -81,7 +81,7 @@ def test_runs_are_whole_entries_each_of_them_once(home: LogHome, run_bytes: int)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_flipped_bit_is_never_read(seed: int) -> None:
+def test_flipped_bit_is_never_read(seed: int) -> None:
     home = LogHome()
     log, refs, bodies = filled(home, seed=seed)
     rng = random.Random(seed)
@@ -199,7 +199,7 @@ def test_reads_after_a_truncation_return_the_new_entries(home: LogHome) -> None:
     home.close_all()
 
 
-def test_a_truncation_during_a_read_is_not_damage(home: LogHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncation_during_a_read_is_not_damage(home: LogHome, monkeypatch: pytest.MonkeyPatch) -> None:
     log, refs, _ = filled(home)
     told: list[StorageCorrupt] = []
     log.tell_damage(told.append)
@@ -223,7 +223,7 @@ def test_a_truncation_during_a_read_is_not_damage(home: LogHome, monkeypatch: py
     home.close_all()
 
 
-def test_a_blank_that_is_not_yet_written_is_not_damage() -> None:
+def test_blank_that_is_not_yet_written_is_not_damage() -> None:
     home = LogHome(segment_bytes=1024)
     log = home.open(tail_bytes_max=1)
     home.put(log, b"a" * 500, b"b" * 100)

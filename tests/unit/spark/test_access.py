@@ -102,7 +102,7 @@ def test_each_request_is_signed_with_the_keys_of_the_file(server: Answering, key
     assert access().who == "as reader02"
 
 
-def test_a_refusal_names_the_account_and_never_the_secret(server: Answering, keys: Path) -> None:
+def test_refusal_names_the_account_and_never_the_secret(server: Answering, keys: Path) -> None:
     server.code = ResponseCode.NO_PERMISSION
     for path, who in ((None, "without an account"), (keys, "as reader01")):
         if path is not None:
@@ -133,7 +133,7 @@ def test_unusable_credentials_are_refused_before_connecting(case: str, keys: Pat
         Connection("127.0.0.1:1", 1)
 
 
-def test_the_account_of_a_pipeline_wins_over_keys_of_the_environment(keys: Path) -> None:
+def test_account_of_a_pipeline_wins_over_keys_of_the_environment(keys: Path) -> None:
     os.environ |= {"RAFTMQ_ACCESS_KEY": "somebody", "RAFTMQ_SECRET_KEY": "else-secret"}
     assert access().who == "as somebody"
     assert for_executors() == {}  # Spark shows the environment of executors

@@ -302,7 +302,7 @@ def test_another_replica_continues_after_a_failure(
     assert cluster.bulk_replicas["leader:1"].served == 0
 
 
-def test_a_busy_replica_is_asked_again_after_its_pause(cluster: BulkCluster) -> None:
+def test_busy_replica_is_asked_again_after_its_pause(cluster: BulkCluster) -> None:
     busy = memoryview(encode_no_records(BulkStatus.BUSY, pause_ms=50))
     cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer._replace(body=busy)] * 3
     reader = cluster.reader(*RANGES)
@@ -321,7 +321,7 @@ def test_one_that_is_always_busy_is_left(cluster: BulkCluster) -> None:
     assert list(reader.statistics.replicas) == ["f2:1"]
 
 
-def test_the_leader_sends_nothing_while_a_follower_lives(cluster: BulkCluster) -> None:
+def test_leader_sends_nothing_while_a_follower_lives(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].end = 20
     cluster.bulk_replicas["f2:1"].leads = True  # since the query was planned
     cluster.bulk_replicas["leader:1"].leads = False
@@ -395,7 +395,7 @@ def test_unreachable_replica_does_not_delay_the_loss_report(cluster: BulkCluster
     assert reader.statistics.skipped == 18
 
 
-def test_a_recreated_topic_is_not_read_as_the_old_one(cluster: BulkCluster) -> None:
+def test_recreated_topic_is_not_read_as_the_old_one(cluster: BulkCluster) -> None:
     for replica in cluster.bulk_replicas.values():
         replica.identity = "9-2000"
 
@@ -418,14 +418,14 @@ def test_replicas_omit_unselected_bodies(cluster: BulkCluster) -> None:
     assert all(ext["bodies"] == "false" for ext in cluster.bulk_replicas["f1:1"].reads)
 
 
-def test_the_first_answer_is_small_and_the_next_ones_grow(cluster: BulkCluster) -> None:
+def test_first_answer_is_small_and_the_next_ones_grow(cluster: BulkCluster) -> None:
     rows(cluster.reader(*RANGES, fetch_bytes=2 << 20))
 
     asked = [int(ext["bytesMax"]) for ext in cluster.bulk_replicas["f1:1"].reads]
     assert asked[:4] == [256 << 10, 1 << 20, 2 << 20, 2 << 20]
 
 
-def test_the_log_is_leased_at_each_replica_read_and_renewed_later(cluster: BulkCluster) -> None:
+def test_log_is_leased_at_each_replica_read_and_renewed_later(cluster: BulkCluster) -> None:
     reader = cluster.reader(*RANGES, lease_id="scan")
     batches = reader.read()
     next(batches)
@@ -441,7 +441,7 @@ def test_the_log_is_leased_at_each_replica_read_and_renewed_later(cluster: BulkC
     }
 
 
-def test_a_reader_that_is_given_up_leaves_no_connection(cluster: BulkCluster) -> None:
+def test_reader_that_is_given_up_leaves_no_connection(cluster: BulkCluster) -> None:
     batches = cluster.reader(*RANGES).read()
 
     next(batches)
@@ -476,7 +476,7 @@ def test_each_message_is_read_once_under_replica_faults(cluster: BulkCluster, se
         assert mine == list(range(each.start, each.end))
 
 
-def test_the_mode_decides_how_a_partition_is_read() -> None:
+def test_mode_decides_how_a_partition_is_read() -> None:
     part = LogRange("T", "", "a", RANGES, REPLICAS)
     options = BulkCluster().options()
     assert type(task_reader(part, options)) is BulkTaskReader

@@ -132,7 +132,7 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def test_the_latest_ends_are_asked_of_a_follower_that_asks_the_leader(cluster: Cluster) -> None:
+def test_latest_ends_are_asked_of_a_follower_that_asks_the_leader(cluster: Cluster) -> None:
     found = cluster.survey("latest")
     assert found.ends == ends(10)
     assert found.identities == {("T", "a"): "1-1000"}
@@ -149,13 +149,13 @@ def test_committed_ends_are_the_largest_of_the_followers(cluster: Cluster) -> No
     assert not cluster.replicas["leader:1"].asked
 
 
-def test_the_leader_is_asked_when_no_follower_answers(cluster: Cluster) -> None:
+def test_leader_is_asked_when_no_follower_answers(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].is_down = cluster.replicas["f2:1"].is_down = True
     assert cluster.survey("committed").ends == ends(12)
     assert cluster.survey("latest").ends == ends(12)
 
 
-def test_the_ends_of_many_topics_are_asked_at_once(cluster: Cluster) -> None:
+def test_ends_of_many_topics_are_asked_at_once(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.knows_ends = True
     cluster.replicas["f1:1"].first = 3
@@ -171,7 +171,7 @@ def test_the_ends_of_many_topics_are_asked_at_once(cluster: Cluster) -> None:
     assert cluster.replicas["f1:1"].asked_ends[2:] == [(True, list(topics)), (False, ["T2"])]
 
 
-def test_a_replica_that_knows_plans_only_is_asked_for_them(cluster: Cluster) -> None:
+def test_replica_that_knows_plans_only_is_asked_for_them(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].knows_ends = True
     assert cluster.survey("committed").ends == {("T", "a", queue): QueueEnds(0, 11 + queue, 100) for queue in range(5)}
     assert len(cluster.replicas["f2:1"].asked) == 3
@@ -217,7 +217,7 @@ def test_without_a_leader_the_latest_ends_are_not_known(cluster: Cluster, caplog
     assert "broker group a has no leader" in caplog.text
 
 
-def test_a_topic_that_one_replica_reports_as_recreated_is_the_new_one(cluster: Cluster) -> None:
+def test_topic_that_one_replica_reports_as_recreated_is_the_new_one(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].identity, cluster.replicas["f1:1"].end = "12-500", 2
     found = cluster.survey("committed")
     assert (found.identities["T", "a"], found.ends) == ("12-500", ends(2))
@@ -256,7 +256,7 @@ def archived(index: int) -> ArchivedLog:
     return ArchivedLog("s3://bucket", None, "c", 10, (index, 1, 10 * index, 7))
 
 
-def test_an_archive_is_that_of_a_replica_confirmed_by_the_leader(cluster: Cluster) -> None:
+def test_archive_is_that_of_a_replica_confirmed_by_the_leader(cluster: Cluster) -> None:
     for name, index in {"f1:1": 900, "f2:1": 50, "leader:1": 60}.items():
         cluster.replicas[name].archived = index
     cluster.replicas["f1:1"].has_leader = False  # its disk was put back, and it has not found the leader yet

@@ -229,7 +229,7 @@ def test_sizes_that_do_not_fit_the_bytes_are_refused(sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("flag", [0x1, 0x101, 0x201, 0x301, 0x401, 0x701])
-def test_a_body_that_cannot_be_inflated_is_refused_or_kept(flag: int) -> None:
+def test_body_that_cannot_be_inflated_is_refused_or_kept(flag: int) -> None:
     bad = record(b"not compressed at all", sys_flag=flag)
 
     with pytest.raises(BodyUnreadable, match=r"topic 'Orders', queue broker-a:1, offset 2: .*onBadBody=keep"):

@@ -32,7 +32,7 @@ def fetch(directory: Path) -> list[str]:
     return said
 
 
-def test_an_interrupted_installation_is_repeated(python: Path, tmp_path: Path) -> None:
+def test_interrupted_installation_is_repeated(python: Path, tmp_path: Path) -> None:
     directory = tmp_path / "iceberg"
     program(python, f"{INSTALL}echo 'ERROR: no network' >&2; exit 1\n", "true\n")
     with pytest.raises(IcebergMissing, match="pip failed: ERROR: no network"):

@@ -25,7 +25,7 @@ def positions(*ranges: tuple[QueueRange, ...]) -> set[tuple[str, int]]:
     return {(part.lease_id, part.lease_position) for part in with_leases(parts(*ranges), FOUND, lambda _: next(names))}
 
 
-def test_a_lease_begins_in_the_file_where_the_scan_begins() -> None:
+def test_lease_begins_in_the_file_where_the_scan_begins() -> None:
     assert positions((QueueRange(0, 0, 50),)) == {("id0", 100)}
     assert positions((QueueRange(0, 10, 50),)) == {("id0", 1000)}
     assert positions((QueueRange(0, 19, 50), QueueRange(1, 50, 60))) == {("id0", 1000)}
@@ -107,7 +107,7 @@ class Stream:
         return found
 
 
-def test_a_stream_moves_its_one_lease_on_once_a_minute() -> None:
+def test_stream_moves_its_one_lease_on_once_a_minute() -> None:
     stream = Stream()
     assert stream.batch(10) == ("id0", 1000)
     assert stream.taken() == [("f1:1", "id0", "1000", "600"), ("f2:1", "id0", "1000", "600")]
@@ -123,7 +123,7 @@ def test_a_stream_moves_its_one_lease_on_once_a_minute() -> None:
     assert stream.taken() == []
 
 
-def test_a_topic_that_comes_later_is_held_at_once() -> None:
+def test_topic_that_comes_later_is_held_at_once() -> None:
     stream = Stream()
     assert stream.batch(0, topic="Other") == ("", 0)  # nothing is known of its place in the log
     assert stream.batch(0, topic="Other") == ("", 0)

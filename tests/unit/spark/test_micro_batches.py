@@ -70,7 +70,7 @@ def test_position_text_is_independent_of_queue_order() -> None:
     assert parse_position(json.loads(text)) == one
 
 
-def test_a_beginning_stays_one_when_it_was_written_down() -> None:
+def test_beginning_stays_one_when_it_was_written_down() -> None:
     start = position(began=True, a0=7)
     back = parse_position(json.loads(json.dumps(start.to_json())))
 
@@ -90,7 +90,7 @@ def test_a_beginning_stays_one_when_it_was_written_down() -> None:
         ({"v": 1, "cluster": "C", "topics": [1]}, "cannot be read .AttributeError"),
     ],
 )
-def test_an_offset_of_another_program_is_refused(found: dict[str, object], told: str) -> None:
+def test_offset_of_another_program_is_refused(found: dict[str, object], told: str) -> None:
     with pytest.raises(PositionRefused, match=f"{told}.*new checkpointLocation"):
         parse_position(found)
 
@@ -98,7 +98,7 @@ def test_an_offset_of_another_program_is_refused(found: dict[str, object], told:
 # -- where a micro-batch ends --------------------------------------------------------------------------------------
 
 
-def test_a_micro_batch_reads_available_messages_and_new_queues_from_the_start() -> None:
+def test_micro_batch_reads_available_messages_and_new_queues_from_the_start() -> None:
     end = next_position(position(a0=5, a1=9), seen(a0=(0, 8), a1=(0, 9), b0=(0, 3)), Limits())
 
     assert end == position(a0=8, a1=9, b0=3)
@@ -118,7 +118,7 @@ def test_vanished_queues_stay_in_the_position() -> None:
     assert next_position(position(a0=5, b0=7), seen(a0=(0, 6)), Limits()) == position(a0=6, b0=7)
 
 
-def test_a_stream_of_available_messages_stops_at_each_queue_cap() -> None:
+def test_stream_of_available_messages_stops_at_each_queue_cap() -> None:
     there = seen(a0=(0, 100), a1=(0, 100), b0=(0, 100))
     cap = {A0: 10, A1: 20}
 
@@ -131,7 +131,7 @@ def test_a_stream_of_available_messages_stops_at_each_queue_cap() -> None:
     assert next_position(last, there, Limits(), cap) is None
 
 
-def test_the_first_micro_batch_carries_where_it_begins() -> None:
+def test_first_micro_batch_carries_where_it_begins() -> None:
     start = position(began=True, a0=40)
     end = next_position(start, seen(a0=(0, 50)), Limits())
     assert end is not None
@@ -142,7 +142,7 @@ def test_the_first_micro_batch_carries_where_it_begins() -> None:
     assert after == position(a0=60)
 
 
-def test_a_topic_that_was_created_again_is_read_from_its_first_message() -> None:
+def test_topic_that_was_created_again_is_read_from_its_first_message() -> None:
     there = seen(topic_id="t2", a0=(0, 4), a1=(0, 0))
     start = position("t1", a0=90, a1=80)
 
@@ -154,7 +154,7 @@ def test_a_topic_that_was_created_again_is_read_from_its_first_message() -> None
     assert message_count(start, there) == 4
 
 
-def test_an_identity_that_becomes_known_is_taken_over() -> None:
+def test_identity_that_becomes_known_is_taken_over() -> None:
     end = next_position(position("", a0=5), seen(topic_id="t1", a0=(0, 6)), Limits())
 
     assert end == position("t1", a0=6)
@@ -167,7 +167,7 @@ BACKLOG = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 5000)), min_si
 
 @steady
 @given(BACKLOG, st.none() | st.integers(1, 2000), st.none() | st.integers(1, 10**6))
-def test_a_micro_batch_takes_of_each_queue_in_proportion(
+def test_micro_batch_takes_of_each_queue_in_proportion(
     queues: list[tuple[int, int]], records: int | None, nbytes: int | None
 ) -> None:
     backlog: dict[QueueName, QueueRange] = {
@@ -240,7 +240,7 @@ def test_fully_read_queue_has_no_loss() -> None:
     assert losses(position(a0=5, b0=7), seen(a0=(5, 5)), {B0: 7}) == []
 
 
-def test_the_first_messages_of_a_new_queue_may_be_gone_too() -> None:
+def test_first_messages_of_a_new_queue_may_be_gone_too() -> None:
     assert losses(position(a0=5), seen(a0=(0, 5), a1=(3, 9)), {}) == [Loss("deleted", A1, 0, 3, 3)]
 
 

@@ -8,7 +8,7 @@ from mq.protocol.messages.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX
 from spark.numbering import BATCH_MAX, ROWS_MAX, Destination, Job, first_number, group_of_producer, producer_id
 
 
-def test_a_producer_is_one_query_one_partition_and_one_destination() -> None:
+def test_producer_is_one_query_one_partition_and_one_destination() -> None:
     jobs = [Job("q1", 0), Job("q2", 0), Job("x" * 500 + "1", 0), Job("x" * 500 + "2", 0)]
     destinations = [
         Destination("T"),
@@ -43,7 +43,7 @@ def test_rows_beyond_the_range_get_no_number(batch: int, row: int) -> None:
         first_number(Job("q", batch), row)
 
 
-def test_a_new_group_takes_its_share_of_producers_and_moves_no_others() -> None:
+def test_new_group_takes_its_share_of_producers_and_moves_no_others() -> None:
     producers = [producer_id(Job("q", 0), part, Destination("T")) for part in range(300)]
     before = {each: group_of_producer(each, ["a", "b", "c"]) for each in producers}
     after = {each: group_of_producer(each, ["d", "c", "b", "a"]) for each in producers}

@@ -107,7 +107,7 @@ def test_sizes_and_times() -> None:
         ({**NEEDED, "onBadBody": "drop"}, "onBadBody must be one of fail, keep"),
     ],
 )
-def test_a_mistake_is_reported_by_name(options: dict[str, str], told: str) -> None:
+def test_mistake_is_reported_by_name(options: dict[str, str], told: str) -> None:
     with pytest.raises(OptionRefused, match=told):
         parse_read_options(options, "batch")
 
@@ -130,32 +130,32 @@ def test_sink_options_are_parsed() -> None:
         parse_write_options(NEEDED)
 
 
-def test_a_stream_that_is_written_may_have_a_name_and_a_checkpoint() -> None:
+def test_stream_that_is_written_may_have_a_name_and_a_checkpoint() -> None:
     written = {"namesrv": "a:1", "topic": "Out"}
     assert parse_write_options({**written, "checkpointlocation": "x", "queryname": "copy"}) == parse_write_options(
         written
     )
 
 
-def test_the_table_names_every_option_once() -> None:
+def test_table_names_every_option_once() -> None:
     lines = list(markdown_table())[2:]
     assert [line.split("`")[1] for line in lines] == [option.name for option in OPTIONS]
     assert all(line.count(" | ") == 3 for line in lines)
 
 
-def test_the_guide_has_the_table_of_all_options() -> None:
+def test_guide_has_the_table_of_all_options() -> None:
     guide = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
 
     assert guide == with_table(guide), "run: python -m spark.option_table"
     assert all(f"| `{option.name}`" in guide for option in OPTIONS)
 
 
-def test_a_document_without_a_place_for_the_table_is_refused() -> None:
+def test_document_without_a_place_for_the_table_is_refused() -> None:
     with pytest.raises(ValueError, match="has no <!-- options"):
         with_table("# Options\n")
 
 
-def test_an_account_in_a_url_is_refused_and_not_shown() -> None:
+def test_account_in_a_url_is_refused_and_not_shown() -> None:
     for url in ("http://shop:h1dden@minio:9000", "http://h1dden@minio:9000", "ftp://shop:h1dden@minio"):
         with pytest.raises(OptionRefused, match="archiveEndpointUrl") as caught:
             parse_read_options({**NEEDED, "readMode": "archive", "archiveEndpointUrl": url}, "batch")

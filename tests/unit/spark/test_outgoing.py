@@ -70,7 +70,7 @@ def properties(message: Message) -> dict[str, str]:
         ([("value", "string"), ("body", "string")], "T", "columns value and body are the same column of the sink"),
     ],
 )
-def test_a_column_that_the_sink_does_not_accept_is_reported_by_name(
+def test_column_that_the_sink_does_not_accept_is_reported_by_name(
     fields: list[tuple[str, str]], topic: str | None, told: str
 ) -> None:
     with pytest.raises(OptionRefused) as refused:
@@ -99,7 +99,7 @@ def test_bodies_are_bytes_or_text(kind: pa.DataType) -> None:
     assert found == Message(Destination("T"), "grün".encode(), b"")
 
 
-def test_the_names_that_kafka_users_know_do_as_well() -> None:
+def test_names_that_kafka_users_know_do_as_well() -> None:
     batch = pa.record_batch([pa.array(["k"]), pa.array(["v"]), pa.array(["t"])], ["key", "value", "tag"])
     columns = sink_columns([("key", "string"), ("value", "string"), ("tag", "string")], "T")
     [found] = messages_of(batch, columns)
@@ -128,7 +128,7 @@ def test_properties_of_a_message_read_do_not_describe_the_one_written() -> None:
         ({"properties": [("a", "x" * 33_000)]}, "its properties have 33003 bytes; 29696 are allowed"),
     ],
 )
-def test_a_row_that_cannot_be_a_message_is_reported(row: dict[str, Any], told: str) -> None:
+def test_row_that_cannot_be_a_message_is_reported(row: dict[str, Any], told: str) -> None:
     good = {"body": b"x", "topic": "T", "queue_id": 0, "keys": None, "tags": None, "properties": None}
     columns = {name: [good[name], (good | row)[name]] for name in good}
     with pytest.raises(RowRefused) as refused:

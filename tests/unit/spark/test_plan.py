@@ -126,7 +126,7 @@ def test_a_few_partitions_are_made_of_one_large_queue() -> None:
     assert len(found) == 5
 
 
-def test_the_order_of_replicas() -> None:
+def test_order_of_replicas() -> None:
     addresses = {0: "leader", 1: "f1", 2: "f2"}
     assert replica_order(addresses, 0, "follower", 0) == ("f1", "f2", "leader")
     assert replica_order(addresses, 0, "follower", 3) == ("f2", "f1", "leader")
@@ -137,7 +137,7 @@ def test_the_order_of_replicas() -> None:
     assert replica_order({}, 0, "any", 5) == ()
 
 
-def test_a_partition_can_be_pickled() -> None:
+def test_partition_can_be_pickled() -> None:
     part = LogRange("T", "id", "a", (QueueRange(0, 1, 5), QueueRange(1, 0, 2)), ("x:1",))
     assert pickle.loads(pickle.dumps(part)) == part
     assert part.message_count == 6

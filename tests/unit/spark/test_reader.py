@@ -64,7 +64,7 @@ def test_another_replica_continues_after_a_failure(cluster: Cluster, fault: Call
     assert set(reader.statistics.replicas) == {"f1:1", "f2:1"}
 
 
-def test_a_follower_that_is_behind_is_not_waited_for(cluster: Cluster) -> None:
+def test_follower_that_is_behind_is_not_waited_for(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].end = 20
     reader = cluster.reader(*RANGES)
 
@@ -72,7 +72,7 @@ def test_a_follower_that_is_behind_is_not_waited_for(cluster: Cluster) -> None:
     assert cluster.replicas["leader:1"].pulls == 0
 
 
-def test_the_leader_is_asked_last(cluster: Cluster) -> None:
+def test_leader_is_asked_last(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].is_down = cluster.replicas["f2:1"].is_down = True
     reader = cluster.reader(*RANGES)
 
@@ -115,7 +115,7 @@ def test_deleted_messages_fail_the_query_or_are_counted(cluster: Cluster) -> Non
     assert reader.statistics.skipped == 17
 
 
-def test_a_read_from_the_earliest_does_not_miss_messages_deleted_before(cluster: Cluster) -> None:
+def test_read_from_the_earliest_does_not_miss_messages_deleted_before(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.first = 10
     reader = cluster.reader(*RANGES, from_earliest=True)
@@ -124,7 +124,7 @@ def test_a_read_from_the_earliest_does_not_miss_messages_deleted_before(cluster:
     assert reader.statistics.skipped == 0
 
 
-def test_a_read_from_the_earliest_misses_messages_deleted_during_the_read(cluster: Cluster) -> None:
+def test_read_from_the_earliest_misses_messages_deleted_during_the_read(cluster: Cluster) -> None:
     batches = cluster.reader(QueueRange(0, 3, 40), from_earliest=True).read()
     next(batches)
     for replica in cluster.replicas.values():
@@ -151,7 +151,7 @@ def test_only_messages_with_a_wanted_tag(tag: str) -> None:
     assert rows(reader) == [row for row in expected(*RANGES) if (row[1] % 2 == 0) == (tag == "even")]
 
 
-def test_a_reader_that_is_given_up_leaves_no_connection(cluster: Cluster) -> None:
+def test_reader_that_is_given_up_leaves_no_connection(cluster: Cluster) -> None:
     batches = cluster.reader(*RANGES).read()
 
     next(batches)

@@ -178,7 +178,7 @@ def test_without_new_messages_the_start_is_returned_unchanged() -> None:
     assert progress.latest(start, is_limited=False) is start
 
 
-def test_the_beginning_is_the_same_each_time_it_is_asked(cluster: Cluster) -> None:
+def test_beginning_is_the_same_each_time_it_is_asked(cluster: Cluster) -> None:
     progress = cluster.progress(startingOffsets="latest")
 
     begin = progress.beginning()
@@ -188,7 +188,7 @@ def test_the_beginning_is_the_same_each_time_it_is_asked(cluster: Cluster) -> No
     assert offsets_of(begin) == {"a:0": 10, "a:1": 20}
 
 
-def test_a_query_may_begin_at_a_time() -> None:
+def test_query_may_begin_at_a_time() -> None:
     assert offsets_of(Cluster().progress(startingTimestamp="5").beginning()) == {"a:0": 3, "a:1": 3}
 
 
@@ -217,7 +217,7 @@ def test_bytes_limit_a_micro_batch_as_well() -> None:
     assert offsets_of(progress.latest(at(a0=0, a1=0), is_limited=True)) == {"a:0": 1, "a:1": 2}
 
 
-def test_a_micro_batch_waits_for_enough_messages_but_not_for_ever(cluster: Cluster) -> None:
+def test_micro_batch_waits_for_enough_messages_but_not_for_ever(cluster: Cluster) -> None:
     progress = cluster.progress(minOffsetsPerTrigger="5", maxTriggerDelay="1m")
     start = at(a0=10, a1=20)
 
@@ -249,7 +249,7 @@ def test_available_now_reads_only_messages_present_at_start(cluster: Cluster) ->
 # -- trouble -------------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_address_is_reported_within_seconds(cluster: Cluster) -> None:
+def test_wrong_address_is_reported_within_seconds(cluster: Cluster) -> None:
     cluster.is_down = True
 
     with pytest.raises(Unreachable):
@@ -257,7 +257,7 @@ def test_a_wrong_address_is_reported_within_seconds(cluster: Cluster) -> None:
     assert 5 < cluster.now <= 15
 
 
-def test_a_missing_topic_is_reported_at_once(cluster: Cluster) -> None:
+def test_missing_topic_is_reported_at_once(cluster: Cluster) -> None:
     cluster.ends = {}
 
     with pytest.raises(PlanRefused, match="'T' does not exist"):
@@ -285,7 +285,7 @@ def test_brokers_that_stay_away_end_the_query(cluster: Cluster) -> None:
     assert 28 < cluster.now <= 30
 
 
-def test_a_name_server_that_has_forgotten_all_loses_nothing(cluster: Cluster) -> None:
+def test_name_server_that_has_forgotten_all_loses_nothing(cluster: Cluster) -> None:
     progress = cluster.progress()
     start, there = at(a0=5, a1=20), cluster.ends
     cluster.ends = {}
@@ -299,7 +299,7 @@ def test_a_name_server_that_has_forgotten_all_loses_nothing(cluster: Cluster) ->
     assert offsets_of(progress.latest(start, is_limited=False)) == {"a:0": 10, "a:1": 20}
 
 
-def test_a_queue_that_stays_away_with_unread_messages_ends_the_query(cluster: Cluster) -> None:
+def test_queue_that_stays_away_with_unread_messages_ends_the_query(cluster: Cluster) -> None:
     progress = cluster.progress()
     start = at(a0=5, a1=20)
     progress.latest(start, is_limited=False)
@@ -355,7 +355,7 @@ def test_deleted_messages_end_the_query_at_once(cluster: Cluster) -> None:
         cluster.progress().latest(at(a0=5, a1=20), is_limited=False)
 
 
-def test_a_repeated_micro_batch_waits_for_a_queue_that_is_away(cluster: Cluster) -> None:
+def test_repeated_micro_batch_waits_for_a_queue_that_is_away(cluster: Cluster) -> None:
     progress = cluster.progress()
     there = cluster.ends.pop(A0)
 
@@ -389,7 +389,7 @@ def test_available_now_does_not_end_while_a_queue_may_come_back(cluster: Cluster
     assert offsets_of(progress.latest(at(a0=0, a1=20), is_limited=True)) == {"a:0": 10, "a:1": 20}
 
 
-def test_a_checkpoint_of_another_cluster_is_reported_at_once(cluster: Cluster) -> None:
+def test_checkpoint_of_another_cluster_is_reported_at_once(cluster: Cluster) -> None:
     cluster.name = "D"
 
     with pytest.raises(ClusterChanged):
@@ -401,7 +401,7 @@ def test_a_checkpoint_of_another_cluster_is_reported_at_once(cluster: Cluster) -
 # -- consumer group ------------------------------------------------------------------------------------------------
 
 
-def test_a_consumer_group_shows_how_far_the_query_is(cluster: Cluster) -> None:
+def test_consumer_group_shows_how_far_the_query_is(cluster: Cluster) -> None:
     progress = cluster.progress(commitToGroup="lag")
 
     begin = progress.beginning()
@@ -430,7 +430,7 @@ def test_offsets_are_stored_once_a_second_and_when_the_query_stops(cluster: Clus
     assert cluster.open_lines == 0
 
 
-def test_a_group_that_may_not_be_moved_is_logged_and_ends_nothing(
+def test_group_that_may_not_be_moved_is_logged_and_ends_nothing(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.refuses_offsets = True

@@ -222,7 +222,7 @@ def test_rows_are_stored_in_their_order_over_all_queues() -> None:
     assert cluster.now == 0.0
 
 
-def test_a_repeated_task_adds_nothing_however_its_rows_are_split() -> None:
+def test_repeated_task_adds_nothing_however_its_rows_are_split() -> None:
     cluster, sent = Cluster("a", "b"), bodies(200)
     columns: dict[str, list[Any]] = {"topic": ["T", "U", None, "U", "T"] * 40, "queue_id": [0, None, 1, None, 1] * 40}
     columns["broker_name"] = ["a", "b", "b", None, "a"] * 40
@@ -344,12 +344,12 @@ def test_time_without_rows_does_not_count_as_time_without_progress(cluster: Clus
         ({"broker_name": ["a", "z"]}, {}, "topic 'T' has no queues to write to in broker group z"),
     ],
 )
-def test_a_nonexistent_destination_is_reported(columns: dict[str, list[Any]], given: dict[str, Any], told: str) -> None:
+def test_nonexistent_destination_is_reported(columns: dict[str, list[Any]], given: dict[str, Any], told: str) -> None:
     with pytest.raises(WriteFailed, match=told):
         Cluster().write([rows(body=[b"x", b"y"], **columns)], **given)
 
 
-def test_a_queue_of_one_among_several_groups_needs_the_group() -> None:
+def test_queue_of_one_among_several_groups_needs_the_group() -> None:
     with pytest.raises(WriteFailed, match="in the broker groups a, b: with a column queue_id the sink also needs"):
         Cluster("b", "a").write([rows(body=[b"x"], queue_id=[0])])
 
@@ -364,7 +364,7 @@ def test_rows_without_a_group_have_one_home() -> None:
         assert found == [expected]
 
 
-def test_a_refusal_for_good_fails_the_task_at_once(cluster: Cluster) -> None:
+def test_refusal_for_good_fails_the_task_at_once(cluster: Cluster) -> None:
     cluster.groups["a"].faults = ["", "illegal"]
     with pytest.raises(WriteFailed, match=r"rows 10 to 19 of the task for topic 'T' were refused: .* illegal .code 13"):
         cluster.write([rows(body=bodies(30))])
@@ -378,13 +378,13 @@ def test_brokers_that_do_not_number_batches_get_only_one_batch(cluster: Cluster)
     assert cluster.groups["a"].requests == 1
 
 
-def test_a_row_that_cannot_be_a_message_is_reported_by_number() -> None:
+def test_row_that_cannot_be_a_message_is_reported_by_number() -> None:
     with pytest.raises(RowRefused, match="row 51: its body is empty") as refused:
         Cluster().write([rows(body=[b"x"] * 50), rows(body=[b"x", b""])])
     assert refused.value.row == 51
 
 
-def test_a_task_with_too_many_destinations_is_refused_with_advice() -> None:
+def test_task_with_too_many_destinations_is_refused_with_advice() -> None:
     few = replace(TEST_MIN, destinations_max=3)
     with pytest.raises(WriteFailed, match="than 3 topics and queues, the last one topic 'T', queue 3; repartition"):
         Cluster().write([rows(body=[b"x"] * 4, queue_id=[0, 1, 2, 3])], limits=few)

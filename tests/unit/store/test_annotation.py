@@ -22,19 +22,19 @@ def test_commands_are_those_of_the_entry(spans: list[Span], runs: bytes) -> None
 
 
 @given(SPANS, st.data())
-def test_an_annotation_that_is_cut_is_refused(spans: list[Span], data: st.DataObject) -> None:
+def test_annotation_that_is_cut_is_refused(spans: list[Span], data: st.DataObject) -> None:
     annotation = join_commands(spans, ANNOTATION_START)
     with pytest.raises(AnnotationDamaged):
         split_commands(annotation[: data.draw(st.integers(0, len(annotation) - 1))], BODY)
 
 
 @pytest.mark.parametrize("span", [(0, 201), (201, 0), (150, 51), (2**32 - 1, 2**32 - 1)])
-def test_a_command_beyond_the_entry_is_refused(span: Span) -> None:
+def test_command_beyond_the_entry_is_refused(span: Span) -> None:
     with pytest.raises(AnnotationDamaged, match="of 200"):
         split_commands(join_commands([span], ANNOTATION_START), BODY)
 
 
 @pytest.mark.parametrize("annotation", [ANNOTATION_START, b"\x02\0\0\0\0\x01", b"\x03\0\0\0\0\x01"])
-def test_an_annotation_without_commands_is_refused(annotation: bytes) -> None:
+def test_annotation_without_commands_is_refused(annotation: bytes) -> None:
     with pytest.raises(AnnotationDamaged):
         split_commands(annotation, BODY)

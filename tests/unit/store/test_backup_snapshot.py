@@ -22,7 +22,7 @@ def write(directory: Path, name: str, index: int) -> None:
     )
 
 
-def test_the_oldest_checkpoint_in_the_range_is_taken_with_its_queue_ends(tmp_path: Path) -> None:
+def test_oldest_checkpoint_in_the_range_is_taken_with_its_queue_ends(tmp_path: Path) -> None:
     write(tmp_path, CHECKPOINT_NAME, 30)
     write(tmp_path, PREVIOUS_NAME, 20)
     found = snapshot_between(str(tmp_path), LogIndex(10), LogIndex(40))

@@ -70,7 +70,7 @@ def test_nothing_there_is_an_empty_state(tmp_path: Path) -> None:
     assert len(opened.queues) == 0
 
 
-def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
+def test_checkpoint_brings_everything_back(tmp_path: Path) -> None:
     _, log, written = checkpointed(tmp_path)
     opened = open_store(str(tmp_path), TINY)
     assert opened.rebuild_reason is None
@@ -80,7 +80,7 @@ def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
     assert contents(opened.queues) == derived(log)
 
 
-def test_a_checkpoint_brings_queues_of_lite_topics_back(tmp_path: Path) -> None:
+def test_checkpoint_brings_queues_of_lite_topics_back(tmp_path: Path) -> None:
     store, log = open_store(str(tmp_path), TINY).queues, Log()
     for topic, count in (("A", 3), (lite_queue("A", "one"), 1), (lite_queue("A", "two"), 9)):
         apply(store, log.send(topic, 0, count))
@@ -93,7 +93,7 @@ def test_a_checkpoint_brings_queues_of_lite_topics_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [lite_queue("A", ""), lite_queue("", "one"), lite_queue("A", "../one"), "A$one"])
-def test_a_checkpoint_with_a_queue_of_another_name_is_damaged(tmp_path: Path, name: str) -> None:
+def test_checkpoint_with_a_queue_of_another_name_is_damaged(tmp_path: Path, name: str) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(encode_checkpoint(Checkpoint(queues={name: [(0, FIRST_OFFSET, FIRST_OFFSET, b"")]})))
     with pytest.raises(CheckpointDamaged):
@@ -123,7 +123,7 @@ def test_without_a_checkpoint_queue_files_count_for_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("position", [0, 7, 8, 11, 12, 19, 20, 40, -1])
-def test_a_flipped_bit_in_the_checkpoint_means_rebuild(tmp_path: Path, position: int) -> None:
+def test_flipped_bit_in_the_checkpoint_means_rebuild(tmp_path: Path, position: int) -> None:
     checkpointed(tmp_path)
     path = tmp_path / "checkpoint"
     data = bytearray(path.read_bytes())
@@ -139,13 +139,13 @@ def test_a_flipped_bit_in_the_checkpoint_means_rebuild(tmp_path: Path, position:
 
 
 @pytest.mark.parametrize("size", [0, 1, 19, 20, 50])
-def test_a_cut_checkpoint_means_rebuild(tmp_path: Path, size: int) -> None:
+def test_cut_checkpoint_means_rebuild(tmp_path: Path, size: int) -> None:
     checkpointed(tmp_path)
     os.truncate(tmp_path / "checkpoint", size)
     assert open_store(str(tmp_path), TINY).rebuild_reason is not None
 
 
-def test_a_checkpoint_of_a_newer_version_means_rebuild(tmp_path: Path) -> None:
+def test_checkpoint_of_a_newer_version_means_rebuild(tmp_path: Path) -> None:
     import zlib
     from struct import pack
 
@@ -180,7 +180,7 @@ def test_reset_forgets_checkpoint_and_files(tmp_path: Path) -> None:
     assert load_checkpoint(str(tmp_path)) is None
 
 
-def test_a_crash_between_the_halves_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+def test_crash_between_the_halves_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     store, log, first = checkpointed(tmp_path)
     apply(store, log.send("A", 0, 6))
     Checkpointer(str(tmp_path), store).prepare(
@@ -192,7 +192,7 @@ def test_a_crash_between_the_halves_leaves_the_old_checkpoint(tmp_path: Path) ->
     assert contents(opened.queues) == derived(log)
 
 
-def test_the_checkpoint_is_of_the_moment_of_prepare(tmp_path: Path) -> None:
+def test_checkpoint_is_of_the_moment_of_prepare(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     pending = prepare(Checkpointer(str(tmp_path), store), log, 4)
     apply(store, log.send("A", 0, 6))
@@ -306,7 +306,7 @@ def test_after_a_full_disk_everything_is_synced_again(tmp_path: Path, monkeypatc
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
 
-def test_a_topic_dropped_after_the_checkpoint_is_there_again_after_a_crash(tmp_path: Path) -> None:
+def test_topic_dropped_after_the_checkpoint_is_there_again_after_a_crash(tmp_path: Path) -> None:
     store, log, written = checkpointed(tmp_path)
     before = contents(store)
     for event in (log.send("A", 0, 2), log.drop("A"), log.send("A", 0, 7), log.drop("A"), log.send("A", 1, 1)):
@@ -332,7 +332,7 @@ def test_dropped_files_are_removed_with_the_next_checkpoint(tmp_path: Path) -> N
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
 
-def test_a_crash_before_dropped_files_go_does_not_revive_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_before_dropped_files_go_does_not_revive_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, log, _ = checkpointed(tmp_path)
     apply(store, log.drop("A"))
     apply(store, log.send("A", 0, 1))
@@ -343,7 +343,7 @@ def test_a_crash_before_dropped_files_go_does_not_revive_them(tmp_path: Path, mo
     assert opened.rebuild_reason is None
 
 
-def test_a_topic_dropped_between_the_halves_postpones_the_checkpoint(tmp_path: Path) -> None:
+def test_topic_dropped_between_the_halves_postpones_the_checkpoint(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
     pending = prepare(checkpointer, log, 4)
@@ -355,7 +355,7 @@ def test_a_topic_dropped_between_the_halves_postpones_the_checkpoint(tmp_path: P
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
 
-def test_a_topic_dropped_and_created_between_the_halves_postpones_it_too(tmp_path: Path) -> None:
+def test_topic_dropped_and_created_between_the_halves_postpones_it_too(tmp_path: Path) -> None:
     """The paths are there again, but what was synced under them is the new topic's."""
     store, log = fill(tmp_path)
     store.flush_all()
@@ -388,7 +388,7 @@ def test_expired_files_go_only_after_the_checkpoint_that_does_without_them(tmp_p
     assert (queue.min_offset, queue.max_offset) == (6, 9)
 
 
-def test_a_new_topic_keeps_its_files_when_those_of_its_namesake_expire(tmp_path: Path) -> None:
+def test_new_topic_keeps_its_files_when_those_of_its_namesake_expire(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
     assert store.expire_some(PhysicalOffset(9 * ENTRY_BYTES)) == 0
@@ -435,7 +435,7 @@ def as_newer(data: bytes, version: int = 4) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "checkpoint.previous", "snapshot"])
-def test_a_newer_checkpoint_is_refused_and_nothing_changes(tmp_path: Path, name: str) -> None:
+def test_newer_checkpoint_is_refused_and_nothing_changes(tmp_path: Path, name: str) -> None:
     checkpointed(tmp_path)
     path = tmp_path / name
     path.write_bytes(as_newer((tmp_path / "checkpoint").read_bytes()))
@@ -449,7 +449,7 @@ def test_a_newer_checkpoint_is_refused_and_nothing_changes(tmp_path: Path, name:
     assert {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()} == before
 
 
-def test_a_flipped_bit_in_the_version_of_a_checkpoint_is_damage(tmp_path: Path) -> None:
+def test_flipped_bit_in_the_version_of_a_checkpoint_is_damage(tmp_path: Path) -> None:
     checkpointed(tmp_path)
     data = bytearray((tmp_path / "checkpoint").read_bytes())
     data[7] ^= 2

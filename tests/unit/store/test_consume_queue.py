@@ -95,7 +95,7 @@ def test_replay_of_known_entries_adds_nothing(tmp_path: Path) -> None:
     assert queue.read(QueueOffset(0), 9) == entries(0, 9)
 
 
-def test_a_replay_that_contradicts_is_refused(tmp_path: Path) -> None:
+def test_replay_that_contradicts_is_refused(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.append(QueueOffset(0), entries(0, 6))
     with pytest.raises(RunRefused, match="are different"):
@@ -103,7 +103,7 @@ def test_a_replay_that_contradicts_is_refused(tmp_path: Path) -> None:
     assert queue.read(QueueOffset(0), 9) == entries(0, 6)
 
 
-def test_a_gap_is_refused(tmp_path: Path) -> None:
+def test_gap_is_refused(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.append(QueueOffset(0), entries(0, 6))
     with pytest.raises(RunRefused, match="offset 7 leaves a gap after 6"):
@@ -112,14 +112,14 @@ def test_a_gap_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, -(2**63), QUEUE_OFFSET_MAX, 2**63 - 1])
-def test_an_offset_that_no_queue_has_is_refused(tmp_path: Path, offset: int) -> None:
+def test_offset_that_no_queue_has_is_refused(tmp_path: Path, offset: int) -> None:
     queue = make_queue(tmp_path)
     with pytest.raises(RunRefused, match=f"offset {offset} is outside of 0 to"):
         queue.append(QueueOffset(offset), entries(0, 1))
     assert queue.max_offset == 0
 
 
-def test_a_queue_without_entries_begins_where_its_first_run_does(tmp_path: Path) -> None:
+def test_queue_without_entries_begins_where_its_first_run_does(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.append(QueueOffset(7), entries(7, 10))
     queue.flush()
@@ -205,7 +205,7 @@ def test_expired_files_stay_until_a_checkpoint_no_longer_needs_them(tmp_path: Pa
     assert files.take_changes().retired == {"T/3/00000000000000000000", "T/3/00000000000000000080"}
 
 
-def test_a_read_past_the_end_of_a_file_is_damage_not_silence(tmp_path: Path) -> None:
+def test_read_past_the_end_of_a_file_is_damage_not_silence(tmp_path: Path) -> None:
     queue = flushed_queue(tmp_path, 4)
     os.truncate(tmp_path / "T" / "3" / "00000000000000000000", 30)
     with pytest.raises(QueueFileDamaged):

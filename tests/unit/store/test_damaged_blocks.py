@@ -68,7 +68,7 @@ def restore_all(queue: ConsumeQueue) -> None:
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_is_never_read_while_a_process_runs(tmp_path: Path) -> None:
+def test_flipped_bit_is_never_read_while_a_process_runs(tmp_path: Path) -> None:
     queue = written(tmp_path)
     for bit in each_bit(tmp_path):
         files_of(queue).forget_blocks()
@@ -84,7 +84,7 @@ def test_a_flipped_bit_is_never_read_while_a_process_runs(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.nightly), 2])
-def test_a_flipped_bit_is_never_read_after_a_start(tmp_path: Path, first: int) -> None:
+def test_flipped_bit_is_never_read_after_a_start(tmp_path: Path, first: int) -> None:
     end = 6
     written(tmp_path / "live", first, end)
     for bit in each_bit(tmp_path / "live"):
@@ -123,7 +123,7 @@ def test_every_kind_of_bit_is_noticed(tmp_path: Path) -> None:
         assert queue.read(QueueOffset(0), 99) == entries(0, 2 * PER_BLOCK), bit
 
 
-def test_a_block_of_another_queue_or_place_is_damage(tmp_path: Path) -> None:
+def test_block_of_another_queue_or_place_is_damage(tmp_path: Path) -> None:
     queue = written(tmp_path / "one")
     other = make_queue(tmp_path / "other", topic="U")
     other.append(QueueOffset(0), entries(0, END))
@@ -141,7 +141,7 @@ def test_a_block_of_another_queue_or_place_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 30, 95])
-def test_a_file_truncated_or_removed_at_runtime_is_restored(tmp_path: Path, size: int) -> None:
+def test_file_truncated_or_removed_at_runtime_is_restored(tmp_path: Path, size: int) -> None:
     queue = written(tmp_path)
     path = tmp_path / "T" / "3" / "00000000000000000000"
     path.write_bytes(path.read_bytes()[:size])
@@ -155,7 +155,7 @@ def test_a_file_truncated_or_removed_at_runtime_is_restored(tmp_path: Path, size
     assert queue.read(QueueOffset(0), END) == entries(0, END)
 
 
-def test_a_block_that_has_grown_meanwhile_is_not_restored_from_too_little(tmp_path: Path) -> None:
+def test_block_that_has_grown_meanwhile_is_not_restored_from_too_little(tmp_path: Path) -> None:
     queue = written(tmp_path, 0, 2)
     path = tmp_path / "T" / "3" / "00000000000000000000"
     path.write_bytes(b"\xff" + path.read_bytes()[1:])

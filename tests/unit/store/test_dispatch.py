@@ -108,12 +108,12 @@ def test_commands_come_out_in_order_and_enter_no_queue() -> None:
     assert [run.topic for run in runs] == ["T"]
 
 
-def test_an_empty_entry_adds_nothing() -> None:
+def test_empty_entry_adds_nothing() -> None:
     assert scan_runs(b"", PhysicalOffset(48)) == ([], [])
 
 
 @pytest.mark.parametrize("cut", [1, 20, 90])
-def test_a_body_that_is_not_a_chain_of_records_is_damage(cut: int) -> None:
+def test_body_that_is_not_a_chain_of_records_is_damage(cut: int) -> None:
     entry = EntryBuilder()
     entry.add("T")
     entry.add("T")
@@ -135,7 +135,7 @@ def test_record_with_another_position_is_damaged() -> None:
     check_entry(memoryview(entry.body), 48)
 
 
-def test_a_gap_within_an_entry_is_refused() -> None:
+def test_gap_within_an_entry_is_refused() -> None:
     builder = RunBuilder()
     builder.add("T", 0, QueueOffset(5), PhysicalOffset(100), 100, 0)
     with pytest.raises(RunRefused, match="T/0: offset 7 follows 5 in one entry"):
@@ -143,12 +143,12 @@ def test_a_gap_within_an_entry_is_refused() -> None:
 
 
 @pytest.mark.parametrize("turn_ms", [2**63, -(2**63) - 1])
-def test_a_turn_that_does_not_fit_a_queue_is_refused(turn_ms: int) -> None:
+def test_turn_that_does_not_fit_a_queue_is_refused(turn_ms: int) -> None:
     with pytest.raises(RunRefused, match=f"tag code {turn_ms}"):
         RunBuilder().add("T", 0, QueueOffset(5), PhysicalOffset(100), 100, turn_ms)
 
 
-def test_the_annotation_of_no_runs_is_not_empty() -> None:
+def test_annotation_of_no_runs_is_not_empty() -> None:
     annotation = encode_runs([])
     assert annotation != b""
     assert decode_runs(annotation) == []
@@ -162,12 +162,12 @@ def test_annotation_layout_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize("annotation", [b"", b"\x00", b"\x02"])
-def test_an_annotation_of_another_format_is_damage(annotation: bytes) -> None:
+def test_annotation_of_another_format_is_damage(annotation: bytes) -> None:
     with pytest.raises(AnnotationDamaged):
         decode_runs(annotation)
 
 
-def test_an_annotation_cut_anywhere_is_damage_or_its_first_runs() -> None:
+def test_annotation_cut_anywhere_is_damage_or_its_first_runs() -> None:
     runs = [QueueRun("T", 0, QueueOffset(9), bytes(range(40))), QueueRun("Uü", 1, QueueOffset(2**40), bytes(range(20)))]
     annotation = encode_runs(runs)
     whole = {1: 0, len(encode_runs(runs[:1])): 1, len(annotation): 2}

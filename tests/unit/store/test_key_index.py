@@ -54,7 +54,7 @@ QUERIES = st.builds(
 @pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.lists(MESSAGES, min_size=1, max_size=3), max_size=12), st.integers(0, 20), QUERIES, st.booleans())
-def test_a_search_finds_the_newest_messages_of_a_key(
+def test_search_finds_the_newest_messages_of_a_key(
     entries: list[list[Sent]], files: int, query: KeyQuery, reopen: bool
 ) -> None:
     limits = KeyIndexLimits(part_bytes_max=3000, direct_parts_max=1000, chunk_bytes=500)
@@ -79,7 +79,7 @@ def home(tmp_path: Path) -> Home:
 
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.binary(max_size=300)), min_size=1, max_size=20))
-def test_the_hashes_of_a_file_are_those_of_a_query(texts: list[tuple[bytes, bytes]]) -> None:
+def test_hashes_of_a_file_are_those_of_a_query(texts: list[tuple[bytes, bytes]]) -> None:
     """The first and the last few bytes of a key count, and those of its topic."""
     data = b"".join(topic + key for topic, key in texts) + PADDING
     lengths = np.array([[len(topic), len(key)] for topic, key in texts])
@@ -167,7 +167,7 @@ def test_search_reports_that_it_stopped_early(home: Home) -> None:
     assert not result.is_complete
 
 
-def test_an_answer_has_bounded_bytes_and_at_least_one_message(home: Home) -> None:
+def test_answer_has_bounded_bytes_and_at_least_one_message(home: Home) -> None:
     fill(home)
     for limit, count in ((1, 1), (3000, 2)):
         home.limit(KeyIndexLimits(answer_bytes_max=limit))
@@ -253,7 +253,7 @@ def test_failed_key_file_jobs_wait_for_a_retry(home: Home) -> None:
     assert home.index.jobs() == jobs
 
 
-def test_the_more_parts_wait_the_larger_is_their_share_of_a_core(home: Home) -> None:
+def test_more_parts_wait_the_larger_is_their_share_of_a_core(home: Home) -> None:
     fill(home)
     shares = []
     while jobs := home.index.jobs():
@@ -264,7 +264,7 @@ def test_the_more_parts_wait_the_larger_is_their_share_of_a_core(home: Home) -> 
     assert all(share == waiting / JOBS_MAX for waiting, share in shares)
 
 
-def test_a_builder_uses_only_its_share_of_a_core() -> None:
+def test_builder_uses_only_its_share_of_a_core() -> None:
     now = cpu = 0.0
 
     def sleep(seconds: float) -> None:
@@ -278,7 +278,7 @@ def test_a_builder_uses_only_its_share_of_a_core() -> None:
         assert cpu == pytest.approx(0.125 * now)
 
 
-def test_a_builder_with_a_whole_core_never_sleeps() -> None:
+def test_builder_with_a_whole_core_never_sleeps() -> None:
     pace = Pace(1.0, iter(range(100)).__next__, lambda seconds: pytest.fail(f"slept {seconds} s"))
     pace.rest()
 
@@ -289,7 +289,7 @@ def test_bytes_that_are_not_a_log_are_refused() -> None:
             build_key_file(lambda pos, nbytes, data=data: data[pos : pos + nbytes], 0, len(data))  # type: ignore[misc]
 
 
-def test_an_intact_entry_without_records_is_refused() -> None:
+def test_intact_entry_without_records_is_refused() -> None:
     data = framed(b"no record")
     with pytest.raises(Damaged):
         build_key_file(lambda pos, nbytes: data[pos : pos + nbytes], 0, len(data))
@@ -327,7 +327,7 @@ def test_no_bit_of_the_entries_is_indexed_when_it_is_wrong(
     assert build_key_file(home.log.files.pread, job.begin, job.end) == good
 
 
-def test_a_file_that_is_too_short_is_not_indexed(home: Home) -> None:
+def test_file_that_is_too_short_is_not_indexed(home: Home) -> None:
     fill(home, 10)
     (job,) = home.index.jobs()
     for nbytes in (0, 10, 100, job.end - 1):
@@ -352,7 +352,7 @@ def test_log_is_notified_of_a_damaged_entry(home: Home) -> None:
     assert told == [damaged.pos]
 
 
-def test_an_empty_part_has_a_file_that_names_nothing(tmp_path: Path) -> None:
+def test_empty_part_has_a_file_that_names_nothing(tmp_path: Path) -> None:
     path = tmp_path / "empty.hashes"
     path.write_bytes(build_key_file(lambda pos, nbytes: b"", 500, 500))
     file = KeyFile(str(path))
@@ -364,7 +364,7 @@ def test_an_empty_part_has_a_file_that_names_nothing(tmp_path: Path) -> None:
         KeyFile(str(path))
 
 
-def test_the_index_builder_exits_silently_when_its_parent_is_killed(home: Home) -> None:
+def test_index_builder_exits_silently_when_its_parent_is_killed(home: Home) -> None:
     fill(home)
     job = home.index.jobs()[-1]
     segment = Path(home.directory) / "segment"

@@ -104,7 +104,7 @@ def test_app_snapshot_and_log_cut_queues_equal_a_full_replay(tmp_path: Path, see
     assert state(opened.queues, base_pos) == whole(tmp_path / "full", log, base_pos)
 
 
-def test_a_crash_while_queues_are_filled_begins_from_the_snapshot_again(tmp_path: Path) -> None:
+def test_crash_while_queues_are_filled_begins_from_the_snapshot_again(tmp_path: Path) -> None:
     log, new = random_log(3, 40), tmp_path / "new"
     incoming = tmp_path / "incoming"
     incoming.write_bytes(encode_checkpoint(snapshot_at(log, 30, tmp_path / "leader")))
@@ -171,7 +171,7 @@ def test_without_any_record_of_the_log_s_beginning_nothing_is_made_up(tmp_path: 
     assert load_checkpoint(str(own)) is not None
 
 
-def test_a_snapshot_older_than_the_checkpoint_is_put_away(tmp_path: Path) -> None:
+def test_snapshot_older_than_the_checkpoint_is_put_away(tmp_path: Path) -> None:
     log = random_log(6, 40)
     incoming = tmp_path / "incoming"
     incoming.write_bytes(encode_checkpoint(snapshot_at(log, 15, tmp_path / "leader")))
@@ -181,7 +181,7 @@ def test_a_snapshot_older_than_the_checkpoint_is_put_away(tmp_path: Path) -> Non
     assert not incoming.exists()
 
 
-def test_a_snapshot_that_contradicts_the_log_is_refused(tmp_path: Path) -> None:
+def test_snapshot_that_contradicts_the_log_is_refused(tmp_path: Path) -> None:
     log = random_log(1, 40)
     snapshot = snapshot_at(log, 30, tmp_path / "leader")
     topic, rows = next(iter(snapshot.queues.items()))
@@ -210,7 +210,7 @@ def test_a_snapshot_that_contradicts_the_log_is_refused(tmp_path: Path) -> None:
         {"T": [(0, 1, 1, b""), (0, 2, 2, b"")]},
     ],
 )
-def test_a_snapshot_with_queues_that_cannot_be_is_refused(tmp_path: Path, queues: dict[str, list[QueueRow]]) -> None:
+def test_snapshot_with_queues_that_cannot_be_is_refused(tmp_path: Path, queues: dict[str, list[QueueRow]]) -> None:
     incoming = tmp_path / "incoming"
     incoming.write_bytes(encode_checkpoint(Checkpoint(applied_index=LogIndex(30), queues=queues)))
     with pytest.raises(StoreLost, match=r"queue|topic"):
@@ -224,7 +224,7 @@ def test_a_snapshot_with_queues_that_cannot_be_is_refused(tmp_path: Path, queues
 
 @pytest.mark.parametrize("name", ["applied_index", "applied_term", "applied_pos", "dropped_count"])
 @pytest.mark.parametrize("number", [-1, 2**63])
-def test_a_snapshot_with_numbers_that_cannot_be_is_refused(tmp_path: Path, name: str, number: int) -> None:
+def test_snapshot_with_numbers_that_cannot_be_is_refused(tmp_path: Path, name: str, number: int) -> None:
     path = tmp_path / "snapshot"
     path.write_bytes(
         encode_checkpoint(msgspec.structs.replace(Checkpoint(applied_index=LogIndex(30)), **{name: number}))
@@ -233,7 +233,7 @@ def test_a_snapshot_with_numbers_that_cannot_be_is_refused(tmp_path: Path, name:
         load_checkpoint(str(tmp_path), "snapshot")
 
 
-def test_a_checkpoint_that_the_disk_does_not_give_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_that_the_disk_does_not_give_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica derives all anew, rather than to refuse each start."""
     log = random_log(3, 30)
     (tmp_path / "checkpoint").write_bytes(encode_checkpoint(snapshot_at(log, 10, tmp_path / "source")))

@@ -68,7 +68,7 @@ def test_runs_create_queues_on_demand(tmp_path: Path, store: QueueStore) -> None
     assert files_of(tmp_path) == {}
 
 
-def test_a_queue_begins_later_and_never_earlier(store: QueueStore) -> None:
+def test_queue_begins_later_and_never_earlier(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 20))
     store.flush_all()
     for offset, begin in ((9, 9), (3, 9), (99, 20)):
@@ -150,7 +150,7 @@ def test_flush_stops_at_its_limit_and_resumes(store: QueueStore) -> None:
     assert left == [(True, 6), (True, 2), (False, 0), (False, 0)]
 
 
-def test_a_queue_that_needs_a_new_file_counts_for_several(store: QueueStore) -> None:
+def test_queue_that_needs_a_new_file_counts_for_several(store: QueueStore) -> None:
     for queue_id in range(10):
         store.append_run(run_of("A", queue_id, 0, 7))
     assert store.flush_some(limit=16) is True
@@ -181,7 +181,7 @@ def test_many_queues_share_few_descriptors(store: QueueStore) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_dropped_topic_is_gone_and_may_be_recreated(store: QueueStore) -> None:
+def test_dropped_topic_is_gone_and_may_be_recreated(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 9))
     store.append_run(run_of("A", 1, 0, 2))
     store.append_run(run_of("AB", 0, 0, 2))
@@ -297,7 +297,7 @@ def test_queues_changed_before_they_are_gathered_are_captured_unchanged(
         assert found == {topic: sorted(rows) for topic, rows in before.items()}
 
 
-def test_a_new_writer_changes_no_capture_of_a_known_queue(store: QueueStore) -> None:
+def test_new_writer_changes_no_capture_of_a_known_queue(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 2))
     before, capture = store.table(), store.begin_capture()
     store.append_built([(End("A", 0), QueueOffset(2), 2, run_of("A", 0, 2, 4).entries)])

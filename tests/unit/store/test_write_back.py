@@ -40,7 +40,7 @@ def test_many_files_are_written_back_before_the_first_one_is_synced(
     assert steps == ["begin"] * (count if count >= 16 else 0) + ["sync"] * count
 
 
-def test_the_write_back_call_exists_here_and_leaves_the_file_unchanged(tmp_path: Path) -> None:
+def test_write_back_call_exists_here_and_leaves_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100_000)
     descriptor = os.open(path, os.O_RDWR)

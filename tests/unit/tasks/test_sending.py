@@ -47,7 +47,7 @@ async def sent_to(groups: _Groups, *, may_be_in: MessageQueue | None = None) -> 
     return await send_by_level(producer, MESSAGE, turn=0, priority=0, seconds=30, may_be_in=may_be_in)
 
 
-async def test_a_message_a_lost_group_may_have_is_retried_there_until_timeout(autojump_clock: MockClock) -> None:
+async def test_message_a_lost_group_may_have_is_retried_there_until_timeout(autojump_clock: MockClock) -> None:
     began = trio.current_time()
     groups = _Groups(SendOutcomeUnknown, {"a": began + 20, "b": began})
     assert cast("Any", await sent_to(groups)) == "a"
@@ -65,7 +65,7 @@ async def test_message_that_a_lost_group_cannot_have_goes_to_another_one(autojum
     assert groups.sent == ["a", "b"]
 
 
-async def test_a_message_maybe_stored_earlier_goes_to_no_other_group(autojump_clock: MockClock) -> None:
+async def test_message_maybe_stored_earlier_goes_to_no_other_group(autojump_clock: MockClock) -> None:
     began = trio.current_time()
     groups = _Groups(NoRoute, {"a": began + 40, "b": began})
     with pytest.raises(SendOutcomeUnknown, match=r"earlier attempt may have stored it; the last one: .*lost"):
@@ -73,7 +73,7 @@ async def test_a_message_maybe_stored_earlier_goes_to_no_other_group(autojump_cl
     assert groups.sent == ["a"]
 
 
-async def test_a_maybe_stored_message_goes_nowhere_else_if_its_group_is_unrouted(autojump_clock: MockClock) -> None:
+async def test_maybe_stored_message_goes_nowhere_else_if_its_group_is_unrouted(autojump_clock: MockClock) -> None:
     """Name servers forget a group that is away; the turn of the message would mean another one then."""
     began = trio.current_time()
     groups = _Groups(NoRoute, {"a": began + 40, "b": began}, in_route=["b"])

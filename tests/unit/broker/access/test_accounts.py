@@ -37,7 +37,7 @@ accounts:
 """
 
 
-def test_a_group_may_be_allowed_to_upload_filters() -> None:
+def test_group_may_be_allowed_to_upload_filters() -> None:
     accounts = parse_accounts(
         "accounts: [{accessKey: billing, secretKey: 12345678, groupPerms: [g=SUB|FILTER, h=PUB|SUB]}]"
     )
@@ -51,7 +51,7 @@ def test_a_group_may_be_allowed_to_upload_filters() -> None:
     assert set(row(upload, b"")) == needed
 
 
-def test_the_file_of_rocketmq_is_read_unchanged() -> None:
+def test_file_of_rocketmq_is_read_unchanged() -> None:
     accounts = parse_accounts(FILE)
     assert accounts.white_listed("10.10.103.200")
     assert accounts.white_listed("192.168.0.7")

@@ -69,7 +69,7 @@ def deny(resource: str, *actions: str, custom: bool = True) -> Policy:
         ((allow("Topic:T", custom=False), deny("Topic:U")), "T", PUB, True),
     ],
 )
-def test_the_most_specific_policy_decides(
+def test_most_specific_policy_decides(
     policies: tuple[Policy, ...], topic: str, wanted: Permission, allowed: bool
 ) -> None:
     for order in (policies, policies[::-1]):
@@ -77,12 +77,12 @@ def test_the_most_specific_policy_decides(
         assert [user.may(topic, wanted, "10.0.0.1") for _ in range(2)] == [allowed, allowed]
 
 
-def test_a_policy_may_be_for_some_addresses_only() -> None:
+def test_policy_may_be_for_some_addresses_only() -> None:
     user = account(allow("Topic:T", sources=("10.0.0.0/24", "192.168.0.1")))
     assert [user.may("T", PUB, address) for address in ("10.0.0.7", "192.168.0.1", "10.0.1.1")] == [True, True, False]
 
 
-def test_an_administrator_needs_no_policy() -> None:
+def test_administrator_needs_no_policy() -> None:
     assert account(deny("*"), admin=True).may("T", PUB, "10.0.0.1")
 
 
@@ -149,7 +149,7 @@ def test_user_commands_change_the_table() -> None:
         assert applied(made, put, command).table["u"].policies == left
 
 
-def test_the_table_is_bounded() -> None:
+def test_table_is_bounded() -> None:
     users = applied(*(CreateUser(name=f"u{number}", sealed="s", admin=False) for number in range(USERS_MAX + 1)))
     assert len(users.table) == USERS_MAX
     for at in range(0, POLICIES_PER_USER_MAX + 100, 100):

@@ -41,7 +41,7 @@ def test_only_the_last_message_of_a_key_is_its_newest() -> None:
     assert (keys.is_newest(a, QueueOffset(2)), len(keys)) == (False, 1)
 
 
-def test_the_key_is_the_whole_text_of_the_keys() -> None:
+def test_key_is_the_whole_text_of_the_keys() -> None:
     assert hash_of(record(KEYS="a b")) != hash_of(record(KEYS="a"))
     assert hash_of(record(KEYS="a")) == hash_of(record(b"", KEYS="a", TAGS="t"))
     assert hash_of(record(TAGS="a")) is None
@@ -54,7 +54,7 @@ def test_carried_copy_has_the_age_of_its_original() -> None:
     assert compaction_facts(split_record(record(KEYS="a"))) == (False, 5000)
 
 
-def test_a_key_takes_less_than_two_hundred_bytes() -> None:
+def test_key_takes_less_than_two_hundred_bytes() -> None:
     count = 50_000
     tracemalloc.start()
     try:

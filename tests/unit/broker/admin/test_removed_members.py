@@ -68,7 +68,7 @@ def test_many_are_kept_out_at_once_and_dealt_with_bit_by_bit() -> None:
     started.registry.check_invariants()
 
 
-def test_a_member_that_the_log_keeps_out_leaves_at_once() -> None:
+def test_member_that_the_log_keeps_out_leaves_at_once() -> None:
     started = Started()
     started.join("c1")
     started.join("c2")

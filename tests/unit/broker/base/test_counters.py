@@ -100,7 +100,7 @@ def test_memory_is_bounded_and_totals_stay_right() -> None:
     assert (kept.puts.nums, kept.gets.nums) == (10, 11)
 
 
-def test_a_series_takes_about_a_kilobyte() -> None:
+def test_series_takes_about_a_kilobyte() -> None:
     series = CounterSeries(0)
     for number in range(10_000):
         series.sample(number, number)

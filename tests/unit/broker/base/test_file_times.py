@@ -64,7 +64,7 @@ def test_old_files_go() -> None:
     assert Files((ago(100), ago(90)), (ago(90), ago(80)), (ago(80), ago(70)), (ago(70),)).deleted() == 2
 
 
-def test_a_file_from_the_future_goes_after_its_successor() -> None:
+def test_file_from_the_future_goes_after_its_successor() -> None:
     files = Files((ago(100), ago(99)), (ago(98), NOW + YEAR), (ago(97), ago(90)), (ago(71), ago(70)), (ago(1),))
     with capture_logs() as logs:
         assert files.deleted() == 3
@@ -74,7 +74,7 @@ def test_a_file_from_the_future_goes_after_its_successor() -> None:
     ]
 
 
-def test_a_file_from_the_future_stays_as_long_as_others() -> None:
+def test_file_from_the_future_stays_as_long_as_others() -> None:
     assert Files((ago(74), NOW + YEAR), (ago(70), ago(69)), (ago(1),)).deleted() == 0
 
 
@@ -87,7 +87,7 @@ def test_files_from_the_future_alone_get_older_from_now_on() -> None:
     assert files.deleted(NOW + 73 * HOUR) == 2
 
 
-def test_a_file_that_a_clock_behind_wrote_stays() -> None:
+def test_file_that_a_clock_behind_wrote_stays() -> None:
     assert Files((ago(3), ago(2)), (NOW - YEAR, NOW - YEAR), (ago(1),)).deleted() == 0, "the earlier file is younger"
     assert Files((ago(3), NOW - YEAR), (ago(1),)).deleted() == 0, "its first message is younger"
     files = Files((NOW - YEAR, NOW - YEAR))
@@ -99,7 +99,7 @@ def test_a_file_that_a_clock_behind_wrote_stays() -> None:
     assert files.deleted(NOW + 73 * HOUR) == 1
 
 
-def test_a_file_that_a_clock_behind_wrote_stays_after_a_restart() -> None:
+def test_file_that_a_clock_behind_wrote_stays_after_a_restart() -> None:
     """The clock of the leader was four days behind; this replica saw that, and starts again on another boot."""
     files = Files((ago(100), ago(99)), (ago(96), ago(96)))
     files.deleted()
@@ -112,7 +112,7 @@ def test_a_file_that_a_clock_behind_wrote_stays_after_a_restart() -> None:
     assert files.deleted(NOW + 73 * HOUR) == 2
 
 
-def test_a_clock_set_ahead_between_two_processes_makes_no_file_old() -> None:
+def test_clock_set_ahead_between_two_processes_makes_no_file_old() -> None:
     """The clock was four days behind. It was set right while the broker was stopped, and the machine was not."""
     files = Files((ago(100), ago(99)), (ago(98), ago(97)), (ago(96),))
     assert files.deleted(ago(96)) == 0
@@ -127,7 +127,7 @@ def test_a_clock_set_ahead_between_two_processes_makes_no_file_old() -> None:
     assert files.deleted(NOW + 72 * HOUR) == 2
 
 
-def test_a_clock_that_was_wrong_for_a_while_leaves_no_trace() -> None:
+def test_clock_that_was_wrong_for_a_while_leaves_no_trace() -> None:
     """It was a year ahead, over two restarts; then files go when they would have gone."""
     files = Files((ago(100), ago(99)), (ago(70), ago(60)), (ago(1),))
     assert files.deleted() == 1
@@ -140,7 +140,7 @@ def test_a_clock_that_was_wrong_for_a_while_leaves_no_trace() -> None:
     assert files.deleted(NOW + 13 * HOUR) == 2
 
 
-def test_a_clock_set_back_at_a_reboot_keeps_no_file_for_ever() -> None:
+def test_clock_set_back_at_a_reboot_keeps_no_file_for_ever() -> None:
     files = Files((ago(100), ago(99)), (ago(70), ago(60)), (ago(1),))
     files.deleted()
     files.restart()
@@ -152,7 +152,7 @@ def test_a_clock_set_back_at_a_reboot_keeps_no_file_for_ever() -> None:
     assert files.deleted(NOW + 73 * HOUR) == 2
 
 
-def test_a_machine_that_was_off_for_days_deletes_old_files() -> None:
+def test_machine_that_was_off_for_days_deletes_old_files() -> None:
     files = Files((ago(10), ago(9)), (ago(8), ago(7)), (ago(6),))
     assert files.deleted() == 0
     files.restart("another boot")
@@ -211,7 +211,7 @@ def test_larger_of_own_and_copied_corrections_counts() -> None:
     assert ClockCorrections(BootClock("boot", lambda: 0), None).note_for_copies() == b""
 
 
-def test_an_old_file_without_a_younger_neighbour_goes() -> None:
+def test_old_file_without_a_younger_neighbour_goes() -> None:
     assert Files((NOW - YEAR, NOW - YEAR), (ago(1),)).deleted() == 1
 
 
@@ -226,7 +226,7 @@ class Watch:
         return self.time.plausible_ms(self.wall_ms)
 
 
-def test_a_jump_ahead_counts_after_an_hour() -> None:
+def test_jump_ahead_counts_after_an_hour() -> None:
     watch = Watch(NOW)
     assert watch.after(10) == watch.wall_ms
     with capture_logs() as logs:
@@ -237,7 +237,7 @@ def test_a_jump_ahead_counts_after_an_hour() -> None:
     assert watch.after(30) == watch.wall_ms
 
 
-def test_a_jump_ahead_and_back_never_counts() -> None:
+def test_jump_ahead_and_back_never_counts() -> None:
     watch = Watch(NOW)
     watch.after(10)
     assert watch.after(10, YEAR) == NOW + 20_000
@@ -245,13 +245,13 @@ def test_a_jump_ahead_and_back_never_counts() -> None:
     assert watch.after(10) == watch.wall_ms
 
 
-def test_a_jump_back_counts_at_once() -> None:
+def test_jump_back_counts_at_once() -> None:
     watch = Watch(NOW)
     assert watch.after(10, -YEAR) == watch.wall_ms
     assert watch.after(10, YEAR) == watch.wall_ms - YEAR
 
 
-def test_a_start_counts_from_the_newest_message() -> None:
+def test_start_counts_from_the_newest_message() -> None:
     watch = Watch(NOW - YEAR)
     assert watch.after(10) == watch.wall_ms - YEAR
     assert watch.after(PROOF_SECONDS) == watch.wall_ms

@@ -59,7 +59,7 @@ def test_short_intervals_are_kept_and_a_slow_action_starves_no_other() -> None:
     assert len(other) >= 4
 
 
-def test_the_delay_of_due_actions_and_their_duration_are_reported() -> None:
+def test_delay_of_due_actions_and_their_duration_are_reported() -> None:
     clock = MockClock(autojump_threshold=0)
     told: list[float] = []
 
@@ -94,7 +94,7 @@ def test_resting_action_runs_at_its_stated_time() -> None:
     assert len(ran) == 1
 
 
-def test_a_resting_action_that_gets_work_runs_right_after_the_turn() -> None:
+def test_resting_action_that_gets_work_runs_right_after_the_turn() -> None:
     clock = MockClock(autojump_threshold=0)
     ran, told, is_busy = list[float](), list[float](), False
 
@@ -161,7 +161,7 @@ def test_work_from_a_turn_that_another_task_takes_runs_in_time() -> None:
     assert ran[0] - came_at <= 0.021
 
 
-def test_a_look_that_finds_nothing_due_takes_no_turn_of_the_reactor() -> None:
+def test_look_that_finds_nothing_due_takes_no_turn_of_the_reactor() -> None:
     clock = MockClock(autojump_threshold=0)
     ran, reactions = list[float](), 0
 
@@ -185,7 +185,7 @@ def test_a_look_that_finds_nothing_due_takes_no_turn_of_the_reactor() -> None:
     assert reactions <= 2, "a look every 20 ms would be 17"
 
 
-def test_a_busy_broker_polls_actions_and_work_waits_at_most_one_interval() -> None:
+def test_busy_broker_polls_actions_and_work_waits_at_most_one_interval() -> None:
     clock = MockClock(autojump_threshold=0)
     asked, ran, is_busy = 0, list[float](), False
 

@@ -35,7 +35,7 @@ def sent(buckets: QuotaBuckets, quota: Quota, until: float, costs: tuple[int, in
 
 
 @pytest.mark.parametrize("quota", [Quota(produce_messages=50), Quota(produce_bytes=5000)])
-def test_a_rate_holds_over_a_long_time(quota: Quota) -> None:
+def test_rate_holds_over_a_long_time(quota: Quota) -> None:
     passed = sent(QuotaBuckets(), quota, 100.0)
     assert 50 * 100 <= len(passed) <= 50 * (100 + BURST_SECONDS) + 2
 
@@ -45,12 +45,12 @@ def test_full_first_bucket_avoids_throttling_after_an_election() -> None:
     assert len([at for at in passed if at == 0.0]) == 51
 
 
-def test_the_rate_that_is_used_up_first_counts() -> None:
+def test_rate_that_is_used_up_first_counts() -> None:
     buckets, both = QuotaBuckets(), Quota(produce_messages=1000, produce_bytes=1000)
     assert len(sent(buckets, both, 10.0)) == pytest.approx(110, abs=3)
 
 
-def test_a_batch_larger_than_the_burst_passes_and_is_paid_for() -> None:
+def test_batch_larger_than_the_burst_passes_and_is_paid_for() -> None:
     buckets, quota = QuotaBuckets(), Quota(produce_bytes=1000)
     assert buckets.wait([(WHO, quota)], 0.0) == (0.0, None)
     buckets.take([(WHO, quota)], 1, 50_000, 0.0)
@@ -84,7 +84,7 @@ def test_those_that_wait_pass_in_their_order() -> None:
     assert due == sorted(due)
 
 
-def test_a_clock_that_jumps_gives_a_burst_at_most() -> None:
+def test_clock_that_jumps_gives_a_burst_at_most() -> None:
     bucket = Bucket(100, 1000.0)
     bucket.take(250)
     assert bucket.wait(900.0) == 1.5  # back: nothing comes, and nothing is lost
@@ -93,7 +93,7 @@ def test_a_clock_that_jumps_gives_a_burst_at_most() -> None:
     assert bucket.level == 100
 
 
-def test_a_debt_takes_as_long_to_pay_at_another_rate() -> None:
+def test_debt_takes_as_long_to_pay_at_another_rate() -> None:
     bucket = Bucket(100, 0.0)
     bucket.take(300)
     assert bucket.wait(0.0) == 2.0
@@ -103,7 +103,7 @@ def test_a_debt_takes_as_long_to_pay_at_another_rate() -> None:
     assert bucket.wait(1.0) == 1.0
 
 
-def test_a_raised_rate_pays_a_large_debt_sooner() -> None:
+def test_raised_rate_pays_a_large_debt_sooner() -> None:
     """A consumer that had got 30 MB at 1 byte per second waited for a year, although its quota was raised."""
     bucket = Bucket(1, 0.0)
     bucket.take(30_000_000)
@@ -131,7 +131,7 @@ def test_producing_and_consuming_are_counted_separately() -> None:
     assert buckets.wait([(WHO._replace(direction=CONSUME), quota)], 0.0) == (0.0, None)
 
 
-def test_a_removed_quota_is_forgotten_and_a_new_one_begins_full() -> None:
+def test_removed_quota_is_forgotten_and_a_new_one_begins_full() -> None:
     buckets, quota = QuotaBuckets(), Quota(produce_messages=1)
     buckets.take([(WHO, quota)], 10, 0, 0.0)
     buckets.note(WHO, 0.0, refused=True)
@@ -140,7 +140,7 @@ def test_a_removed_quota_is_forgotten_and_a_new_one_begins_full() -> None:
     assert buckets.wait([(WHO, quota)], 0.0) == (0.0, None)
 
 
-def test_the_first_throttled_request_of_a_minute_is_reported() -> None:
+def test_first_throttled_request_of_a_minute_is_reported() -> None:
     buckets = QuotaBuckets()
     told = [buckets.note(WHO, at, refused=False) for at in (0.0, 1.0, 2.0)]
     assert told == [True, False, False]

@@ -40,7 +40,7 @@ def test_ten_seconds_of_a_wrong_year_change_nothing() -> None:
         assert (machine.clock.jumps, machine.clock.disbelieved_ms) == (1, 0)
 
 
-def test_a_jump_is_followed_after_a_minute() -> None:
+def test_jump_is_followed_after_a_minute() -> None:
     machine = Machine()
     machine.after(PROOF_SECONDS)
     with capture_logs() as logs:
@@ -51,7 +51,7 @@ def test_a_jump_is_followed_after_a_minute() -> None:
     assert [line["event"] for line in logs] == ["clock_jumped", "clock_jump_followed"]
 
 
-def test_a_clock_that_has_just_started_is_not_believed_more() -> None:
+def test_clock_that_has_just_started_is_not_believed_more() -> None:
     machine = Machine()
     with capture_logs() as logs:
         assert machine.after(5, YEAR_MS) == YEAR_MS

@@ -65,7 +65,7 @@ def stage() -> Stage:
     return Stage()
 
 
-def test_a_random_access_reader_gets_only_its_records(stage: Stage) -> None:
+def test_random_access_reader_gets_only_its_records(stage: Stage) -> None:
     assert stage.bring("a", (PLACE, 500), (PLACE + 700, 100))
     assert stage.bring("b", (9 * PLACE, 500))
     assert stage.done == []
@@ -74,7 +74,7 @@ def test_a_random_access_reader_gets_only_its_records(stage: Stage) -> None:
     assert stage.cold.waiting == 0
 
 
-def test_a_sequential_reader_gets_whole_chunks_and_the_next_one_ahead(stage: Stage) -> None:
+def test_sequential_reader_gets_whole_chunks_and_the_next_one_ahead(stage: Stage) -> None:
     stage.bring("first", (PLACE, 500))
     stage.work()
     assert stage.bring("second", (PLACE + 500, 500))
@@ -142,7 +142,7 @@ def test_loaded_chunks_of_a_sequential_reader_are_recognized_at_once(stage: Stag
     assert not stage.cold.are_loaded(PhysicalOffset(PLACE), PhysicalOffset(PLACE + 1000))
 
 
-def test_a_chunk_that_was_forgotten_is_brought_again(stage: Stage) -> None:
+def test_chunk_that_was_forgotten_is_brought_again(stage: Stage) -> None:
     stage.bring("first", (PLACE, 500))
     stage.bring("second", (PLACE, 500))
     stage.work()
@@ -173,7 +173,7 @@ def test_prefetch_skips_deleted_records_and_those_in_memory() -> None:
     assert stage.done == ["partly"]
 
 
-def test_a_failing_disk_is_noticed_by_the_reader(stage: Stage) -> None:
+def test_failing_disk_is_noticed_by_the_reader(stage: Stage) -> None:
     stage.log.fails = True
     assert stage.bring("a", (PLACE, 500))
     stage.work()
@@ -190,7 +190,7 @@ def test_only_so_many_wait() -> None:
     assert stage.bring("now", (60 * PLACE, 500))
 
 
-def test_a_job_may_be_carried_out_at_once() -> None:
+def test_job_may_be_carried_out_at_once() -> None:
     done: list[str] = []
     cold = ColdReads(log=Log(), in_background=lambda job: job()())
     for name in ("a", "b"):

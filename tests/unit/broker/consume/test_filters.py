@@ -68,7 +68,7 @@ class Home:
         return refused.value.code
 
 
-def test_the_groups_subscription_counts_unless_the_pull_brings_one() -> None:
+def test_groups_subscription_counts_unless_the_pull_brings_one() -> None:
     home = Home()
     assert home.of_pull().tags == {"A"}
     assert home.of_pull(sys_flag=4, subscription="B").tags == {"B"}
@@ -91,20 +91,20 @@ def test_pull_without_subscription_is_refused() -> None:
     assert home.asked == ["G"]
 
 
-def test_a_group_that_may_not_consume() -> None:
+def test_group_that_may_not_consume() -> None:
     home = Home(consume_enable=False)
     assert home.refusal() == ResponseCode.NO_PERMISSION
     assert home.refusal(sys_flag=4) == ResponseCode.NO_PERMISSION
 
 
-def test_a_group_that_may_not_consume_by_broadcast() -> None:
+def test_group_that_may_not_consume_by_broadcast() -> None:
     assert Home(consume_broadcast_enable=False).of_pull()
     assert Home(message_model=BROADCASTING).of_pull()
     home = Home(consume_broadcast_enable=False, message_model=BROADCASTING)
     assert home.refusal() == ResponseCode.NO_PERMISSION
 
 
-def test_the_longer_an_expression_the_fewer_messages_are_scanned_at_once() -> None:
+def test_longer_an_expression_the_fewer_messages_are_scanned_at_once() -> None:
     assert scanned_max(parse_subscription("T", "a || b", "TAG"), DEFAULT.consume) == 800
     assert scanned_max(parse_subscription("T", "n = 1", "SQL92"), DEFAULT.consume) == 800
     assert scanned_max(parse_subscription("T", " OR ".join(["n = 1000"] * 200), "SQL92"), DEFAULT.consume) == 41

@@ -98,7 +98,7 @@ def test_leader_suggests_no_unfit_follower(unfit: PeerStatus) -> None:
     assert Home(Leader(unfit, peer("n2"))).suggest(LAG_MAX + 1, behind=50 * ENTRY_BYTES) == 3
 
 
-def test_the_groups_wish_counts_if_that_replica_can_serve() -> None:
+def test_groups_wish_counts_if_that_replica_can_serve() -> None:
     home = Home(Leader(peer("n1"), peer("n2"), peer("n3")))
     for wish, suggested in ((4, 4), (3, 3)):
         config = GroupConfig(name="G", which_broker_when_consume_slowly=wish)
@@ -126,7 +126,7 @@ def test_knowledge_about_followers_is_soon_refreshed() -> None:
     assert home.suggest(LAG_MAX + 1) == 0
 
 
-def test_a_follower_keeps_clients_far_behind_and_sends_near_ones_back() -> None:
+def test_follower_keeps_clients_far_behind_and_sends_near_ones_back() -> None:
     home = Home(Leader(), node_id="n2", peers="n2@127.0.0.1:1")
     home.leader.is_leader = False
     assert home.suggest(LAG_MAX * 5) == 3
@@ -137,7 +137,7 @@ def test_a_follower_keeps_clients_far_behind_and_sends_near_ones_back() -> None:
 @pytest.mark.parametrize(
     ("base", "behind", "only_here"), [(None, 0, False), (5, 0, False), (50, 4000, True), (50, 5000, False)]
 )
-def test_a_follower_keeps_clients_of_messages_that_the_leader_has_deleted(
+def test_follower_keeps_clients_of_messages_that_the_leader_has_deleted(
     base: int | None, behind: int, only_here: bool
 ) -> None:
     assert following(base).is_only_here(PhysicalOffset(behind)) is only_here

@@ -81,7 +81,7 @@ class _Connection:
             self._told[self._client_id] = [ref["queueId"] for ref in json.loads(body)["lockOKMQSet"]]
 
 
-def test_a_late_unlock_does_not_open_the_queue_to_a_third_client() -> None:
+def test_late_unlock_does_not_open_the_queue_to_a_third_client() -> None:
     """c1 was silent, c2 gets its queue; c1 gives it back while that is on its way, and c3 comes before that is done."""
     stage = Stage()
     stage.lock("c1")
@@ -98,7 +98,7 @@ def test_a_late_unlock_does_not_open_the_queue_to_a_third_client() -> None:
     assert stage.metadata.lock_holder("G", "T", 0) == "c2"
 
 
-def test_a_lock_not_yet_committed_is_not_reported() -> None:
+def test_lock_not_yet_committed_is_not_reported() -> None:
     """A client asks twice. The first answer comes late: not before the second request found the queue free."""
     stage = Stage()
     stage.lock("c1")
@@ -115,7 +115,7 @@ def test_a_lock_not_yet_committed_is_not_reported() -> None:
     assert stage.told["c2"] == [0]
 
 
-def test_a_lock_being_revoked_is_not_reported() -> None:
+def test_lock_being_revoked_is_not_reported() -> None:
     """It was renewed in time, and then its time was over before anybody could confirm that."""
     stage = Stage()
     stage.lock("c1")

@@ -36,7 +36,7 @@ def polling() -> LongPolling[Pull]:
     return LongPolling()
 
 
-def test_a_message_wakes_the_pulls_of_its_queue_in_order_of_arrival(polling: LongPolling[Pull]) -> None:
+def test_message_wakes_the_pulls_of_its_queue_in_order_of_arrival(polling: LongPolling[Pull]) -> None:
     for name in ("a", "b"):
         assert polling.hold(KEY, QueueOffset(5), 10.0, Pull(name), "c1")
     assert polling.hold(("T", 1), QueueOffset(5), 10.0, Pull("other queue"), "c1")
@@ -70,7 +70,7 @@ class Rival(Pull):
     group: str = "g"
 
 
-def test_a_group_is_left_as_soon_as_none_of_it_takes_more() -> None:
+def test_group_is_left_as_soon_as_none_of_it_takes_more() -> None:
     polling: LongPolling[Rival] = LongPolling()
     for number in range(100):
         for group in ("g", "h"):
@@ -157,7 +157,7 @@ def test_pulls_that_expire_together_are_answered_in_portions(polling: LongPollin
     assert len(polling) == 0
 
 
-def test_a_woken_pull_neither_expires_nor_counts_for_the_next_deadline(polling: LongPolling[Pull]) -> None:
+def test_woken_pull_neither_expires_nor_counts_for_the_next_deadline(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a", frozenset([1])), "c1")
     polling.hold(KEY, QueueOffset(0), 20.0, Pull("b", frozenset([2])), "c1")
     polling.grown(KEY, entries(1))
@@ -166,13 +166,13 @@ def test_a_woken_pull_neither_expires_nor_counts_for_the_next_deadline(polling: 
     assert polling.expired(20.0) == [Pull("b", frozenset([2]))]
 
 
-def test_an_expired_pull_is_not_woken(polling: LongPolling[Pull]) -> None:
+def test_expired_pull_is_not_woken(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
     polling.expired(10.0)
     assert polling.grown(KEY, entries(0)) == []
 
 
-def test_a_closed_connection_takes_its_pulls_along(polling: LongPolling[Pull]) -> None:
+def test_closed_connection_takes_its_pulls_along(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
     polling.hold(("T", 1), QueueOffset(0), 10.0, Pull("b"), "c1")
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c2")

@@ -92,7 +92,7 @@ def stage() -> Stage:
     return Stage()
 
 
-def test_a_consumer_starting_at_an_earlier_reset_cannot_undo_a_later_one(stage: Stage) -> None:
+def test_consumer_starting_at_an_earlier_reset_cannot_undo_a_later_one(stage: Stage) -> None:
     stage.reset(50)
     stage.rounds.commit(2)
     stage.reset(20)
@@ -118,7 +118,7 @@ def test_two_resets_at_the_same_time(stage: Stage) -> None:
     assert (stage.stored, stage.pull(70)) == (20, 20)
 
 
-def test_a_commit_gathered_before_a_reset_is_ignored_after_it(stage: Stage) -> None:
+def test_commit_gathered_before_a_reset_is_ignored_after_it(stage: Stage) -> None:
     stage.gather(60)
     stage.reset(20)
     stage.rounds.commit(2)
@@ -149,7 +149,7 @@ def test_backward_commit_drops_gathered_offsets(stage: Stage) -> None:
     stage.check_commit(12)
 
 
-def test_a_repeated_read_is_not_mistaken_for_a_consumer_awaiting_a_reset(stage: Stage) -> None:
+def test_repeated_read_is_not_mistaken_for_a_consumer_awaiting_a_reset(stage: Stage) -> None:
     """A reset forgets who read from further back: what comes late from there does not undo it."""
     reader: Any = object()
     stage.store(50)
@@ -162,7 +162,7 @@ def test_a_repeated_read_is_not_mistaken_for_a_consumer_awaiting_a_reset(stage: 
     assert (stage.rounds.waiting, stage.stored) == (0, 40)
 
 
-def test_a_commit_at_the_wrong_moment_is_refused_with_a_reason(stage: Stage) -> None:
+def test_commit_at_the_wrong_moment_is_refused_with_a_reason(stage: Stage) -> None:
     reader: Any = object()
     other: Any = object()
     request = UpdateConsumerOffset(
@@ -183,7 +183,7 @@ def test_a_commit_at_the_wrong_moment_is_refused_with_a_reason(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("oneway", [False, True])
-def test_a_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool, stage: Stage) -> None:
+def test_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool, stage: Stage) -> None:
     client: Any = object()
     stage.store(50)
     stage.offsets.note_pull(client, "G", "T", 0, QueueOffset(-2))
@@ -202,14 +202,14 @@ def test_a_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool, st
     stage.check_commit(60)
 
 
-def test_a_reset_to_an_invalid_offset_changes_nothing(stage: Stage) -> None:
+def test_reset_to_an_invalid_offset_changes_nothing(stage: Stage) -> None:
     with pytest.raises(CommandRefused):
         stage.reset(-1)
     assert stage.rounds.waiting == 0
     stage.check_commit(60)
 
 
-def test_a_commit_with_a_pull_of_an_invalid_group_changes_nothing(stage: Stage) -> None:
+def test_commit_with_a_pull_of_an_invalid_group_changes_nothing(stage: Stage) -> None:
     """Gathered commits enter the log by a timer, where a name that is refused would end the broker."""
     connection: Any = None
     stage.offsets.commit(connection, "no group!", "T", 0, QueueOffset(5))

@@ -56,7 +56,7 @@ def registry() -> ClientRegistry[str]:
     return ClientRegistry()
 
 
-def test_a_new_member_is_announced_to_all_of_its_group(registry: ClientRegistry[str]) -> None:
+def test_new_member_is_announced_to_all_of_its_group(registry: ClientRegistry[str]) -> None:
     first = beat(registry, "c1", "one", consumer("g", "T"))
     assert (first.consumer_groups, first.new_groups, first.notify) == (("g",), ("g",), [("g", ["c1"])])
     second = beat(registry, "c2", "two", consumer("g", "T"))
@@ -83,7 +83,7 @@ def test_unchanged_heartbeat_sends_no_notifications(registry: ClientRegistry[str
     ],
     ids=["added", "removed", "replaced", "other order", "other expression"],
 )
-def test_the_set_of_topics_decides_whether_members_are_notified(
+def test_set_of_topics_decides_whether_members_are_notified(
     before: list[str | SubscriptionData], after: list[str | SubscriptionData], told: bool, registry: ClientRegistry[str]
 ) -> None:
     beat(registry, "c1", "one", consumer("g", *before))
@@ -97,7 +97,7 @@ def test_broadcast_groups_are_never_notified(registry: ClientRegistry[str]) -> N
     assert registry.consumer_ids("g") == ["two"]
 
 
-def test_the_newest_version_of_a_subscription_counts(registry: ClientRegistry[str]) -> None:
+def test_newest_version_of_a_subscription_counts(registry: ClientRegistry[str]) -> None:
     for expression, version, wanted in (("A", 5, "A"), ("B", 4, "A"), ("C", 5, "A"), ("D", 6, "D")):
         beat(registry, "c1", "one", consumer("g", subscription("T", expression, version)))
         known = registry.subscription("g", "T")
@@ -124,7 +124,7 @@ def test_unknown_or_invalid_subscriptions_are_absent(registry: ClientRegistry[st
     assert group.subscriptions["S"].expression == "a > 'x'"
 
 
-def test_a_closed_connection_leaves_all_its_groups(registry: ClientRegistry[str]) -> None:
+def test_closed_connection_leaves_all_its_groups(registry: ClientRegistry[str]) -> None:
     beat(registry, "c1", "one", consumer("g", "T"), consumer("h", "T"), producers=["p"])
     beat(registry, "c2", "two", consumer("g", "T"), producers=["p"])
     assert registry.connection_closed("c1") == [("g", ["c2"])]
@@ -225,7 +225,7 @@ BEYOND: dict[str, tuple[str, list[ConsumerData], list[str]]] = {
 
 
 @pytest.mark.parametrize(("client_id", "consumers", "producers"), BEYOND.values(), ids=BEYOND)
-def test_a_heartbeat_beyond_the_limits_changes_nothing(
+def test_heartbeat_beyond_the_limits_changes_nothing(
     client_id: str, consumers: list[ConsumerData], producers: list[str]
 ) -> None:
     registry: ClientRegistry[str] = ClientRegistry(TIGHT)
@@ -300,7 +300,7 @@ def test_expressions_of_one_connection_are_bounded_over_its_life(expression_type
     beat(registry, "c4", "four", wants("k", 20))
 
 
-def test_a_language_is_a_name_that_is_known(registry: ClientRegistry[str]) -> None:
+def test_language_is_a_name_that_is_known(registry: ClientRegistry[str]) -> None:
     """It is kept for each group of a connection, and a header has room for a long text."""
     for language, kept in (("GO", "GO"), ("x" * 200_000, None), (None, None)):
         registry.heartbeat(0.0, "c1", HeartbeatData("one", consumers=[consumer("g", "T")]), language, 409)

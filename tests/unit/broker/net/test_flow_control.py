@@ -60,13 +60,13 @@ def test_beyond_the_limit_only_the_clients_with_the_most_unread_are_dropped() ->
     assert not replica.closed
 
 
-def test_a_replica_is_never_kept_waiting() -> None:
+def test_replica_is_never_kept_waiting() -> None:
     replica = Connection(6 * MIB, trusted=True)
     unread(replica).grown(replica)
     assert not replica.waits
 
 
-def test_a_client_that_read_everything_is_not_dropped_for_slow_replicas() -> None:
+def test_client_that_read_everything_is_not_dropped_for_slow_replicas() -> None:
     reader, replica = Connection(), Connection(9 * MIB, trusted=True)
     unread(reader, replica).drop_some()
     assert not reader.closed
@@ -86,7 +86,7 @@ def test_drop_notices_do_not_recurse() -> None:
     assert sum(each.waiting_bytes for each in members) == 7 * MIB
 
 
-def test_a_disconnected_client_is_forgotten() -> None:
+def test_disconnected_client_is_forgotten() -> None:
     one = Connection(6 * MIB)
     kept = unread(one)
     kept.grown(one)

@@ -31,7 +31,7 @@ def test_one_connection_names_two_clients_that_are_kept_out() -> None:
     registry.check_invariants()
 
 
-def test_a_connection_that_names_another_client_is_not_kept_out() -> None:
+def test_connection_that_names_another_client_is_not_kept_out() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     beat(registry, "c1", "one")
     keep_out(registry, "one")
@@ -42,7 +42,7 @@ def test_a_connection_that_names_another_client_is_not_kept_out() -> None:
     registry.check_invariants()
 
 
-def test_a_connection_that_names_a_removed_client_leaves_the_group() -> None:
+def test_connection_that_names_a_removed_client_leaves_the_group() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     keep_out(registry, "two")
     beat(registry, "c1", "one")

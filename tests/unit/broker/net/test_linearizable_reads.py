@@ -20,7 +20,7 @@ class World:
             on_read(known)
 
 
-def test_a_successful_read_is_reported_at_once() -> None:
+def test_successful_read_is_reported_at_once() -> None:
     world = World()
     world.reads.read(world.told.append)
     world.answer(True)
@@ -49,7 +49,7 @@ def test_patience_ends() -> None:
     assert world.asked == []
 
 
-def test_a_single_attempt_is_not_repeated_and_fails_once_roles_are_known() -> None:
+def test_single_attempt_is_not_repeated_and_fails_once_roles_are_known() -> None:
     world = World()
     world.reads.read_once(world.told.append)
     world.answer(False)

@@ -27,7 +27,7 @@ def members(registry: ClientRegistry[str], group: str = "g") -> list[tuple[str, 
     return [(at, each.client_id) for at, each in registry.proxied.members(group)]
 
 
-def test_a_heartbeat_replaces_the_clients_of_its_proxy_only() -> None:
+def test_heartbeat_replaces_the_clients_of_its_proxy_only() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     beat(registry, "p1", client("a"), client("b"), client("a", "other", "T"))
     beat(registry, "p2", client("b"))
@@ -82,7 +82,7 @@ def test_proxied_clients_are_not_members_that_share_queues() -> None:
     assert registry.consumer_group("g") is None
 
 
-def test_a_user_needs_permissions_for_named_clients_and_a_proxy_does_not() -> None:
+def test_user_needs_permissions_for_named_clients_and_a_proxy_does_not() -> None:
     request = HeartBeat()
     body = HeartbeatOfProxy("p1", proxied_clients=[client("a", "g", "T")]).encode()
     row = ROWS[HeartBeat]

@@ -85,7 +85,7 @@ def test_new_numbers_are_plain_in_both_receivers() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_second_of_two_equal_numbers_waits_for_the_first(form: str) -> None:
+def test_second_of_two_equal_numbers_waits_for_the_first(form: str) -> None:
     broker, client, other = Broker(form=form), Connection(HOST), Connection(HOST)
     broker.receive(client, numbered(1) + numbered(2) + numbered(2) + numbered(1))
     broker.receive(other, batch(1, 2) + numbered(2))
@@ -102,7 +102,7 @@ def test_the_second_of_two_equal_numbers_waits_for_the_first(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_lower_number_that_is_new_is_stored_too(form: str) -> None:
+def test_lower_number_that_is_new_is_stored_too(form: str) -> None:
     broker, client = Broker(form=form), Connection(HOST)
     broker.receive(client, numbered(5) + numbered(2) + numbered(5) + numbered(9))
     broker.receive(client, numbered(7) + numbered(7) + numbered(6))
@@ -137,7 +137,7 @@ def test_lost_leadership_gives_back_sends_and_those_that_wait(form: str) -> None
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_unknown_outcome_closes_the_senders_and_those_that_wait(form: str) -> None:
+def test_unknown_outcome_closes_the_senders_and_those_that_wait(form: str) -> None:
     broker, client, other = Broker(form=form), Connection(HOST), Connection(HOST)
     broker.receive(client, numbered(1) + numbered(2))
     broker.receive(other, numbered(2))
@@ -164,7 +164,7 @@ def test_sixteen_repeats_wait_for_each_message_of_a_block(form: str) -> None:
     assert bodies == [b"p:1"] * 16 + [b"p:2"] * 16
 
 
-def test_the_first_record_of_a_batch_has_its_numbers() -> None:
+def test_first_record_of_a_batch_has_its_numbers() -> None:
     for form in FORMS:
         broker = Broker(form=form)
         broker.receive(Connection(HOST), batch(5, 3, shared="A\x01b\x02") + batch(8, 1))
@@ -189,7 +189,7 @@ def test_followers_apply_the_number_of_each_send() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_highest_numbers_of_all_are_stored(form: str) -> None:
+def test_highest_numbers_of_all_are_stored(form: str) -> None:
     broker, client = Broker(form=form), Connection(HOST)
     broker.receive(client, numbered(SEQUENCE_MAX) + batch(SEQUENCE_MAX - 1, 2, "q") + batch(SEQUENCE_MAX, 1, "r"))
     broker.commit()

@@ -123,7 +123,7 @@ def test_damaged_chunks_give_the_same_log_and_the_same_replies(data: st.DataObje
     compare([frame(), bytes(damaged), frame()])
 
 
-def test_a_chunk_may_end_anywhere() -> None:
+def test_chunk_may_end_anywhere() -> None:
     frames = [frame(b"first", e="2"), frame(b"1"), frame(b"2")]
     chunk = b"".join(frames)
     ends = [len(b"".join(frames[:count])) for count in range(len(frames) + 1)]
@@ -201,7 +201,7 @@ def test_sends_to_more_queues_than_a_block_knows_are_stored() -> None:
     assert broker.taken_plain > 0
 
 
-def test_a_block_of_requests_is_given_back_whole_when_leadership_is_lost() -> None:
+def test_block_of_requests_is_given_back_whole_when_leadership_is_lost() -> None:
     chunk = b"".join(frame(b"%d" % n, header={"opaque": n}) for n in range(3))
     seen = []
     for form in FORMS:
@@ -247,18 +247,18 @@ def test_flow_control_refuses_the_same_requests_of_a_chunk(uncommitted_bytes_max
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_the_limit_of_pending_bytes_may_have_more_than_64_bits() -> None:
+def test_limit_of_pending_bytes_may_have_more_than_64_bits() -> None:
     broker = Broker(form="compiled", uncommitted_bytes_max=2**64)
     assert broker.receive(Connection(HOST), frame()) == broker.taken_plain == len(frame())
 
 
-def test_a_topic_without_queues_is_left_to_the_reference() -> None:
+def test_topic_without_queues_is_left_to_the_reference() -> None:
     broker = Broker(form="compiled")
     broker.writable["T"] = []
     assert broker.sends.take(cast("Any", Connection(HOST)), frame()) == 0
 
 
-def test_a_full_disk_refuses_requests_of_a_block_and_drops_oneway_sends() -> None:
+def test_full_disk_refuses_requests_of_a_block_and_drops_oneway_sends() -> None:
     three = batched(b"", "UNIQ_KEY\x01A\x02") * 3
     chunk = frame(b"1", header={"opaque": 1}) + frame(b"2", header={"opaque": 2, "flag": 2})
     chunk += frame(three, m="true", i="", header={"opaque": 3, "code": 320}) + frame(b"4", header={"opaque": 4})
@@ -276,7 +276,7 @@ def test_a_full_disk_refuses_requests_of_a_block_and_drops_oneway_sends() -> Non
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_a_replica_that_is_not_ready_keeps_blocks_for_the_next_round() -> None:
+def test_replica_that_is_not_ready_keeps_blocks_for_the_next_round() -> None:
     chunks = [b"".join(frame(b"%d" % n, header={"opaque": n}) for n in range(9)) for _ in range(3)]
     seen = []
     for form in FORMS:
@@ -290,7 +290,7 @@ def test_a_replica_that_is_not_ready_keeps_blocks_for_the_next_round() -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_an_unknown_outcome_of_a_block_leaves_senders_without_an_answer() -> None:
+def test_unknown_outcome_of_a_block_leaves_senders_without_an_answer() -> None:
     chunk = frame(header={"opaque": 1}) + frame(header={"opaque": 2})
     seen = []
     for form in FORMS:
@@ -303,7 +303,7 @@ def test_an_unknown_outcome_of_a_block_leaves_senders_without_an_answer() -> Non
     assert seen[0] == seen[1] == seen[2] == [["leadership was lost while a message was being stored", None], 0]
 
 
-def test_a_topic_may_be_replaced_while_a_block_waits() -> None:
+def test_topic_may_be_replaced_while_a_block_waits() -> None:
     chunk = b"".join(frame(b"%d" % n, e=str(n % 4), header={"opaque": n}) for n in range(8))
     seen = []
     for form in FORMS:
@@ -316,7 +316,7 @@ def test_a_topic_may_be_replaced_while_a_block_waits() -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_a_compiled_block_is_built_once() -> None:
+def test_compiled_block_is_built_once() -> None:
     broker, sender = Broker(form="compiled"), cast("Any", Connection(HOST))
     chunk = frame()
     assert broker.sends.take(sender, chunk) == len(chunk)
@@ -337,7 +337,7 @@ def test_sends_around_the_end_of_a_block_match_the_reference(extra: int) -> None
     assert compare([chunk]).taken_plain == len(chunk)
 
 
-def test_an_empty_batch_behind_a_message_adds_nothing_to_its_queue() -> None:
+def test_empty_batch_behind_a_message_adds_nothing_to_its_queue() -> None:
     compare([frame(e="0") + frame(b"", header={"code": 320}, e="1", m="true", i="") + frame(e="2")])
 
 
@@ -354,7 +354,7 @@ def test_batches_around_the_message_limit_of_a_block_match_the_reference(count: 
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_an_entry_never_exceeds_its_size_limit() -> None:
+def test_entry_never_exceeds_its_size_limit() -> None:
     broker, client = Broker(form="compiled", entry_bytes_max=1000), Connection(HOST)
     chunk = b"".join(frame(b"x" * 100, header={"opaque": n}) for n in range(50))
     assert broker.receive(client, chunk) == broker.taken_plain == len(chunk)

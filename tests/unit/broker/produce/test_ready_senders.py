@@ -132,7 +132,7 @@ def test_any_chunks_are_stored_and_answered_as_by_the_reference(form: str, chunk
 
 
 @both_forms
-def test_a_turn_receives_from_each_sender_once_until_its_buffer_is_full(form: str, undo: ExitStack) -> None:
+def test_turn_receives_from_each_sender_once_until_its_buffer_is_full(form: str, undo: ExitStack) -> None:
     crowd = Crowd(form, 6, undo)
     chunk = frame(b"x" * 1500) * 60
     for client in crowd.clients:
@@ -206,7 +206,7 @@ def test_receiver_does_not_wait_for_closed_or_idle_senders(form: str, undo: Exit
 
 
 @both_forms
-def test_a_round_waits_for_as_many_senders_as_were_answered(form: str, undo: ExitStack) -> None:
+def test_round_waits_for_as_many_senders_as_were_answered(form: str, undo: ExitStack) -> None:
     crowd = Crowd(form, 9, undo)
     for client in crowd.clients:
         client.write(frame() * 2)
@@ -221,7 +221,7 @@ def test_a_round_waits_for_as_many_senders_as_were_answered(form: str, undo: Exi
 
 
 @both_forms
-def test_a_lost_round_closes_the_connections_of_all_its_senders(form: str, undo: ExitStack) -> None:
+def test_lost_round_closes_the_connections_of_all_its_senders(form: str, undo: ExitStack) -> None:
     crowd = Crowd(form, 5, undo)
     for number, client in enumerate(crowd.clients):
         client.write(frame(header={"flag": 2 if number == 3 else 0}))
@@ -234,7 +234,7 @@ def test_a_lost_round_closes_the_connections_of_all_its_senders(form: str, undo:
 
 
 @both_forms
-def test_a_refused_round_keeps_its_senders(form: str, undo: ExitStack) -> None:
+def test_refused_round_keeps_its_senders(form: str, undo: ExitStack) -> None:
     crowd = Crowd(form, 4, undo)
     for client in crowd.clients:
         client.write(frame())

@@ -106,7 +106,7 @@ def test_sends_in_flight_agree_with_a_list_model(steps: list[tuple[str, Any]]) -
     assert model.flights.is_empty
 
 
-def test_a_refused_block_leaves_the_numbers_of_earlier_ones_in_flight() -> None:
+def test_refused_block_leaves_the_numbers_of_earlier_ones_in_flight() -> None:
     model = InFlightModel()
     model.send_block([("p", 0, 0), ("q", 4, 0)])
     model.send_block([("p", 0, 2)])

@@ -131,7 +131,7 @@ def test_sends_that_name_this_broker_are_plain(tmp_path: Path, named: dict[str, 
     assert broker.receive(Connection(HOST), chunk, access, "10.0.0.9") == broker.taken_plain == len(chunk)
 
 
-def test_a_recorded_send_loses_no_byte_to_a_new_field(tmp_path: Path) -> None:
+def test_recorded_send_loses_no_byte_to_a_new_field(tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     log: Any = None
     for field, text in (("n", "the name of another broker, 'p'"), ("z", "the field 'z'")):
@@ -241,7 +241,7 @@ def test_changed_accounts_apply_from_the_next_chunk_like_in_the_reference(
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_a_removed_account_sends_nothing_more(tmp_path: Path) -> None:
+def test_removed_account_sends_nothing_more(tmp_path: Path) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)
     access, broker, client = (
@@ -260,7 +260,7 @@ def test_a_removed_account_sends_nothing_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("sha1")
-def test_the_account_key_is_requested_for_each_topic_and_access_key() -> None:
+def test_account_key_is_requested_for_each_topic_and_access_key() -> None:
     broker, sender = Broker(form="compiled", is_signed=True), cast("Any", Connection(HOST))
     sends = [("producer", "T"), ("producer", "T"), ("producer", "Orders"), ("operator", "Orders"), ("producer", "T")]
     keys = {b"producer": Signer("secret-1").key, b"operator": Signer("secret-3").key}
@@ -284,7 +284,7 @@ def test_the_account_key_is_requested_for_each_topic_and_access_key() -> None:
     assert broker.sends.take(sender, chunk) == 0
 
 
-def test_the_signature_of_a_body_that_fits_no_block_is_checked_once() -> None:
+def test_signature_of_a_body_that_fits_no_block_is_checked_once() -> None:
     broker, sender = Broker(form="compiled", is_signed=True, entry_bytes_max=1000), cast("Any", Connection(HOST))
     asked: list[bytes] = []
 

@@ -174,7 +174,7 @@ def test_requests_wait_no_longer_for_a_removed_quota_of_a_user() -> None:
     assert not clients.requests.is_gated
 
 
-def test_a_stopping_broker_waits_for_sends_but_not_for_pulls() -> None:
+def test_stopping_broker_waits_for_sends_but_not_for_pulls() -> None:
     clients = Clients(Quota(produce_messages=5, consume_messages=1))
     connection = clients.connection()
     connection.pull(1)
@@ -230,7 +230,7 @@ def test_bodies_of_waiting_transactions_are_bounded() -> None:
     assert 1 < len(waiting) < 12
 
 
-def test_a_change_of_another_topic_does_not_read_waiting_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_of_another_topic_does_not_read_waiting_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Topics are created all the time, and waiting transactions are long."""
     clients = Clients(Quota(produce_messages=5))
     for number in range(7):
@@ -242,7 +242,7 @@ def test_a_change_of_another_topic_does_not_read_waiting_requests(monkeypatch: p
     assert clients.gate.counters()["quota_held"] == 1
 
 
-def test_a_pull_that_gives_no_time_waits_for_a_second() -> None:
+def test_pull_that_gives_no_time_waits_for_a_second() -> None:
     clients = Clients(Quota(consume_messages=1))
     connection = clients.connection()
     connection.pull(1)
@@ -266,7 +266,7 @@ def test_waiting_requests_of_clients_that_left_are_dropped() -> None:
     assert clients.gate.counters()["quota_held"] == 0
 
 
-def test_an_administrator_without_a_connection_left_can_still_change_quotas() -> None:
+def test_administrator_without_a_connection_left_can_still_change_quotas() -> None:
     clients = Clients()
     clients.put("*", Quota(connections=1))
     clients.connection().send(1, user="root")

@@ -22,13 +22,13 @@ def tick(settled_ms: int, now_ms: int, **given: Any) -> Tick | None:
 
 
 @pytest.mark.parametrize("catch_up", CATCH_UPS)
-def test_a_tick_that_is_due_now_is_sent(catch_up: str) -> None:
+def test_tick_that_is_due_now_is_sent(catch_up: str) -> None:
     assert tick(0, MINUTE - 1, catch_up=catch_up) is None
     assert tick(0, MINUTE + 20, catch_up=catch_up) == Tick(MINUTE, MINUTE, 0)
 
 
 @pytest.mark.parametrize("catch_up", CATCH_UPS)
-def test_a_clock_that_went_back_repeats_nothing(catch_up: str) -> None:
+def test_clock_that_went_back_repeats_nothing(catch_up: str) -> None:
     assert tick(5 * MINUTE, 5 * MINUTE, catch_up=catch_up) is None
     assert tick(5 * MINUTE, 2 * MINUTE, catch_up=catch_up) is None
     assert tick(5 * MINUTE, 0, catch_up=catch_up) is None
@@ -48,7 +48,7 @@ def test_last_missed_cron_tick_is_searched_by_bisection() -> None:
     assert found == Tick(365 * DAY, 365 * DAY, 1000)  # of the given up ones, a thousand are counted
 
 
-def test_a_late_one_is_not_sent_if_it_is_to_be_skipped() -> None:
+def test_late_one_is_not_sent_if_it_is_to_be_skipped() -> None:
     hour = 60 * MINUTE
     given = {"every_ms": hour, "catch_up": "skip"}
     assert tick(0, hour + ON_TIME_MS, **given) == Tick(hour, hour, 0)

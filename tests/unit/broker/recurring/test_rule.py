@@ -106,7 +106,7 @@ def test_nothing_ticks_before_the_start_or_from_the_end_on() -> None:
     assert [next_due(rule, definition, at) for at in (0, 5000, 6000)] == [5000, 6000, None]
 
 
-def test_the_year_9999_is_the_last() -> None:
+def test_year_9999_is_the_last() -> None:
     assert Interval(1000, 0).next_after(TIME_MS_MAX) is None
     assert Cron("0 0 1 1 *", "UTC").next_after(TIME_MS_MAX - 1000) is None
 
@@ -115,13 +115,13 @@ def test_the_year_9999_is_the_last() -> None:
     "expression",
     ["", "* * * *", "60 * * * *", "* * 30 2 *", "* * * * MON#1/2", "*/0 * * * *", "a b c d e", "* * * * ٣", "\x00" * 5],
 )
-def test_an_invalid_cron_expression_is_refused(expression: str) -> None:
+def test_invalid_cron_expression_is_refused(expression: str) -> None:
     with pytest.raises(RuleInvalid, match="cron expression"):
         Cron(expression, "UTC")
 
 
 @pytest.mark.parametrize("zone", ["", "Nowhere/Else", "../../etc/passwd", "/etc/localtime", "Europe", "\x00"])
-def test_an_invalid_time_zone_is_refused(zone: str) -> None:
+def test_invalid_time_zone_is_refused(zone: str) -> None:
     with pytest.raises(RuleInvalid, match="time zone"):
         Cron("* * * * *", zone)
 

@@ -128,7 +128,7 @@ def test_clock_steps_neither_repeat_ticks_nor_flood() -> None:
     rig.check_tick(4 * SECOND)
 
 
-def test_a_refused_tick_is_sent_later() -> None:
+def test_refused_tick_is_sent_later() -> None:
     rig = Rig()
     rig.run(SECOND)
     rig.log.settle(Refused("the disk is full"))
@@ -139,7 +139,7 @@ def test_a_refused_tick_is_sent_later() -> None:
     assert rig.ticks.counters()["schedule_ticks_skipped"] == 1
 
 
-def test_a_tick_with_an_unknown_outcome_is_left_to_the_next_leader() -> None:
+def test_tick_with_an_unknown_outcome_is_left_to_the_next_leader() -> None:
     rig = Rig()
     rig.run(SECOND)
     [group] = rig.log.groups
@@ -153,7 +153,7 @@ def test_a_tick_with_an_unknown_outcome_is_left_to_the_next_leader() -> None:
     rig.check_tick(2 * SECOND)
 
 
-def test_a_schedule_does_not_tick_while_it_is_changed() -> None:
+def test_schedule_does_not_tick_while_it_is_changed() -> None:
     rig = Rig()
     first, second = rig.ticks.change("a"), rig.ticks.change("a")
     rig.check_no_tick(SECOND)
@@ -179,7 +179,7 @@ def test_change_of_an_earlier_leadership_ends_silently() -> None:
     rig.check_tick(SECOND)
 
 
-def test_a_change_that_begins_while_a_tick_is_in_flight() -> None:
+def test_change_that_begins_while_a_tick_is_in_flight() -> None:
     rig = Rig()
     rig.run(SECOND)
     end = rig.ticks.change("a")
@@ -192,7 +192,7 @@ def test_a_change_that_begins_while_a_tick_is_in_flight() -> None:
     assert settled == []
 
 
-def test_a_rule_that_this_broker_cannot_read_stops_no_other_schedule() -> None:
+def test_rule_that_this_broker_cannot_read_stops_no_other_schedule() -> None:
     rig = Rig(every_ms=0, anchor_ms=None, cron="* * * * *", time_zone="Moon/Base")
     other = ScheduleDefinition(name="b", topic="T", every_ms=SECOND, anchor_ms=0)
     rig.metadata.apply(PutSchedule(definition=other, expected=ANY_VERSION, timestamp_ms=0))
@@ -202,7 +202,7 @@ def test_a_rule_that_this_broker_cannot_read_stops_no_other_schedule() -> None:
     assert rig.logged == ["schedule_unusable"]
 
 
-def test_a_mark_is_in_each_entry() -> None:
+def test_mark_is_in_each_entry() -> None:
     rig = Rig()
     rig.run(SECOND)
     [[record, command]] = rig.log.groups
@@ -231,7 +231,7 @@ def test_it_rests_until_the_next_tick() -> None:
     assert rests_until() == float("inf")
 
 
-def test_a_yearly_schedule_that_is_changed_again_and_again_costs_no_memory() -> None:
+def test_yearly_schedule_that_is_changed_again_and_again_costs_no_memory() -> None:
     """Its ticks of former versions are due in a year, and would stay until then."""
     rig = Rig(every_ms=365 * 86_400 * SECOND)
     for number in range(1000):

@@ -19,7 +19,7 @@ OFFSETS = st.lists(st.integers(0, 60), min_size=1, max_size=8)
 STEPS = st.lists(st.one_of(OFFSETS, st.integers(0, 70)), max_size=20)
 
 
-def test_an_end_far_behind_the_marks_takes_no_memory() -> None:
+def test_end_far_behind_the_marks_takes_no_memory() -> None:
     marks = QueueMarks()
     marks.complete([QueueOffset(3), QueueOffset(5)])
     assert marks.count_open(QueueOffset(2**62)) == 2**62 - 2
@@ -66,7 +66,7 @@ def test_marks_survive_a_snapshot(steps: list[list[int] | int]) -> None:
         assert of_both[0].bits == of_both[1].bits
 
 
-def test_a_million_waiting_messages_are_few_bytes() -> None:
+def test_million_waiting_messages_are_few_bytes() -> None:
     marks = QueueMarks()
     marks.complete([QueueOffset(1_000_000)])
     assert len(marks.bits) == 125_001
@@ -84,7 +84,7 @@ def test_invalid_offsets_are_refused() -> None:
             encode_command(command)
 
 
-def test_a_snapshot_with_newer_parts_is_refused_and_changes_nothing() -> None:
+def test_snapshot_with_newer_parts_is_refused_and_changes_nothing() -> None:
     metadata = Metadata()
     metadata.apply(CompleteEntries(topic="waiting", queue_id=0, offsets=[QueueOffset(1)]))
     before = metadata.snapshot()

@@ -17,7 +17,7 @@ from mq.protocol.requests.retention_attributes import RESERVE_TIME, check_reserv
 ROW = "T", 0, QueueOffset(5)
 
 
-def test_the_command_names_queues_and_changes_no_metadata() -> None:
+def test_command_names_queues_and_changes_no_metadata() -> None:
     command = decode_command(encode_command(ExpireMessages(rows=[ROW])))
     metadata = Metadata()
     before = metadata.capture()()
@@ -35,7 +35,7 @@ def test_the_command_names_queues_and_changes_no_metadata() -> None:
         [("a/b", 0, QueueOffset(0))],
     ],
 )
-def test_a_command_that_is_none_is_refused(rows: list[tuple[str, int, QueueOffset]]) -> None:
+def test_command_that_is_none_is_refused(rows: list[tuple[str, int, QueueOffset]]) -> None:
     with pytest.raises((CommandRefused, NameRefused)):
         encode_command(ExpireMessages(rows=rows))
 

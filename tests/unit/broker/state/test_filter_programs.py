@@ -29,7 +29,7 @@ def table_with(*commands: PutFilter, **limits: int) -> FilterPrograms:
     return table
 
 
-def test_the_last_program_counts_and_the_same_again_changes_nothing() -> None:
+def test_last_program_counts_and_the_same_again_changes_nothing() -> None:
     table = table_with(command(b"one"), command(b"one"), command(b"three"))
     assert (table.table["g", "T"].content, table.table["g", "T"].version) == (b"three", 2)
     assert table.nbytes == 5
@@ -47,7 +47,7 @@ def test_above_a_limit_nothing_changes() -> None:
     assert [each.content for each in table.table.values()] == [b"new"]
 
 
-def test_a_snapshot_has_all_of_it() -> None:
+def test_snapshot_has_all_of_it() -> None:
     table = table_with(command(b"one"), command(b"two"), command(topic="U"))
     state = table.capture()()
     other = table_with(command(group="other"))
@@ -61,7 +61,7 @@ def test_a_snapshot_has_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("row", [("g", "T", "wasm:x", 1, b"a"), ("g", "T", name_of("sql", b"b").text, 1, b"a")])
-def test_a_damaged_snapshot_is_refused(row: tuple[Any, ...]) -> None:
+def test_damaged_snapshot_is_refused(row: tuple[Any, ...]) -> None:
     table = table_with(command())
     with pytest.raises(SnapshotDamaged):
         table.restore([row])

@@ -81,7 +81,7 @@ def test_unused_topic_leaves_no_trace() -> None:
     assert b"former_topics" not in before + metadata.snapshot()
 
 
-def test_a_group_with_deleted_offsets_starts_from_the_beginning() -> None:
+def test_group_with_deleted_offsets_starts_from_the_beginning() -> None:
     metadata = Metadata()
     metadata.apply(put())
     metadata.apply(commit(("G", "T", 0, 40), ("H", "T", 0, 40)))
@@ -132,7 +132,7 @@ def test_oldest_deletion_is_forgotten_above_limit(limits: StateLimits) -> None:
         assert list(each.deleted) == ["T8", "T0", "T9"]
 
 
-def test_an_identity_contains_the_first_offsets() -> None:
+def test_identity_contains_the_first_offsets() -> None:
     metadata = recreated()
     identity = metadata.topic_identity("T")
     assert identity == topic_identity(3, 1000, (QueueOffset(100), QueueOffset(50))) == "3-1000-100.50"

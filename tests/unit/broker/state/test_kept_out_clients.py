@@ -13,7 +13,7 @@ def keep_out(client_id: str, until_ms: int, now_ms: int = 1000, group: str = "G"
     return KeepOut(group=group, client_id=client_id, until_ms=until_ms, now_ms=now_ms, reason="hangs", operator="ops")
 
 
-def test_a_client_is_kept_out_until_it_is_let_in() -> None:
+def test_client_is_kept_out_until_it_is_let_in() -> None:
     kept = KeptOutClients()
     kept.apply(keep_out("c", 5000))
     kept.apply(keep_out("d", 5000))
@@ -35,7 +35,7 @@ def test_expired_removals_make_room() -> None:
     kept.check_invariants()
 
 
-def test_a_snapshot_names_clients_kept_out() -> None:
+def test_snapshot_names_clients_kept_out() -> None:
     kept, again = KeptOutClients(), KeptOutClients()
     assert kept.capture()() is None
     kept.apply(keep_out("c", 5000))

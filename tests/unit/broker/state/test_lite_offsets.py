@@ -89,7 +89,7 @@ def test_acknowledgements_move_the_offset_and_a_snapshot_has_it() -> None:
     assert restored(replica).consumer_offset("G", A, 0) == 2
 
 
-def test_a_lite_topic_that_has_grown_since_its_end_was_decided_stays() -> None:
+def test_lite_topic_that_has_grown_since_its_end_was_decided_stays() -> None:
     replica = Replica()
     replica.pop(A, 0, before=-1)
     replica.ack(A, 0)
@@ -98,7 +98,7 @@ def test_a_lite_topic_that_has_grown_since_its_end_was_decided_stays() -> None:
     assert replica.offset(A) == 1
 
 
-def test_an_expired_lite_topic_loses_its_offsets_and_popped_messages() -> None:
+def test_expired_lite_topic_loses_its_offsets_and_popped_messages() -> None:
     replica = Replica()
     replica.pop(A, 0, before=-1)
     replica.pop(A, 0, before=-1, group="G2")
@@ -112,7 +112,7 @@ def test_an_expired_lite_topic_loses_its_offsets_and_popped_messages() -> None:
     assert replica.offset(A) is None, "a receipt of the former lite topic means nothing to the next one"
 
 
-def test_a_reset_moves_anywhere_up_to_the_end_and_cancels_pops() -> None:
+def test_reset_moves_anywhere_up_to_the_end_and_cancels_pops() -> None:
     replica = Replica()
     replica.pop(A, 0, before=-1, taken=0b111)
     replica.apply(ResetLiteOffsets(group="G", rows=[(A, OFFSET(3)), (B, OFFSET(99))]))
@@ -129,7 +129,7 @@ def test_a_reset_moves_anywhere_up_to_the_end_and_cancels_pops() -> None:
     assert replica.offset(B) is None, "nothing would ever remove it"
 
 
-def test_a_deleted_parent_takes_everything_of_its_lite_topics_with_it() -> None:
+def test_deleted_parent_takes_everything_of_its_lite_topics_with_it() -> None:
     replica = Replica()
     replica.pop(A, 0, before=-1)
     replica.apply(DeleteTopic(name="P", timestamp_ms=2, continued=True))
@@ -138,7 +138,7 @@ def test_a_deleted_parent_takes_everything_of_its_lite_topics_with_it() -> None:
     assert not replica.metadata.pops.queues
 
 
-def test_the_offsets_of_a_deleted_group_stay_unless_that_is_asked_for() -> None:
+def test_offsets_of_a_deleted_group_stay_unless_that_is_asked_for() -> None:
     replica = Replica()
     replica.pop(A, 0, before=-1)
     replica.apply(DeleteGroup(name="G", timestamp_ms=2))
@@ -166,7 +166,7 @@ def test_commands_with_wrong_values_do_not_enter_the_log(command: Command) -> No
 
 
 @pytest.mark.parametrize("rows", [[["G", "P", 1, []]], [["G", "P", 255, [["a", 1]]]], [["G", "P", 0, "x"]]])
-def test_a_damaged_snapshot_is_refused(rows: list[object]) -> None:
+def test_damaged_snapshot_is_refused(rows: list[object]) -> None:
     metadata = Metadata()
     with pytest.raises((SnapshotDamaged, ValueError)):
         metadata.lite.restore(rows)

@@ -107,7 +107,7 @@ NOT_UNDERSTOOD = {
 
 
 @pytest.mark.parametrize("body", NOT_UNDERSTOOD.values(), ids=NOT_UNDERSTOOD)
-def test_a_command_that_is_not_understood_is_never_skipped(body: bytes) -> None:
+def test_command_that_is_not_understood_is_never_skipped(body: bytes) -> None:
     with pytest.raises(CommandUnknown):
         decode_command(body)
 
@@ -163,7 +163,7 @@ def test_any_bytes_are_a_command_or_refused(body: bytes) -> None:
     + [b"\x81" * 500 + b"\x01", b"\xc4\x82\x1a\x7f\xff\xff\xff\x01", b"\xc2\x59\x27\x10" + b"\xff" * 10_000],
     ids=["late", "negative", "long", "deep", "exponent", "very long"],
 )
-def test_a_snapshot_that_no_replica_makes_is_refused(state: bytes, metadata: Metadata) -> None:
+def test_snapshot_that_no_replica_makes_is_refused(state: bytes, metadata: Metadata) -> None:
     with pytest.raises(SnapshotDamaged, match="metadata snapshot of"):
         metadata.restore(state)
     assert metadata.snapshot() == Metadata().snapshot()
@@ -188,7 +188,7 @@ def test_auto_creation_replaces_no_topic_or_group(metadata: Metadata) -> None:
         assert (metadata.topics["T"].read_queues, metadata.groups["g"].retry_queues) == (expected, expected)
 
 
-def test_a_command_of_an_operator_reads_as_it_always_did() -> None:
+def test_command_of_an_operator_reads_as_it_always_did() -> None:
     assert cbor2.loads(encode_command(put())).keys() == {"kind", "config", "timestamp_ms"}
 
 
@@ -205,7 +205,7 @@ def test_delete_topic_takes_its_offsets_along(metadata: Metadata) -> None:
     assert metadata.consumer_offset("g", "T", 0) is None
 
 
-def test_a_topic_has_an_identity_of_its_own_until_it_is_deleted() -> None:
+def test_topic_has_an_identity_of_its_own_until_it_is_deleted() -> None:
     metadata = metadata_with(topic("T"), topic("U"))
     first, other = metadata.topic_identity("T"), metadata.topic_identity("U")
     metadata.apply(put("T", queues=8, timestamp_ms=1234))
@@ -224,7 +224,7 @@ def test_identities_differ_between_clusters_set_up_in_the_same_order() -> None:
     assert one.topic_identity("T") != other.topic_identity("T")
 
 
-def test_a_topic_older_than_identities_gets_one_only_when_recreated() -> None:
+def test_topic_older_than_identities_gets_one_only_when_recreated() -> None:
     metadata = restored(metadata_with(topic("T")), without=["topic_identities"])
     assert metadata.topic_identity("T") == ""
     metadata.apply(put("T", queues=8))
@@ -234,7 +234,7 @@ def test_a_topic_older_than_identities_gets_one_only_when_recreated() -> None:
     assert metadata.topic_identity("T") != ""
 
 
-def test_an_offset_that_arrives_after_its_topic_is_deleted_is_not_kept(metadata: Metadata) -> None:
+def test_offset_that_arrives_after_its_topic_is_deleted_is_not_kept(metadata: Metadata) -> None:
     for command in (put("T"), DeleteTopic(name="T", timestamp_ms=9)):
         metadata.apply(command)
     assert metadata.apply(commit(("g", "T", 0, 5))) == Changes()
@@ -350,7 +350,7 @@ def test_delays_never_go_back(metadata: Metadata) -> None:
     assert metadata.delay_offsets == {1: 3, 2: 5}
 
 
-def test_a_snapshot_from_before_there_were_delays_can_be_read() -> None:
+def test_snapshot_from_before_there_were_delays_can_be_read() -> None:
     metadata = restored(metadata_with(topic("A")), without=["delay_offsets"])
     assert (list(metadata.topics), metadata.delay_offsets) == (["A"], {})
 
@@ -366,7 +366,7 @@ def test_offsets_go_back_only_by_reset_or_with_their_topic(commands: list[Comman
                     assert metadata.consumer_offsets[key][queue_id] >= offset
 
 
-def test_the_last_locker_holds_a_lock_and_only_the_holder_releases_it() -> None:
+def test_last_locker_holds_a_lock_and_only_the_holder_releases_it() -> None:
     metadata = metadata_with(topic("T"))
     metadata.apply(LockQueues(group="g", client_id="a", queues=[("T", 0), ("T", 1), ("gone", 0)]))
     metadata.apply(LockQueues(group="g", client_id="b", queues=[("T", 1)]))
@@ -377,7 +377,7 @@ def test_the_last_locker_holds_a_lock_and_only_the_holder_releases_it() -> None:
     assert (metadata.queue_locks, metadata.lock_count) == ({}, 0)
 
 
-def test_a_reset_lasts_until_a_commit_gets_past_it() -> None:
+def test_reset_lasts_until_a_commit_gets_past_it() -> None:
     metadata = metadata_with(topic("T"))
     metadata.apply(commit(("g", "T", 0, 9), ("g", "T", 1, 9)))
     for queue_id in (0, 1):
@@ -407,7 +407,7 @@ _WITH_BASE64 = bytes.fromhex(
 )
 
 
-def test_a_snapshot_with_bytes_as_text_is_read_and_written_as_bytes() -> None:
+def test_snapshot_with_bytes_as_text_is_read_and_written_as_bytes() -> None:
     assert b"CAIQ" in _WITH_BASE64
     metadata = Metadata()
     metadata.restore(_WITH_BASE64)
@@ -420,7 +420,7 @@ def test_a_snapshot_with_bytes_as_text_is_read_and_written_as_bytes() -> None:
     assert bytes(again.marks.of("RMQ_SYS_TRANS_HALF_TOPIC", 0).bits) == b"\x08\x02\x10"
 
 
-def test_a_captured_snapshot_is_of_the_moment_of_capture() -> None:
+def test_captured_snapshot_is_of_the_moment_of_capture() -> None:
     metadata = metadata_with(topic("A"))
     metadata.apply(commit(("g", "A", 0, 1)))
     before = metadata.snapshot()
@@ -443,14 +443,14 @@ def test_snapshot_does_not_depend_on_the_order_of_arrival() -> None:
     assert one.snapshot() == other.snapshot()
 
 
-def test_the_empty_snapshot_is_the_beginning() -> None:
+def test_empty_snapshot_is_the_beginning() -> None:
     metadata = metadata_with(topic("A"))
     metadata.restore(b"")
     assert metadata.snapshot() == Metadata().snapshot()
 
 
 @pytest.mark.parametrize("snapshot", [b"\xff", cbor2.dumps({"format": 2}), cbor2.dumps([])])
-def test_a_damaged_snapshot_changes_nothing(snapshot: bytes) -> None:
+def test_damaged_snapshot_changes_nothing(snapshot: bytes) -> None:
     metadata = metadata_with(topic("A"))
     before = metadata.snapshot()
     with pytest.raises(SnapshotDamaged):
@@ -458,7 +458,7 @@ def test_a_damaged_snapshot_changes_nothing(snapshot: bytes) -> None:
     assert metadata.snapshot() == before
 
 
-def test_a_snapshot_of_another_format_is_refused() -> None:
+def test_snapshot_of_another_format_is_refused() -> None:
     content = cbor2.loads(metadata_with(topic("A")).snapshot())
     content["format"] = 2
     with pytest.raises(SnapshotDamaged, match="has format version 2, this version understands 1"):
@@ -480,5 +480,5 @@ def test_addresses_of_replicas_are_bounded(node_id: str, address: str) -> None:
         encode_command(PutReplica(node_id=node_id, address=address))
 
 
-def test_a_snapshot_without_addresses_is_readable() -> None:
+def test_snapshot_without_addresses_is_readable() -> None:
     assert restored(Metadata(), without=["replicas"]).replicas == {}

@@ -30,7 +30,7 @@ def test_captures_stay_unchanged(steps: list[tuple[str, int, int]]) -> None:
         assert captured == expected
 
 
-def test_a_table_is_copied_once_after_a_capture() -> None:
+def test_table_is_copied_once_after_a_capture() -> None:
     tables: NestedTables[str, int, int] = NestedTables()
     first = tables.to_change("a")
     assert tables.to_change("a") is first

@@ -267,7 +267,7 @@ def test_in_order_the_offset_is_that_of_the_first_open_message(steps: list[tuple
             }
 
 
-def test_a_checkpoint_of_32_messages_uses_less_than_100_snapshot_bytes() -> None:
+def test_checkpoint_of_32_messages_uses_less_than_100_snapshot_bytes() -> None:
     metadata, sizes = ready(), []
     for number in range(2):
         sizes.append(len(metadata.snapshot()))
@@ -276,7 +276,7 @@ def test_a_checkpoint_of_32_messages_uses_less_than_100_snapshot_bytes() -> None
     assert len(metadata.snapshot()) - sizes[1] < 40
 
 
-def test_a_changed_ordered_time_blocks_until_the_last_message_may_be_redelivered() -> None:
+def test_changed_ordered_time_blocks_until_the_last_message_may_be_redelivered() -> None:
     metadata = ready()
     metadata.apply(popped_in_order(100, attempt="a"))
     metadata.apply(put_off(1, 0, 100, 105))
@@ -290,7 +290,7 @@ def test_a_changed_ordered_time_blocks_until_the_last_message_may_be_redelivered
     assert ordered.blocked_until_ms() == 110
 
 
-def test_a_suspended_ordered_message_is_redelivered_uncounted() -> None:
+def test_suspended_ordered_message_is_redelivered_uncounted() -> None:
     metadata = ready()
     metadata.apply(popped_in_order(100))
     metadata.apply(put_off(0, 0, 100, 105, suspended=True))
@@ -308,7 +308,7 @@ def test_a_suspended_ordered_message_is_redelivered_uncounted() -> None:
     assert ordered.counts == {0: 1, 1: 2}
 
 
-def test_a_suspended_message_is_noted_in_snapshots_and_others_look_as_before() -> None:
+def test_suspended_message_is_noted_in_snapshots_and_others_look_as_before() -> None:
     metadata = ready()
     pop = msgspec.structs.replace(popped_in_order(100), attempt=None)
     metadata.apply(pop)
@@ -338,7 +338,7 @@ def test_a_suspended_message_is_noted_in_snapshots_and_others_look_as_before() -
         put_off(4, 5, 0, 0),
     ],
 )
-def test_a_command_that_cannot_be_is_refused(command: Any) -> None:
+def test_command_that_cannot_be_is_refused(command: Any) -> None:
     with pytest.raises(CommandRefused):
         encode_command(command)
 

@@ -156,7 +156,7 @@ RUNS = st.lists(
 
 
 @given(RUNS, st.integers(0, 20))
-def test_a_run_changes_the_table_as_its_records_do(
+def test_run_changes_the_table_as_its_records_do(
     given: list[tuple[str, list[tuple[int, int]], bool, int]], raised_at: int
 ) -> None:
     by_run, one_by_one = ProducerSequences(SMALL), ProducerSequences(SMALL)
@@ -185,7 +185,7 @@ def test_a_run_changes_the_table_as_its_records_do(
 
 
 @pytest.mark.slow
-def test_the_table_agrees_with_a_plain_one() -> None:
+def test_table_agrees_with_a_plain_one() -> None:
     @given(NOTES, st.sets(st.integers(0, 59)), st.integers(0, 60))
     def agrees(notes: list[tuple[str, tuple[int, int], int]], snapshots: set[int], raised_at: int) -> None:
         metadata, model, now_ms = Metadata(limits=SMALL), Model(), 0
@@ -297,7 +297,7 @@ def test_sequences_per_producer_and_producers_are_bounded() -> None:
     assert (sequences.producers, sequences.count) == (10_000, 10_000)
 
 
-def test_a_producer_that_counts_without_gaps_is_known_whole() -> None:
+def test_producer_that_counts_without_gaps_is_known_whole() -> None:
     sequences, start = ProducerSequences(), 7 << 32
     for first in range(start, start + 500_000, 100):
         sequences.note("p", first, first + 99, PhysicalOffset(first), 1)
@@ -313,7 +313,7 @@ def test_a_producer_that_counts_without_gaps_is_known_whole() -> None:
     assert len(sequences.capture()()[0][3]) == 8 * 1024  # type: ignore[index] # rows
 
 
-def test_a_range_behind_a_gap_is_known_only_down_to_the_gap() -> None:
+def test_range_behind_a_gap_is_known_only_down_to_the_gap() -> None:
     sequences = ProducerSequences()
     for first in (*range(0, 500, 10), *range(600, 600 + 10 * 1100, 10)):
         sequences.note("p", first, first + 9, first, 1)
@@ -332,7 +332,7 @@ def test_clock_years_ahead_does_not_expire_producers() -> None:
     assert position(sequences, "of a leader ahead", 1) == 200
 
 
-def test_a_copy_of_a_forgotten_message_changes_nothing() -> None:
+def test_copy_of_a_forgotten_message_changes_nothing() -> None:
     sequences = ProducerSequences()
     for number in range(0, 4000, 2):
         sequences.note("p", number, number, PhysicalOffset(number), 1)
@@ -342,7 +342,7 @@ def test_a_copy_of_a_forgotten_message_changes_nothing() -> None:
     assert sequences.capture()() == before
 
 
-def test_a_table_of_an_older_version_is_read() -> None:
+def test_table_of_an_older_version_is_read() -> None:
     old = [["p", 4, 1_700, (7).to_bytes(8, "little") + (9).to_bytes(8, "little"), bytes(8) + b"\x01" + bytes(7)]]
     sequences = ProducerSequences()
     sequences.restore(old)
@@ -373,7 +373,7 @@ def test_a_table_of_an_older_version_is_read() -> None:
         "nonsense",
     ],
 )
-def test_a_damaged_snapshot_is_refused_and_changes_nothing(rows: object) -> None:
+def test_damaged_snapshot_is_refused_and_changes_nothing(rows: object) -> None:
     metadata = Metadata()
     metadata.sequences.note("p", 1, 1, PhysicalOffset(2), 3)
     before = metadata.snapshot()
@@ -441,7 +441,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.binary(max_size=20), st.data())
-def test_a_shipped_annotation_is_read_unchanged_and_a_truncated_one_is_refused(
+def test_shipped_annotation_is_read_unchanged_and_a_truncated_one_is_refused(
     rows: list[SequencedRecord], runs: bytes, data: st.DataObject
 ) -> None:
     annotation = join_sequenced(rows, ANNOTATION_START + runs)

@@ -32,7 +32,7 @@ def put(table: Schedules, expected: int = ANY_VERSION, at_ms: int = 100, **given
     return table.table[wanted.name]
 
 
-def test_a_schedule_begins_when_it_is_created_and_advances_with_its_ticks() -> None:
+def test_schedule_begins_when_it_is_created_and_advances_with_its_ticks() -> None:
     table = Schedules(StateLimits())
     assert put(table) == Schedule(definition(), 1, 100)
     table.apply(SettleTick(name="a", version=1, settled_ms=1000, due_ms=1000, skipped=2))
@@ -43,7 +43,7 @@ def test_a_schedule_begins_when_it_is_created_and_advances_with_its_ticks() -> N
     assert table.table["a"].settled_ms == 3000, "it never goes back"
 
 
-def test_a_new_message_keeps_the_position_and_a_new_rule_restarts() -> None:
+def test_new_message_keeps_the_position_and_a_new_rule_restarts() -> None:
     table = Schedules(StateLimits())
     put(table)
     table.apply(SettleTick(name="a", version=1, settled_ms=7000, due_ms=7000))
@@ -63,7 +63,7 @@ def test_changed_bounds_cause_no_previously_excluded_ticks() -> None:
     assert put(table, at_ms=76_000).settled_ms == 76_000, "those from 71000 on were before the start"
 
 
-def test_a_version_that_is_not_expected_changes_nothing() -> None:
+def test_version_that_is_not_expected_changes_nothing() -> None:
     table = Schedules(StateLimits())
     assert put(table, NO_VERSION).version == 1
     assert put(table, NO_VERSION, body=b"other").definition.body == b""
@@ -80,7 +80,7 @@ def test_a_version_that_is_not_expected_changes_nothing() -> None:
     table.check_invariants()
 
 
-def test_a_pause_gives_up_its_ticks() -> None:
+def test_pause_gives_up_its_ticks() -> None:
     table = Schedules(StateLimits())
     put(table)
     table.apply(SwitchSchedule(name="a", enabled=False, timestamp_ms=500))
@@ -105,7 +105,7 @@ def test_schedules_beyond_the_limits_are_not_stored() -> None:
     table.check_invariants()
 
 
-def test_a_snapshot_has_all_of_it() -> None:
+def test_snapshot_has_all_of_it() -> None:
     metadata = Metadata()
     assert b"schedules" not in metadata.snapshot(), "older software reads it"
     for name in ("b", "a"):
@@ -124,7 +124,7 @@ def test_a_snapshot_has_all_of_it() -> None:
     last.check_invariants()
 
 
-def test_a_damaged_snapshot_changes_nothing() -> None:
+def test_damaged_snapshot_changes_nothing() -> None:
     table = Schedules(StateLimits())
     put(table)
     row = [{"name": "a", "topic": "T", "every_ms": 1000}, 3, 0, 0, 0, 0]

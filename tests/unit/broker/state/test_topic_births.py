@@ -38,14 +38,14 @@ def test_below_the_level_nothing_is_written() -> None:
     assert b"births" not in metadata.snapshot()
 
 
-def test_a_changed_topic_keeps_its_position() -> None:
+def test_changed_topic_keeps_its_position() -> None:
     metadata = at_level(LEVEL_OF_TOPIC_BIRTHS)
     assert put(metadata, 500) == 500
     metadata.apply(PutTopic(config=TopicConfig(name="T", read_queues=2, write_queues=2), timestamp_ms=1))
     assert metadata.births.of("T") == 500
 
 
-def test_a_restored_topic_keeps_its_position() -> None:
+def test_restored_topic_keeps_its_position() -> None:
     metadata = at_level(LEVEL_OF_TOPIC_BIRTHS)
     put(metadata, 500)
     assert delete(metadata, restorable=True) == 500

@@ -105,7 +105,7 @@ def test_messages_at_a_fixed_rate_wait_hardly_longer(per_second: int) -> None:
     assert mean(gathered.latencies) < 1.05 * mean(at_once.latencies)
 
 
-def test_the_message_of_a_single_sender_starts_the_round() -> None:
+def test_message_of_a_single_sender_starts_the_round() -> None:
     for seconds in (0.0, 0.00001, 0.001, 1.0):
         alone = simulate(first=[0.0], next_after=lambda seconds=seconds: seconds, rounds=100)  # type: ignore[misc]
         assert max(alone.waits) == 0.0
@@ -151,7 +151,7 @@ def test_stopped_gathering_does_not_wait() -> None:
     assert gathering.seconds_left(0.002, 1) == 0.0
 
 
-def test_a_rest_that_would_not_move_the_clock_is_not_waited_for() -> None:
+def test_rest_that_would_not_move_the_clock_is_not_waited_for() -> None:
     gathering = Gathering()
     gathering.round_started(1000.0)
     gathering.round_answered(1000.008, answered=8, waiting=0)

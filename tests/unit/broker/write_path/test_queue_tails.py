@@ -46,7 +46,7 @@ def test_offsets_restart_at_zero_before_a_deletion_is_applied() -> None:
     assert next_offsets(applied) == [0, 0]
 
 
-def test_a_topic_recreated_during_its_deletion_starts_at_zero() -> None:
+def test_topic_recreated_during_its_deletion_starts_at_zero() -> None:
     # Messages had come behind an earlier deletion: the store has a queue that the metadata does not know.
     applied = Applied()
     applied.ends["T", 1] = 5
@@ -55,7 +55,7 @@ def test_a_topic_recreated_during_its_deletion_starts_at_zero() -> None:
     assert next_offsets(applied) == [0, 0]
 
 
-def test_a_queue_beyond_those_of_a_shrunk_topic_starts_at_zero() -> None:
+def test_queue_beyond_those_of_a_shrunk_topic_starts_at_zero() -> None:
     applied = Applied()
     applied.create("T", 1)
     applied.ends["T", 3] = 5
@@ -63,7 +63,7 @@ def test_a_queue_beyond_those_of_a_shrunk_topic_starts_at_zero() -> None:
     assert applied.tails.get("T", 3).next_offset == 0
 
 
-def test_the_last_of_several_deletions_counts() -> None:
+def test_last_of_several_deletions_counts() -> None:
     applied = Applied()
     applied.ends["T", 0] = 5
     applied.tails.reset("T")
@@ -92,7 +92,7 @@ def test_deletions_that_a_former_leadership_began_are_forgotten_with_it() -> Non
     assert applied.tails.get("T", 0).next_offset == 7
 
 
-def test_a_lite_topic_that_ended_begins_again_where_its_queue_does() -> None:
+def test_lite_topic_that_ended_begins_again_where_its_queue_does() -> None:
     applied = Applied()
     applied.ends[LITE, 0] = 5
     assert applied.tails.of_lite(LITE).next_offset == 5
@@ -136,7 +136,7 @@ def test_tails_of_lite_topics_are_forgotten_once_their_messages_are_applied(tmp_
     store.close()
 
 
-def test_a_message_behind_a_lite_topics_end_goes_to_its_next_queue(tmp_path: Path) -> None:
+def test_message_behind_a_lite_topics_end_goes_to_its_next_queue(tmp_path: Path) -> None:
     store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
     store.append_run(QueueRun(LITE, 0, QueueOffset(0), b"e" * 3 * QUEUE_ENTRY_BYTES))
     former = store.get(LITE, 0)

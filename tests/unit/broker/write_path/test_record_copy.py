@@ -51,7 +51,7 @@ def decoded(data: bytes) -> StoredMessage:
 
 
 @pytest.mark.parametrize("read", [split_record, decoded])
-def test_a_copy_is_the_same_message_in_another_queue(read: Callable[[bytes], RawRecord | StoredMessage]) -> None:
+def test_copy_is_the_same_message_in_another_queue(read: Callable[[bytes], RawRecord | StoredMessage]) -> None:
     copy = copy_record(read(record()), TAIL, b"TAGS\x01b\x02")
     assert (copy.tail, copy.body, copy.properties, copy.tag_code) == (TAIL, b"body", b"TAGS\x01b\x02", tag_code("b"))
     assert (copy.flag, copy.born_timestamp_ms, copy.born_host) == (10, 6, encode_host("10.0.0.1", 7))
@@ -71,7 +71,7 @@ def test_hosts_of_a_copy_are_those_of_ipv4(
     assert copy.born_host == (encode_host(born_ip, 7) if kept else bytes(8))
 
 
-def test_a_copy_may_change_its_transaction_state_and_attempts() -> None:
+def test_copy_may_change_its_transaction_state_and_attempts() -> None:
     stored = split_record(record(reconsume_times=INT32_MAX - 1))
     copy = copy_record(stored, TAIL, b"", transaction=COMMITTED, prepared_offset=PhysicalOffset(5), attempts=3)
     assert (copy.sys_flag, copy.prepared_offset) == (COMPRESSED | COMMITTED, 5)

@@ -45,7 +45,7 @@ def stored(offset: int = 7, **given: Any) -> StoredMessage:
     return msgspec.structs.replace(message, **given)
 
 
-def test_a_mirrored_lite_message_names_its_lite_topic() -> None:
+def test_mirrored_lite_message_names_its_lite_topic() -> None:
     lite = {
         "__LITE_TOPIC": "a",
         "INNER_MULTI_DISPATCH": "%LMQ%$T$a",
@@ -66,7 +66,7 @@ def test_a_mirrored_lite_message_names_its_lite_topic() -> None:
     assert checksum_of(original, is_copy=False) != checksum_of(lost, is_copy=True)
 
 
-def test_a_copy_records_the_position_and_birth_time_of_its_original() -> None:
+def test_copy_records_the_position_and_birth_time_of_its_original() -> None:
     [run] = runs_of([stored()])
     [copy] = decode_batch(run.body("broker-a"))
     properties = props.decode(copy.properties)
@@ -79,7 +79,7 @@ def test_a_copy_records_the_position_and_birth_time_of_its_original() -> None:
     assert numbers == {"RAFTMQ_PRODUCER": "p", "RAFTMQ_SEQUENCE": "7", "RAFTMQ_COPIED": "true"}
 
 
-def test_a_message_that_was_born_before_1970_can_be_copied() -> None:
+def test_message_that_was_born_before_1970_can_be_copied() -> None:
     [run] = runs_of([stored(born_timestamp_ms=-1)])
     [copy] = decode_batch(run.body("broker-a"))
     assert props.decode(copy.properties)["BORN_TIMESTAMP"] == "0"
@@ -92,7 +92,7 @@ def test_properties_without_room_for_the_copy_ones_fail_only_this_message() -> N
 
 
 @pytest.mark.parametrize("text", ["", "T", "T/b/1/2", "T/b/1/2/x", "T/b/-1/2/3", "/"])
-def test_an_invalid_place_is_ignored(text: str) -> None:
+def test_invalid_place_is_ignored(text: str) -> None:
     assert place_of({props.SOURCE: text}) is None
     assert place_of({}) is None
 
@@ -102,35 +102,35 @@ def test_copies_omit_only_properties_added_by_brokers() -> None:
     assert copied_properties(stored(properties=given)) == {"DELAY": "3", "REAL_TOPIC": "T", "WAIT": "true"}
 
 
-def test_a_sender_sequence_number_keeps_its_other_name_through_a_second_mirror() -> None:
+def test_sender_sequence_number_keeps_its_other_name_through_a_second_mirror() -> None:
     first = copied_properties(stored(properties={"RAFTMQ_PRODUCER": "billing", "RAFTMQ_SEQUENCE": "4"}))
     assert first == {"RAFTMQ_SOURCE_PRODUCER": "billing", "RAFTMQ_SOURCE_SEQUENCE": "4"}
     at_target = {**first, "RAFTMQ_SOURCE": "T/b/1/2/3", "RAFTMQ_PRODUCER": "mirror-1-2", "RAFTMQ_SEQUENCE": "7"}
     assert copied_properties(stored(properties=at_target)) == first
 
 
-def test_a_run_ends_at_a_gap_or_another_flag_or_retry_count() -> None:
+def test_run_ends_at_a_gap_or_another_flag_or_retry_count() -> None:
     messages = [stored(0), stored(1), stored(3), stored(4, sys_flag=1), stored(5, sys_flag=1), stored(6)]
     messages += [stored(7, reconsume_times=1), stored(8, reconsume_times=2)]
     runs = [[each.queue_offset for each in run.messages] for run in runs_of(messages)]
     assert runs == [[0, 1], [3], [4, 5], [6], [7], [8]]
 
 
-def test_a_run_fits_a_batch() -> None:
+def test_run_fits_a_batch() -> None:
     runs = list(runs_of([stored(n) for n in range(2 * BATCH_MESSAGES_MAX + 1)]))
     assert [len(run.messages) for run in runs] == [BATCH_MESSAGES_MAX, BATCH_MESSAGES_MAX, 1]
     large = list(runs_of([stored(n, size=BATCH_BYTES_MAX // 2) for n in range(3)]))
     assert [len(run.messages) for run in large] == [1, 1, 1]
 
 
-def test_a_run_is_halved_until_it_is_one_message() -> None:
+def test_run_is_halved_until_it_is_one_message() -> None:
     [run] = runs_of([stored(n) for n in range(5)])
     assert [[each.queue_offset for each in half.messages] for half in run.halves()] == [[0, 1], [2, 3, 4]]
     [one] = runs_of([stored()])
     assert one.halves() == []
 
 
-def test_a_copy_has_the_checksum_of_its_original() -> None:
+def test_copy_has_the_checksum_of_its_original() -> None:
     original = stored(properties={"UNIQ_KEY": "K", "b": "2", "a": "1", "CLUSTER": "one", "RAFTMQ_SEQUENCE": "3"})
     properties = copied_properties(original)
     properties |= {"RAFTMQ_SOURCE": "T/b/3/7/1", "RAFTMQ_PRODUCER": "m", "RAFTMQ_SEQUENCE": "7-9", "CLUSTER": "two"}
@@ -154,7 +154,7 @@ def test_checksum_covers_every_copied_field(change: dict[str, Any]) -> None:
     assert checksum_of(stored(), is_copy=False) != checksum_of(stored(**change), is_copy=True)
 
 
-def test_a_message_without_a_unique_key_gets_one_at_the_target() -> None:
+def test_message_without_a_unique_key_gets_one_at_the_target() -> None:
     original, copy = stored(properties={"a": "1"}), stored(properties={"a": "1", "UNIQ_KEY": "new"})
     assert checksum_of(original, is_copy=False) != checksum_of(copy, is_copy=True)
     without = [checksum_of(each, is_copy=each is copy, without_key=True) for each in (original, copy)]
@@ -173,7 +173,7 @@ def test_a_message_without_a_unique_key_gets_one_at_the_target() -> None:
         ({"topic": "U", "store_timestamp_ms": 5}, False),
     ],
 )
-def test_a_replaced_original_is_recognized_by_store_time_and_unique_key(given: dict[str, Any], expected: bool) -> None:
+def test_replaced_original_is_recognized_by_store_time_and_unique_key(given: dict[str, Any], expected: bool) -> None:
     copy = stored(99, properties={"UNIQ_KEY": "K", "RAFTMQ_SOURCE": "T/b/3/7/1700000000123"}, store_timestamp_ms=9)
     message = msgspec.structs.replace(stored(), **given)
     assert is_another(message, copy, "b") is expected

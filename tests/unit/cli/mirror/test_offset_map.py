@@ -15,13 +15,13 @@ def test_messages_behind_each_other_are_one_stretch() -> None:
     assert offsets.message_count == 10
 
 
-def test_an_offset_is_translated_in_both_directions() -> None:
+def test_offset_is_translated_in_both_directions() -> None:
     offsets = OffsetMap([(10, 0, 5), (20, 7, 3)])
     assert [offsets.to_target(each) for each in (10, 14, 20, 22)] == [0, 4, 7, 9]
     assert [offsets.to_source(each) for each in (0, 4, 7, 9)] == [10, 14, 20, 22]
 
 
-def test_an_offset_in_an_uncopied_range_moves_to_the_next_copy() -> None:
+def test_offset_in_an_uncopied_range_moves_to_the_next_copy() -> None:
     offsets = OffsetMap([(10, 0, 5), (20, 7, 3)])
     assert offsets.to_target(0) == 0  # the source had deleted these
     assert offsets.to_target(15) == offsets.to_target(19) == 7

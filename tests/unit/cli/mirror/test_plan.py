@@ -28,7 +28,7 @@ def places(found: Extension) -> list[tuple[str, int, str, int]]:
     return [(each.broker, each.queue_id, each.target_broker, each.target_queue) for each in found.queues]
 
 
-def test_a_broker_group_of_the_same_name_gets_the_same_queues() -> None:
+def test_broker_group_of_the_same_name_gets_the_same_queues() -> None:
     found = plan({"T": {"a": topic("T"), "b": topic("T")}}, brokers=("a", "b"))
     assert places(found) == [("a", 0, "a", 0), ("a", 1, "a", 1), ("b", 0, "b", 0), ("b", 1, "b", 1)]
     assert [(each.broker, each.config.write_queue_nums) for each in found.topics] == [("a", 2), ("b", 2)]
@@ -45,7 +45,7 @@ def test_source_groups_are_spread_over_target_groups() -> None:
     assert places(found) == [("a", 0, "g1", 0), ("b", 0, "g2", 0), ("c", 0, "g1", 1)]
 
 
-def test_a_topic_that_grew_is_extended_behind_its_queues() -> None:
+def test_topic_that_grew_is_extended_behind_its_queues() -> None:
     first = plan({"T": {"a": topic("T", 2), "b": topic("T", 1)}})
     grown = {"T": {"a": topic("T", 3), "b": topic("T", 1)}}
     second = plan(grown, {"T": {"g1": topic("T", 4)}}, first.queues)
@@ -54,7 +54,7 @@ def test_a_topic_that_grew_is_extended_behind_its_queues() -> None:
     assert not plan(grown, {"T": {"g1": topic("T", 4)}}, [*first.queues, *second.queues]).queues
 
 
-def test_a_topic_that_the_mirror_has_created_grows_with_its_original() -> None:
+def test_topic_that_the_mirror_has_created_grows_with_its_original() -> None:
     first = plan({"T": {"a": topic("T", 2)}})
     there = topic("T", 2, perm=7)
     second = plan({"T": {"a": topic("T", 3)}}, {"T": {"g1": there}}, first.queues)
@@ -85,7 +85,7 @@ def test_read_only_queues_are_mirrored_and_write_only_ones_once_readable() -> No
     assert (later.queues, later.ended) == ([], frozenset())
 
 
-def test_a_target_topic_with_too_few_queues_is_refused_and_others_continue() -> None:
+def test_target_topic_with_too_few_queues_is_refused_and_others_continue() -> None:
     source = {name: {"a": topic(name), "b": topic(name)} for name in ("S", "T", "U")}
     found = plan(source, {"T": {"g1": topic("T", 2)}})
     assert found.refused == {
@@ -99,20 +99,20 @@ def test_a_target_topic_with_too_few_queues_is_refused_and_others_continue() -> 
     assert len(set(numbers)) == 12
 
 
-def test_a_topic_refused_by_one_target_group_is_created_in_none() -> None:
+def test_topic_refused_by_one_target_group_is_created_in_none() -> None:
     found = plan({"T": {"a": topic("T"), "b": topic("T")}}, {"T": {"b": topic("T", 1)}}, brokers=("a", "b"))
     assert "has 1 queues in b" in found.refused["T"]
     assert not found.topics
     assert not found.queues
 
 
-def test_a_target_topic_that_is_not_writable_is_refused() -> None:
+def test_target_topic_that_is_not_writable_is_refused() -> None:
     found = plan({"T": {"a": topic("T")}}, {"T": {"g1": topic("T", perm=4)}})
     assert "not writable" in found.refused["T"]
     assert "--perm rw" in found.refused["T"]
 
 
-def test_a_topic_that_cannot_be_read_is_left_out_and_said() -> None:
+def test_topic_that_cannot_be_read_is_left_out_and_said() -> None:
     found = plan({"T": {"a": topic("T", perm=2)}})
     assert not found.queues
     assert "not readable in a" in found.left_out["T"]

@@ -109,7 +109,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_schema_that_no_table_can_have_is_refused_by_field(name: str) -> None:
+def test_schema_that_no_table_can_have_is_refused_by_field(name: str) -> None:
     schema, reason = REFUSED[name]
     with pytest.raises(SchemaUnusable) as caught:
         AvroBodies(json.dumps(schema)).columns()
@@ -124,7 +124,7 @@ def test_text_that_is_not_json_is_refused_with_its_line() -> None:
 SIMPLE = record(("id", "long"), ("name", "string"))
 
 
-def test_a_damaged_body_is_refused_with_a_reason() -> None:
+def test_damaged_body_is_refused_with_a_reason() -> None:
     bodies = AvroBodies(json.dumps(SIMPLE))
     good = written(SIMPLE, {"id": 1, "name": "n"})
     reasons = rows(bodies, b"", good[:-1], good + b"x", b"\x02\x02\xff", good)
@@ -134,7 +134,7 @@ def test_a_damaged_body_is_refused_with_a_reason() -> None:
     assert reasons[4] == {"id": 1, "name": "n"}
 
 
-def test_a_value_out_of_range_refuses_only_its_own_row() -> None:
+def test_value_out_of_range_refuses_only_its_own_row() -> None:
     kinds = {"at": "timestamp-millis", "time": "time-micros"}
     schema = record(*((name, {"type": "long", "logicalType": kind}) for name, kind in kinds.items()))
     plain = record(*((name, "long") for name in kinds))
@@ -149,13 +149,13 @@ def test_a_value_out_of_range_refuses_only_its_own_row() -> None:
     assert found[2]["time"] == "00:00:00.000000"
 
 
-def test_a_decimal_with_too_many_digits_is_refused() -> None:
+def test_decimal_with_too_many_digits_is_refused() -> None:
     schema = record(("a", {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}))
     body = written(record(("a", "bytes")), {"a": (10_000).to_bytes(2, "big")})
     assert rows(AvroBodies(json.dumps(schema)), body) == ["column a has more digits than decimal(4,2)"]
 
 
-def test_a_field_that_the_writer_does_not_have_gets_its_default() -> None:
+def test_field_that_the_writer_does_not_have_gets_its_default() -> None:
     reader = record(("id", "double"), ("name", "string"))
     reader["fields"] += [
         {"name": "note", "type": ["null", "string"], "default": None},
@@ -176,20 +176,20 @@ def test_a_field_that_the_writer_does_not_have_gets_its_default() -> None:
         ({"type": "long", "logicalType": "timestamp-millis"}, "field id is timestamp-millis in it, and long in"),
     ],
 )
-def test_a_writer_that_cannot_be_read_is_refused_by_field(kind: Any, reason: str) -> None:
+def test_writer_that_cannot_be_read_is_refused_by_field(kind: Any, reason: str) -> None:
     writer = record(("id", kind), ("name", "string"))
     with pytest.raises(SchemaUnusable) as caught:
         AvroBodies(json.dumps(SIMPLE), ((NO_NUMBER, json.dumps(writer)),)).columns()
     assert reason in str(caught.value)
 
 
-def test_a_new_field_without_a_default_is_refused() -> None:
+def test_new_field_without_a_default_is_refused() -> None:
     reader = record(("id", "long"), ("name", "string"), ("note", "string"))
     with pytest.raises(SchemaUnusable, match="schema 3: field note is not in it, and has no default"):
         AvroBodies(json.dumps(reader), ((3, json.dumps(SIMPLE)),), has_header=True).columns()
 
 
-def test_the_header_of_a_registry_selects_the_schema_of_the_writer() -> None:
+def test_header_of_a_registry_selects_the_schema_of_the_writer() -> None:
     newer = record(("name", "string"), ("id", "long"))
     bodies = AvroBodies(json.dumps(SIMPLE), ((1, json.dumps(SIMPLE)), (2, json.dumps(newer))), has_header=True)
     value = {"id": 1, "name": "n"}

@@ -51,20 +51,20 @@ WRONG: dict[str, tuple[Any, bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_body_is_refused_with_its_reason(name: str) -> None:
+def test_wrong_body_is_refused_with_its_reason(name: str) -> None:
     kind, body, reason = WRONG[name]
     with pytest.raises(BodyRefused) as caught:
         AvroBodies(json.dumps(record(("v", kind)))).decoder()(body)
     assert reason in str(caught.value)
 
 
-def test_the_largest_numbers_and_lists_in_blocks_are_read() -> None:
+def test_largest_numbers_and_lists_in_blocks_are_read() -> None:
     decode = AvroBodies(json.dumps(record(("n", "long"), ("i", "int"), ("a", NUMBERS)))).decoder()
     blocks = number(-2) + number(2) + b"\x02\x04" + number(1) + b"\x06" + b"\x00"
     assert decode(number(-(2**63)) + number(2**31 - 1) + blocks) == {"n": -(2**63), "i": 2**31 - 1, "a": [1, 2, 3]}
 
 
-def test_a_body_cut_within_a_field_the_table_lacks_is_refused() -> None:
+def test_body_cut_within_a_field_the_table_lacks_is_refused() -> None:
     producers = record(("id", "int"), ("note", "string"))
     decode = AvroBodies(json.dumps(record(("id", "int"))), ((NO_NUMBER, json.dumps(producers)),)).decoder()
     assert decode(b"\x02\x06abc") == {"id": 1}
@@ -90,7 +90,7 @@ def test_table_schema_may_omit_unsupported_fields(name: str) -> None:
     assert decode(body.getvalue()) == {"id": 1}
 
 
-def test_a_body_nested_without_end_is_refused() -> None:
+def test_body_nested_without_end_is_refused() -> None:
     producers = record(("id", "int"), ("next", ["null", "Order"]))
     decode = AvroBodies(json.dumps(record(("id", "int"))), ((NO_NUMBER, json.dumps(producers)),)).decoder()
     with pytest.raises(BodyRefused, match="it is nested too deeply"):
@@ -104,7 +104,7 @@ def test_lists_of_empty_items_are_refused() -> None:
             AvroCheck(fastavro.parse_schema(record(("v", {"type": "array", "items": kind}))))
 
 
-def test_a_changed_byte_is_never_an_error_of_another_kind() -> None:
+def test_changed_byte_is_never_an_error_of_another_kind() -> None:
     schema = record(("n", "long"), ("e", STATE), ("a", {"type": "map", "values": ["null", "double"]}), ("t", "string"))
     written = io.BytesIO()
     value = {"n": -9, "e": "PAID", "a": {"x": 0.5, "y": None}, "t": "Zürich"}

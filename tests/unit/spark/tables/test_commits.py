@@ -53,7 +53,7 @@ def test_damaged_commits_are_refused(text: str) -> None:
         parse_commit(text, "here")
 
 
-def test_a_table_belongs_to_one_pipeline() -> None:
+def test_table_belongs_to_one_pipeline() -> None:
     check_owner(None, "p/T", "t")
     check_owner(COMMIT, "p/T", "t")
     with pytest.raises(CommitRefused, match="two pipelines cannot write one table"):

@@ -37,6 +37,6 @@ def test_settings_of_the_file_win() -> None:
     assert "Iceberg" in found["spark.sql.extensions"]
 
 
-def test_a_vacuum_of_delta_does_not_start_ten_thousand_tasks() -> None:
+def test_vacuum_of_delta_does_not_start_ten_thousand_tasks() -> None:
     found = settings_of(pipeline("{format: delta, location: /t}"))
     assert int(found["spark.sql.sources.parallelPartitionDiscovery.parallelism"]) <= 64

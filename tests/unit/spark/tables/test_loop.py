@@ -248,7 +248,7 @@ def test_dead_letters_of_a_killed_commit_are_repeated_with_the_same_range() -> N
     assert sent > 0
 
 
-def test_a_pipeline_killed_before_its_first_rows_begins_where_it_began() -> None:
+def test_pipeline_killed_before_its_first_rows_begins_where_it_began() -> None:
     world = World(ends=dict.fromkeys(QUEUES, 4))
 
     def die(name: str) -> None:
@@ -269,7 +269,7 @@ def test_messages_that_were_not_read_are_never_committed() -> None:
     assert world.dead == []
 
 
-def test_a_bad_message_without_a_dead_letter_topic_stops_at_its_offset() -> None:
+def test_bad_message_without_a_dead_letter_topic_stops_at_its_offset() -> None:
     world = World(ends=dict.fromkeys(QUEUES, 4))
     loop = loop_of(world, pipeline(""))
     loop.open()
@@ -280,7 +280,7 @@ def test_a_bad_message_without_a_dead_letter_topic_stops_at_its_offset() -> None
     assert world.rows == []
 
 
-def test_a_schema_that_fits_nothing_stops_before_all_become_dead_letters() -> None:
+def test_schema_that_fits_nothing_stops_before_all_become_dead_letters() -> None:
     world = World(ends={("a", 0): 50, ("a", 1): 0, ("b", 0): 0}, bad=lambda _: True, per_commit=100)
     with pytest.raises(Stopped, match=r"50 of 50 messages do not decode.*probably decode is wrong"):
         drain(world)
@@ -290,7 +290,7 @@ def test_a_schema_that_fits_nothing_stops_before_all_become_dead_letters() -> No
     check(world)
 
 
-def test_a_table_that_would_begin_in_the_future_is_refused() -> None:
+def test_table_that_would_begin_in_the_future_is_refused() -> None:
     world = World(ends=dict.fromkeys(QUEUES, 4))
     with pytest.raises(CommitRefused, match=r"start is 2099-01-01T00:00:00\.000Z, which is in the future"):
         loop_of(world, pipeline("start: 2099-01-01T00:00:00Z")).open()
@@ -305,7 +305,7 @@ def test_two_pipelines_on_one_table_are_refused() -> None:
         other.open()
 
 
-def test_a_table_that_others_always_change_stops_the_pipeline() -> None:
+def test_table_that_others_always_change_stops_the_pipeline() -> None:
     world = World(ends=dict.fromkeys(QUEUES, 40))
     loop = loop_of(world)
     loop.open()
@@ -323,7 +323,7 @@ def test_a_table_that_others_always_change_stops_the_pipeline() -> None:
     assert world.rows == []
 
 
-def test_a_table_that_is_removed_meanwhile_stops_the_pipeline() -> None:
+def test_table_that_is_removed_meanwhile_stops_the_pipeline() -> None:
     world = World(ends=dict.fromkeys(QUEUES, 40))
     loop = loop_of(world)
     loop.open()
@@ -367,7 +367,7 @@ def test_rules_that_change_between_two_tries_lose_no_dead_letter(by: str, monkey
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_table_is_filled_backward_with_each_older_message_once(seed: int) -> None:
+def test_table_is_filled_backward_with_each_older_message_once(seed: int) -> None:
     rng = random.Random(seed)
     ends = {queue: rng.randrange(30) for queue in QUEUES}
     world = World(ends=ends, start={queue: rng.randrange(end + 1) for queue, end in ends.items()})

@@ -15,7 +15,7 @@ from spark.tables.metrics import Metrics, PortUnusable
 from spark.tables.pipeline import parse_pipeline
 
 
-def test_a_metrics_port_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_port_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(*_: object, **__: object) -> None:
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
@@ -25,7 +25,7 @@ def test_a_metrics_port_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch
         Metrics(parse_pipeline(text, Path("/p.yaml"))).serve()
 
 
-def test_the_age_of_the_last_commit_is_known_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_age_of_the_last_commit_is_known_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[prometheus_client.CollectorRegistry] = []
     monkeypatch.setattr(prometheus_client, "start_http_server", lambda _, registry: served.append(registry))
     text = "name: p\nnamesrv: h:1\ntopic: T\ntable: {format: parquet, location: /t}\nmetrics_port: 9100\n"

@@ -110,7 +110,7 @@ def begin(storage: ObjectStorage, where: ObjectDirectory) -> None:
     add(storage, where, 0, "killed")
 
 
-def test_a_process_killed_at_any_step_loses_and_doubles_nothing(storage: ObjectStorage) -> None:
+def test_process_killed_at_any_step_loses_and_doubles_nothing(storage: ObjectStorage) -> None:
     steps: list[str] = []
     counted = directory(storage, steps.append)
     counted.open()
@@ -179,7 +179,7 @@ def test_many_processes_at_once_commit_each_number_once(storage: ObjectStorage) 
     assert contents(storage) == expected(*won)
 
 
-def test_the_next_commit_completes_that_of_a_killed_process(storage: ObjectStorage) -> None:
+def test_next_commit_completes_that_of_a_killed_process(storage: ObjectStorage) -> None:
     """The one that was overtaken goes on, and the faster one has died before it moved its objects."""
 
     def die(step: str) -> None:
@@ -284,7 +284,7 @@ def test_removed_and_damaged_commits_and_objects_are_refused(storage: ObjectStor
         directory(storage).open()
 
 
-def test_a_store_that_ignores_conditions_is_refused(storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_ignores_conditions_is_refused(storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     where = directory(storage)
     client = where._own._client
     put = client.put_object
@@ -315,7 +315,7 @@ def test_rows_are_written_by_folder_and_read_again(storage: ObjectStorage) -> No
     assert list(divided(empty, "day")) == []
 
 
-def test_a_task_writes_more_folders_than_it_keeps_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_writes_more_folders_than_it_keeps_open(monkeypatch: pytest.MonkeyPatch) -> None:
     class Kept:
         """Keeps the objects that are written."""
 
@@ -341,7 +341,7 @@ def test_a_task_writes_more_folders_than_it_keeps_open(monkeypatch: pytest.Monke
     assert len(written) == 6  # the first two rows of hour 00 are in one
 
 
-def test_a_small_object_is_created_once(storage: ObjectStorage) -> None:
+def test_small_object_is_created_once(storage: ObjectStorage) -> None:
     store = opened(URL, storage.url)
     assert store.create("a", b"one")
     assert store.create("a", b"one")  # as if the answer to the first attempt was lost

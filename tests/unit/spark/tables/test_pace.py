@@ -40,18 +40,18 @@ class Day:
         return self.commits
 
 
-def test_a_commit_begins_ten_minutes_after_the_last_one_began() -> None:
+def test_commit_begins_ten_minutes_after_the_last_one_began() -> None:
     arrivals = dict.fromkeys([0.0, 100.0, 700.0, 1300.0], 3)
     day = Day(3000, arrivals)
     assert day.run(600) == [(0, 3), (600, 3), (1200, 3), (1800, 3)]
     assert day.now == 3000  # it went on waiting
 
 
-def test_a_backlog_is_committed_at_once_before_it_waits() -> None:
+def test_backlog_is_committed_at_once_before_it_waits() -> None:
     assert Day(1300, {0.0: 25, 10.0: 1}).run(600) == [(0, 10), (2, 10), (4, 5), (604, 1)]
 
 
-def test_a_commit_that_takes_longer_than_its_interval_is_followed_at_once() -> None:
+def test_commit_that_takes_longer_than_its_interval_is_followed_at_once() -> None:
     arrivals = {float(at): 1 for at in range(100)}
     assert [at for at, _ in Day(100, arrivals, seconds_per_commit=30).run(20)] == [0, 30, 60, 90]
 
@@ -68,12 +68,12 @@ def test_once_ends_when_everything_is_committed() -> None:
     assert day.now == 6
 
 
-def test_a_process_that_was_asked_to_stop_commits_nothing_more() -> None:
+def test_process_that_was_asked_to_stop_commits_nothing_more() -> None:
     assert Day(0, {0.0: 25}).run(600) == []
     assert Day(3, {0.0: 25}).run(None) == [(0, 10), (2, 10)]  # the one that had begun is finished
 
 
-def test_a_signal_ends_a_wait_of_hours() -> None:
+def test_signal_ends_a_wait_of_hours() -> None:
     stop = StopSignal()
     before = signal.signal(signal.SIGUSR1, stop.ask)
     try:

@@ -58,7 +58,7 @@ def test_files_of_a_commit_are_in_their_partitions(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_process_killed_at_any_step_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_process_killed_at_any_step_loses_and_doubles_nothing(tmp_path: Path) -> None:
     steps: list[str] = []
     counted = ParquetDirectory(tmp_path / "counted", steps.append)
     counted.open()
@@ -90,7 +90,7 @@ def test_a_process_killed_at_any_step_loses_and_doubles_nothing(tmp_path: Path) 
         second.close()
 
 
-def test_a_second_process_that_commits_the_same_number_is_overtaken(tmp_path: Path) -> None:
+def test_second_process_that_commits_the_same_number_is_overtaken(tmp_path: Path) -> None:
     one, two = ParquetDirectory(tmp_path), ParquetDirectory(tmp_path)
     one.open()
     add(one, 0, "one")
@@ -100,7 +100,7 @@ def test_a_second_process_that_commits_the_same_number_is_overtaken(tmp_path: Pa
     one.close()
 
 
-def test_a_table_is_written_by_one_process(tmp_path: Path) -> None:
+def test_table_is_written_by_one_process(tmp_path: Path) -> None:
     one, two = ParquetDirectory(tmp_path), ParquetDirectory(tmp_path)
     one.open()
     with pytest.raises(Locked, match="another process writes the table"):
@@ -116,7 +116,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         ParquetDirectory(tmp_path).open()
 
 
-def test_a_removed_commit_or_file_is_noticed(tmp_path: Path) -> None:
+def test_removed_commit_or_file_is_noticed(tmp_path: Path) -> None:
     directory = ParquetDirectory(tmp_path)
     directory.open()
     for number in range(3):
@@ -132,7 +132,7 @@ def test_a_removed_commit_or_file_is_noticed(tmp_path: Path) -> None:
         ParquetDirectory(tmp_path).open()
 
 
-def test_a_damaged_commit_is_refused(tmp_path: Path) -> None:
+def test_damaged_commit_is_refused(tmp_path: Path) -> None:
     directory = ParquetDirectory(tmp_path)
     directory.open()
     add(directory, 0)
@@ -161,7 +161,7 @@ def without_privileges() -> Iterator[None]:
             os.seteuid(0)
 
 
-def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
+def test_directory_without_permission_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     directory = ParquetDirectory(tmp_path / "t")
     said = "Permission denied; the table needs a directory that this user may write"
@@ -169,7 +169,7 @@ def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
         directory.open()
 
 
-def test_a_table_that_loses_its_permission_keeps_its_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_that_loses_its_permission_keeps_its_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = ParquetDirectory(tmp_path / "t")
     directory.open()
     add(directory, 0)
@@ -190,7 +190,7 @@ def test_a_table_that_loses_its_permission_keeps_its_commits(tmp_path: Path, mon
     again.close()
 
 
-def test_a_location_that_is_a_file_is_named(tmp_path: Path) -> None:
+def test_location_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("")
     with pytest.raises(DirectoryUnusable, match="a directory that this user may write"):
         ParquetDirectory(tmp_path / "t").open()

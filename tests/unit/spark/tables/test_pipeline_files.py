@@ -42,7 +42,7 @@ def refusal(text: str) -> str:
     return str(caught.value)
 
 
-def test_a_whole_file_is_read() -> None:
+def test_whole_file_is_read() -> None:
     found = parsed(WHOLE)
     assert (found.name, found.topic, found.trigger) == ("orders", "Orders", Trigger(600))
     assert found.start == 1_769_817_600_000
@@ -65,13 +65,13 @@ def test_a_whole_file_is_read() -> None:
     assert found.read_options()["readMode"] == "archive"
 
 
-def test_a_short_file_has_defaults() -> None:
+def test_short_file_has_defaults() -> None:
     found = parsed("namesrv: h:1\ntopic: T\ntable: {format: parquet, location: /data/t}")
     assert (found.name, found.trigger.is_once, found.start) == ("p", True, "earliest")
     assert found.decode.columns == {"body": Primitive("binary")}
 
 
-def test_a_day_begins_a_table_at_its_midnight() -> None:
+def test_day_begins_a_table_at_its_midnight() -> None:
     assert parsed(WHOLE.replace("2026-01-31T00:00:00Z", "2026-01-31")).start == parsed(WHOLE).start
 
 
@@ -138,7 +138,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_secret_is_refused_and_not_shown(name: str) -> None:
+def test_secret_is_refused_and_not_shown(name: str) -> None:
     table = "" if SECRETS[name].startswith("table") else "table: {format: delta, location: /data/t}\n"
     server = "" if SECRETS[name].startswith("namesrv") else "namesrv: h:1\n"
     said = refusal(f"{server}topic: T\n{table}{SECRETS[name]}\n")
@@ -205,7 +205,7 @@ def test_upserts_are_read() -> None:
     assert parsed(LAKE).state == Path("/pipelines/p.state")
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DocumentRefused, match="cannot be read"):
         read_pipeline(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")

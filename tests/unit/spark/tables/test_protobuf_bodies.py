@@ -88,12 +88,12 @@ def test_unset_protobuf_fields_are_default_or_null() -> None:
     assert [found[name] for name in nothing] == [None] * len(nothing)
 
 
-def test_a_value_of_an_enum_that_is_newer_is_its_number() -> None:
+def test_value_of_an_enum_that_is_newer_is_its_number() -> None:
     (found,) = rows(ORDER, message(state=7).SerializeToString())
     assert found["state"] == "7"
 
 
-def test_a_damaged_body_is_refused_with_a_reason() -> None:
+def test_damaged_body_is_refused_with_a_reason() -> None:
     late = message(id=1)
     late.at.seconds = 10**12
     good = message(id=1, name="n").SerializeToString()
@@ -117,7 +117,7 @@ def test_unknown_fields_are_left_out_or_refused() -> None:
     assert rows(strict, body)[0]["id"] == 1
 
 
-def test_the_header_of_a_registry_names_the_message() -> None:
+def test_header_of_a_registry_names_the_message() -> None:
     body = message(id=1).SerializeToString()
     order = ProtobufBodies(SET, "shop.Order", has_header=True)
     start = b"\x00\x00\x00\x00\x01"
@@ -133,7 +133,7 @@ def test_the_header_of_a_registry_names_the_message() -> None:
     assert rows(line, start + b"\x04\x00\x00" + b"\x0a\x01a") == [{"sku": "a", "count": 0}]
 
 
-def test_a_missing_required_field_is_refused() -> None:
+def test_missing_required_field_is_refused() -> None:
     files = file_set("""
         name: "old.proto" syntax: "proto2" message_type { name: "Old"
           field { name: "id" number: 1 type: TYPE_INT32 label: LABEL_REQUIRED }
@@ -152,7 +152,7 @@ def test_a_missing_required_field_is_refused() -> None:
         ("shop.Cases", "the message has columns a and A, which differ only in case"),
     ],
 )
-def test_a_message_that_no_table_can_have_is_refused_by_field(name: str, reason: str) -> None:
+def test_message_that_no_table_can_have_is_refused_by_field(name: str, reason: str) -> None:
     with pytest.raises(SchemaUnusable) as caught:
         ProtobufBodies(SET, name).columns()
     assert reason in str(caught.value)
@@ -183,7 +183,7 @@ def test_random_bytes_never_end_the_decoder() -> None:
     assert refused > 300
 
 
-def test_a_number_that_json_lacks_is_refused_with_its_column() -> None:
+def test_number_that_json_lacks_is_refused_with_its_column() -> None:
     order = message(id=1)
     order.more["ratio"] = float("nan")
     good = message(id=2).SerializeToString()
@@ -192,7 +192,7 @@ def test_a_number_that_json_lacks_is_refused_with_its_column() -> None:
     assert row["id"] == 2
 
 
-def test_a_header_with_a_negative_path_is_refused() -> None:
+def test_header_with_a_negative_path_is_refused() -> None:
     found = ProtobufBodies(SET, "shop.Order", has_header=True)
     assert "its header says that the path of its message has -1 parts" in rows(found, b"\0\0\0\0\x07\x01\x08\x02")[0]
 

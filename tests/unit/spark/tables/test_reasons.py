@@ -121,7 +121,7 @@ NO_UNIT = "but a number, which has no unit: make the column a bigint"
         (r'{"note": "\"id\": 1, \"id\": 2", "x": {"note": 2}}', None),
     ],
 )  # fmt: skip
-def test_a_value_that_its_column_would_change_is_refused(body: str, reason: str | None) -> None:
+def test_value_that_its_column_would_change_is_refused(body: str, reason: str | None) -> None:
     assert json_check("ignore", EXACT)(body.encode()) == reason
 
 
@@ -135,7 +135,7 @@ def test_a_value_that_its_column_would_change_is_refused(body: str, reason: str 
         ("999.990,Infinity,NaN", None),
     ],
 )
-def test_a_value_of_csv_that_its_column_would_change_is_refused(line: str, reason: str | None) -> None:
+def test_value_of_csv_that_its_column_would_change_is_refused(line: str, reason: str | None) -> None:
     schema = {name: EXACT[name] for name in ("price", "d", "f")}
     assert why_not_csv(line.encode(), schema, ",") == reason
 
@@ -152,7 +152,7 @@ def test_json_without_exact_columns_is_refused_for_numbers_no_double_has() -> No
 
 
 @pytest.mark.parametrize("new_fields", ["add", "dead-letter"])
-def test_a_field_that_differs_from_a_column_in_case_is_refused(new_fields: Any) -> None:
+def test_field_that_differs_from_a_column_in_case_is_refused(new_fields: Any) -> None:
     check = json_check(new_fields, EXACT)
     said = "it has the field 'ID', and the column is 'id': names that differ only in case are one column"
     assert check(b'{"ID": 1}') == check(b'{"id": 1, "ID": 2}') == said
@@ -177,7 +177,7 @@ def test_unknown_fields_are_dead_letters_if_wanted() -> None:
     ],
 )
 @pytest.mark.parametrize("new_fields", ["add", "dead-letter"])
-def test_a_field_inside_a_column_that_lacks_it_is_named(new_fields: NewFields, body: bytes, field: str | None) -> None:
+def test_field_inside_a_column_that_lacks_it_is_named(new_fields: NewFields, body: bytes, field: str | None) -> None:
     wanted = None if field is None else f"it has the field {field!r}, which the column 'lines' does not have"
     assert json_check(new_fields, SCHEMA)(body) == wanted
     assert json_check("ignore", SCHEMA)(body) is None

@@ -110,7 +110,7 @@ def test_unsuitable_schema_files_are_refused_by_name(place: Place, decode: str, 
     assert reason in place.refusal(f"decode: {decode}")
 
 
-def test_a_proto_file_is_compiled_or_its_line_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proto_file_is_compiled_or_its_line_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     (place.directory / "orders.proto").write_text(FILE)
     decode = "decode: {format: protobuf, schema_file: orders.proto, message: shop.Old}"
     monkeypatch.setenv("PATH", str(place.directory))
@@ -167,11 +167,11 @@ def test_bucket_table_keeps_its_state_near_the_pipeline_file(place: Place) -> No
         ("location: 's3://lake/orders', endpoint_url: 's3:9000'", "must be a URL such as"),
     ],
 )
-def test_a_bucket_that_cannot_be_used_is_refused(place: Place, table: str, reason: str) -> None:
+def test_bucket_that_cannot_be_used_is_refused(place: Place, table: str, reason: str) -> None:
     assert reason in place.refusal("", f"table: {{format: parquet, {table}}}\n")
 
 
-def test_an_account_is_named_by_files_and_never_by_keys(place: Place) -> None:
+def test_account_is_named_by_files_and_never_by_keys(place: Place) -> None:
     found = place.parsed("account: {credentials: keys.toml, tls_ca: /etc/ca.pem}")
     assert found.account == {CREDENTIALS: str(place.directory / "keys.toml"), TLS_CA: "/etc/ca.pem", TLS: "on"}
     assert place.parsed("account: {tls: true}").account == {TLS: "on"}

@@ -35,7 +35,7 @@ def test_machines_that_see_the_directory_are_enough(tmp_path: Path) -> None:
     assert list((tmp_path / "new" / "t").iterdir()) == []
 
 
-def test_a_machine_that_does_not_see_the_directory_is_named(tmp_path: Path) -> None:
+def test_machine_that_does_not_see_the_directory_is_named(tmp_path: Path) -> None:
     def ask(see: See) -> Iterable[str | None]:
         yield see(0)
         (probe,) = tmp_path.iterdir()

@@ -44,7 +44,7 @@ def test_only_a_relative_path_that_is_not_here_is_in_an_archive(tmp_path: Path) 
     assert not is_in_archive("./env/bin/python", tmp_path)
 
 
-def test_the_stand_in_runs_the_interpreter_of_this_process(tmp_path: Path) -> None:
+def test_stand_in_runs_the_interpreter_of_this_process(tmp_path: Path) -> None:
     stand_in("env/bin/python", tmp_path)
     program = ["env/bin/python", "-c", "import sys; print(sys.prefix, *sys.argv[1:])", "a b"]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -107,7 +107,7 @@ def test_kubernetes_needs_an_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("master", ["yarn-client", "spark://h", "mesos://h:1", "localhost", "k8s://", "sc://h:1"])
-def test_an_unknown_master_is_refused(master: str, tmp_path: Path) -> None:
+def test_unknown_master_is_refused(master: str, tmp_path: Path) -> None:
     with pytest.raises(MasterRefused, match=f"'{master}' is not a master of Spark"):
         arguments(tmp_path, master=master)
 

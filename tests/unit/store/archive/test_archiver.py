@@ -210,7 +210,7 @@ def test_missing_manifest_of_a_known_archive_is_refused() -> None:
     assert MANIFEST_NAME not in bucket.objects
 
 
-def test_a_manifest_replaced_by_an_older_one_is_reported_and_continued() -> None:
+def test_manifest_replaced_by_an_older_one_is_reported_and_continued() -> None:
     log, bucket = sent(60)
     list(steps(log, bucket))
     older = bucket.objects[MANIFEST_NAME]
@@ -336,7 +336,7 @@ def test_torn_snapshot_never_gets_into_the_manifest() -> None:
 
 
 @pytest.mark.parametrize("more", [1, 100])
-def test_a_group_restored_from_an_archive_does_not_continue_that_archive(more: int) -> None:
+def test_group_restored_from_an_archive_does_not_continue_that_archive(more: int) -> None:
     log, bucket = sent(100)
     list(steps(log, bucket))
     before = dict(bucket.objects)

@@ -37,7 +37,7 @@ def test_manifest_changes_only_when_the_group_has_agreed(tmp_path: Path) -> None
     assert stated.states, stated  # type: ignore[union-attr]
 
 
-def test_a_part_is_deleted_when_the_group_needs_the_rest(tmp_path: Path) -> None:
+def test_part_is_deleted_when_the_group_needs_the_rest(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.run(bytes_max=KEPT, begin_pos=SEGMENT_BYTES + 1)
     assert home.manifest.base.pos == SEGMENT_BYTES
@@ -111,7 +111,7 @@ def test_kept_checkpoint_is_forgotten_when_a_broker_starts(tmp_path: Path) -> No
     forget_pending(str(tmp_path))
 
 
-def test_an_older_manifest_is_not_shortened(tmp_path: Path) -> None:
+def test_older_manifest_is_not_shortened(tmp_path: Path) -> None:
     home = Home(tmp_path)
     known = home.manifest.archived.index + 1
     found = list(steps(home.log, home.bucket, known_index=known, has_retention=True, bytes_max=KEPT, begin_pos=2**62))

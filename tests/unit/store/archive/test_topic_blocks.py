@@ -71,7 +71,7 @@ def test_all_messages_of_a_topic_come_in_the_order_of_the_log(archive: ReadArchi
     assert following == {queue: end for queue, (_, end) in wanted.items()}
 
 
-def test_a_task_reads_its_offsets_from_its_files_only(archive: ReadArchive) -> None:
+def test_task_reads_its_offsets_from_its_files_only(archive: ReadArchive) -> None:
     blocks = opened(archive)
     places = blocks.places_from(0, place(archive).end)
     assert sorted(places) == list(range(0, archive.end.pos + 1, SEGMENT_BYTES))
