@@ -50,7 +50,7 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not breaches, "\n".join(breaches)
 
 
-def test_links_to_sections_lead_to_one() -> None:
+def test_links_to_sections_lead_to_existing_sections() -> None:
     breaches = [
         f"{path.relative_to(ROOT)}: {target}#{section}"
         for path in DOCUMENTS
@@ -83,7 +83,7 @@ def test_titles_in_code_do_not_count() -> None:
     assert titles("# One\n```\n# not this\n```\n## nor this\n") == ["# One"]
 
 
-def test_sections_are_named_as_links_name_them() -> None:
+def test_section_names_equal_their_link_anchors() -> None:
     text = "# A `name` (old)\n## Look first\n```\n# no section\n```\n## Look first\n### [Read](a.md) on\n"
     assert section_names(text) == {"a-name-old", "look-first", "look-first-1", "read-on"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.server_logs import CHARACTERS_MAX, FILES_MAX, LINES_MAX, ends_of_logs
 
 
-def test_logs_of_this_test_are_shown_and_older_ones_are_not(tmp_path: Path) -> None:
+def test_only_server_logs_of_the_failed_test_are_printed(tmp_path: Path) -> None:
     (tmp_path / "cluster0" / "logs").mkdir(parents=True)
     for name in ("cluster0/logs/n0.log", "cluster0/logs/n1.log", "log", "data"):
         (tmp_path / name).write_text(f"line of {name}\n")
@@ -41,7 +41,7 @@ def test_of_too_many_logs_the_newest_are_shown(tmp_path: Path) -> None:
     ]
 
 
-def test_failed_test_reports_them(tmp_path: Path) -> None:
+def test_failed_test_prints_the_ends_of_server_logs(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "def test_it(tmp_path):\n"
         "    (tmp_path / 'n0.log').write_text('refused: the disk is full')\n"

@@ -223,7 +223,7 @@ async def test_damaged_object_is_not_served(
 
 
 @pytest.mark.slow
-async def test_nothing_is_deleted_while_the_manifest_is_an_older_one(
+async def test_files_are_kept_while_the_archive_manifest_is_outdated(
     tmp_path: Path, storage: ObjectStorage, brokers: list[Broker]
 ) -> None:
     async with broker_client(tmp_path, queues=1, limits=LIMITS, **settings(storage)) as client:

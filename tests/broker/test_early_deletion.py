@@ -87,7 +87,7 @@ async def deleted_early(brokers: list[RunningBroker], disks: Disks) -> tuple[Cli
     return short, others
 
 
-async def test_full_disk_hands_over_before_files_go(tmp_path: Path, disks: Disks) -> None:
+async def test_leader_with_a_full_disk_transfers_leadership_before_deleting_files(tmp_path: Path, disks: Disks) -> None:
     async with three_replicas(tmp_path, REFILLS_SOON, **KEPT) as brokers:
         with capture_logs() as log:
             short, others = await deleted_early(brokers, disks)

@@ -49,7 +49,7 @@ async def test_forwarder_repeats_only_repeatable_requests(tmp_path: Path, broker
 
 
 @pytest.mark.trio
-async def test_forwarder_leads_last_and_resigns_first(
+async def test_forwarder_is_notified_of_leadership_last_and_of_resignation_first(
     tmp_path: Path, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What other services give back when they resign goes to the replica that leads now."""

@@ -90,7 +90,7 @@ async def test_shortened_leader_reports_no_message_as_deleted(tmp_path: Path, ot
 
 
 @pytest.mark.slow
-async def test_delayed_messages_wait_for_the_replica_that_has_them(
+async def test_delayed_messages_wait_until_a_replica_holding_them_may_lead(
     tmp_path: Path, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were skipped for ever, in the replicated state."""

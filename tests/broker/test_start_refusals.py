@@ -71,7 +71,7 @@ async def test_broker_refuses_an_address_of_another_machine(tmp_path: Path) -> N
     assert text.startswith(f"client address 192.0.2.1:{port} cannot be used: ")
 
 
-def test_host_name_that_no_host_can_have(tmp_path: Path) -> None:
+def test_impossible_host_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(pydantic.ValidationError, match=r"'no\.\.body:10911': no host can have this name"):
         broker_settings(tmp_path, advertise="no..body:10911")
 
@@ -216,7 +216,7 @@ def test_flags_come_before_environment_before_the_file(config: Path, monkeypatch
     assert settings.listen == "127.0.0.1:10911"
 
 
-def test_configuration_that_is_not_there(tmp_path: Path) -> None:
+def test_loading_a_missing_configuration_file_fails(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.toml"):
         BrokerSettings.load(tmp_path / "nothing.toml")
     with pytest.raises(IsADirectoryError):

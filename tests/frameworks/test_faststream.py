@@ -126,7 +126,7 @@ async def test_message_that_always_fails_becomes_a_dead_letter(
     assert calls == ["x"] * 3
 
 
-async def test_handler_cut_off_by_shutdown_gets_its_message_again(namesrv: str, topic: str) -> None:
+async def test_message_is_redelivered_after_shutdown_cuts_off_its_handler(namesrv: str, topic: str) -> None:
     calls: list[str] = []
 
     def broker_of(name: str) -> RaftmqBroker:
@@ -261,7 +261,7 @@ async def test_test_needs_no_broker() -> None:
         assert await (await tested.request(1, "in")).decode() == 2
 
 
-async def test_test_filters_messages_as_a_broker_does() -> None:
+async def test_test_broker_filters_messages_like_a_real_broker() -> None:
     broker = RaftmqBroker("127.0.0.1:1")
 
     @broker.subscriber("in", group="tagged", tags="x || y")

@@ -14,7 +14,7 @@ from tests.frameworks.pages import PAGES, examples
 MOVING = sorted(path.name for path in PAGES.glob("from-*.md"))
 
 
-def test_pages_are_there() -> None:
+def test_migration_pages_are_the_expected_three() -> None:
     assert MOVING == ["from-aio-pika.md", "from-kafka-clients.md", "from-nats-py.md"]
 
 

@@ -119,7 +119,7 @@ async def test_delayed_task_waits_in_the_broker(namesrv: str, topic: str) -> Non
     assert done[1][1] - began >= 0.5
 
 
-async def test_tasks_of_a_higher_priority_go_first(namesrv: str, topic: str) -> None:
+async def test_tasks_of_a_higher_priority_run_first(namesrv: str, topic: str) -> None:
     broker = broker_of(namesrv, topic, priorities=3)
     done: list[int] = []
     counts = {0: 6, 1: 6, 2: 6}
@@ -276,7 +276,7 @@ async def test_undecodable_task_delays_no_other(namesrv: str, topic: str) -> Non
         assert (await (await good.kiq()).wait_result(timeout=SECONDS_MAX)).return_value == "done"
 
 
-async def test_topics_are_created_if_the_brokers_lack_them(namesrv: str, topic: str) -> None:
+async def test_missing_topics_are_created_at_startup(namesrv: str, topic: str) -> None:
     broker = broker_of(namesrv, topic, create_topics=False)
     broker.is_worker_process = True
     with pytest.raises(TopicNotFound):

@@ -65,7 +65,7 @@ def test_task_that_is_cancelled_in_a_transaction_rolls_it_back() -> None:
     on_asyncio(test)
 
 
-def test_set_that_is_cancelled_leaves_its_consumer_where_it_was() -> None:
+def test_cancelled_set_leaves_the_consumer_position_unchanged() -> None:
     async def test(kit: Kit) -> None:
         async with (
             TransactionProducer(kit.namesrv, "P") as producer,

@@ -199,7 +199,7 @@ async def test_group_is_paused_and_resumed(operator: Browser) -> None:
     assert "This group is paused" not in page.text
 
 
-async def test_dead_letters_are_sent_again(operator: Browser) -> None:
+async def test_dead_letters_are_requeued(operator: Browser) -> None:
     page = await operator.get("/dead-letters?group=mail")
     assert page.text.count('name="letter"') == 10
     none = await operator.post("/requeue", {"group": "mail", "which": "chosen"})
@@ -218,7 +218,7 @@ async def test_dead_letters_are_sent_again(operator: Browser) -> None:
     assert "10 sent, 0 failed" in record
 
 
-async def test_dead_letters_that_match_are_sent_again(operator: Browser) -> None:
+async def test_matching_dead_letters_are_requeued(operator: Browser) -> None:
     page = await operator.get("/dead-letters?group=mail&all=yes&key=k3")
     assert page.text.count('name="letter"') == 1
     assert "Send all that match again" in page.content
@@ -310,9 +310,7 @@ async def test_fifty_tabs_cost_as_many_requests_as_one(kit: SyncKit, monkeypatch
         assert counts[RequestCode.GET_BROKER_RUNTIME_INFO] <= 2
 
 
-async def test_lists_ask_each_broker_group_once_however_long_they_are(
-    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_list_pages_send_one_request_per_broker_group(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = count_requests(monkeypatch)
     async with console(kit.namesrv) as browser:
         await browser.get("/changes")
@@ -376,14 +374,14 @@ async def test_tabs_opened_together_share_one_watch(kit: SyncKit, monkeypatch: p
         assert len(opened) == 1
 
 
-async def test_where_failures_are_hidden_a_search_does_not_find_them(kit: SyncKit) -> None:
+async def test_hidden_failure_reasons_are_not_searchable(kit: SyncKit) -> None:
     async with console(kit.namesrv, hide_bodies=True) as browser:
         found = await browser.get("/dead-letters?group=mail&all=yes&why=no+such+address")
         missed = await browser.get("/dead-letters?group=mail&all=yes&why=something+else")
         assert found.text.count("<tr") == missed.text.count("<tr") == 11
 
 
-async def test_where_failures_are_hidden_none_is_sent_again_by_them(kit: SyncKit) -> None:
+async def test_requeue_by_reason_is_refused_when_reasons_are_hidden(kit: SyncKit) -> None:
     """It would send all of them: what is hidden chooses nothing."""
     async with console(kit.namesrv, hide_bodies=True, allow_changes=True) as browser:
         page = await browser.get("/dead-letters?group=mail&all=yes&why=no+such+address")

@@ -124,7 +124,7 @@ async def test_console_refuses_changes_to_its_own_account(kit: SyncKit, operator
         assert (await browser.get("/accounts")).status == 200
 
 
-async def test_whoever_changes_the_own_password_logs_in_again(kit: SyncKit) -> None:
+async def test_user_logs_in_again_after_changing_the_own_password(kit: SyncKit) -> None:
     async with accounts_console(kit, allow_changes=True, login=True) as browser:
         await browser.post("/login", {"user": ADMINISTRATOR.access_key, "secret": ADMINISTRATOR.secret_key})
         await create(browser, BOSS | {"name": "other-boss"})

@@ -142,9 +142,7 @@ async def test_filter_does_not_reveal_hidden_properties(kit: SyncKit) -> None:
         assert "order 39" not in shown.content
 
 
-async def test_topic_is_followed_by_many_tabs_at_the_price_of_one(
-    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tabs_that_follow_one_topic_share_its_pulls(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Followed] = []
     begin = Tails._read
 

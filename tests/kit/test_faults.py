@@ -95,7 +95,7 @@ async def test_kit_delays_answers_of_a_slow_broker(kit: Kit, producer: Producer)
         await producer.send(Message("Orders", b"three"))
 
 
-async def test_broken_connections_are_opened_again(kit: Kit, producer: Producer) -> None:
+async def test_broken_connections_are_reopened(kit: Kit, producer: Producer) -> None:
     async with collecting(kit, "Orders") as ids:
         await producer.send(Message("Orders", b"one"))
         await kit.advance_until(lambda: len(ids) == 1)

@@ -197,9 +197,7 @@ def test_next_kit_removes_directories_of_killed_processes(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_directory_that_others_remove_before_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_removed_before_its_lock_is_recreated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kits that start at the same time look for what killed processes have left."""
     monkeypatch.setattr(directory, "_MEMORY", tmp_path / "missing")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

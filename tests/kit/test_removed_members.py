@@ -155,7 +155,7 @@ async def test_member_is_removed_while_a_replica_is_down(kit: Kit, admin: Admin)
         await until(lambda: member.queues == 0, "it goes")
 
 
-async def test_popping_member_gets_nothing_while_it_is_kept_out(kit: Kit, producer: Producer, admin: Admin) -> None:
+async def test_removed_popping_member_gets_no_messages(kit: Kit, producer: Producer, admin: Admin) -> None:
     events: list[ClientEvent] = []
     popped: list[bytes] = []
     async with (

@@ -74,7 +74,7 @@ async def test_pop_is_held_until_a_message_comes(kit: Kit, producer: Producer) -
 
 
 @VIRTUAL_TIME
-async def test_delays_and_retries_last_as_long_as_they_say(kit: Kit, producer: Producer) -> None:
+async def test_delays_and_retries_ignore_wrong_client_clocks(kit: Kit, producer: Producer) -> None:
     await producer.send(Message("T", b"a", delay=90))
     began, calls = kit.now(), list[dt.datetime]()
     consumer = PushConsumer(kit.namesrv, "G", consume_from="first", ordered=False)

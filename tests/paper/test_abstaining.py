@@ -90,7 +90,7 @@ def test_acknowledgements_of_the_abstaining_count() -> None:
     assert group[A].commit == index
 
 
-def test_abstention_lasts_until_the_disk_has_it() -> None:
+def test_abstaining_replica_abstains_until_refetched_entries_are_on_disk() -> None:
     group = Group(3).led_by(A)
     group.replicate(A, 4)
     group.disks[C].terms.clear()

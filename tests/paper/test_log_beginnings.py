@@ -42,7 +42,7 @@ def delete_early(group: Group, node: NodeId) -> None:
 
 
 @pytest.mark.parametrize("node", [A, C])
-def test_expired_entries_are_gone_though_another_replica_has_them(node: NodeId) -> None:
+def test_entries_count_as_expired_although_another_replica_still_has_them(node: NodeId) -> None:
     """Each replica deletes expired files in its own time, and a reader may keep some of them elsewhere."""
     group = group_of()
     group.compact(node, 8)
@@ -138,7 +138,7 @@ def test_silent_member_counts_only_after_an_early_deletion() -> None:
     assert beginning(group, leader) == (Beginning.UNKNOWN, None)
 
 
-def test_older_software_without_log_beginnings_is_not_waited_for() -> None:
+def test_leader_does_not_wait_for_log_beginnings_of_older_replicas() -> None:
     group = group_of()
     group.compact(A, 8)
     group.compact(B, 8)
@@ -200,7 +200,7 @@ def test_expired_files_are_gone_though_older_software_is_in_the_group(monkeypatc
     assert beginning(group, A) == (Beginning.FIRST, None)
 
 
-def test_member_that_falls_silent_before_it_is_compared_is_waited_for() -> None:
+def test_leader_waits_for_a_silent_member_before_comparing_log_beginnings() -> None:
     """It has told that its log begins earlier, and nothing else yet."""
     group = group_of()
     group.isolate(C)

@@ -231,7 +231,7 @@ def test_answer_to_a_later_question_is_one_to_those_that_were_lost() -> None:
     assert group.answers == {lost: group[A].commit, later: group[A].commit}
 
 
-def test_answer_to_an_earlier_question_is_none_to_a_later_one() -> None:
+def test_answer_to_an_earlier_read_request_does_not_answer_later_ones() -> None:
     group = Group(3).led_by(A)
     earlier = group.read(B)
     [question] = [message for message in group.mail if isinstance(message, ReadIndexReq)]
@@ -283,7 +283,7 @@ def test_no_lease_before_the_first_entry_is_committed() -> None:
     assert group.answers[ctx] == 1
 
 
-def test_lease_survives_restarts_of_the_voters_that_granted_it() -> None:
+def test_lease_survives_restarts_of_the_granting_voters() -> None:
     """A voter that forgot which leader it heard waits as long as it would have had to, before it elects another."""
     group = with_leases(seconds=1.0)
     group.isolate(A)

@@ -329,7 +329,7 @@ def test_idle_commit_is_announced_at_once_and_not_answered() -> None:
     assert group.mail == []
 
 
-def test_commit_waits_for_entries_to_travel_with() -> None:
+def test_commit_index_travels_with_the_next_entries() -> None:
     """With a delay a commit index is told by the next entries, or alone when the delay is over and none came."""
     group = Group(3, config=CoreConfig(announce_seconds=0.005))
     core = group.elect(A)
@@ -414,7 +414,7 @@ def test_acceptance_is_reported_early_after_much_data() -> None:
         assert [(m.accepted, m.durable) for m in answers] == ([(3, 0)] if number == 2 else [])
 
 
-def test_wiped_follower_is_filled_up_again() -> None:
+def test_wiped_follower_is_refilled() -> None:
     """A follower that comes back with nothing gets everything, although nobody writes."""
     group = Group(3).led_by(A)
     group.replicate(A, 4)

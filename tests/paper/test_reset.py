@@ -116,7 +116,7 @@ def test_consent_is_not_lent_to_a_question_that_was_rejected() -> None:
     assert state_of(group, A, C) is PeerState.SNAPSHOT
 
 
-def test_base_moves_while_a_peer_agrees_to_the_old_one() -> None:
+def test_reset_offer_is_renewed_if_the_base_moves_before_consent() -> None:
     """Its consent comes too late, and a heartbeat's answer with it: what lies between the two bases is gone."""
     group = below_base()
     group.pass_time(1.0)

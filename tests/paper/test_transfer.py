@@ -70,7 +70,7 @@ def test_transfer_ok_leaves_no_proposal_in_doubt() -> None:
         assert (group.failed_from == {}) == patient
 
 
-def test_transfer_ok_to_the_best_there_is() -> None:
+def test_transfer_without_a_target_chooses_the_best_voter() -> None:
     """Nobody in particular is asked for: priority goes first, then who has more; never a learner."""
     group = settled_group(4, voters=3, c=-1, b=-2, a=0, d=7)
     group[A].propose_conf(ConfChange(ConfChangeKind.ADD_LEARNER, D, "d:1"), group.now)

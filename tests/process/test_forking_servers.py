@@ -145,7 +145,7 @@ def stored(namesrv: str) -> Counter[bytes]:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_each_worker_of_a_server_sends_with_connections_of_its_own(
+def test_each_web_worker_sends_over_its_own_connections(
     name: str, programs: Path, brokers: ServerProcesses, tmp_path: Path
 ) -> None:
     server = SERVERS[name]

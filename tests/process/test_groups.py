@@ -31,7 +31,7 @@ async def wait_routes(producer: Producer, groups: int) -> None:
         await trio.sleep(0.05)
 
 
-async def test_producer_spreads_a_topic_over_all_groups_and_survives_losing_one(tmp_path: Path) -> None:
+async def test_producer_uses_all_groups_and_survives_losing_one(tmp_path: Path) -> None:
     with trio.fail_after(120):
         async with open_groups(tmp_path, 3, nodes=1, ports=Ports.free(1, groups=3)) as clusters:
             namesrv = clusters[0].namesrv

@@ -293,7 +293,7 @@ def test_kombu_raises_for_an_unreachable_name_server() -> None:
         assert time.monotonic() - began < 3
 
 
-def test_deleted_queue_is_declared_again(url: str, cluster: Cluster, request: pytest.FixtureRequest) -> None:
+def test_deleted_queue_is_redeclared(url: str, cluster: Cluster, request: pytest.FixtureRequest) -> None:
     queue = kombu.Queue("deleted", routing_key="deleted")
     with (
         kombu.Connection(url) as connection,
@@ -335,7 +335,7 @@ def test_broker_that_is_killed_and_comes_back(url: str, cluster: Cluster) -> Non
         assert connection.channel().basic_get("restarted") is None
 
 
-def test_options_that_no_transport_knows_are_left_out(url: str) -> None:
+def test_options_unknown_to_the_transport_are_dropped(url: str) -> None:
     """Celery's `apply_async` passes them on, of any type, and RabbitMQ does not deliver them."""
     queue = kombu.Queue("odd", kombu.Exchange("odd"), "odd")
     with kombu.Connection(url) as connection, Inbox(connection, queue) as inbox:

@@ -56,7 +56,7 @@ def test_configuration_and_rules_are_valid() -> None:
 
 
 @needs_promtool
-def test_alerts_fire_when_they_should_and_not_before() -> None:
+def test_alerts_fire_exactly_when_expected() -> None:
     assert "SUCCESS" in promtool("test", "rules", TESTS)
 
 

@@ -77,7 +77,7 @@ async def test_death_of_a_leader_loses_nothing_and_hides_no_doubt(cluster: Clust
         assert 1 <= stored[result.message_id] <= most, (result, stored[result.message_id])
 
 
-async def test_topics_and_offsets_as_an_administrator_sees_them(cluster: Cluster) -> None:
+async def test_admin_reports_topics_routes_and_offsets(cluster: Cluster) -> None:
     async with (
         new_topic(cluster.namesrv) as topic,
         Admin(cluster.namesrv) as admin,

@@ -33,7 +33,7 @@ def is_forked(pid: int) -> bool:
     return Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"\0\0")  # the room that its command does not need
 
 
-def test_forked_command_prints_and_ends_as_a_started_one(tmp_path: Path) -> None:
+def test_forked_command_prints_and_exits_like_a_started_command(tmp_path: Path) -> None:
     options = ["archive", "cat", "no-such-place", "--help"], ["broker", "--peers", "x"], ["log", "verify", "nowhere"]
     for arguments in options:
         forked = subprocess.run([*CLI, *arguments], cwd=tmp_path, capture_output=True, text=True)
@@ -43,7 +43,7 @@ def test_forked_command_prints_and_ends_as_a_started_one(tmp_path: Path) -> None
         assert forked.stdout == started.stdout
 
 
-def test_forked_server_is_a_child_that_is_killed_and_waited_for(tmp_path: Path) -> None:
+def test_forked_server_is_killed_and_reaped_like_a_child_process(tmp_path: Path) -> None:
     command = [
         *CLI,
         "namesrv",

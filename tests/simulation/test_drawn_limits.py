@@ -36,7 +36,7 @@ def test_limits_are_between_smallest_and_usual() -> None:
     assert met == smallest.keys()
 
 
-def test_seed_draws_the_same_limits_again() -> None:
+def test_same_seed_draws_the_same_limits() -> None:
     first, again, other = (draw_broker_scenario(seed, "pop").broker_limits for seed in (1, 1, 2))
     assert first == again != other
 

@@ -94,7 +94,7 @@ def test_command_line_runs_the_form_that_it_names(capfd: pytest.CaptureFixture[s
 
 
 @compiled
-def test_command_line_refuses_a_form_that_is_not_there(
+def test_command_line_refuses_the_compiled_form_if_nothing_is_compiled(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("chaos.__main__.ALL_COMPILED", False)

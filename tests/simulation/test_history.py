@@ -120,7 +120,7 @@ def test_value_that_was_refused(history: History) -> None:
         commit(history, A, TWO)
 
 
-def test_history_refuses_a_value_before_earlier_acknowledged_ones(history: History) -> None:
+def test_history_refuses_a_value_ahead_of_earlier_acknowledged_values(history: History) -> None:
     commit(history, A, TWO)
     history.acknowledge(12, 2)
     history.asked(14)

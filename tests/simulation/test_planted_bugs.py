@@ -149,7 +149,7 @@ def hunted_seeds(monkeypatch: pytest.MonkeyPatch, finding: int, shortly: float =
     return ran
 
 
-def test_hunt_begins_with_the_run_that_found_the_mistake_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hunt_begins_with_the_run_that_found_the_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = hunted_seeds(monkeypatch, 5, 2.0)
     assert hunt("double-vote", 20, python=COLD, first=FindingRun(5, 2.0)).seeds == 6
     assert hunt("double-vote", 20, python=COLD, first=FindingRun(5)).seeds == 6

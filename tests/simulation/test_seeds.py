@@ -96,7 +96,7 @@ def test_command_line_refuses_a_range_that_is_none(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_broken_promise_prints_the_command_that_repeats_it(
+def test_broken_promise_prints_a_command_to_reproduce_the_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from raftlog.consensus.raft import RaftCore

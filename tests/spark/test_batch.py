@@ -45,7 +45,7 @@ def test_rows_contain_all_fields_of_messages(read: Read, stage: Stage) -> None:
     assert rows[results[0].message_id].properties["colour"] == "red"
 
 
-def test_all_columns_can_be_asked_for(read: Read, stage: Stage) -> None:
+def test_query_reads_all_columns(read: Read, stage: Stage) -> None:
     topic = stage.topic()
     stage.send(topic, [Message(topic, b"x", flag=7)])
 

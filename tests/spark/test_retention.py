@@ -197,7 +197,7 @@ def test_batch_overtaken_by_retention_names_the_lost_offsets(
         meanwhile(gated(frame, tmp_path).collect, tmp_path, lambda: delete_until_gone(replicas, topic))
 
 
-def test_batch_allowed_to_lose_messages_continues_after_them(
+def test_batch_with_fail_on_data_loss_off_skips_lost_messages(
     session: Any, replicas: Replicas, topic: str, tmp_path: Path
 ) -> None:
     replicas.take_leases(600)

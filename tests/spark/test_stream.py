@@ -46,9 +46,7 @@ def test_query_resumes_at_its_end(stream: Stream, query: Query, stage: Stage) ->
     assert sum(report["numInputRows"] for report in second.recentProgress) == 50
 
 
-def test_query_that_begins_at_the_latest_message_sees_only_later_ones(
-    stream: Stream, query: Query, stage: Stage
-) -> None:
+def test_query_starting_at_latest_sees_only_later_messages(stream: Stream, query: Query, stage: Stage) -> None:
     topic = stage.topic(queues=2)
     stage.send(topic, numbered(0, 10))
     running = query.start(stream(subscribe=topic), processingTime="200 milliseconds")

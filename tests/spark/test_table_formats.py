@@ -235,7 +235,7 @@ accounts:
 
 
 @pytest.mark.nightly
-def test_cluster_with_accounts_is_read_and_written_with_the_same_one(tmp_path: Path) -> None:
+def test_pipeline_reads_and_writes_with_one_account(tmp_path: Path) -> None:
     accounts = tmp_path / "plain_acl.yml"
     accounts.write_text(ACCOUNTS)
     for name, secret in (("reader001", "reader"), ("stranger1", "stranger")):

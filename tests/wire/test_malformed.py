@@ -271,7 +271,7 @@ def test_bad_binary_header_is_answered(header: memoryview, remark: str) -> None:
     assert remark in caught.value.remark
 
 
-def test_binary_header_is_read_like_java_reads_it() -> None:
+def test_binary_header_numbers_are_parsed_as_in_java() -> None:
     fields = {b"consumerGroup": b"cg", b"topic": b"T1", b"queueId": b"0002", b"commitOffset": b"+5"}
     header = binary_header(15, ext=b"".join(ext_field(name, value) for name, value in fields.items()))
     request = decode_header(BINARY, header)
@@ -352,7 +352,7 @@ def one_by_one(chunk: bytes) -> tuple[list[tuple[object, bytes, int]], int]:
 
 @steady
 @given(st.lists(FRAMES, max_size=5).map(b"".join), st.integers(0, 8))
-def test_chunk_at_once_is_its_frames_one_by_one(data: bytes, cut: int) -> None:
+def test_decoding_a_chunk_equals_decoding_its_frames_singly(data: bytes, cut: int) -> None:
     chunk = data[: len(data) - cut]
     try:
         expected = one_by_one(chunk)

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-async def test_servers_and_clients_work_with_them(tmp_path: Path) -> None:
+async def test_servers_and_clients_work_with_made_credentials(tmp_path: Path) -> None:
     made = tmp_path / "credentials"
     subprocess.run([SCRIPT, made, "n0=127.0.0.1", "namesrv=127.0.0.1"], check=True, capture_output=True, timeout=60)  # noqa: ASYNC221
     tls = ssl.create_default_context(cafile=made / "ca.pem")

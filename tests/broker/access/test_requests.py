@@ -157,7 +157,7 @@ async def test_connection_survives_refused_signatures(tmp_path: Path) -> None:
         assert (await client.request(RequestCode.SEND_MESSAGE_V2, fields, b"x")).code == ResponseCode.SUCCESS
 
 
-async def test_recorded_requests_do_nothing_else_than_they_did(tmp_path: Path) -> None:
+async def test_replayed_signed_request_cannot_be_changed_into_another(tmp_path: Path) -> None:
     """The signed text is the same, divided in another way."""
     async with guarded(tmp_path) as broker:
         client = await broker.connect()

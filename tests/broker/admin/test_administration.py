@@ -120,7 +120,7 @@ async def test_deleting_a_group_deletes_retry_topics_of_its_pops(tmp_path: Path)
         assert "%RETRY%a_b_c" not in await admin.topics()
 
 
-async def test_operator_has_a_message_handled_now(tmp_path: Path) -> None:
+async def test_operator_has_a_consumer_handle_one_message(tmp_path: Path) -> None:
     handled: list[bytes] = []
 
     async def handle(message: ReceivedMessage) -> None:

@@ -83,7 +83,7 @@ async def test_cold_queue_beginning_gives_a_new_group_no_offset(tmp_path: Path) 
         assert await client.committed() is None
 
 
-async def test_offset_that_was_answered_for_is_there(broker: RunningBroker) -> None:
+async def test_acknowledged_offset_update_is_readable_at_once(broker: RunningBroker) -> None:
     client, other = await broker.connect(), await broker.connect()
     await client.create_topic("T", 2)
     await client.fill(5)

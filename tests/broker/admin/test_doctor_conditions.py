@@ -83,7 +83,7 @@ async def consume(namesrv: str, group: str, topic: str, offset: int) -> None:
         await admin.store_offset(group, MessageQueue(topic, "broker-a", 0), offset)
 
 
-async def test_full_disks_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_doctor_lists_full_disks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.broker.services.disk_usage", lambda directory: (0, 100))
     async with cluster_and_broker(tmp_path) as (namesrv, _):
         found = await doctor(namesrv)

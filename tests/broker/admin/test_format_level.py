@@ -128,7 +128,7 @@ def test_every_level_has_a_feature() -> None:
     assert sorted(FEATURES) == list(range(LEVEL_FIRST + 1, LEVEL_NEWEST + 1))
 
 
-def test_level_2_gives_topics_without_identity_one() -> None:
+def test_raising_to_level_2_gives_old_topics_an_identity() -> None:
     metadata = metadata_of_an_earlier_release("A", "B")
     metadata.apply(put("C"))
     kept = metadata.topic_identity("C")
@@ -156,7 +156,7 @@ def test_levels_that_are_none(level: int) -> None:
 # -- snapshots, and levels that are not understood ---------------------------------------------------------------------
 
 
-def test_level_is_in_the_snapshot_and_level_1_is_not() -> None:
+def test_snapshot_contains_the_format_level_only_above_level_1() -> None:
     """So software from before there were levels can read it, and a downgrade before the switch works."""
     metadata = Metadata()
     metadata.apply(put("A"))
@@ -209,7 +209,7 @@ async def level_of(broker: RunningBroker) -> int:
 
 
 @pytest.mark.trio
-async def test_broker_alone_raises_the_level_and_keeps_it(tmp_path: Path) -> None:
+async def test_single_broker_raises_the_format_level_and_never_lowers_it(tmp_path: Path) -> None:
     async with running(tmp_path, format_level_max=1) as broker:
         assert await level_of(broker) == 1
     async with running(tmp_path) as broker:

@@ -21,7 +21,7 @@ async def command(client: Client, action: GroupAction, node: str = "", address: 
     return GroupAnswer.decode(answer.body)
 
 
-async def test_status_shows_the_members_as_the_leader_sees_them(tmp_path: Path) -> None:
+async def test_leader_reports_role_and_lag_of_each_member(tmp_path: Path) -> None:
     async with running(tmp_path, priority=3) as broker:
         view = (await command(await broker.connect(), "status")).view
         assert (view.node_id, view.role, view.leader, view.group) == ("n0", "leader", "n0", "broker-a")

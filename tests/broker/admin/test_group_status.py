@@ -160,7 +160,7 @@ async def test_broker_reports_the_state_of_its_groups(broker: RunningBroker, ser
         check(fastjson.parse(answer.body))
 
 
-async def test_groups_that_are_not_there(client: Client) -> None:
+async def test_requests_about_unknown_groups_are_refused(client: Client) -> None:
     await client.create_topic("T", 1)
     for code, ext, wanted in (
         (RequestCode.GET_CONSUMER_CONNECTION_LIST, GROUP, ResponseCode.CONSUMER_NOT_ONLINE),

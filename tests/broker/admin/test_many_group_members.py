@@ -57,7 +57,7 @@ async def test_broker_finds_groups_with_differing_subscriptions(broker: RunningB
     }
 
 
-async def test_member_that_changes_its_mind_agrees_again(broker: RunningBroker) -> None:
+async def test_member_that_corrects_its_subscription_no_longer_differs(broker: RunningBroker) -> None:
     client = await join(broker, "c1", Orders="paid")
     other = await join(broker, "c2", Orders="open")
     assert list(await told(client, differing=True)) == ["billing"]

@@ -40,7 +40,7 @@ async def commit(client: Client, group: str, queue_id: int, offset: int) -> None
     assert (await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == 0
 
 
-async def test_every_counter_has_a_metric_of_its_own(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_every_counter_has_its_own_metric(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path):
         counters = {name for name in brokers[0]._counters() if not name.startswith((*_BY_PREFIX,))}
         families = result_of(brokers[0].services.metrics.collect())
@@ -134,7 +134,7 @@ async def test_guide_names_every_metric(tmp_path: Path, brokers: list[Broker]) -
 
 
 @pytest.mark.parametrize("path", ["grafana/raftmq.json", "prometheus/alerts.yml"])
-async def test_boards_and_alerts_ask_for_metrics_that_there_are(path: str) -> None:
+async def test_dashboards_and_alerts_query_existing_metrics(path: str) -> None:
     text = (GUIDE.parent.parent / "deploy" / path).read_text()
     asked = set(re.findall(r"\b(?:raftmq|rocketmq|process)_[a-z_]+\b", text)) - {"raftmq_name_servers"}
     there = set(re.findall(r"`([a-z_]+)`", GUIDE.read_text()))

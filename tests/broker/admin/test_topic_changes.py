@@ -109,7 +109,7 @@ async def test_topic_gets_into_a_later_broker_group_with_its_settings(tmp_path: 
             ]
 
 
-async def test_topic_shrinks_only_if_that_is_asked_for(namesrv: str) -> None:
+async def test_topic_shrinks_only_with_the_shrink_option(namesrv: str) -> None:
     async with Admin(namesrv) as admin:
         at = ("--namesrv", namesrv)
         await command("topic", "create", "New", "--queues", "8", *at)

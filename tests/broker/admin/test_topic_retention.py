@@ -149,7 +149,7 @@ async def test_expiry_command_ignores_unknown_and_shorter_queues(tmp_path: Path,
         assert len((await client.pull("T", 1, 0)).records) == 1
 
 
-async def test_group_with_older_members_refuses_it(tmp_path: Path) -> None:
+async def test_retention_time_is_refused_while_a_member_is_older(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="b-a", format_level_max=5) as client:
         assert await limit(client, "1") == ResponseCode.VERSION_NOT_SUPPORTED
         assert await limit(client, "-1") == ResponseCode.SUCCESS
@@ -181,7 +181,7 @@ async def test_clock_that_is_set_a_day_ahead_expires_nothing_at_once(
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_queues_begin_at_the_same_place_however_a_replica_comes_to_them(tmp_path: Path) -> None:
+async def test_queue_beginnings_agree_after_checkpoint_replay_and_snapshot(tmp_path: Path) -> None:
     """From its checkpoint, by the whole log, and by the log up to a snapshot that came from another replica.
 
     Topics: one with a time of its own, one that lost it, and one that was deleted and created again with more queues.

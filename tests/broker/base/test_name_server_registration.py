@@ -73,7 +73,7 @@ async def name_server() -> AsyncIterator[tuple[NameServer, str]]:
         nursery.cancel_scope.cancel()
 
 
-async def test_registration_sends_all_topics_first_and_then_only_changed_ones(tmp_path: Path) -> None:
+async def test_first_registration_sends_all_topics_and_later_ones_send_changes(tmp_path: Path) -> None:
     async with name_server() as (server, address), running(tmp_path, namesrv=address) as broker:
         client = await broker.connect()
         await client.create_topic("One", 1)

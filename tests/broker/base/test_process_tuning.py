@@ -14,7 +14,7 @@ from mq.broker.base.process_tuning import DescriptorLimits
 from tests.support.running_broker import running
 
 
-def test_how_descriptors_are_shared_out() -> None:
+def test_descriptor_limit_is_divided_among_clients_and_files() -> None:
     for limit, clients_max, number_max in (
         (64, 32, 48),
         (100, 50, 84),

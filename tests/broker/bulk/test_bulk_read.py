@@ -152,7 +152,7 @@ async def test_bulk_read_of_deleted_messages_names_the_first_offsets(tmp_path: P
         assert [record.queue_offset for record in found] == list(range(start, answer.offsets[0]))
 
 
-async def test_leader_serves_only_whom_it_is_allowed_to(client: Client) -> None:
+async def test_leader_refuses_bulk_reads_that_allow_only_followers(client: Client) -> None:
     await client.create_topic("T", 1)
     await sent(client, 1, 1)
     answer = await bulk(client, (0, 0, 1), allowLeader=False)

@@ -82,7 +82,7 @@ async def hold(client: Client, lease_id: object, position: object, seconds: obje
 
 
 @pytest.mark.trio
-async def test_retention_does_not_overtake_a_reader_until_it_lets_go(tmp_path: Path) -> None:
+async def test_retention_keeps_files_until_the_reader_releases_its_lease(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=4, **SMALL) as client:
         granted = await hold(client, "scan", 0, 600)
         assert (granted.code, granted.ext["seconds"], granted.ext["basePosition"]) == (0, "600", "0")

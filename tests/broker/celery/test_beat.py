@@ -258,7 +258,7 @@ def test_schedule_keeps_the_queue_priority_of_a_task_unknown_here() -> None:
         assert (message.queue.queue_id, message.properties["kombu_priority"]) == (7, "7")
 
 
-def test_brokers_that_cannot_be_reached_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beat_pushes_its_schedule_again_after_unreachable_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         scheduler = Service(application(kit, a=entry()), scheduler_cls="raftmq.celery:ScheduleScheduler").scheduler
         with monkeypatch.context() as patch:

@@ -145,7 +145,7 @@ async def test_console_shows_users_only_their_own_views(tmp_path: Path) -> None:
         assert "read and write" not in (await other.get("/topics")).text, "settings that the administrator sees"
 
 
-async def test_login_ends_the_one_before_it(tmp_path: Path) -> None:
+async def test_new_login_ends_the_earlier_session(tmp_path: Path) -> None:
     async with guarded_console(tmp_path) as browser:
         await log_in(browser, READER)
         before = dict(browser.cookies)

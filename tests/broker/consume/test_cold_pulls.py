@@ -49,7 +49,7 @@ async def walk(client: Client, queue_id: int, **given: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_others_are_served_while_the_disk_is_waited_for(tmp_path: Path, reads: Reads, serialization: int) -> None:
+async def test_other_clients_are_served_during_a_cold_read(tmp_path: Path, reads: Reads, serialization: int) -> None:
     (bodies,) = await stored(tmp_path, 20)
     async with running(tmp_path) as broker:
         reads.gate.clear()
@@ -119,7 +119,7 @@ async def test_verified_messages_in_memory_are_read_at_once(tmp_path: Path, read
         assert reads.by_loop == 0
 
 
-async def test_client_goes_while_the_disk_is_waited_for(tmp_path: Path, reads: Reads) -> None:
+async def test_client_may_disconnect_during_a_cold_read(tmp_path: Path, reads: Reads) -> None:
     (bodies,) = await stored(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.gate.clear()
@@ -132,7 +132,7 @@ async def test_client_goes_while_the_disk_is_waited_for(tmp_path: Path, reads: R
         assert await walk(client, 0) == [*bodies, b"so that it is noticed"]
 
 
-async def test_broker_stops_while_the_disk_is_waited_for(tmp_path: Path, reads: Reads) -> None:
+async def test_broker_stops_during_a_cold_read(tmp_path: Path, reads: Reads) -> None:
     (bodies,) = await stored(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.gate.clear()

@@ -87,7 +87,7 @@ async def test_reset_beyond_end_is_refused(client: Client) -> None:
     assert await client.committed() == 2
 
 
-async def test_pulls_beyond_end_go_where_group_is(client: Client) -> None:
+async def test_pull_beyond_the_end_continues_at_the_group_offset(client: Client) -> None:
     """As after the restore of an older backup: what was written since is not skipped."""
     await filled(client, 5)
     for flags, next_offset in ((COMMITS, 0), (SUBSCRIPTION, 5), (SUBSCRIPTION | LITE_PULL, 5)):

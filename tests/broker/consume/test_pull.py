@@ -36,7 +36,7 @@ async def held_pulls(client: Client) -> int:
     return int((await client.info())["raftmq.heldPulls"])
 
 
-async def test_messages_come_from_the_offset_on(tmp_path: Path) -> None:
+async def test_pull_returns_messages_from_its_offset(tmp_path: Path) -> None:
     async with broker_client(tmp_path, pull_messages_max=10) as client:
         for number in range(15):
             await client.send(body=b"%d" % number)
@@ -159,7 +159,7 @@ async def test_disk_that_gives_nothing_fails_the_waiting_pull_and_nothing_else(
         assert [record.body for record in (await client.pull()).records] == [b"stored all the same"]
 
 
-async def test_pull_waits_no_longer_than_it_said(client: Client) -> None:
+async def test_pull_waits_no_longer_than_its_suspend_timeout(client: Client) -> None:
     await client.create_topic("T", 1)
     await client.send()
     for milliseconds in (1, 0, -5, -(2**63)):
@@ -241,7 +241,7 @@ async def test_client_that_asks_faster_than_it_reads_gets_everything(tmp_path: P
             assert (answer.code, len(answer.records)) == (0, 1)
 
 
-async def test_offsets_where_no_message_is(client: Client) -> None:
+async def test_pull_at_offsets_without_messages_returns_the_next_offset(client: Client) -> None:
     await client.create_topic("T", 2)
     await client.send()
     for queue_id, offset, code, next_offset in (

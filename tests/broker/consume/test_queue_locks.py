@@ -259,7 +259,7 @@ async def test_locks_that_are_refused(tmp_path: Path) -> None:
         assert (await client.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_locks_are_bounded_and_one_host_gets_half_of_them(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_one_host_gets_at_most_half_of_all_locks(tmp_path: Path, brokers: list[Broker]) -> None:
     """Whatever it calls its clients and groups: the other half is for others."""
     async with running(tmp_path, limits=limited(consume={"locks_max": 8, "expire_some_seconds": 3600.0})) as broker:
         client = await broker.connect()

@@ -150,7 +150,7 @@ async def test_dead_letter_names_its_reason_and_can_be_requeued(tmp_path: Path, 
             )
 
 
-async def test_request_and_reply_have_types_of_their_own(namesrv: str) -> None:
+async def test_request_and_reply_bodies_may_have_different_types(namesrv: str) -> None:
     consumer = PushConsumer(namesrv, "G", consume_from="first", codec=CODEC)
 
     @consumer.on("T")

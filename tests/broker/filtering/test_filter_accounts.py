@@ -89,7 +89,7 @@ async def test_permission_that_was_checked_is_that_of_its_account(tmp_path: Path
     assert codes[0] != ResponseCode.NO_PERMISSION
 
 
-async def test_uploading_needs_a_permission_of_its_own(tmp_path: Path) -> None:
+async def test_uploading_a_filter_needs_its_own_permission(tmp_path: Path) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(FILE)
     async with open_kit(acl_file=path) as kit:

@@ -127,7 +127,7 @@ async def test_endless_filter_affects_only_its_group() -> None:
         assert len(await receive(kit, WasmFilter(EVERYTHING), 20, "fine")) == 20
 
 
-async def test_filter_that_lets_nothing_through_moves_on() -> None:
+async def test_consumer_offset_advances_when_the_filter_drops_everything() -> None:
     async with open_kit() as kit:
         async with Producer(kit.namesrv) as producer:
             for _ in range(40):
@@ -174,7 +174,7 @@ async def test_filter_survives_a_restart_of_the_filter_server() -> None:
         assert not [each for each in logs if each["event"] == uploads], "the broker did not have it"
 
 
-async def test_another_filter_of_the_group_replaces_the_first_one() -> None:
+async def test_new_filter_of_a_group_replaces_its_old_filter() -> None:
     async with kit_with(b"apple", b"bread") as kit, filter_server(kit, TOPIC):
         assert await receive(kit, WasmFilter(begins_with("a")), 1) == [b"apple"]
         await send(kit, b"avocado", b"butter")

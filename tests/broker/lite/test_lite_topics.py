@@ -362,7 +362,7 @@ async def test_client_cannot_subscribe_beyond_the_quota_of_its_group(tmp_path: P
         assert (await put_group(client, "other", **{"lite.sub.model": "Both"})).code == ResponseCode.INVALID_PARAMETER
 
 
-async def test_deleted_topic_takes_its_lite_topics_with_it(client: Client) -> None:
+async def test_deleting_a_topic_deletes_its_lite_topics(client: Client) -> None:
     await control(client, "PARTIAL_ADD", "a")
     await send(client, "a", b"1")
     await pop(client)

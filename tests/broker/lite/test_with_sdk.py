@@ -137,7 +137,7 @@ async def test_failover_preserves_offsets_and_order_within_one_long_poll() -> No
 
 
 @VIRTUAL_TIME
-async def test_member_that_subscribes_exclusively_takes_a_lite_topic_from_another_one() -> None:
+async def test_exclusive_subscriber_takes_a_lite_topic_from_a_shared_subscriber() -> None:
     events: list[ClientEvent] = []
     async with sessions(model="Exclusive") as (kit, _, producer):
         former = LiteConsumer(kit.namesrv, GROUP, PARENT, lite_topics=["a", "b"], on_event=events.append)
@@ -154,7 +154,7 @@ async def test_member_that_subscribes_exclusively_takes_a_lite_topic_from_anothe
 
 
 @VIRTUAL_TIME
-async def test_exclusive_member_takes_a_lite_topic_from_the_former_one() -> None:
+async def test_exclusive_member_takes_a_lite_topic_from_its_former_owner() -> None:
     revoked = trio.Event()
 
     def note(event: ClientEvent) -> None:

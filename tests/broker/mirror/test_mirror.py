@@ -49,7 +49,7 @@ from tests.support.waiting_messages import WallClock
 pytestmark = pytest.mark.trio
 
 
-async def test_messages_arrive_with_all_that_they_have(tmp_path: Path) -> None:
+async def test_mirrored_messages_keep_all_properties(tmp_path: Path) -> None:
     async with two_clusters(tmp_path) as (source, target):
         await source.create_topic("Orders", 2, attributes={"owner": "shop"})
         async with Producer(address(source), compress_bytes_min=1000) as producer:
@@ -404,7 +404,7 @@ async def registered(admin: ClusterAdmin) -> bool:
         return False
 
 
-async def test_delayed_messages_that_wait_at_the_cut_over_arrive_later(tmp_path: Path, clock: WallClock) -> None:
+async def test_delayed_messages_pending_at_the_cut_over_arrive_later(tmp_path: Path, clock: WallClock) -> None:
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"now"))
         await producer.send(Message("Orders", b"later", delay=600.0))

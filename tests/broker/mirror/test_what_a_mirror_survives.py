@@ -122,7 +122,7 @@ async def test_cut_over_reports_its_progress(tmp_path: Path) -> None:
                 nursery.cancel_scope.cancel()
 
 
-async def test_source_that_does_not_have_all_again_yet_is_waited_for(tmp_path: Path) -> None:
+async def test_mirror_waits_for_a_source_that_is_still_recovering(tmp_path: Path) -> None:
     """As a broker of RocketMQ that has just started: it blocked the queue until somebody started the mirror again."""
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))
@@ -173,7 +173,7 @@ async def test_recreated_topic_that_outgrew_its_copies_blocks_its_queue(
         assert await orders(target) == {0: [b"0", b"1", b"2"]}
 
 
-async def test_topic_recreated_at_raftmq_is_copied_behind_the_old_one(tmp_path: Path) -> None:
+async def test_recreated_raftmq_topic_is_copied_behind_its_old_messages(tmp_path: Path) -> None:
     """Its offsets go on, so nothing is in the place of another message."""
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         for body in (b"old", b"new"):

@@ -180,7 +180,7 @@ def test_frames_larger_than_a_receive_are_stored_between_plain_sends(size: int) 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_client_that_leaves_in_a_frame_has_stored_all_before_it(form: str) -> None:
+def test_client_leaving_within_a_frame_has_stored_all_earlier_frames(form: str) -> None:
     stream = plain(1) + query(2) + plain(3) + plain(4)
     ends = [0, len(plain(1)), len(plain(1) + query(2)), len(plain(1) + query(2) + plain(3)), len(stream)]
     stored = [seen_of([stream[:end]], form=form)[0] for end in ends]

@@ -78,7 +78,7 @@ async def test_old_messages_of_the_retry_topic_are_loaded_as_well(tmp_path: Path
         assert reads.by_loop == 0
 
 
-async def test_two_pops_that_wait_for_the_same_messages_share_them(tmp_path: Path, reads: Reads) -> None:
+async def test_two_pops_waiting_for_the_same_cold_messages_share_them(tmp_path: Path, reads: Reads) -> None:
     bodies = await send_some(tmp_path, 60)
     async with running(tmp_path) as broker:
         reads.gate.clear()

@@ -34,7 +34,7 @@ def test_messages_of_a_refused_pop_are_not_skipped_by_the_next_pop() -> None:
     machine.teardown()
 
 
-def test_refused_acknowledgement_does_not_keep_a_message_from_coming_again() -> None:
+def test_message_is_redelivered_after_a_refused_acknowledgement() -> None:
     machine = started(1)
     machine.pop(1, 0, 0, True)
     machine.ask_ack(machine.held[b"0"])

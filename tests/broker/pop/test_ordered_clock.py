@@ -21,7 +21,7 @@ def test_new_leader_with_a_lagging_clock_keeps_the_invisible_time() -> None:
     assert machine.held[b"0"].message.reconsume_times == 1
 
 
-def test_clock_that_goes_back_hides_nothing_until_it_is_there_again() -> None:
+def test_clock_set_back_does_not_prolong_the_invisible_time() -> None:
     machine = started(1)
     machine.pop(1, 0, 0, True)
     machine.run(1)

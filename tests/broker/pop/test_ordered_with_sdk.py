@@ -73,7 +73,7 @@ async def test_messages_of_a_queue_are_handled_one_after_the_other(tmp_path: Pat
     assert len(failed) == 3 * 8
 
 
-async def test_ordered_messages_wait_for_the_one_before_them(namesrv: str) -> None:
+async def test_ordered_message_waits_until_its_predecessor_is_settled(namesrv: str) -> None:
     await filled(namesrv, 3)
     with trio.fail_after(SECONDS):
         async with in_order(namesrv, invisible=600) as consumer:
@@ -120,7 +120,7 @@ async def test_unacknowledged_messages_are_redelivered_before_the_rest(namesrv: 
             assert (again.body, again.queue_offset) == (b"1", late.queue_offset + 1)
 
 
-async def test_consumer_that_acknowledges_nothing_gets_its_messages_again(tmp_path: Path) -> None:
+async def test_unacknowledged_messages_are_redelivered_to_their_consumer(tmp_path: Path) -> None:
     """What waits behind a message whose handler died takes no room for longer than it is hidden."""
     seen: dict[int, int] = {}
     async with cluster(tmp_path) as namesrv:

@@ -172,7 +172,7 @@ async def test_unanswered_change_can_be_repeated_with_the_former_receipt(broker:
     assert [await ack(client, each) for each in (one, two, three)] == [NO_MESSAGE] * 3
 
 
-async def test_request_about_a_message_waits_for_the_pending_one(client: Client) -> None:
+async def test_request_about_a_message_waits_for_its_pending_change(client: Client) -> None:
     await filled(client, 2)
     one, two = await popped(client)
     changes = [await client.post(CHANGE, one.ack_ext() | {"invisibleTime": MINUTE_MS}) for _ in range(3)]
@@ -305,9 +305,7 @@ async def test_in_order_a_queue_waits_until_all_is_acknowledged(client: Client) 
     assert [each.body for each in await popped(client, **order)] == [b"2", b"3"]
 
 
-async def test_ordered_messages_are_redelivered_from_the_first_unacknowledged_one(
-    client: Client, clock: WallClock
-) -> None:
+async def test_redelivery_in_order_starts_at_the_first_unacknowledged_message(client: Client, clock: WallClock) -> None:
     await filled(client, 3)
     order: dict[str, Any] = {"order": True, "queueId": 0, "invisibleTime": 100}
     one, two, _ = await popped(client, **order)
@@ -326,7 +324,7 @@ async def test_ordered_messages_are_redelivered_from_the_first_unacknowledged_on
     assert RETRY not in (await client.request(RequestCode.GET_ALL_TOPIC_CONFIG)).body.decode()
 
 
-async def test_messages_of_a_new_group_begin_where_it_says(client: Client) -> None:
+async def test_new_group_begins_at_its_initial_offset_mode(client: Client) -> None:
     await filled(client, 3)
     assert len(await popped(client, consumerGroup="MIN", initMode=0)) == 3
     assert len(await popped(client, consumerGroup="MAX", initMode=1)) == 3  # a young queue is read whole

@@ -42,7 +42,7 @@ def bodies(messages: list[Popped]) -> list[int]:
     return [int(each.body) for each in messages]
 
 
-async def test_pops_get_the_most_urgent_messages_first(client: Client) -> None:
+async def test_pops_receive_the_highest_priority_first(client: Client) -> None:
     await make_topic(client)
     await sent(client, 1, 5, 9, 0, 5, 9)
     assert bodies(await popped(client, maxMsgNums=3)) == [9, 9, 5]
@@ -302,7 +302,7 @@ async def test_unknown_message_type_is_refused(client: Client) -> None:
     assert (await client.create_topic("MIXED", attributes="-message.type")).code == 0
 
 
-async def test_consumers_copies_go_where_they_say(client: Client) -> None:
+async def test_retry_copies_go_to_the_queue_of_their_priority(client: Client) -> None:
     await make_topic(client)
     body = b'{"groupName":"G"}'
     assert (await client.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0

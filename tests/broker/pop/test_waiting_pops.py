@@ -57,7 +57,7 @@ async def three_clients(broker: RunningBroker) -> tuple[Client, Client, Client]:
 
 
 @pytest.mark.parametrize("queue_id", [0, -1])
-async def test_waiting_pop_takes_a_message_in_the_round_that_stores_it(
+async def test_waiting_pop_receives_a_message_in_its_storing_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue_id: int
 ) -> None:
     rounds = Rounds(monkeypatch)

@@ -96,7 +96,7 @@ async def test_batches_and_single_messages_keep_the_order_of_their_connection(cl
     ]
 
 
-async def test_first_batch_to_a_topic_makes_it(client: Client) -> None:
+async def test_first_batch_creates_its_topic(client: Client) -> None:
     answer = await send_batch(client, encode_batch([BatchedMessage(b"x", "")] * 2), topic="fresh", e=-1)
     assert answer.code == ResponseCode.SUCCESS
     pulled = await client.pull("fresh", queue_id=int(answer.ext["queueId"]))

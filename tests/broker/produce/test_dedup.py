@@ -27,7 +27,7 @@ async def bodies(client: Client, topic: str = "T", queue_id: int = 0) -> list[by
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-async def test_repeat_is_answered_with_the_place_of_the_first(
+async def test_repeated_send_is_answered_with_the_first_offset(
     broker: RunningBroker, client: Client, code: int, serialization: int
 ) -> None:
 
@@ -60,7 +60,7 @@ async def test_repeat_is_answered_with_the_place_of_the_first(
     assert (await client.info())["raftmq.repeatedSends"] == "1"
 
 
-async def test_repeats_on_the_wire_together_wait_for_the_first(broker: RunningBroker, client: Client) -> None:
+async def test_concurrent_repeats_wait_for_the_first_send(broker: RunningBroker, client: Client) -> None:
     await client.send()
     others = [await broker.connect() for _ in range(3)]
     sent: list[tuple[Client, int]] = []
@@ -137,7 +137,7 @@ async def test_invalid_sequence_number_is_refused(client: Client, text: str) -> 
     assert place(await client.send(i=properties(RAFTMQ_PRODUCER="p1")))["queueOffset"] == "0"
 
 
-async def test_messages_of_a_batch_have_no_sequence_numbers_of_their_own(client: Client) -> None:
+async def test_batch_with_sequence_numbers_in_its_messages_is_refused(client: Client) -> None:
     body = encode_batch([BatchedMessage(b"a", ""), BatchedMessage(b"b", numbered(1))])
     for given in ("", numbered(5)):
         answer = await client.send(body=body, m=True, i=given)

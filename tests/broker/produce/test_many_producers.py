@@ -99,9 +99,7 @@ async def test_every_message_is_stored_once_and_answered_to_its_sender(
             assert offsets == list(range(offsets[0], offsets[0] + 25))
 
 
-async def test_other_requests_are_served_after_the_sends_before_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_are_served_after_the_sends_they_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with producers(tmp_path, monkeypatch, 5) as both:
         client = both.clients[0]
         frames = [client.frame(CODE, ext(number), b"body") for number in range(4)]
@@ -152,7 +150,7 @@ async def test_producers_that_go_make_room_for_others_with_their_descriptors(
         assert len(both.broker.services.sends.receiver.fast_senders) == 8
 
 
-async def test_one_that_must_not_be_read_is_not_received_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_paused_connection_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with producers(tmp_path, monkeypatch, 3) as both:
         connection = both.connection_of(both.clients[0])
         connection.wait_for_reader(True)

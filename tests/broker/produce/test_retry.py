@@ -143,7 +143,7 @@ async def test_consumer_chooses_delay_and_number_of_retries(client: Client, cloc
 
 
 @pytest.mark.parametrize("times", [2**31 - 1, 2**31 - 2, -1, -(2**31)])
-async def test_any_number_of_repetitions_can_be_said(client: Client, clock: WallClock, times: int) -> None:
+async def test_reconsume_limit_accepts_any_32_bit_number(client: Client, clock: WallClock, times: int) -> None:
     message = await one_message(client, j=times)
     for limit in (2**31 - 1, -(2**31)):
         assert (await give_back(client, message, maxReconsumeTimes=limit)).code == 0
@@ -189,7 +189,7 @@ async def test_record_of_the_broker_itself_cannot_be_read(tmp_path: Path, clock:
         assert log.count(METADATA_TOPIC.encode()) == found
 
 
-async def test_groups_and_topics_that_are_not_there(client: Client, clock: WallClock) -> None:
+async def test_giving_back_to_unknown_group_or_topic_is_refused(client: Client, clock: WallClock) -> None:
     message = await one_message(client)
     for group in ("", "a b", "x" * 121, "a/b", "\u20ac"):
         assert (await give_back(client, message, group=group)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
@@ -240,7 +240,7 @@ async def test_message_of_a_deleted_topic_cannot_be_returned(client: Client, clo
     assert (await give_back(client, message)).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_group_without_retry_queues_gets_nothing_again(client: Client, clock: WallClock) -> None:
+async def test_group_without_retry_queues_gets_no_redelivery(client: Client, clock: WallClock) -> None:
     message = await one_message(client)
     config = {"groupName": "G", "retryQueueNums": 0}
     body = json.dumps(config).encode()

@@ -96,7 +96,7 @@ async def test_message_is_stored_unchanged(tmp_path: Path, code: int, serializat
         assert empty.offset_message_id == second.ext["msgId"]
 
 
-async def test_message_without_a_unique_key_gets_one(client: Client) -> None:
+async def test_broker_gives_a_unique_key_to_messages_without_one(client: Client) -> None:
     answers = [
         await client.send(i=properties(TAGS="a")),
         await client.send(i="XUNIQ_KEY\x01no"),
@@ -194,7 +194,7 @@ async def test_topic_permissions_restrict_sends_and_pulls(client: Client) -> Non
     assert len((await client.pull("WriteOnly")).records) == 1
 
 
-async def test_topics_that_no_client_may_write_to(client: Client) -> None:
+async def test_clients_may_not_write_to_internal_topics(client: Client) -> None:
     internal = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "rmq_sys_raftmq_meta")
     others = ("SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "TRANS_CHECK_MAX_TIME_TOPIC")
     last = (await client.info())["raftmq.lastIndex"]
@@ -379,7 +379,7 @@ async def test_messages_wait_in_memory_only_up_to_a_limit(tmp_path: Path) -> Non
         assert (await client.info())["raftmq.pendingBytes"] == "0"
 
 
-async def test_read_only_queue_still_stores_messages_sent_to_it(client: Client) -> None:
+async def test_read_only_queue_still_stores_sends_that_name_the_queue(client: Client) -> None:
     await client.create_topic("S", readQueueNums=4, writeQueueNums=2)
     assert (await client.send("S", e=3)).code == ResponseCode.SUCCESS
     chosen = {(await client.send("S", e=-1)).ext["queueId"] for _ in range(50)}

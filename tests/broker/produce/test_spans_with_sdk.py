@@ -179,7 +179,7 @@ async def test_deliveries_and_streams_are_spans_until_they_are_settled(namesrv: 
         ]
 
 
-async def test_batch_is_one_span_and_its_readers_link_to_it(namesrv: str, spans: Recorded) -> None:
+async def test_batch_is_one_span_and_receiving_spans_link_to_it(namesrv: str, spans: Recorded) -> None:
     async with (
         Producer(namesrv, otel=spans.provider) as producer,
         PullConsumer(namesrv, "G", consume_from="first", otel=spans.provider) as consumer,
@@ -247,7 +247,7 @@ async def test_transactions_and_their_ends(namesrv: str, spans: Recorded) -> Non
         assert spans.one("rollback T").status.status_code is StatusCode.UNSET
 
 
-async def test_context_of_the_application_is_kept_and_linked_to(namesrv: str, spans: Recorded) -> None:
+async def test_send_span_links_to_the_trace_context_of_the_application(namesrv: str, spans: Recorded) -> None:
     async with (
         Producer(namesrv, otel=spans.provider) as producer,
         PullConsumer(namesrv, "G", consume_from="first") as consumer,

@@ -202,7 +202,7 @@ async def test_policies_of_users_count_with_the_address_of_the_client(kit: Kit, 
     assert (await proxy.send("Secrets", "two")).status.code == pb.FORBIDDEN
 
 
-async def test_account_of_a_proxy_has_no_permissions_of_its_own(kit: Kit) -> None:
+async def test_proxy_account_alone_may_not_send_or_administer(kit: Kit) -> None:
     own = RemotingSettings(credentials=GATEWAY, tls=None)
     async with Producer(kit.namesrv, remoting=own) as producer:
         with pytest.raises(SendRejected, match="names no user"):

@@ -79,7 +79,7 @@ async def ask(kit: Kit, code: int, **fields: Any) -> tuple[Response, memoryview]
         return await core.call(address, code, {"consumerGroup": "billing", **told}, timeout=15)
 
 
-async def test_clients_of_two_proxies_are_members_while_they_are_there(
+async def test_clients_of_two_proxies_are_group_members_while_connected(
     kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin
 ) -> None:
     async with proxy.telemetry("c1", consumer()), proxy.telemetry("c2", consumer()):

@@ -101,7 +101,7 @@ async def test_unacknowledged_message_is_redelivered_and_then_dead_lettered(
     assert late.status.code == pb.INVALID_RECEIPT_HANDLE
 
 
-async def test_message_is_hidden_for_as_long_as_its_consumer_asked(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_message_is_invisible_for_the_requested_duration(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
     _, [got] = await proxy.receive("billing", "Orders", invisible_duration=Duration(seconds=40))
@@ -209,7 +209,7 @@ async def test_no_pop_is_lost_when_invisible_times_collide(
     await begin(proxy, "billing", "Single")
 
 
-async def test_refused_change_returns_the_handle_that_the_client_has(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_refused_visibility_change_returns_the_current_receipt_handle(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
     _, [got] = await proxy.receive("billing", "Orders")

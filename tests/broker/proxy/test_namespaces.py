@@ -37,7 +37,7 @@ async def receive(proxy: InMemoryProxy, name: str) -> list[pb.Message]:
     return [answer.message for answer in answers if answer.HasField("message")]
 
 
-async def test_clients_of_a_namespace_have_topics_and_groups_of_their_own() -> None:
+async def test_clients_of_a_namespace_use_its_topics_and_groups() -> None:
     async with open_kit() as kit, Admin(kit.namesrv) as admin, open_proxy(kit) as proxy:
         await admin.create_topic("tenant%Orders", 1)
         await admin.create_topic("Orders", 1)

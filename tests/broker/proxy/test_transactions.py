@@ -114,7 +114,7 @@ async def test_producer_with_unread_checks_affects_no_other(proxy: InMemoryProxy
         assert command.message.body in (b"a", b"b", b"c")
 
 
-async def test_stream_that_ends_within_a_question_takes_no_further_one() -> None:
+async def test_stream_cut_off_within_a_command_accepts_no_further_command() -> None:
     call = NotReading("p1")
     await call.send(b"settings")
     stream = TelemetryStream(call, "p1", 0)

@@ -236,7 +236,7 @@ async def test_incomplete_search_is_answered_with_system_busy(tmp_path: Path, mo
         assert (await client.request(QUERY, by_key("all"))).code == ResponseCode.SYSTEM_BUSY
 
 
-async def test_whoever_went_away_is_not_searched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_search_stops_when_its_client_disconnects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searches: list[KeySearch] = []
     first, go = threading.Event(), threading.Event()
 

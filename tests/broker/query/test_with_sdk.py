@@ -95,7 +95,7 @@ async def command(*arguments: str) -> str:
     return LOGGED.sub("", result.stdout)
 
 
-async def test_command_line_shows_them(namesrv: str) -> None:
+async def test_message_command_shows_messages_by_id_and_key(namesrv: str) -> None:
     async with Producer(namesrv) as producer:
         sent = [await producer.send(Message("T", b"body %d" % n, keys=["all"])) for n in range(3)]
 

@@ -164,7 +164,7 @@ async def test_heartbeats_commits_and_administration_are_never_throttled(tmp_pat
         assert [(each.delayed, each.refused) for each in after] == [(each.delayed, each.refused) for each in before]
 
 
-async def test_each_user_has_a_quota_of_its_own(tmp_path: Path) -> None:
+async def test_each_user_has_its_own_quota(tmp_path: Path) -> None:
     another = ("another", "another-SECRET")
     async with guarded(tmp_path, group="q-h", level=8) as (broker, admin):
         await user(admin)
@@ -221,7 +221,7 @@ async def test_full_topic_refuses_until_messages_expire(tmp_path: Path) -> None:
         ("produce_megabytes", "1", "there is no attribute"),
     ],
 )
-async def test_quota_that_there_is_not(client: Client, name: str, value: str, part: str) -> None:
+async def test_unknown_or_invalid_topic_quota_is_refused(client: Client, name: str, value: str, part: str) -> None:
     answer = await client.create_topic("T", attributes=f"+quota.{name.replace('_', '.')}={value}")
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert part in str(answer.remark)
@@ -279,7 +279,7 @@ async def test_quota_belongs_to_the_name_of_a_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"produce_messages": -1}, {"consume_bytes": 10**15 + 1}, {"stored_bytes": 1}])
-async def test_quota_that_no_user_can_have(tmp_path: Path, limits: dict[str, int]) -> None:
+async def test_invalid_user_quota_is_refused(tmp_path: Path, limits: dict[str, int]) -> None:
     async with guarded(tmp_path, group="q-m", level=8) as (_, admin):
         assert await put_quota(admin, USER[0], **limits) == ResponseCode.INVALID_PARAMETER
         for body in (b"{}", b"", b'{"quota":{"produce_messages":NaN}}', b'{"quota":{"produce_messages":1.5}}'):

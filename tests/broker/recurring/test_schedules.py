@@ -194,7 +194,7 @@ def test_ticks_are_not_sent_to_a_topic_that_is_not_writable() -> None:
         assert admin.schedules.get("a").sent == 2
 
 
-def test_ticks_of_a_deleted_topic_are_skipped_until_it_is_there_again() -> None:
+def test_ticks_are_skipped_while_the_topic_is_deleted() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)
         admin.schedules.create(Schedule("a", "T", b"x", MINUTE))

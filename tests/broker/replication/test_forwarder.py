@@ -241,7 +241,7 @@ async def test_requests_a_leader_did_not_serve_reach_the_next_one_in_order(world
     assert old.incoming == []
 
 
-async def test_leader_that_is_not_ready_is_asked_again(world: World) -> None:
+async def test_forwarder_retries_at_a_leader_that_is_not_ready(world: World) -> None:
     leader, client = await world.leader(), FakeConnection()
     world.ask(client, send(1))
     world.ask(client, send(2))
@@ -390,7 +390,7 @@ async def test_request_that_fits_no_frame_with_ours_around_it_is_refused(world: 
         world.ask(FakeConnection(), send(1), bytes(16 * 1024 * 1024 - 300))
 
 
-async def test_hung_leader_does_not_block_requests_to_the_next_one(world: World) -> None:
+async def test_hung_leader_does_not_block_requests_to_its_successor(world: World) -> None:
     hung, sender, client = await world.leader(), FakeConnection(), FakeConnection()
     world.ask(sender, send(1))
     await hung.take(1)

@@ -72,7 +72,7 @@ async def test_delayed_message_comes_when_it_is_due(
         assert len((await client.pull("T", 2, subscription="café")).records) == 1, "the tag code is that of the tags"
 
 
-async def test_every_level_waits_as_long_as_it_says(client: Client, clock: WallClock) -> None:
+async def test_every_delay_level_delays_by_its_time(client: Client, clock: WallClock) -> None:
     start_ms = clock.now_ms
     for level in reversed(range(1, 19)):
         assert (await client.send(body=b"%d" % level, i=properties(DELAY=str(level)))).code == 0

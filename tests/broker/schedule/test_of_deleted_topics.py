@@ -36,7 +36,7 @@ async def dropped(client: Client) -> int:
 
 
 @pytest.mark.parametrize("restorable", ["true", "false"])
-async def test_delayed_messages_of_a_deleted_topic_stay_out_of_the_next_one(
+async def test_recreated_topic_gets_no_delayed_messages_of_the_deleted_topic(
     tmp_path: Path, clock: WallClock, restorable: str
 ) -> None:
     async with running(tmp_path) as broker:
@@ -88,7 +88,7 @@ async def test_timer_that_waits_for_days_is_for_its_own_topic(broker: RunningBro
     assert (await figure(client, "timersRolled"), await dropped(client)) == (1, 1)
 
 
-async def test_transaction_of_a_deleted_topic_is_refused_by_the_next_one(
+async def test_recreated_topic_refuses_transactions_of_the_deleted_topic(
     broker: RunningBroker, clock: WallClock
 ) -> None:
     client = await ready(broker)
@@ -115,7 +115,7 @@ async def test_transaction_of_a_deleted_topic_is_refused_by_the_next_one(
     assert len(await wait_stored(client, 1)) == 1
 
 
-async def test_retry_of_a_deleted_group_stays_out_of_the_next_one(broker: RunningBroker, clock: WallClock) -> None:
+async def test_recreated_group_gets_no_retries_of_the_deleted_group(broker: RunningBroker, clock: WallClock) -> None:
     client = await ready(broker)
     sent = await client.send(body=b"fails")
     [failed] = await stored(client)
@@ -131,7 +131,7 @@ async def test_retry_of_a_deleted_group_stays_out_of_the_next_one(broker: Runnin
     assert len(await stored(client, "%RETRY%G")) == 1
 
 
-async def test_message_that_creates_its_topic_is_for_it(client: Client, clock: WallClock) -> None:
+async def test_delayed_message_is_delivered_to_the_topic_that_it_created(client: Client, clock: WallClock) -> None:
     await client.wait_for(lambda info: int(info["raftmq.formatLevel"]) >= 8)
     for round_number in range(2):
         posted = [await client.send("Made", i=properties(DELAY="1")) for _ in range(3)]

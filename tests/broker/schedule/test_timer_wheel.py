@@ -34,7 +34,7 @@ def test_recall_refused_as_its_message_becomes_due_delays_nothing(machine: Timer
     assert client.outcome == "refused"
 
 
-def test_delivery_that_is_refused_is_tried_again(machine: TimerMachine) -> None:
+def test_refused_timer_delivery_is_retried(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 1)
     machine.settle()
     machine.run_timers(50)

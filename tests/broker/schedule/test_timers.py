@@ -320,7 +320,7 @@ async def test_message_of_a_deleted_topic_is_dropped(client: Client, clock: Wall
 # -- levels of one's own -----------------------------------------------------------------------------------------------
 
 
-async def test_levels_of_ones_own(tmp_path: Path, clock: WallClock) -> None:
+async def test_custom_delay_levels_replace_the_defaults(tmp_path: Path, clock: WallClock) -> None:
     start_ms = clock.now_ms
     table = "1s 3s " + " ".join(["1m"] * 17) + " 2d"
     async with broker_client(tmp_path, delay_levels=table) as client:

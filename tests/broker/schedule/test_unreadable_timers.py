@@ -40,7 +40,7 @@ def test_unreadable_message_is_retried_at_growing_intervals(
     assert machine.timers.counters()["timers_unreadable"] == 0
 
 
-def test_unreadable_timer_is_dropped_once_the_log_has_lost_it(
+def test_unreadable_timer_is_dropped_once_its_log_file_is_deleted(
     machine: TimerMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.send(5 * SECOND, 0, 2)

@@ -64,7 +64,7 @@ async def test_delay_restarts_with_the_next_leader(tmp_path: Path, clock: WallCl
         await check_that_each_waits(await broker.connect(), clock)
 
 
-async def test_message_for_a_time_keeps_it(client: Client, clock: WallClock) -> None:
+async def test_message_with_a_delivery_time_is_delivered_at_that_time(client: Client, clock: WallClock) -> None:
     start_ms = clock.now_ms
     due_ms = start_ms + 3 * DAY
     clock.now_ms += 2 * DAY
@@ -79,7 +79,7 @@ async def test_message_for_a_time_keeps_it(client: Client, clock: WallClock) -> 
     assert (message.body, message.store_timestamp_ms) == (b"absolute", due_ms)
 
 
-async def test_messages_of_a_right_clock_stay_where_they_are(client: Client, clock: WallClock) -> None:
+async def test_small_clock_changes_move_no_delayed_messages(client: Client, clock: WallClock) -> None:
     for number in range(20):
         await client.send(body=b"%d" % number, i=properties(TIMER_DELAY_SEC=str(3600 + 60 * number)))
     clock.now_ms += 10 * 60 * SECOND

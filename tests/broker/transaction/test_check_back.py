@@ -113,7 +113,7 @@ async def test_ended_messages_are_not_asked_about(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_producers_of_the_group_take_turns_and_others_are_not_asked(tmp_path: Path) -> None:
+async def test_only_producers_of_the_group_are_asked_in_turns(tmp_path: Path) -> None:
     async with running(tmp_path, **FAST) as broker:
         client, one, other, foreign = [await broker.connect() for _ in range(4)]
         await produce(one, client_id="p1")
@@ -144,7 +144,7 @@ async def test_broker_counts_unanswerable_checks_and_asks_a_later_producer(tmp_p
 
 @pytest.mark.trio
 @pytest.mark.parametrize("wrong_ms", [0, -20_000, 10**9])
-async def test_producer_gets_requested_extra_time_and_is_still_asked(
+async def test_producer_is_asked_only_after_its_requested_immunity_time(
     tmp_path: Path, clock: WallClock, wrong_ms: int
 ) -> None:
     async with running(tmp_path, transaction_checks_max=2, **FAST) as broker:
@@ -234,7 +234,7 @@ async def test_unknown_producer_is_ignored(tmp_path: Path) -> None:
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def test_track_knows_where_something_was() -> None:
+def test_check_track_returns_the_offset_of_an_earlier_time() -> None:
     track = CheckTrack(32.0)
     assert track.passed(0.0) == 0
     for second in range(100):

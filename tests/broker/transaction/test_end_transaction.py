@@ -169,7 +169,7 @@ async def test_ended_stays_ended_over_a_restart(tmp_path: Path) -> None:
         assert [message.body for message in await stored(client)] == [b"a", b"c"]
 
 
-async def test_tools_see_how_far_transactions_are(client: Client) -> None:
+async def test_consume_stats_show_progress_of_transactions(client: Client) -> None:
     first, second, _ = [await send_half(client) for _ in range(3)]
     for half in (first, second):
         assert (await end(client, half, COMMIT)).code == 0
@@ -269,7 +269,7 @@ async def test_half_messages_to_topics_that_cannot_be_are_refused(tmp_path: Path
         assert (await client.send(HALF_TOPIC, i=half_text())).code == ResponseCode.NO_PERMISSION
 
 
-async def test_broker_may_refuse_all_of_them(tmp_path: Path) -> None:
+async def test_broker_without_transactions_refuses_half_messages(tmp_path: Path) -> None:
     async with broker_client(tmp_path, transactions=False) as client:
         assert (await client.send(i=half_text())).code == ResponseCode.NO_PERMISSION
         assert (await client.send(i=properties(TRAN_MSG="false"))).code == 0

@@ -547,7 +547,7 @@ def test_half_message_that_retention_removed_was_not_committed(machine: Transact
     }
 
 
-def test_which_half_messages_were_rolled_back_is_known_of_the_latest_ones() -> None:
+def test_only_the_latest_rollbacks_are_remembered() -> None:
     limits = replace(DEFAULT, waiting=WaitingLimits(discarded_remembered_max=10))
     metadata, nothing = Metadata(), cast("Any", None)
     halves = HalfMessages(

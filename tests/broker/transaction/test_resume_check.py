@@ -125,7 +125,7 @@ async def test_marks_of_lost_half_messages_are_removed(tmp_path: Path, brokers: 
         assert not marks.is_done(QueueOffset(18))
 
 
-async def test_any_replica_takes_it(tmp_path: Path) -> None:
+async def test_any_replica_accepts_a_resume_request(tmp_path: Path) -> None:
     async with three_replicas(tmp_path, **ONE_CHECK) as group:
         clients = [await broker.connect() for broker in group]
         await send_half(clients[0])

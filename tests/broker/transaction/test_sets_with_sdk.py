@@ -254,7 +254,7 @@ async def test_transaction_too_large_or_without_a_home_is_refused_before_sending
 
 
 @VIRTUAL_TIME
-async def test_replica_of_an_older_release_keeps_the_group_from_it() -> None:
+async def test_older_replica_prevents_sets_in_its_group() -> None:
     async with open_kit(format_level_max=3) as kit, TransactionProducer(kit.namesrv, "P", timeout=1.0) as producer:
         with pytest.raises(BrokerError, match="possible when all its replicas are upgraded"):
             async with producer.transaction() as transaction:

@@ -63,7 +63,7 @@ async def never(message: ReceivedMessage) -> bool | None:
     raise AssertionError(f"{message} was ended")
 
 
-async def test_block_that_ends_well_commits_and_one_that_raises_does_not(tmp_path: Path) -> None:
+async def test_block_commits_unless_it_raises(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
         async with producer.transaction(Message("T", b"seen", tags="a", keys=["k"])) as good:
             assert (good.state, good.confirmed) == (TransactionState.OPEN, False)
@@ -108,7 +108,7 @@ async def test_transaction_does_not_commit_to_the_next_topic_of_its_name(tmp_pat
         assert [message.body for message in await seen(namesrv, 1)] == [b"plain"]
 
 
-async def test_one_that_is_begun_again_is_the_first_one(tmp_path: Path) -> None:
+async def test_transaction_begun_twice_with_one_number_is_one_transaction(tmp_path: Path) -> None:
     """With the same sequence number: whoever stores its id with the application's changes is asked by that id."""
     begun: list[str] = []
     async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:

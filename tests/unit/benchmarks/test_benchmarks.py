@@ -76,7 +76,7 @@ def test_burning_uses_only_its_share_of_cpu() -> None:
     assert elapsed >= 0.1
 
 
-def test_complete_frames_end_before_a_torn_one() -> None:
+def test_complete_bytes_stop_before_a_torn_frame() -> None:
     frame = send_frame(1, 10, 0)
     assert complete_bytes(frame * 2) == (2, 2 * len(frame))
     for cut in (0, 3, 4, 5, len(frame) - 1):
@@ -173,7 +173,7 @@ def test_figures_are_held_against_their_goals() -> None:
     assert "| a | rate | 12,345 /s | - |" in text
 
 
-def test_walk_takes_turns_in_the_queues_and_begins_again() -> None:
+def test_walk_visits_the_queues_in_turns_and_restarts_at_the_end() -> None:
     decoded = []
     for frame in itertools.islice(walk(20, 8, [3, 5], asked=32), 6):
         length, header_length = struct.unpack_from(">II", frame)

@@ -129,7 +129,7 @@ def delivery(tag: int, body: bytes = b"body") -> bytes:
     return b"".join(struct.pack(">BHI", kind, 1, len(each)) + each + b"\xce" for kind, each in frames)
 
 
-def test_amqp_reads_whole_messages_and_confirms_them() -> None:
+def test_amqp_consumer_reads_and_confirms_whole_messages() -> None:
     wire, each = AmqpConsumer(Share("g")), AmqpConsumer(Share("g", confirms_each=True))
     data = delivery(7) + delivery(8)
     end, said = wire.take(data + delivery(9)[:-2])
@@ -153,7 +153,7 @@ def outcome() -> Outcome:
     return Outcome({"raftmq": ours, "nats-always": nats}, {"etcd": "no consumers"})
 
 
-def test_page_has_a_table_for_each_case_and_lists_missing_ones() -> None:
+def test_page_has_a_table_per_case_and_lists_missing_cases() -> None:
     plan = parse_arguments(["--megabytes", "100"])
     text = section(list(PEERS.values()), outcome(), plan, command="c", machine="m", date="d")
     assert "A backlog is 100 MB of bodies (97,656 messages)" in text

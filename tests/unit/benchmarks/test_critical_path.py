@@ -91,7 +91,7 @@ def test_acknowledgement_of_the_writer_waits_for_no_event_loop() -> None:
     assert not [step for step in path.steps if step.lane is Lane.FOLLOWER and "acknowledgement" in step.name]
 
 
-def test_entry_that_a_trace_saw_only_in_part_is_left_out() -> None:
+def test_partly_traced_entry_is_left_out() -> None:
     leader = leader_events(100.0, 7, (("n1", 3.0 * MS), ("n2", 4.0 * MS)))
     leader += leader_events(101.0, 8, (("n1", 3.0 * MS), ("n2", 4.0 * MS)))[:4]
     follower = follower_events(100.0, 7, 0.5 * MS, 1.0 * MS)
@@ -110,7 +110,7 @@ def test_writer_that_starts_before_its_event_loop_resumes_has_not_waited() -> No
     assert [step.seconds for step in waits] == [0.0] * 3
 
 
-def test_rows_are_medians_and_the_page_has_each_of_them() -> None:
+def test_critical_path_page_lists_the_median_of_each_step() -> None:
     found = rows(traced_paths())
     assert [row.begin_us for row in found] == sorted(row.begin_us for row in found)
     traced = Traced("1 KiB 1x1", 3, 3300.0, 3.5, 250.0, (500.0, 300.0, 300.0), (4.0, 2.0, 2.0), 1.5, found)

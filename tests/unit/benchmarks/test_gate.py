@@ -26,7 +26,7 @@ def test_every_second_dump_is_counted_and_the_least_of_several_stands() -> None:
         per_message(counted, [1, 2, 3, 4])
 
 
-def test_ten_percent_more_is_good_and_eleven_are_not() -> None:
+def test_gate_allows_ten_percent_more_but_not_eleven() -> None:
     verdicts = judge({"a": 110.0, "b": 111.0, "c": 50.0, "new": 7.0}, {"a": 100.0, "b": 100.0, "c": 100.0})
     assert [verdict.is_good for verdict in verdicts] == [True, False, True, True]
     assert "+11.0 %   MORE THAN +10 %" in str(verdicts[1])

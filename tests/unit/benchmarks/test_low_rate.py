@@ -72,7 +72,7 @@ def test_part_of_a_run_is_not_written() -> None:
 
 
 @pytest.mark.trio
-async def test_missed_windows_are_measured_again() -> None:
+async def test_missed_windows_are_remeasured() -> None:
     with trio.fail_after(60):
         job = LowRateJob(rate=1, begin=time.monotonic() - 5.0, window_seconds=0.5)
         (report,), used = await drive([job], [time.monotonic], "tests.support.silent_generator")
@@ -82,7 +82,7 @@ async def test_missed_windows_are_measured_again() -> None:
 
 
 @pytest.mark.trio
-async def test_windows_that_began_before_their_load_are_measured_again() -> None:
+async def test_windows_that_began_before_their_load_are_remeasured() -> None:
     """Before, they counted nothing, or less than a window had."""
     with trio.fail_after(60):
         job = LowRateJob(rate=1, begin=time.monotonic() + 0.001, window_seconds=0.5)  # Python starts more slowly

@@ -83,7 +83,7 @@ def test_complete_rounds_are_kept_when_a_run_is_interrupted(tmp_path: Path) -> N
     assert kept == [1, 2]
 
 
-def test_run_continues_an_earlier_one(tmp_path: Path) -> None:
+def test_benchmark_run_continues_from_its_results_file(tmp_path: Path) -> None:
     results = tmp_path / "peers.json"
     results.write_text(json.dumps({"machine": "m", **asdict(outcome())}))
     assert earlier_run(results, Outcome) == outcome()
@@ -116,7 +116,7 @@ def test_one_slow_window_does_not_shorten_all_bars() -> None:
     assert min(bars) > 20
 
 
-def test_every_peer_has_a_colour_and_a_name_of_its_own() -> None:
+def test_every_peer_durability_has_a_colour() -> None:
     assert {peer.durability for peer in PEERS.values()} == set(COLOURS)
     assert len(PEERS) >= 9
 
@@ -127,7 +127,7 @@ def test_only_a_full_run_of_all_is_written() -> None:
         assert parse_arguments(arguments).no_write
 
 
-def test_connections_are_shared_out_with_slots_of_their_own() -> None:
+def test_connections_and_slots_are_divided_among_processes() -> None:
     job = Job(("h", 1), 5, 4, 10, 0.0, 1.0, 1, 1)
     first, second = share_out(job)
     assert (first.connections, first.first_slot) == (3, 1)

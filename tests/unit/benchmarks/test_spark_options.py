@@ -8,6 +8,6 @@ from spark.option_table import AtOffsets
 from spark.options import parse_read_options
 
 
-def test_part_of_the_topic_is_named_as_the_option_knows_it() -> None:
+def test_benchmark_names_topic_parts_as_ending_offsets() -> None:
     options = parse_read_options(up_to("127.0.0.1:9876", 80), "batch")
     assert options.ending == AtOffsets({(TOPIC, "broker-a", queue): 80 for queue in range(QUEUES)})

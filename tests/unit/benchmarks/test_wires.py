@@ -23,7 +23,7 @@ def rocketmq_reply(opaque: int, code: int = 0) -> bytes:
     return struct.pack(">II", 4 + len(header), len(header)) + header
 
 
-def test_rocketmq_sends_the_same_frame_again() -> None:
+def test_rocketmq_wire_resends_the_same_frame() -> None:
     wire = RocketMQWire(SLOTS)
     keys, data = wire.first()
     assert list(keys) == [b"5", b"6", b"7"]

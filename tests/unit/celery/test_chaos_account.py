@@ -53,7 +53,7 @@ def test_run_that_had_ended_long_before_explains_nothing() -> None:
     assert not of(*again, *late, kills={7: 6.5 + ACKNOWLEDGED_SECONDS}).is_good
 
 
-def test_body_runs_again_only_if_a_part_of_its_chord_did() -> None:
+def test_chord_body_reruns_only_if_a_part_reran() -> None:
     again = lines(run("body", run="first", began=11))
     assert [each.task for each in of(*ALL, *again).untraced] == ["body"]
     part = lines(run("part1", run="killed", pid=7, began=5, ends=False))
@@ -74,7 +74,7 @@ def test_account_finds_unsent_tasks_unless_sends_failed() -> None:
     assert errors == ["TimeoutError()"]
 
 
-def test_task_that_ends_twice_does_not_end_for_another_one() -> None:
+def test_task_ending_twice_counts_once() -> None:
     """The program counted ends, and stopped the workers while the last task was running."""
     progress = Progress()
     assert not progress.feed(b"began r1 first 1 0.0 -\nbegan r2 first 2 0.0 -\nbegan r3 la")

@@ -284,7 +284,7 @@ async def test_with_a_second_queue_pops_are_not_held(autojump_clock: MockClock) 
     assert broker.requests == ["pop 2", "pop 2", "wait", "wait"]
 
 
-async def test_line_that_is_lost_is_opened_again(autojump_clock: MockClock) -> None:
+async def test_lost_connection_is_reopened(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.refresh = mock.AsyncMock()  # type: ignore[attr-defined]
     async with running(intake_of(broker, delivered, prefetch=2)):
@@ -333,7 +333,7 @@ async def test_messages_done_in_short_succession_are_acknowledged_together(autoj
     assert broker.acknowledge_requests == 1
 
 
-async def test_message_that_comes_does_not_send_the_acknowledgements_before_it(autojump_clock: MockClock) -> None:
+async def test_arriving_message_does_not_flush_earlier_acknowledgements(autojump_clock: MockClock) -> None:
     """Each of one task after the other was a request, which the broker stored before the next task."""
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0)]

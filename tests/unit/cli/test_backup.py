@@ -84,7 +84,7 @@ def test_rate_holds_and_a_pause_is_not_caught_up() -> None:
     assert pace.nbytes == 4000
 
 
-def test_brokers_have_the_processors_first() -> None:
+def test_backup_yields_the_processors_to_brokers() -> None:
     """In a process of its own, since a priority does not come back."""
     text = "import os; from mq.cli.backup import yield_processors as y; y(); y(); print(os.nice(0))"
     done = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)

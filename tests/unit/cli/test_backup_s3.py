@@ -239,7 +239,7 @@ def test_lost_answer_to_the_manifest_write_is_not_a_conflict(storage: ObjectStor
     other.close()
 
 
-def test_backup_directory_copied_elsewhere_can_be_restored_from_there(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_copied_backup_is_valid_for_verify_but_not_for_continuing(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     directory = tmp_path / "backup"
     CliRunner().invoke(app, ["backup", str(directory), "--data-dir", str(tmp_path / "n1"), "--namesrv", "127.0.0.1:1"])
@@ -251,7 +251,7 @@ def test_backup_directory_copied_elsewhere_can_be_restored_from_there(storage: O
     assert "it is a copy of a backup in a directory" in str(refusal(taken(storage, tmp_path / "n1")))
 
 
-def test_backup_in_a_bucket_can_be_verified_where_it_was_copied_to(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_backup_copied_from_a_bucket_to_a_directory_can_be_verified(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     taken(storage, tmp_path / "n1")
     directory = tmp_path / "copy"

@@ -130,7 +130,7 @@ def shown(group: GroupStatus) -> str:
     return output.getvalue()
 
 
-def test_archive_is_shown_as_the_leader_knows_it() -> None:
+def test_status_shows_archive_position_and_lag_of_the_leader() -> None:
     leader = figures(
         "n0", "leader", peers=peers(), archiveIndex="1234", archiveLagBytes="2000000", archiveLagMs="90500"
     )
@@ -230,7 +230,7 @@ def test_memory_that_clients_take_is_shown_when_it_is_much() -> None:
     assert "memory" not in shown(group)
 
 
-def test_abstaining_without_a_leader_names_the_way_out() -> None:
+def test_status_of_a_leaderless_abstaining_replica_names_the_remedy() -> None:
     [group] = group_statuses([answer(1, figures("n1", "follower", abstaining="true"))])
     assert group.leader is None
     assert "see raftmq log allow-vote --help" in shown(group)

@@ -27,7 +27,7 @@ from mq.protocol.hashes import offset_message_id
 from mq.protocol.numbers import PhysicalOffset
 
 
-def test_lines_are_cut_across_chunks_and_numbered_with_empty_ones() -> None:
+def test_lines_are_split_across_chunks_and_empty_lines_count() -> None:
     lines = Lines()
     assert lines.feed(b"one\r\ntw") == [(1, b"one")]
     assert lines.feed(b"o\n\nfour") == [(2, b"two")]

@@ -7,7 +7,7 @@ from pathlib import Path
 from mq.cli.demo_text import source_directory, source_lines, tag_of
 
 
-def test_lines_come_in_sorted_order_without_blank_ones(tmp_path: Path) -> None:
+def test_source_lines_are_in_file_order_without_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "b.py").write_bytes(b"import b\n")
     (tmp_path / "a.py").write_bytes(b"import a\n\n   \nx = 1\r\n")
     (tmp_path / "notes.txt").write_bytes(b"not this\n")

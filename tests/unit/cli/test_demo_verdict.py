@@ -94,7 +94,7 @@ def test_later_send_with_lower_offset_is_out_of_order() -> None:
     assert not verdict.is_good
 
 
-def test_message_sent_again_may_end_up_behind_later_ones() -> None:
+def test_verdict_accepts_a_resent_message_behind_later_messages() -> None:
     story = Story().send(0, Q0, 1, first_attempt=False).send(1, Q0, 0).get(1, Q0, 0).get(0, Q0, 1)
     assert story.history.verdict().is_good
 

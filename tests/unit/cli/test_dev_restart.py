@@ -52,7 +52,7 @@ def held(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.trio
-async def test_replica_is_stopped_started_and_waited_for(held: Path, autojump_clock: Any) -> None:
+async def test_restart_stops_and_starts_a_replica_and_waits(held: Path, autojump_clock: Any) -> None:
     group = Group(held)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_restarts, [cast("DevCluster", group)])

@@ -22,7 +22,7 @@ def python(code: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_the_summary_that_its_own_help_begins_with(name: str) -> None:
+def test_command_list_shows_the_first_line_of_each_help(name: str) -> None:
     shown = CliRunner().invoke(app, [name, "--help"]).output
     assert COMMANDS[name][1] in " ".join(shown.split())
 

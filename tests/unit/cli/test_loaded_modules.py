@@ -32,7 +32,7 @@ def test_command_loads_no_server(module: str) -> None:
         "mq.store.key_index.builder",
     ],
 )
-def test_program_of_a_process_of_its_own_can_be_imported_first(module: str) -> None:
+def test_each_program_module_can_be_imported_first(module: str) -> None:
     """Other tests fork it from an interpreter that has imported everything, where no circle of imports would show."""
     done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -73,7 +73,7 @@ def test_running_node_is_left_alone(data_dir: Path) -> None:
     log.close()
 
 
-def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
+def test_allow_vote_lets_an_abstaining_replica_vote(data_dir: Path) -> None:
     log = opened(data_dir)
     log.set_note(ABSTAINING, b"1")
     log.set_note("other", b"kept")

@@ -49,7 +49,7 @@ async def test_groups_keep_their_attributes() -> None:
     assert len(said) == 2, "they are there"
 
 
-async def test_group_is_created_without_attributes_if_the_target_refuses_them() -> None:
+async def test_group_is_created_without_attributes_that_the_target_refuses() -> None:
     target, said = Cluster(is_old=True), list[str]()
     await create_groups(SOURCE, target, said.append)
     assert (target.groups["agents"].attributes, target.groups["agents"].retry_max_times) == ({}, 3)

@@ -13,7 +13,7 @@ from mq.inspection.formatting import some_of, time_of
 
 
 @pytest.mark.parametrize("rows", [[], [1], [{"a": 1}, {"b": [2, {"c": None}]}], ["line\nfeed", "x"]])
-def test_array_printed_by_row_looks_like_a_whole_one(rows: list[object], capsys: pytest.CaptureFixture[str]) -> None:
+def test_array_printed_by_row_equals_one_printed_whole(rows: list[object], capsys: pytest.CaptureFixture[str]) -> None:
     print_json_array(iter(rows))
     assert capsys.readouterr().out == json.dumps(rows, indent=2) + "\n"
 

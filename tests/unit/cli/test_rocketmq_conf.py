@@ -126,7 +126,7 @@ def test_converted_settings_survive_toml() -> None:
     assert tomllib.loads(to_toml(converted)) == converted.settings
 
 
-def test_every_setting_that_a_key_names_is_there() -> None:
+def test_every_mapped_setting_exists() -> None:
     assert {taken.setting for taken in TAKEN.values()} <= BrokerSettings.model_fields.keys()
 
 

@@ -129,7 +129,9 @@ def test_stopped_member_comes_back_before_the_next_one_is_stopped() -> None:
         (figures("n2", abstaining="true", **NEW), {}, "n2 does not vote until it has caught up"),
     ],
 )
-def test_member_that_just_came_back_is_waited_for(third: dict[str, str], match: dict[str, int], words: str) -> None:
+def test_upgrade_check_waits_for_a_member_that_just_returned(
+    third: dict[str, str], match: dict[str, int], words: str
+) -> None:
     report = report_of(figures("n0", "leader", **NEW), figures("n1", **NEW), third, match=match)
     assert words in keep_reasons(report)["n1"]
     assert words in keep_reasons(report)["n0"]

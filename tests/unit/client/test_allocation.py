@@ -30,7 +30,7 @@ from mq.protocol.requests.allocation import ring_hash
         (5, 3, [[0, 1], [2, 3], [4]]),
     ],
 )
-def test_shares_are_contiguous_and_the_first_members_get_the_larger_ones(
+def test_first_members_get_the_larger_contiguous_shares(
     queue_count: int, member_count: int, shares: list[list[int]]
 ) -> None:
     members = [f"c{number}" for number in range(member_count)]

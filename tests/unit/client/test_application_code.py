@@ -183,7 +183,7 @@ async def test_callback_that_exits_ends_the_producer(anyio_backend: str) -> None
 
 @asyncio_only
 @pytest.mark.parametrize("fault", OWN_FAULTS)
-async def test_check_that_cancels_itself_is_asked_again(
+async def test_transaction_check_that_cancels_itself_is_repeated(
     anyio_backend: str, caplog: pytest.LogCaptureFixture, fault: Callable[[], Awaitable[None]]
 ) -> None:
     asked = 0

@@ -142,7 +142,7 @@ def test_foreign_body_is_not_revealed_by_the_error() -> None:
     assert "4711" not in str(error)
 
 
-def test_end_of_the_program_is_passed_on() -> None:
+def test_codecs_do_not_catch_system_exit_and_keyboard_interrupt() -> None:
     with pytest.raises(SystemExit):
         decode_body(received(b"x"), Whims(SystemExit(3)))
     with pytest.raises(KeyboardInterrupt):

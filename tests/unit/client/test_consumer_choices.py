@@ -61,7 +61,7 @@ async def test_consumer_follows_redirection_to_a_replica_and_back() -> None:
 
 
 @pytest.mark.parametrize("unknown", ["9", "-1", str(2**62)])
-async def test_replica_that_is_not_in_the_route_is_not_looked_for(unknown: str) -> None:
+async def test_consumer_ignores_a_suggested_replica_outside_the_route(unknown: str) -> None:
     async with FakeCluster.start(topics={"T": 1}, replicas=2) as cluster, consumer_of(cluster) as consumer:
         cluster.leader.suggests = unknown
         bodies = fill(cluster, 200)

@@ -88,7 +88,7 @@ async def test_pulls_declare_forward_only_offsets() -> None:
         assert {ext.get("forwardOnly") for ext in pulls} == {"true"}
 
 
-async def test_refused_offset_is_stored_again() -> None:
+async def test_refused_offset_update_is_retried() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         consumer_of(cluster, commit_seconds=0.01) as consumer,
@@ -103,7 +103,7 @@ async def test_refused_offset_is_stored_again() -> None:
         await until(lambda: offset_of(cluster) == 2)
 
 
-async def test_offsets_find_a_leader_that_came_while_pulls_went_on() -> None:
+async def test_offset_commits_find_a_new_leader_while_followers_serve_pulls() -> None:
     """Followers serve pulls, so nothing fails when the known route has no leader; offsets must still get through."""
     async with consuming(2, replicas=2, commit_seconds=0.02) as (cluster, consumer):
         stream = consumer.deliveries()
@@ -213,7 +213,7 @@ async def test_new_leader_is_followed_without_loss() -> None:
         assert offset_of(cluster) == 51
 
 
-async def test_pull_held_by_a_former_leader_moves_to_the_new_one() -> None:
+async def test_pull_held_by_a_former_leader_moves_to_its_successor() -> None:
     """A stopped process keeps its connections open; only the route tells that it does not lead any more."""
     async with consuming(replicas=2, remoting=RemotingSettings(route_refresh_seconds=0.02)) as (cluster, _):
         old, new = cluster.group.replicas
@@ -246,7 +246,7 @@ async def test_new_member_that_the_broker_has_forgotten_keeps_its_queues() -> No
         assert cluster.leader.count(38) > lists
 
 
-async def test_broker_that_restarts_is_pulled_from_again() -> None:
+async def test_consumer_resumes_pulling_from_a_restarted_broker() -> None:
     async with consuming() as (cluster, consumer):
         await consumer.wait_assigned()
         broker = cluster.leader
@@ -257,7 +257,7 @@ async def test_broker_that_restarts_is_pulled_from_again() -> None:
         assert [message.body for message in await take(consumer, 1)] == [b"000"]
 
 
-async def test_offset_below_the_first_one_kept_moves_to_it() -> None:
+async def test_offset_below_the_first_kept_message_moves_up_to_it() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         fill(cluster, 10)
         cluster.group.offsets["cg", "T", 0] = 2

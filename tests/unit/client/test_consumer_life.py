@@ -57,7 +57,7 @@ class Recorded(Consumer):
 STOPPED = ["stop", "work cancelled", "closed", "leave"]
 
 
-async def test_consumer_that_was_left_may_be_entered_again() -> None:
+async def test_consumer_can_be_entered_twice() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = Recorded(cluster.namesrv)
         for _ in range(2):

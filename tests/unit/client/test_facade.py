@@ -26,7 +26,7 @@ def test_facade_teaches_no_other_names() -> None:
     assert public - set(raftmq.__all__) - modules <= {"mq"}
 
 
-def test_names_are_imported_from_where_checkers_see_them() -> None:
+def test_type_checkers_see_the_same_names_as_lazy_imports() -> None:
     tree = ast.parse(Path(mq.client.__file__).read_text())
     [seen] = [node for node in tree.body if isinstance(node, ast.If)]
     by_checkers = {

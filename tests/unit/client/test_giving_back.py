@@ -165,7 +165,7 @@ async def test_send_back_is_repeated_until_a_broker_accepts() -> None:
         assert attempts == [1, 2, 1]
 
 
-async def test_failed_batches_are_given_back_whole_and_redelivered_one_by_one() -> None:
+async def test_failed_batches_are_returned_whole_and_redelivered_as_single_messages() -> None:
     async with filled(4) as cluster:
         consumer = consumer_of(cluster, ordered=False, concurrency=1, commit_seconds=0.01)
         again: list[list[bytes]] = []
@@ -181,7 +181,7 @@ async def test_failed_batches_are_given_back_whole_and_redelivered_one_by_one() 
         assert sorted(again) == [[b"%03d" % number] for number in range(4)]
 
 
-async def test_handler_given_to_run_gets_it_again() -> None:
+async def test_failed_message_is_redelivered_to_the_handler_of_run() -> None:
     async with consuming(1, ordered=False) as (_, consumer):
         seen: list[int] = []
 

@@ -160,7 +160,7 @@ async def test_refusal_is_final(autojump_clock: MockClock, repeat: Repeat) -> No
     assert len(brokers.asked) == 1
 
 
-async def test_request_may_have_busy_codes_of_its_own(autojump_clock: MockClock) -> None:
+async def test_request_may_define_its_own_busy_codes(autojump_clock: MockClock) -> None:
     code = ResponseCode.SYSTEM_ERROR
     assert (await ask(Brokers(busy(code), served), Repeat.ALWAYS, busy_codes=(code,))).code == ResponseCode.SUCCESS
     with pytest.raises(BrokerError):
@@ -210,7 +210,7 @@ async def test_leader_that_cannot_be_reached_in_time(autojump_clock: MockClock) 
     assert raised.value.stored == "no"
 
 
-async def test_topic_that_was_never_known_is_not_waited_for(autojump_clock: MockClock) -> None:
+async def test_leader_call_fails_at_once_for_an_unknown_topic(autojump_clock: MockClock) -> None:
     brokers = Brokers(served)
     brokers.is_known = False
     begun = trio.current_time()

@@ -258,7 +258,7 @@ def points(reader: InMemoryMetricReader) -> dict[tuple[str, tuple[tuple[str, str
 
 
 @pytest.mark.parametrize("opt_in", ["", "messaging", "http,messaging/dup"])
-async def test_opentelemetry_gets_the_names_that_it_is_asked_for(opt_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metric_names_follow_the_opentelemetry_opt_in(opt_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", opt_in)
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("test")

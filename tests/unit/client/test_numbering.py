@@ -38,7 +38,7 @@ def numbers(cluster: FakeCluster) -> list[int]:
     return [int(number) for _, number in sent(cluster) if number is not None]
 
 
-async def test_producer_without_a_name_numbers_from_zero_under_a_new_one() -> None:
+async def test_unnamed_producer_numbers_from_zero_under_a_new_id() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         producer = producer_of(cluster, numbered=True)
         for _ in range(2):
@@ -53,7 +53,7 @@ async def test_producer_without_a_name_numbers_from_zero_under_a_new_one() -> No
         assert all(is_generated(name or "") for name in names)
 
 
-async def test_producer_with_a_name_begins_above_those_before_it() -> None:
+async def test_named_producer_continues_above_numbers_of_earlier_runs() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         for _ in range(2):
             async with producer_of(cluster, numbered="billing-7") as producer:
@@ -112,7 +112,7 @@ async def test_group_that_certainly_has_not_the_message_is_left() -> None:
         assert {number for _, number in sent(cluster)} == {"0", "1"}
 
 
-async def test_message_waits_for_the_group_that_may_have_it() -> None:
+async def test_message_is_retried_only_at_the_group_possibly_holding_it() -> None:
     async with sending(groups=2, numbered=True, timeout=1.0) as (cluster, producer):
         for group in cluster.groups.values():
             group.replicas[0].misdeeds = [Misdeed("hang_up", store=True), *[Misdeed("refuse", code=14)] * 1000]
@@ -176,7 +176,7 @@ async def test_batch_takes_a_number_for_each_message() -> None:
         assert numbers(cluster) == [0, 5]
 
 
-async def test_automatic_batches_are_numbered_when_they_go_out() -> None:
+async def test_automatic_batches_are_numbered_when_sent() -> None:
     async with sending(numbered=True, linger=0) as (cluster, producer):
         await producer.send(Message("T", b"x"))
         outcomes = await producer.send_many([Message("T", b"%d" % number) for number in range(20)])
@@ -186,7 +186,7 @@ async def test_automatic_batches_are_numbered_when_they_go_out() -> None:
         assert numbers(cluster) == [0, 1, 21]
 
 
-async def test_messages_of_a_refused_batch_get_numbers_of_their_own() -> None:
+async def test_messages_of_a_refused_batch_get_new_single_numbers() -> None:
     async with sending(numbered=True, linger=0) as (cluster, producer):
         await producer.send(Message("T", b"x"))
         cluster.leader.misdeeds = [Misdeed("refuse", code=13, remark="no numbered batches")]
@@ -213,7 +213,7 @@ async def test_number_used_error_names_the_remedy() -> None:
         assert caught.value.stored == "no"
 
 
-async def test_batch_with_used_numbers_is_not_sent_again_one_by_one() -> None:
+async def test_batch_with_used_numbers_is_not_resent_as_single_messages() -> None:
     async with sending(numbered=True, linger=0) as (cluster, producer):
         await producer.send(Message("T", b"x"))
         cluster.leader.misdeeds = [FORGOTTEN]

@@ -237,7 +237,7 @@ async def test_consumer_that_is_closed_ends_run_and_commits() -> None:
         assert offset_of(cluster) == 3
 
 
-async def test_pull_consumer_opened_again_reads_again() -> None:
+async def test_reopened_pull_consumer_reads_from_the_start() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         bodies = fill(cluster, 3)
         consumer = PullConsumer(cluster.namesrv, "cg", consume_from="first")

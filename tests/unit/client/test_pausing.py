@@ -48,7 +48,7 @@ async def test_paused_consumer_only_finishes_its_current_messages(ordered: bool)
         assert sorted(handled) == sorted([*bodies, b"000", b"001", b"000", b"001"])
 
 
-async def test_one_queue_is_paused_before_it_is_ours() -> None:
+async def test_queue_can_be_paused_before_its_assignment() -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster:
         consumer = consumer_of(cluster)
         consumer.subscribe("T")

@@ -45,7 +45,7 @@ def ignore(cluster: FakeCluster, topic: str) -> None:
         "pools",
     ],
 )
-def test_fork_has_clients_of_its_own(threads: FakeCluster, name: str) -> None:
+def test_forked_process_opens_its_own_clients(threads: FakeCluster, name: str) -> None:
     ended = run(name, threads)
     assert ended.returncode == 0, ended.stderr
 

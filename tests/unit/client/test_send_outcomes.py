@@ -60,7 +60,7 @@ async def test_send_to_a_removed_queue_is_refused() -> None:
         assert (rejected.value.attempts, rejected.value.stored) == (1, "no")
 
 
-async def test_after_a_refusal_that_others_may_not_share_another_broker_is_asked() -> None:
+async def test_producer_tries_another_group_after_a_refusal_by_one_group() -> None:
     async with sending(groups=2) as (cluster, producer):
         await producer.send_many(Message("T", b"warm up") for _ in range(2))
         for group in cluster.groups.values():

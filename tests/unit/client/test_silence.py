@@ -123,7 +123,7 @@ async def test_silence_alone_ends_nothing(leader: str | None) -> None:
     assert scene.end.lost is None
 
 
-async def test_name_servers_that_do_not_answer_are_asked_again() -> None:
+async def test_silent_name_servers_are_asked_again() -> None:
     scene = Scene()
     scene.leader = "new:1"
     scene.end.owes_answer = True
@@ -187,7 +187,7 @@ async def cut_off(**options: Any) -> AsyncGenerator[tuple[FakeCluster, Producer]
         yield cluster, producer
 
 
-async def test_sends_to_a_silent_leader_reach_the_next_one() -> None:
+async def test_sends_to_a_silent_leader_reach_its_successor() -> None:
     async with cut_off() as (cluster, producer):
         old = cluster.leader
         pending = [await producer.submit(Message("T", b"%d" % number)) for number in range(50)]

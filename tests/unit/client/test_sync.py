@@ -82,7 +82,7 @@ NOT_FOR_THREADS = {
         (Admin, SyncAdmin),
     ],
 )
-def test_threads_have_all_that_tasks_have(asynchronous: type, blocking: type) -> None:
+def test_sync_facade_offers_all_asynchronous_methods(asynchronous: type, blocking: type) -> None:
     names = {name for name in dir(asynchronous) if not name.startswith("_")} - NOT_FOR_THREADS
     assert names <= set(dir(blocking))
     assert inspect.signature(blocking) == inspect.signature(asynchronous)
@@ -149,7 +149,7 @@ def test_notebook_may_use_them_in_its_event_loop(cluster: FakeCluster) -> None:
     assert asyncio.run(cell()) == [b"0"]
 
 
-def test_deliveries_are_acknowledged_one_by_one(cluster: FakeCluster) -> None:
+def test_sync_deliveries_are_acknowledged_singly(cluster: FakeCluster) -> None:
     with SyncProducer(cluster.namesrv) as producer:
         producer.send_many(Message("T", b"%d" % number) for number in range(3))
     with SyncPushConsumer(cluster.namesrv, "cg", consume_from="first") as consumer:

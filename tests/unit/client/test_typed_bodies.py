@@ -188,7 +188,7 @@ async def test_policy_stops_the_consumer_and_keeps_the_message() -> None:
         assert cluster.leader.count(SEND_BACK) == 0
 
 
-async def test_dead_letter_that_no_broker_stores_is_tried_again() -> None:
+async def test_refused_dead_letter_is_retried() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         put(cluster, *orders(-1, 1))
         cluster.leader.fail_codes[SEND_BACK] = cluster.leader.fail_codes[310] = 1
@@ -269,7 +269,7 @@ async def test_message_from_the_retry_topic_has_the_codec_of_its_topic() -> None
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-async def test_loops_leave_undecodable_messages_out(exclusive: bool) -> None:
+async def test_loops_skip_undecodable_messages(exclusive: bool) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         put(cluster, *orders(-1, 1, -1, 3, -1, 5))
         shop = Shop()
@@ -322,7 +322,7 @@ async def test_loop_follows_the_other_policies() -> None:
         assert cluster.leader.count(SEND_BACK) == 0
 
 
-async def test_pull_consumer_leaves_undecodable_messages_out() -> None:
+async def test_pull_consumer_skips_undecodable_messages() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         PullConsumer(cluster.namesrv, "cg", consume_from="first", codec=CODEC) as reader,

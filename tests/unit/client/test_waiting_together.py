@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 SECONDS = 60
 
 
-async def test_every_task_that_waits_for_deliveries_gets_one() -> None:
+async def test_every_waiting_task_gets_a_delivery() -> None:
     async with consuming() as (cluster, consumer):
         await consumer.wait_assigned()
         seen: list[bytes] = []

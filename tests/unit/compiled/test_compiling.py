@@ -44,7 +44,7 @@ def test_compiler_variable_may_be_empty_or_a_wrapper_with_arguments(
 
 @pytest.mark.skipif(bool(os.environ.get(PURE_PYTHON)), reason=f"{PURE_PYTHON} is set")
 @pytest.mark.skipif(building.missing_tool() is not None, reason="a tool to compile with is missing")
-def test_where_the_module_can_be_compiled_it_is_there() -> None:
+def test_compiled_modules_are_present() -> None:
     """Otherwise the tests that compare both forms would be skipped without anybody noticing."""
     assert IS_COMPILED, "run python -m mq.compiled"
     assert raftlog.compiled.loaded.IS_COMPILED, "run python -m mq.compiled"

@@ -76,7 +76,7 @@ def test_nothing_is_acknowledged_while_the_term_is_not_durable() -> None:
     assert effects.acknowledgement is None
 
 
-def test_one_of_an_older_term_reports_nothing_in_this_one() -> None:
+def test_acknowledgement_of_an_older_term_reports_nothing_in_the_new_term() -> None:
     follower = Follower()
     told_term(follower)
     old = follower.append(B, 2, LogId(LogIndex(1), Term(2)), 3)

@@ -41,7 +41,7 @@ def overlap(one: ConfState, other: ConfState) -> bool:
 
 
 @given(confs(), changes)
-def test_no_step_of_a_change_can_decide_without_the_step_before(conf: ConfState, change: ConfChange) -> None:
+def test_majorities_of_consecutive_configuration_steps_overlap(conf: ConfState, change: ConfChange) -> None:
     if why_invalid(conf, change) is not None:
         return
     steps = [conf, changed(conf, change)]

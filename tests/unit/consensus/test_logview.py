@@ -27,7 +27,7 @@ def check_equal(view: LogTerms, terms: list[int], base: int = 0) -> None:
 
 
 @given(logs, st.data())
-def test_knows_every_term_from_the_base_on(terms: list[int], data: st.DataObject) -> None:
+def test_log_view_returns_the_term_of_every_entry_above_its_base(terms: list[int], data: st.DataObject) -> None:
     base = data.draw(st.integers(0, len(terms)))
     view = view_of(terms, base)
     check_equal(view, terms, base)

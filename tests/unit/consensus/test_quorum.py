@@ -41,7 +41,7 @@ def test_vote_result_is_pending_while_open_votes_decide(voters: list[NodeId], vo
 
 
 @given(voters, voters, ballots)
-def test_joint_vote_is_won_by_both_and_lost_by_either(
+def test_joint_vote_needs_both_majorities_and_fails_with_either(
     incoming: list[NodeId], outgoing: list[NodeId], votes: dict[NodeId, bool]
 ) -> None:
     parts = [vote_result(incoming, votes), vote_result(outgoing, votes)]

@@ -74,7 +74,7 @@ def test_accounts_page_explains_differing_acl_files() -> None:
     assert everybody == "From 10.* everything may be done without an account."
 
 
-def test_quota_that_broker_groups_have_otherwise_names_them() -> None:
+def test_quotas_that_differ_by_group_name_each_group() -> None:
     one, two = (QuotaList(users=[NamedQuota(user="ann", quota=Quota(connections=count))]) for count in (1, 2))
     assert quotas_by_name({"a": one, "b": one}) == {"ann": "connections 1"}
     assert quotas_by_name({"a": one, "b": two}) == {"ann": "a: connections 1, b: connections 2"}

@@ -59,7 +59,7 @@ def test_lags_are_kept_for_an_hour() -> None:
     assert history.of("mail", now) == [], "a group that is gone is forgotten"
 
 
-def test_group_that_came_later_has_no_lag_before() -> None:
+def test_lag_history_of_a_group_starts_with_the_group() -> None:
     history = LagHistory()
     history.add({}, 0.0)
     history.add({"mail": waits(1)}, EVERY_SECONDS)

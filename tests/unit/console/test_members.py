@@ -32,7 +32,7 @@ def test_removed_voter_costs_a_failure_that_the_group_survives() -> None:
     assert "hands over" not in text
 
 
-def test_leader_that_leaves_hands_over_first() -> None:
+def test_preview_says_that_a_leaving_leader_transfers_leadership() -> None:
     assert "n0 leads now: it hands over first" in said(Change("remove", "n0", "", ""))
     assert "n0 leads now: it hands over first" in said(Change("replace", "n9", "h:1", "n0"))
 
@@ -44,7 +44,7 @@ def test_change_without_a_majority_afterwards_is_a_danger() -> None:
     assert "DANGER: no voter would be left" in said(Change("remove", "n0", "", ""), view(voter("n0")))
 
 
-def test_promoted_learner_is_counted_and_an_added_one_is_not() -> None:
+def test_preview_counts_promoted_learners_as_voters_but_not_added_ones() -> None:
     assert "4 voters then" in said(Change("promote", "n3", "", ""))
     assert "voters then" not in said(Change("add", "n3", "h:1", ""))
 

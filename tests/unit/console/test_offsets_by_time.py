@@ -35,7 +35,7 @@ async def offsets(*queues: MessageQueue) -> dict[MessageQueue, Any]:
 
 
 @pytest.mark.trio
-async def test_queues_that_take_longer_are_not_left_out() -> None:
+async def test_slow_queues_are_included() -> None:
     assert await offsets(TOLD, SLOW) == {TOLD: 7, SLOW: 9}
 
 

@@ -76,7 +76,7 @@ def test_cookies_are_for_this_site_alone() -> None:
         ("8090", "raftmq"),
     ],
 )
-def test_consoles_on_two_ports_of_a_host_have_cookies_of_their_own(host: str, name: str) -> None:
+def test_consoles_on_two_ports_use_different_cookie_names(host: str, name: str) -> None:
     assert cookie_name(host, secure=False) == name
     assert cookie_name(host, secure=True) == f"__Host-{name}"
 

@@ -116,7 +116,7 @@ def test_lag_in_time_counts_queues_where_messages_wait() -> None:
     assert lag_seconds({retry: progress(0, 5, 900_000)}, NOW_MS) is None
 
 
-def test_groups_with_most_to_consume_come_first() -> None:
+def test_groups_with_the_largest_lag_come_first() -> None:
     known = {"a": {Q0: progress(0, 5)}, "b": {Q0: progress(0, 50)}}
     assert most_behind(["a", "b", "c"], known) == ["b", "a", "c"]
     assert [row.group for row in reader_rows("Orders", known, {}, ())] == ["b", "a"]
@@ -201,7 +201,7 @@ def test_field_that_is_filled_chooses_messages(query: dict[str, str], by: str) -
         ("cluster", "", ""),
     ],
 )
-def test_finding_leads_to_the_page_about_it(subject: str, remedy: str, page: str) -> None:
+def test_finding_links_to_the_console_page_of_its_subject(subject: str, remedy: str, page: str) -> None:
     assert page_of(Finding(Severity.WARNING, subject, "waits", remedy, "docs/x.md")) == page
 
 

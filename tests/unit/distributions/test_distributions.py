@@ -201,7 +201,7 @@ def test_command_without_servers_names_the_package(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (3, "", said)
 
 
-def test_command_runs_where_the_servers_are() -> None:
+def test_raftmq_command_runs_with_the_server_package() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "mq.command", "--version"], check=True, capture_output=True, text=True, cwd=ROOT
     )

@@ -56,7 +56,7 @@ def rows(text: str, table: int = 0) -> list[int]:
         ("The checkpoint", 0, checkpoint._HEAD, 0),
     ],
 )
-def test_fields_begin_where_the_guide_says(title: str, table: int, layout: Struct, start: int) -> None:
+def test_record_fields_begin_at_the_documented_offsets(title: str, table: int, layout: Struct, start: int) -> None:
     expected = offsets(layout, start)
     assert rows(section(title), table)[: len(expected)] == expected
 

@@ -52,7 +52,7 @@ def test_page_has_many_entries_and_none_twice() -> None:
     assert len(fixes) == len(set(fixes)) >= ENTRIES_MIN
 
 
-def test_newest_fixes_come_first() -> None:
+def test_track_record_lists_the_newest_fixes_first() -> None:
     dates = [entry.fixed.rpartition(", ")[2] for entry in entries()]
     assert dates == sorted(dates, reverse=True)
 

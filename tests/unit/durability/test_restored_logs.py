@@ -77,7 +77,7 @@ def test_backup_that_is_reported_survives_a_power_cut(root: Path, data_dir: Path
                 assert entries_of_backup(tmp_path / f"{last}-{left.value}" / "a" / "b" / "backup") == last
 
 
-def test_power_cut_at_any_step_leaves_the_backup_before(root: Path, data_dir: Path, tmp_path: Path) -> None:
+def test_power_cut_at_any_step_leaves_the_earlier_backup(root: Path, data_dir: Path, tmp_path: Path) -> None:
     take(root / "backup", data_dir)
     grow(data_dir, ENTRIES + 30)
     steps = 0

@@ -91,7 +91,7 @@ def test_kv_configuration_survives_a_power_cut_at_any_step(root: Path, tmp_path:
             cuts.assert_stored({"k": after})
 
 
-def test_damaged_kv_file_never_replaces_the_good_one_before_it(root: Path, tmp_path: Path) -> None:
+def test_damaged_kv_file_never_replaces_its_good_predecessor(root: Path, tmp_path: Path) -> None:
     config = KvConfig()
     save(config, root, "1")
     save(config, root, "2")

@@ -10,7 +10,7 @@ from tests.interop.sdk import NOT_IN_ROCKETMQ, PASS, Played, examples, markdown
 from tests.support.sdk_scenarios import SCENARIOS
 
 
-def test_each_scenario_has_a_name_of_its_own() -> None:
+def test_scenario_names_are_unique() -> None:
     names = [*(name for name, _ in examples()), *SCENARIOS, *NOT_IN_ROCKETMQ]
     assert len(names) == len(set(names))
     assert "guide: Transactions" in names

@@ -36,7 +36,7 @@ def test_log_that_keeps_its_promises_is_valid() -> None:
     assert (result.counts["acknowledged"], result.counts["refused"], result.counts["ends asked"]) == (2, 1, 1)
 
 
-def test_unknown_send_may_be_there_or_not() -> None:
+def test_send_of_unknown_outcome_may_be_stored_or_missing() -> None:
     for final in ([A, B], [A, B, C]):
         script = two_sent()
         script.failed(C, 2, "info")
@@ -468,7 +468,7 @@ def test_message_that_retention_removed_need_not_be_polled() -> None:
     assert check_assigned(script.history()).valid is True
 
 
-def test_first_poll_after_a_seek_begins_there() -> None:
+def test_poll_after_a_seek_begins_at_the_sought_offset() -> None:
     script = Script()
     sought(script, 5)
     polled(script, 5)

@@ -66,7 +66,7 @@ def test_unused_rest_of_a_file_stays_unchanged(commitlog: Path) -> None:
     assert newest.read_bytes()[6000:] == bytes(4000)
 
 
-def test_many_bits_never_cancel_each_other_out(commitlog: Path) -> None:
+def test_many_flipped_bits_always_change_the_file(commitlog: Path) -> None:
     for seed in range(50):
         for damaged in flip_bits(Random(seed), closed_files(commitlog), bits_max=20):
             assert damaged.is_changed
@@ -84,7 +84,7 @@ def test_broken_end_lies_within_the_written_bytes(commitlog: Path) -> None:
         newest.write_bytes(before)
 
 
-def test_end_of_the_log_is_in_the_file_before_an_empty_one(commitlog: Path) -> None:
+def test_log_end_is_damaged_in_the_last_nonempty_file(commitlog: Path) -> None:
     (commitlog / f"{30_000:020d}").write_bytes(bytes(100))
     (damaged,) = break_end(Random(1), commitlog)
     assert damaged.path.name == f"{20_000:020d}"

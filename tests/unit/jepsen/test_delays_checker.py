@@ -39,7 +39,7 @@ def usual() -> Script:
     return script
 
 
-def test_delayed_ones_are_seen_and_recalled_ones_are_not() -> None:
+def test_checker_accepts_delivered_delayed_and_absent_recalled_messages() -> None:
     script = usual()
     script.final_everywhere([A])
     history = script.history()

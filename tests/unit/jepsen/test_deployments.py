@@ -87,7 +87,7 @@ async def test_caller_of_a_dead_broker_is_disconnected() -> None:
 
 
 @pytest.mark.trio
-async def test_each_broker_reaches_each_name_server_through_a_link_of_its_own() -> None:
+async def test_each_broker_has_its_own_link_to_each_name_server() -> None:
     async with open_loopback(2) as network:
         ways = {network.registers_at(node, name) for node in ("n0", "n1") for name in NAME_SERVERS}
         ways |= {network.clients_reach(name) for name in NAME_SERVERS}

@@ -45,7 +45,7 @@ def test_checker_finds_messages_handled_too_early() -> None:
     assert check_exclusive(script.history()).anomalies == {"handled-too-early": 1}
 
 
-def test_checker_finds_messages_handled_after_unfinished_ones() -> None:
+def test_checker_finds_messages_handled_before_their_predecessor_is_finished() -> None:
     script = Script()
     handled(script, 0)
     script.add(20, "invoke", "handle", k=QUEUE, o=1)

@@ -27,7 +27,7 @@ def test_empty_fields_are_not_written() -> None:
     assert msgspec.json.encode(Event(0, 5, 1, "invoke", "send")) == b'{"i":0,"t":5,"p":1,"type":"invoke","f":"send"}'
 
 
-def test_last_line_without_its_end_is_left_out() -> None:
+def test_truncated_last_line_is_ignored() -> None:
     script = Script(sent=["1.1.10"])
     whole = lines(script)
     assert list(decode_events([*whole[:-1], whole[-1][:-5]])) == script.events[:-1]

@@ -216,7 +216,7 @@ def test_directories_of_runs_differ(tmp_path: Path) -> None:
     assert other.name == "T-log-kill+pause-1"
 
 
-def test_command_of_a_plan_repeats_it() -> None:
+def test_plan_prints_the_command_to_repeat_the_run() -> None:
     assert Plan("log", ("kill", "pause"), 60, 7, "local").command == (
         "raftmq-jepsen run --workload log --nemesis kill,pause --time 60 --seed 7 --backend local"
     )
@@ -241,7 +241,7 @@ def test_check_ends_with_0_1_and_2(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "lost-write" in capsys.readouterr().out
 
 
-def test_unknown_names_are_reported_with_all_valid_ones_nearest_first(tmp_path: Path) -> None:
+def test_unknown_names_are_refused_with_the_nearest_valid_names_first(tmp_path: Path) -> None:
     with pytest.raises(CannotRun, match=r"no workload 'qeue'; there are queue, "):
         command("run", "--workload", "qeue", "--store", str(tmp_path))
     with pytest.raises(CannotRun, match=r"no nemesis 'kil'; there are kill, "):

@@ -85,7 +85,7 @@ def test_message_stored_between_the_reads_of_two_replicas_is_valid() -> None:
     assert check_log(script.history()).valid is True
 
 
-def test_later_read_round_does_not_hide_an_earlier_one() -> None:
+def test_later_read_round_does_not_hide_an_earlier_anomaly() -> None:
     script = Script(sent=[A])
     script.failed(LATE, 2, "info")
     for node in NODES:

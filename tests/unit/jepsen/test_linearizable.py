@@ -51,7 +51,7 @@ def histories(draw: st.DrawFn) -> list[Access]:
 
 
 @given(histories())
-def test_search_finds_an_order_if_there_is_one(accesses: list[Access]) -> None:
+def test_linearizability_search_agrees_with_trying_all_orders(accesses: list[Access]) -> None:
     assert is_linearizable(accesses, None) is tried_in_every_order(accesses)
 
 

@@ -48,5 +48,5 @@ def test_logs_with_nothing_in_common_are_reported(tmp_path: Path) -> None:
     assert "nothing in common" in found
 
 
-def test_log_that_could_not_be_verified_is_left_out(tmp_path: Path) -> None:
+def test_unverified_log_is_left_out_of_the_comparison(tmp_path: Path) -> None:
     assert differences(log(tmp_path, "n0") | {"n1": (tmp_path / "missing", Verified("in use"))}) == []

@@ -40,7 +40,7 @@ def test_jitter_stays_within_its_bounds_and_changes_the_order() -> None:
     assert [each[0] for each in came] != sorted(each[0] for each in came)
 
 
-def test_reordered_packets_overtake_delayed_ones() -> None:
+def test_reordered_packets_overtake_delayed_packets() -> None:
     link, came = arrivals(Shape(delay=0.05, reorder=0.25))
     assert sum(each[0] == number * 0.001 for number, each in enumerate(came)) == link.counts["reordered"] > 300
 

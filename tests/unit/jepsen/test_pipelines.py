@@ -67,7 +67,7 @@ def test_pipelines_mix_plain_sends_with_other_requests(tmp_path: Path) -> None:
     assert {SendMessageV2.__name__, SendBatchMessage.__name__, "PullMessage", "GetMaxOffset"} <= kinds
 
 
-def test_client_that_leaves_in_its_last_frame_has_not_sent_it(tmp_path: Path) -> None:
+def test_client_leaving_within_its_last_frame_has_not_sent_that_message(tmp_path: Path) -> None:
     async def use(workload: LogWorkload, wire: Wire, stream: Stream) -> None:
         pipeline = Pipeline(workload, wire, "n1")
         pipeline.add_send(random.Random(1))

@@ -129,7 +129,7 @@ def test_report_distinguishes_rare_states_never_met_from_those_not_sought(tmp_pa
     assert f"| {HANDLED} | never |" in report.read_text()
 
 
-def test_resumed_profile_repeats_invalid_rows_and_drops_unplanned_ones() -> None:
+def test_resumed_profile_repeats_invalid_rows_and_drops_unplanned_rows() -> None:
     planned = [Cell("log", ("kill",), 10.0), Cell("log", ("clock",), 10.0), Cell("pop", ("kill",), 10.0)]
     rows = [row("valid"), row("not run", faults="clock"), row("valid", faults="removed since")]
     assert still_to_run(planned, rows) == (planned[1:], rows[:1])

@@ -69,7 +69,7 @@ def test_wrong_answer_by_time_is_an_anomaly(seconds: float, offset: int, anomaly
     assert check_queries(script.history()).anomalies == {anomaly: 1}
 
 
-def test_message_of_unknown_outcome_may_be_found_or_not() -> None:
+def test_queries_may_find_or_miss_messages_of_unknown_outcome() -> None:
     for found in ([], [(QUEUE, 3, "2.0.0")]):
         script = started()
         script.failed("2.0.0", 2, "info")

@@ -118,7 +118,7 @@ def test_message_may_die_once_for_each_final_give_back() -> None:
     assert check_retries(script.history()).valid is True
 
 
-def test_under_faults_a_message_may_be_given_back_again() -> None:
+def test_under_faults_a_dead_letter_may_be_stored_twice() -> None:
     script = usual()
     script.fault("kill")
     dead(script, [B, B])

@@ -73,7 +73,7 @@ def test_majority_flag_of_a_variant_is_correct(kind: str) -> None:
         assert (left >= 2) == variant.majority, variant
 
 
-def test_leader_is_hit_and_followers_are_not() -> None:
+def test_fault_targets_match_their_role() -> None:
     assert targets("leader", "n1", NODES, Random(1)) == ("n1",)
     assert targets("both followers", "n1", NODES, Random(1)) == ("n0", "n2")
     assert "n1" not in targets("follower", "n1", NODES, Random(1))
@@ -148,7 +148,7 @@ def test_proxies_do_not_stand_before_members_that_were_added() -> None:
     assert why_not_together("log", ["members", "kill"], "local") is None
 
 
-def test_old_messages_are_used_only_with_checkers_that_expect_them() -> None:
+def test_behind_fault_runs_only_with_the_log_and_queue_workloads() -> None:
     assert needs(["behind"]).settings["retention_bytes"]
     assert why_not_together("log", ["behind"], "local") is None
     assert "log and queue" in str(why_not_together("offsets", ["kill", "behind"], "local"))
@@ -159,7 +159,7 @@ def test_waits_for_a_processor_are_read_from_either_version() -> None:
     assert throttled("usage_usec 12\n") == 0
 
 
-def test_every_kind_can_be_carried_out() -> None:
+def test_every_fault_kind_has_a_nemesis() -> None:
     assert NEMESES.keys() == KINDS.keys()
 
 

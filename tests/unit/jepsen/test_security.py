@@ -64,7 +64,7 @@ class _NoStream(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
 
-def test_command_of_a_secured_run_repeats_it() -> None:
+def test_command_of_a_secured_run_names_its_security() -> None:
     plan = Plan("log", ("kill",), 5, 1, "local", security=BOTH)
     assert "--security accounts+tls" in plan.command
 

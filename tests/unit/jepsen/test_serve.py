@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_newest_run_comes_first_and_half_written_ones_are_left_out(store: Path) -> None:
+def test_run_list_begins_with_the_newest_and_omits_half_written_runs(store: Path) -> None:
     runs = runs_in(store)
     assert list(runs) == ["2-bad", "1-good"]
     text = index_page(runs)

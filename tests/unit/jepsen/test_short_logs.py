@@ -56,7 +56,7 @@ def test_missing_message_of_unknown_position_is_lost() -> None:
     assert check_log(script.history()).anomalies == {"lost-write": 3}
 
 
-def test_message_that_was_only_read_is_removed_with_those_before_it() -> None:
+def test_message_that_was_only_read_is_excused_below_the_log_base() -> None:
     script = Script()
     script.failed(A, 5, "info")
     script.read({0: A})

@@ -66,7 +66,7 @@ def test_commit_and_rollback_are_not_both_confirmed() -> None:
     assert anomalies == {"ended-both-ways": 1, "commit-lost": 1}
 
 
-def test_committed_ones_are_visible_and_others_are_not() -> None:
+def test_checker_accepts_committed_visible_and_rolled_back_hidden_messages() -> None:
     script = usual()
     script.read({0: A, 1: C})
     script.final_everywhere([A, C])

@@ -35,6 +35,6 @@ async def test_leader_elected_by_an_empty_replica_misbehaves(tmp_path: Path) -> 
     assert misbehaved == ["n2 leads in term 3 while n1 has nothing"]
 
 
-async def test_empty_replica_must_not_get_entries_before_it_is_added_again(tmp_path: Path) -> None:
+async def test_empty_replica_must_not_get_entries_before_its_readmission(tmp_path: Path) -> None:
     misbehaved, _ = await looked_at(tmp_path, table("follower", 5), table("follower", 70))
     assert misbehaved == ["n1 got 5 entries before it was added anew"]

@@ -98,7 +98,7 @@ def test_server_that_does_not_listen_in_time_is_named(processes: Processes) -> N
         trio.run(processes.wait_listening, "server", port, 0.1)
 
 
-def test_children_of_a_server_are_killed_with_it(processes: Processes) -> None:
+def test_killing_a_server_kills_its_children(processes: Processes) -> None:
     processes.start("server", shell("sleep 100 & echo child $!; wait"))
     child = int(trio.run(processes.wait_said, "server", re.compile(r"child (\d+)\n"))[1])
     processes.kill_all()
@@ -106,7 +106,7 @@ def test_children_of_a_server_are_killed_with_it(processes: Processes) -> None:
 
 
 @pytest.mark.parametrize("starts_late", [False, True])
-def test_children_are_killed_when_their_parent_is(tmp_path: Path, starts_late: bool) -> None:
+def test_children_die_with_their_parent(tmp_path: Path, starts_late: bool) -> None:
     slow = tmp_path / "bin" / "setpriv"
     slow.parent.mkdir()
     slow.write_text(f'#!/bin/sh\nsleep 0.3\nexec {shutil.which("setpriv")} "$@"\n')

@@ -140,7 +140,7 @@ def test_expired_intermediate_is_refused(tmp_path: Path) -> None:
     assert server.refresh() == (False, [UNUSABLE])
 
 
-def test_connections_to_others_do_not_read_the_files_again(tmp_path: Path) -> None:
+def test_outgoing_connections_do_not_reread_certificate_files(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.chain.write_text("cut")
     assert server.refresh() == (False, [UNUSABLE])

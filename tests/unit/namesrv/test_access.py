@@ -195,7 +195,7 @@ async def test_denied_requests_do_not_fill_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_broker_registers_with_the_keys_that_its_file_has_now(tmp_path: Path) -> None:
+async def test_broker_registers_with_the_current_keys_of_its_file(tmp_path: Path) -> None:
     """It logs the refusal once, and registers by itself once the keys are right."""
     path, keys = tmp_path / "acl.yml", tmp_path / "keys.toml"
     path.write_text(FILE)

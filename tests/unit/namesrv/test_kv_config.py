@@ -14,7 +14,7 @@ from mq.namesrv.running_config import ConfigForbidden, ConfigRefused, RunningCon
 from mq.namesrv.settings import NamesrvSettings
 
 
-def test_values_come_and_go() -> None:
+def test_kv_values_are_put_read_and_deleted() -> None:
     config = KvConfig()
     assert config.get("ns", "k") is None
     assert config.of_namespace("ns") is None

@@ -130,7 +130,7 @@ async def test_registered_topic_is_in_the_routes_until_it_is_deleted() -> None:
         assert await peer.route("ns%N") is None
 
 
-async def test_order_configuration_is_in_the_route_when_that_is_switched_on() -> None:
+async def test_route_contains_order_configuration_when_enabled() -> None:
     async with name_server() as server:
         peer = await server.connect()
         await fill(peer)

@@ -120,7 +120,7 @@ def test_deposed_leader_is_ignored(table: RouteTable) -> None:
     assert table.topic_list() == ["T1"]
 
 
-def test_deposed_leader_takes_nothing_with_it(table: RouteTable) -> None:
+def test_leaving_deposed_leader_removes_no_entry_of_its_successor(table: RouteTable) -> None:
     """Its entry belongs to somebody else by now, whether it says goodbye, is cut off or falls silent."""
     table.register_broker(0, broker(0, A), topics("T1", term=1), "conn-a")
     table.register_broker(1, broker(0, B), topics("T1", term=2), "conn-b")

@@ -93,7 +93,7 @@ def test_heartbeat_matches_the_java_encoding() -> None:
         b'{"clientID":"c","consumerDataSet":[],"heartbeatFingerprint":0,"withoutSub":false,"new":{"a":[1]}}',
     ],
 )
-def test_heartbeat_with_fields_left_out(text: bytes) -> None:
+def test_heartbeat_with_missing_fields_is_decoded(text: bytes) -> None:
     heartbeat = HeartbeatData.decode(text)
     assert (heartbeat.client_id, list(heartbeat.consumers), list(heartbeat.producers)) == ("c", [], [])
 

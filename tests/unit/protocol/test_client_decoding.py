@@ -70,7 +70,7 @@ def test_clients_and_servers_read_a_request_alike(kind: type[Request], serializa
     assert request == decode_header(*found)
 
 
-def test_request_that_is_not_for_clients_is_unknown_to_them() -> None:
+def test_clients_decode_requests_for_servers_as_unknown() -> None:
     for kind in REQUEST_CLASSES - TO_CLIENTS:
         ext = fields_of(kind)
         request = decode_from_broker(*header_of(encode_request(code_of(kind), 7, ext=ext)))

@@ -57,7 +57,7 @@ def requests(draw: st.DrawFn) -> Any:
     identity=TEXTS,
     encoding=st.sampled_from([0, 1]),
 )
-def test_every_request_comes_out_as_it_went_in(
+def test_forwarded_request_decodes_to_the_original(
     request: Any, body: bytes, client_id: str, user: str, identity: str, encoding: int
 ) -> None:
     frame, at = ForwardEncoder(identity).encode(5, HOST, request, body, encoding, client_id, user)

@@ -47,7 +47,7 @@ def test_requests_within_the_room_continue() -> None:
     assert receiver.partial_requests.nbytes == MIB
 
 
-def test_shortest_of_those_that_wait_goes_first() -> None:
+def test_shortest_waiting_request_is_read_first() -> None:
     receiver = Receiver()
     first = receiver.begin(4 * MIB)
     long, short, gone = receiver.begin(3 * MIB), receiver.begin(2 * MIB), receiver.begin(MIB)
@@ -83,7 +83,7 @@ def test_one_that_stops_is_dropped_when_others_wait() -> None:
     assert receiver.reasons == ["of its request of 4194304 bytes only 0 have arrived"]
 
 
-def test_one_that_comes_quickly_enough_is_waited_for() -> None:
+def test_request_arriving_quickly_enough_is_not_closed() -> None:
     receiver = Receiver()
     quick = receiver.begin(4 * MIB)
     receiver.begin(MIB)
@@ -109,7 +109,7 @@ def test_without_others_only_silence_ends_a_request() -> None:
     assert receiver.partial_requests.nbytes == MIB
 
 
-def test_late_check_drops_none_that_gets_its_room_now() -> None:
+def test_late_check_closes_no_request_that_just_got_room() -> None:
     """On a busy machine, one check may come when both are over: the slow one, and the patience of who waits for it."""
     receiver = Receiver(seconds_max=3)
     slow = receiver.begin(4 * MIB)

@@ -88,7 +88,7 @@ def test_every_reader_takes_the_last_value(text: str) -> None:
 
 @steady
 @given(TEXTS)
-def test_keys_of_a_record_are_the_last_ones(text: str) -> None:
+def test_last_repetition_of_a_key_property_counts(text: str) -> None:
     expected = as_java(text)
     data = b"T" + text.encode() + b"KEYS\x01Q\x02"
     record = KeyedRecord(0, 1 + len(text.encode()), 0, b"T", 1)

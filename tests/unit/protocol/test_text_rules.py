@@ -123,7 +123,7 @@ def test_user_properties_accepted() -> None:
 
 @steady
 @given(st.text(max_size=300))
-def test_hash_is_the_textbook_one(text: str) -> None:
+def test_java_string_hash_matches_its_definition(text: str) -> None:
     units = text.encode("utf-16-be", "surrogatepass")
     expected = 0
     for high, low in zip(units[::2], units[1::2], strict=True):
@@ -182,5 +182,5 @@ def test_unique_keys_are_unique() -> None:
     [("0", 0), ("7", 7), ("2147483647", 2**31 - 1), ("007", 7)]
     + [(text, 0) for text in (None, "", "x", "-1", "1.5", " 1", "\u0663", "2147483648", "9" * 5000)],
 )
-def test_queue_that_a_waiting_message_is_for(text: str | None, queue_id: int) -> None:
+def test_real_queue_id_of_a_waiting_message_is_read_from_properties(text: str | None, queue_id: int) -> None:
     assert props.real_queue_id(text) == queue_id

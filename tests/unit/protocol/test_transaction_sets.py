@@ -25,7 +25,7 @@ def body(offsets: bytes, messages: bytes = b"", version: int = 1) -> bytes:
     return struct.pack(">BI", version, len(offsets)) + offsets + messages
 
 
-def test_it_comes_out_as_it_went_in() -> None:
+def test_decoded_transaction_set_equals_the_encoded_one() -> None:
     consumed = ConsumedRange("G", "T", 3, QueueOffset(5), QueueOffset(9))
     messages = [
         SetMessage("A", 0, b"1", "UNIQ_KEY\x01U1\x02own\x01\u20ac\x02", -7),

@@ -15,7 +15,7 @@ def opened(clients: Clients, client_id: str, expression: str) -> None:
     clients.opened(stream)
 
 
-def test_members_fit_into_one_heartbeat_and_small_ones_follow_large_ones() -> None:
+def test_heartbeat_lists_members_up_to_its_size_limit() -> None:
     clients = Clients(random.Random(1))
     for number in range(100):
         opened(clients, f"large-{number}", "\x01" * 4_000)  # six bytes each as JSON

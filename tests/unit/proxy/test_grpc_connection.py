@@ -229,7 +229,7 @@ def test_cancelled_answers_leave_the_window_to_others() -> None:
     assert not loop.server.streams
 
 
-def test_output_is_bounded_until_the_socket_takes_it() -> None:
+def test_unsent_output_is_bounded() -> None:
     limits = GrpcLimits(output_bytes_max=50_000)
     loop = Loop(limits)
     loop.client.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10_000_000})
@@ -375,7 +375,7 @@ def test_browsers_get_405_with_an_explanation(loop: Loop) -> None:
     assert not loop.server.streams
 
 
-def test_more_calls_than_allowed_are_refused_and_can_be_tried_again() -> None:
+def test_calls_beyond_the_limit_are_refused_as_retryable() -> None:
     loop = Loop(GrpcLimits(streams_max=3))
     assert loop.client.http2.remote_settings.max_concurrent_streams == 3
     # A client that has not read the settings yet.

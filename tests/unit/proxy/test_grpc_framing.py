@@ -129,7 +129,7 @@ def test_call_that_is_signed_twice_has_its_last_signature() -> None:
     assert (user.time, user.signature) == ("20260102T030406Z", "b" * 40)
 
 
-def test_answers_are_compressed_for_clients_that_compress_and_accept_it() -> None:
+def test_answers_are_compressed_if_the_client_compresses_and_accepts_gzip() -> None:
     gzip_both = [(b"grpc-encoding", b"gzip"), (b"grpc-accept-encoding", b"identity, gzip")]
     assert parse_head([*HEAD, *gzip_both]).gzip_answers
     assert not parse_head([*HEAD, gzip_both[0]]).gzip_answers

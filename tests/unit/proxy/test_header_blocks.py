@@ -77,7 +77,7 @@ def test_damaged_blocks_are_refused(block: bytes) -> None:
     assert refused.value.code is ErrorCode.COMPRESSION_ERROR
 
 
-def test_fields_are_counted_as_http2_does() -> None:
+def test_header_fields_are_counted_by_the_http2_rule() -> None:
     field = (b"x-a", b"12345")
     assert HeaderDecoder(40).decode(encoded(field)) == [field]
     with pytest.raises(Http2Error) as refused:

@@ -98,7 +98,7 @@ def test_data_has_the_announced_length(nbytes: int, end: bool, code: ErrorCode |
     assert resets(loop, headers(1, content_length="3"), data) == expected
 
 
-def test_data_on_a_stream_that_the_client_has_ended_resets_it() -> None:
+def test_data_after_the_clients_end_of_stream_resets_the_stream() -> None:
     loop = Loop()
     ended: list[bool] = []
     resets(loop, headers(1, "END_STREAM"))

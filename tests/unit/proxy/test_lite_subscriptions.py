@@ -19,7 +19,7 @@ from mq.proxy.wire import messaging_pb2 as pb
         (ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED, pb.LITE_SUBSCRIPTION_QUOTA_EXCEEDED),
     ],
 )
-def test_quotas_of_brokers_have_codes_of_their_own(code: int, expected: pb.Code) -> None:
+def test_broker_quota_refusals_map_to_grpc_codes(code: int, expected: pb.Code) -> None:
     assert refusal_of(BrokerError(code, "full", "broker-a")).code == expected
 
 

@@ -57,7 +57,7 @@ async def test_unresponsive_broker_delays_no_other_and_loses_visible_messages(au
     assert broker.asked < 300 + 2 * 64
 
 
-async def test_client_that_settles_nothing_gets_nothing_further_but_others_do(autojump_clock: MockClock) -> None:
+async def test_only_the_client_that_settles_nothing_is_refused_new_messages(autojump_clock: MockClock) -> None:
     def may(renewals: Renewals, client_id: str) -> bool:
         try:
             renewals.check_room(client_id)
@@ -87,7 +87,7 @@ async def test_client_that_settles_nothing_gets_nothing_further_but_others_do(au
     assert may(renewals, "c2")
 
 
-async def test_settlement_that_fails_leaves_the_newest_handle_to_the_next_one(autojump_clock: MockClock) -> None:
+async def test_settlement_after_a_failed_one_uses_the_newest_handle(autojump_clock: MockClock) -> None:
     """The client knows the handle of its pop only, which is outdated once the proxy has hidden the message again."""
 
     class Renewing(Broker):

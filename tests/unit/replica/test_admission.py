@@ -80,7 +80,7 @@ def test_duplicate_id_on_both_sides() -> None:
     assert "this node itself" in str(mine.hears(Side("n0", THREE)))
 
 
-def test_knowledge_about_members_spreads_between_them() -> None:
+def test_wiped_voter_is_recognised_through_another_member() -> None:
     """A wiped voter is recognised also by those that never met it before."""
     mine, middle, first = Side("n0", THREE), Side("n2", THREE), Side("n1", THREE)
     assert middle.hears(first) is None

@@ -97,7 +97,7 @@ def test_writer_sends_it_when_it_is_durable(pair: Pair, writer: HeldWriter, afte
     assert pair.came(5) == [b"ack 1", b"other"]
 
 
-def test_another_frame_does_not_wait_for_it(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_other_frames_do_not_wait_for_the_synced_frame(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     after.before_use(pair.stream)
     pair.send(b"other")
@@ -134,7 +134,7 @@ def test_one_frame_waits_at_a_time(pair: Pair, writer: HeldWriter, after: AfterS
     assert pair.came(5) == [b"ack 1", b"ack 2"]
 
 
-def test_closed_connection_is_not_written_to(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_writer_thread_sends_nothing_to_a_closed_connection(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     after.forget(pair.stream)
     pair.stream.close("closed")
@@ -144,7 +144,7 @@ def test_closed_connection_is_not_written_to(pair: Pair, writer: HeldWriter, aft
     assert not after.put(pair.stream, pair.seal, b"ack 2", 2)
 
 
-def test_descriptor_in_other_use_is_not_written_to(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_writer_thread_sends_nothing_to_a_reused_descriptor(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     """A stream may close by itself, and its descriptor belong to a client before anybody forgets it."""
     fd = pair.stream.raw_fd
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
@@ -161,7 +161,7 @@ def test_descriptor_in_other_use_is_not_written_to(pair: Pair, writer: HeldWrite
     after.forget(pair.stream)
 
 
-def test_without_a_free_descriptor_the_caller_sends_it(pair: Pair, after: AfterSync) -> None:
+def test_caller_sends_the_frame_if_no_descriptor_is_free(pair: Pair, after: AfterSync) -> None:
     """The acknowledgement is the first one on a new connection, and clients have taken all descriptors."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(pair.stream.raw_fd)

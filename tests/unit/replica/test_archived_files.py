@@ -105,7 +105,7 @@ async def test_archived_files_cost_the_leader_nothing(
         assert archive.closed == 1
 
 
-async def test_note_about_the_files_comes_with_them(tmp_path: Path) -> None:
+async def test_new_replica_gets_the_note_about_copied_files(tmp_path: Path) -> None:
     async with led_group(tmp_path, ["n0"], limits=LIMITS, bodies=BODIES) as (nodes, leader):
         leader.run._offers._note_for_copies = lambda: b"of these files"
         new = await add_learner(nodes, leader, installs=BODIES)

@@ -44,7 +44,7 @@ def shaken(purpose: bytes = PURPOSE, mine: bytes = SECRET, theirs: bytes = SECRE
 # -- the pure part -----------------------------------------------------------------------------------------------------
 
 
-def test_both_sides_have_the_same_keys_and_each_side_its_own() -> None:
+def test_both_sides_derive_the_same_pair_of_keys() -> None:
     caller, listener = shaken()
     assert caller == listener
     assert caller.caller != caller.listener

@@ -22,7 +22,7 @@ def test_follower_read_applied_wait_is_not_over_before_the_index_is_applied() ->
     assert answers == [True], "answered twice"
 
 
-def test_reads_of_one_turn_share_a_question_and_later_ones_do_not() -> None:
+def test_reads_of_one_turn_share_a_barrier_request() -> None:
     barriers, early, late = ReadBarriers(), list[bool](), list[bool]()
     barriers.add(early.append)
     barriers.add(early.append)

@@ -199,7 +199,7 @@ async def test_files_may_be_dropped_while_a_question_about_them_is_pending(tmp_p
 
 
 @pytest.mark.parametrize("told", [True, False])
-async def test_reset_without_room_waits_for_it(told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reset_waits_until_the_disk_has_room(told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the disk tells beforehand that it has no room, or refuses a write."""
     full = True
 

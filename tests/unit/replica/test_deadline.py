@@ -36,7 +36,7 @@ async def waited(nursery: trio.Nursery) -> Waited:
     return waited
 
 
-async def test_it_fires_earlier_when_the_deadline_moves_there(waited: Waited, autojump_clock: MockClock) -> None:
+async def test_timer_fires_earlier_when_the_deadline_moves_forward(waited: Waited, autojump_clock: MockClock) -> None:
     await trio.sleep(0.2)
     waited.due_at = 0.5
     waited.timer.refresh()
@@ -44,7 +44,7 @@ async def test_it_fires_earlier_when_the_deadline_moves_there(waited: Waited, au
     assert waited.fired_at == pytest.approx([0.5])
 
 
-async def test_deadline_that_each_turn_moves_on_is_not_waited_for(waited: Waited, autojump_clock: MockClock) -> None:
+async def test_timer_does_not_wake_up_for_a_postponed_deadline(waited: Waited, autojump_clock: MockClock) -> None:
     await trio.testing.wait_all_tasks_blocked()
     for turn in range(100):
         waited.due_at = trio.current_time() - waited.began + 0.25

@@ -100,7 +100,7 @@ def test_unfinished_work_gets_on_although_others_fill_the_turn(stage: Stage) -> 
     assert "unfinished" in stage.turn()
 
 
-def test_turn_that_left_something_is_followed_by_another_one(stage: Stage) -> None:
+def test_unfinished_turn_is_followed_by_another_turn(stage: Stage) -> None:
     stage.turn()
     for number in range(3):
         stage.add_client(f"client {number}", 2 * TURN_SECONDS)

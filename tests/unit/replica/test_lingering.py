@@ -33,7 +33,7 @@ def test_requests_one_after_the_other_bring_it_back() -> None:
     assert pays_after(*10 * [(False, LATE)], *20 * [(False, SOON)]) == (True, True)
 
 
-def test_answers_that_never_come_soon_are_not_waited_for() -> None:
+def test_reactor_does_not_linger_for_late_answers() -> None:
     assert pays_after(*10 * [(True, LATE)]) == (True, False)
 
 

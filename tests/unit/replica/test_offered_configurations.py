@@ -51,7 +51,7 @@ def test_offer_with_a_configuration_that_a_change_makes_is_taken() -> None:
     puller(ConfState()).offered(LEADER, offer(encode_conf(configuration(5, 60))))
 
 
-def test_founders_take_the_configuration_that_they_began_with() -> None:
+def test_founders_accept_their_initial_configuration() -> None:
     founders = configuration(5, 250)
     puller(founders).offered(LEADER, offer(encode_conf(founders)))
 

@@ -90,7 +90,7 @@ async def test_replicas_of_two_clusters_do_not_talk(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_peer_that_resets_the_handshake_is_dialled_again(tmp_path: Path) -> None:
+async def test_peer_that_resets_the_handshake_is_redialled(tmp_path: Path) -> None:
     """A process that dies between accepting a connection and answering must not take its peers with it."""
     ports = dict(zip(NAMES, free_ports(3), strict=True))
     listener = socket.create_server(("127.0.0.1", ports["n1"]))

@@ -58,7 +58,7 @@ def without(directory: Path, name: str) -> None:
     ],
     ids=lambda modes: " ".join(mode.__name__ for mode in modes),
 )
-async def test_entries_reach_every_replica_in_every_step_of_switching_it_on(
+async def test_entries_reach_every_replica_in_each_step_of_enabling_tls(
     tmp_path: Path, modes: tuple[Callable[[Path, str], ReplicationTls | None], ...]
 ) -> None:
     ports = dict(zip(NAMES, free_ports(3), strict=True))

@@ -100,7 +100,7 @@ def test_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: in
             read_secrets(str(path))
 
 
-def test_missing_file_is_distinguished_from_an_unusable_one(tmp_path: Path) -> None:
+def test_missing_secret_file_differs_from_an_unusable_one(tmp_path: Path) -> None:
     with pytest.raises(SecretMissing):
         read_secrets(str(tmp_path / "secret"))
     with pytest.raises(SecretUnusable, match="directory"):

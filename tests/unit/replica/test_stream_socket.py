@@ -136,7 +136,7 @@ async def test_frames_cut_at_every_place_come_whole() -> None:
     ],
     ids=["a receive", "two receives", "large", "many large", "many small"],
 )
-async def test_large_frames_and_small_ones_behind_them(sizes: list[int]) -> None:
+async def test_small_frames_arrive_behind_large_frames(sizes: list[int]) -> None:
     bodies = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
     async with reacting() as reactor, connected(reactor) as (server, client):
         with trio.fail_after(60):

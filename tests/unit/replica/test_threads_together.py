@@ -12,7 +12,7 @@ from raftlog.net.machine import Machine
 pytestmark = pytest.mark.trio
 
 
-async def test_jobs_of_one_turn_share_a_thread_and_later_turns_rerun_them() -> None:
+async def test_jobs_of_one_turn_share_one_thread_run() -> None:
     machine, threads, found = Machine(), list[tuple[int, int]](), dict[int, int]()
     runs = 0
 

@@ -84,7 +84,7 @@ def only_frame(data: bytes | bytearray) -> tuple[Kind, memoryview]:
 
 
 @given(COLD)
-def test_cold_messages_come_out_as_they_went_in(value: Any) -> None:
+def test_decoded_cold_message_equals_the_encoded_one(value: Any) -> None:
     kind, payload = only_frame(wire.encode_cold(value))
     decoded = wire.decode_cold(kind, payload)
     assert decoded == value
@@ -104,7 +104,7 @@ def test_cold_messages_come_out_as_they_went_in(value: Any) -> None:
         hint=ids,
     )
 )
-def test_acknowledgements_come_out_as_they_went_in(value: AppendResp) -> None:
+def test_decoded_acknowledgement_equals_the_encoded_one(value: AppendResp) -> None:
     kind, payload = only_frame(wire.encode(value))
     assert kind is Kind.APPENDED
     assert wire.decode_appended(payload, FOLLOWER, LEADER) == value
@@ -130,7 +130,7 @@ def append_frame(
 
 
 @given(st.lists(st.tuples(st.binary(max_size=50), st.binary(max_size=20), st.sampled_from([NORMAL, NOOP])), max_size=6))
-def test_entries_come_out_as_they_went_in(items: list[tuple[bytes, bytes, int]]) -> None:
+def test_decoded_entries_equal_the_encoded_ones(items: list[tuple[bytes, bytes, int]]) -> None:
     bodies = [body for body, _, _ in items]
     annotations = [annotation for _, annotation, _ in items]
     kinds = [kind for _, _, kind in items]
@@ -145,7 +145,7 @@ def test_entries_come_out_as_they_went_in(items: list[tuple[bytes, bytes, int]])
     assert sum(span.last - span.first + 1 for span in decoded.request.spans) == len(items)
 
 
-def test_configuration_travels_as_a_span_of_its_own() -> None:
+def test_each_configuration_entry_is_its_own_span() -> None:
     conf = ConfState((LEADER, FOLLOWER), (), (NodeId("n2"),), ((NodeId("n2"), "h:1"),))
     kinds = [NORMAL, CONFIG, CONFIG, NORMAL]
     _, data, _ = append_frame([b"a", encode_conf(conf), encode_conf(ConfState()), b"b"], [b""] * 4, kinds=kinds)
@@ -195,7 +195,7 @@ def test_no_flipped_bit_of_an_append_frame_is_taken(bodies: list[bytes], annotat
 
 
 @given(COLD, st.data())
-def test_no_flipped_bit_of_a_cold_frame_changes_it(value: Any, data: st.DataObject) -> None:
+def test_flipped_bit_in_a_cold_frame_is_never_decoded(value: Any, data: st.DataObject) -> None:
     damaged = bytearray(wire.encode_cold(value))
     bit = data.draw(st.integers(0, 8 * len(damaged) - 1))
     damaged[bit // 8] ^= 1 << bit % 8

@@ -133,7 +133,7 @@ def test_operation_behind_a_gap_or_past_the_limit_is_not_plain(home: Home) -> No
     assert (home.content(), home.writes.done_ticket) == (HEADER + b"first", 1)
 
 
-def test_nothing_is_written_in_a_file_that_is_not_there(home: Home) -> None:
+def test_writes_without_an_open_file_finish_without_writing(home: Home) -> None:
     home.writes.submit(home.op(commit_hint=LogIndex(5)))
     home.writes.submit(home.op(b"body"))
     assert home.run(limit_pos=FILE_POS, fd=-1)

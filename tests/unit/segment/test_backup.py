@@ -120,7 +120,7 @@ def test_full_target_leaves_the_backup_unchanged() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_space_used_by_an_aborted_run_is_freed_for_the_next_one(first: bool) -> None:
+def test_next_backup_run_frees_space_of_an_aborted_run(first: bool) -> None:
     operator = Operator(100)
     if not first:
         operator.run()

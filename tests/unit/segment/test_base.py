@@ -75,7 +75,7 @@ def test_log_with_a_base_reopens_unchanged(close: str) -> None:
     assert all_bodies(home_again(home)) == [*BODIES[4:], b"goes on"]
 
 
-def test_truncation_down_to_the_first_entry_and_on_from_there() -> None:
+def test_log_is_truncated_to_its_first_entry_and_grows_again() -> None:
     home = LogHome(segment_bytes=1024)
     log = home.open()
     home.put(log, *BODIES[:4])

@@ -145,7 +145,7 @@ def test_damaged_blank_needs_no_peer(home: LogHome) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 4096, 8192])
-def test_missing_segment_is_made_again(home: LogHome, peer: LogHome, start: int) -> None:
+def test_missing_segment_is_refetched(home: LogHome, peer: LogHome, start: int) -> None:
     before = closed(home)
     home.disk.unlink(home.segment(start))
     run(Repair(home.disk, damaged(home), peers=["n2"]), n2=served_by(write(peer)))
@@ -259,7 +259,7 @@ def test_entries_absent_everywhere_are_cut_and_the_replica_abstains(home: LogHom
     assert home.open().last_index == 101
 
 
-def test_bit_flip_last_entry_is_refetched_if_a_peer_has_it(home: LogHome, peer: LogHome) -> None:
+def test_damaged_last_entry_is_refetched_from_a_peer(home: LogHome, peer: LogHome) -> None:
     """Nothing vouches for the far end, but it ends exactly where the durable bytes ended."""
     before = closed(home)
     healthy = write(peer, entries=140)

@@ -48,7 +48,7 @@ def test_scrub_reports_the_position_of_damage(home: LogHome) -> None:
     assert caught.value.physical_offset == 4596
 
 
-def test_missing_files_and_lost_sectors_are_damage_but_failing_disks_are_not(home: LogHome) -> None:
+def test_scrub_counts_lost_data_but_not_failing_disks_as_damage(home: LogHome) -> None:
     log = home.open()
     home.put(log, *[b"x" * 4000] * 3)
     home.close_all()

@@ -67,7 +67,7 @@ def test_missing_file_between_two_others(full: LogHome) -> None:
     assert found(full) == [(4000, 8192, 81)]
 
 
-def test_damage_up_to_the_end_has_nothing_behind_it(full: LogHome) -> None:
+def test_damage_up_to_the_end_has_no_next_good_entry(full: LogHome) -> None:
     end = position(130) + SIZE
     flip(full, 130, 60)
     assert found(full) == [(position(130), end, None)]

@@ -218,7 +218,7 @@ def test_synced_write_can_be_read_back(place: tuple[Disk, str]) -> None:
     disk.close(fd)
 
 
-def test_synced_write_survives_a_crash_and_a_plain_one_may_not() -> None:
+def test_only_synced_writes_certainly_survive_a_crash() -> None:
     for seed in range(30):
         disk = MemoryDisk()
         disk.mkdir("/d")
@@ -334,7 +334,7 @@ def test_bytes_lost_by_a_failed_sync_are_durable_when_written_again() -> None:
     assert disk.content("/file") == b"x" * 1000 + bytes(1000)
 
 
-def test_eviction_drops_bytes_a_failed_sync_lost_and_keeps_dirty_ones() -> None:
+def test_eviction_drops_bytes_of_failed_syncs_and_keeps_dirty_bytes() -> None:
     outcomes = set()
     for seed in range(30):
         disk, fd = synced_file(bytes(4000))

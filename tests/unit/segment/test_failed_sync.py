@@ -54,7 +54,7 @@ def test_entries_of_a_failed_sync_are_written_again_before_they_count(home: LogH
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_end_of_a_closed_file_is_written_again(home: LogHome, seed: int) -> None:
+def test_end_of_a_closed_file_is_rewritten_after_a_failed_sync(home: LogHome, seed: int) -> None:
     log = home.open()
     home.put(log, b"a" * 2000)
     # The second entry and the blank behind it are one write, the third one begins a file.

@@ -68,7 +68,7 @@ def test_manifest_is_refused_or_can_be_gathered() -> None:
     assert min(outcomes["refused"], outcomes["taken"]) > 50, outcomes
 
 
-def test_entry_that_cannot_be_used_is_asked_for_again() -> None:
+def test_unusable_entry_is_requested_again() -> None:
     leader, home = LogHome(), LogHome()
     source = fill(leader, 95)
     bad = 30

@@ -85,7 +85,7 @@ def test_writing_continues_in_the_damaged_slot(slot: int) -> None:
 
 @pytest.mark.parametrize("operations", [0, 1])
 @pytest.mark.parametrize("seed", range(20))
-def test_power_cut_leaves_the_old_state_or_the_new_one(operations: int, seed: int) -> None:
+def test_power_cut_leaves_the_old_or_the_new_vote_state(operations: int, seed: int) -> None:
     disk = MemoryDisk()
     meta = MetaFile(disk, PATH)
     disk.sync_directory("/")
@@ -215,7 +215,7 @@ def test_unsynced_log_abstains_after_a_disorderly_stop(
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_slot_that_the_disk_does_not_give_is_a_damaged_one(lost: int) -> None:
+def test_unreadable_slot_counts_as_damaged(lost: int) -> None:
     disk = written(7, 8)
     terms = [slot[1].term for at in (0, SLOT_BYTES) if (slot := decode_slot(disk.content(PATH)[at : at + SLOT_BYTES]))]
     disk.lose_sectors(PATH, lost * SLOT_BYTES, SLOT_BYTES)

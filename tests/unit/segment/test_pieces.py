@@ -127,7 +127,7 @@ def test_few_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("damaged", [2, 3, 4, 6])
-def test_damage_between_pieces_changes_none_of_them(damaged: int) -> None:
+def test_damage_between_pieces_does_not_affect_their_reads(damaged: int) -> None:
     rng = random.Random(damaged)
     home = LogHome(segment_bytes=64 * 1024)
     log = home.open(tail_bytes_max=0)

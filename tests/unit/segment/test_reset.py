@@ -162,7 +162,7 @@ def test_completed_reset_is_durable_despite_a_failed_sync_of_an_attempt(home: Lo
     assert snapshot_failed
 
 
-def test_pieces_that_do_not_belong_are_refused_and_asked_for_again(home: LogHome, leader: LogHome) -> None:
+def test_foreign_pieces_are_refused_and_requested_again(home: LogHome, leader: LogHome) -> None:
     source = leader.opened[0]
     manifest = manifest_of(source)
     staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
@@ -266,7 +266,7 @@ def test_reset_log_abstains_only_after_a_disorderly_stop(home: LogHome, leader: 
 
 
 @pytest.mark.parametrize("orderly", [True, False])
-def test_crash_while_installing_changes_nothing_about_that(home: LogHome, leader: LogHome, orderly: bool) -> None:
+def test_crash_during_installation_keeps_the_abstention(home: LogHome, leader: LogHome, orderly: bool) -> None:
     source = leader.opened[0]
     abstained = []
     for step in range(60):

@@ -73,7 +73,7 @@ def test_opening_reads_the_last_file_only(home: LogHome) -> None:
     log.check_invariants()
 
 
-def test_missing_and_bad_sidecars_are_made_again(home: LogHome) -> None:
+def test_missing_and_bad_sidecars_are_rebuilt(home: LogHome) -> None:
     log = fill(home)
     expected = state(log)
     log.close()

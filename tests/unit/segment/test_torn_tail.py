@@ -126,7 +126,7 @@ def test_restart_with_stale_bytes_after_tail(home: LogHome) -> None:
     reopen_and_go_on(home, [b"old-%d" % number for number in range(5)])
 
 
-def test_truncated_entries_do_not_come_back_behind_shorter_ones(home: LogHome) -> None:
+def test_truncated_entries_do_not_reappear_behind_shorter_entries(home: LogHome) -> None:
     """The old sixth entry is as long as the new fifth one is, so it would lie just where the new sixth would."""
     log = home.open()
     home.put(log, *(b"old-%d" % number for number in range(9)))
@@ -296,7 +296,7 @@ def test_damage_that_appears_while_open_is_never_returned(home: LogHome) -> None
         log.read_entries(LogIndex(1), 1000)
 
 
-def test_recovered_log_equals_the_one_before(home: LogHome) -> None:
+def test_recovered_log_equals_the_log_before_the_restart(home: LogHome) -> None:
     log = home.open()
     for term in (1, 3, 4):
         home.put(log, *(bytes([term]) * size for size in (0, 1, 900, 1500, 77)), term=term)

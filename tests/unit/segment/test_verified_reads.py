@@ -164,7 +164,7 @@ def test_verified_reads_detect_a_flipped_entry_type(kind: int) -> None:
     home.close_all()
 
 
-def test_verified_bytes_are_not_read_again(home: LogHome) -> None:
+def test_verified_bytes_are_read_from_disk_once(home: LogHome) -> None:
     log, refs, bodies = filled(home)
     ref, body = refs[3], bodies[3]
     assert not log.has(ref.pos, ref.size)

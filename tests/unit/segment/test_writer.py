@@ -106,7 +106,7 @@ def gated(home: LogHome) -> Iterator[GatedDisk]:
     disk.gate.set()  # a test that failed must not leave its writer waiting for ever
 
 
-def test_writes_queued_during_a_sync_share_the_next_one(home: LogHome, gated: GatedDisk) -> None:
+def test_writes_queued_during_a_sync_share_the_next_sync(home: LogHome, gated: GatedDisk) -> None:
     reports, log = reported(home)
     before = gated.segment_syncs
     gated.gate.clear()

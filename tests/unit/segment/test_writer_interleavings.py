@@ -281,7 +281,7 @@ class OneAtATime(Choices):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_all_writes_are_observed_however_many_there_are(form: Form) -> None:
+def test_write_durations_are_all_observed(form: Form) -> None:
     """They are kept while nothing else is due, and there is room for so many."""
     writes = DURATIONS_MAX + 10
 

@@ -156,7 +156,7 @@ def test_any_part_is_read_from_its_own_files(group: Group, start: int) -> None:
     assert part.archived.begin_pos + 4 * SEGMENT_BYTES >= part.archived.archive.end[2], "no more than it needs"
 
 
-def test_messages_behind_the_archive_are_read_without_it(group: Group) -> None:
+def test_messages_behind_the_archive_are_read_from_brokers(group: Group) -> None:
     end = group.home.messages.offsets["T", 0]
     assert group.planned(QueueRange(0, end - 1, end)).archived is None
 
@@ -186,7 +186,7 @@ def test_damaged_object_fails_the_task_or_brokers_continue(group: Group) -> None
         assert each.start == sum(row[0] == queue_id for row in found), "not a message twice, and none left out"
 
 
-def test_store_that_comes_back_is_waited_for(group: Group) -> None:
+def test_archive_reader_waits_for_a_failing_store(group: Group) -> None:
     part = group.planned(*WHOLE)
     reader = group.reader(part)
     sent = group.archived(*WHOLE)

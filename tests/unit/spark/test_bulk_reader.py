@@ -204,7 +204,7 @@ def test_of_messages_that_need_only_be_there_none_is_sent(cluster: BulkCluster, 
     assert reader.statistics.rows == 88
 
 
-def test_messages_that_need_only_be_there_are_counted_where_they_are(cluster: BulkCluster) -> None:
+def test_queries_of_places_alone_count_messages_without_reading(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].end = 20  # the rest is at another replica
 
     assert sorted(places(cluster.reader(*RANGES, columns=PLACES))) == [
@@ -395,7 +395,7 @@ def test_unreachable_replica_does_not_delay_the_loss_report(cluster: BulkCluster
     assert reader.statistics.skipped == 18
 
 
-def test_recreated_topic_is_not_read_as_the_old_one(cluster: BulkCluster) -> None:
+def test_reading_a_recreated_topic_as_its_predecessor_fails(cluster: BulkCluster) -> None:
     for replica in cluster.bulk_replicas.values():
         replica.identity = "9-2000"
 

@@ -171,7 +171,7 @@ def test_ends_of_many_topics_are_asked_at_once(cluster: Cluster) -> None:
     assert cluster.replicas["f1:1"].asked_ends[2:] == [(True, list(topics)), (False, ["T2"])]
 
 
-def test_replica_that_knows_plans_only_is_asked_for_them(cluster: Cluster) -> None:
+def test_older_replica_is_asked_for_plans(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].knows_ends = True
     assert cluster.survey("committed").ends == {("T", "a", queue): QueueEnds(0, 11 + queue, 100) for queue in range(5)}
     assert len(cluster.replicas["f2:1"].asked) == 3
@@ -217,7 +217,7 @@ def test_without_a_leader_the_latest_ends_are_not_known(cluster: Cluster, caplog
     assert "broker group a has no leader" in caplog.text
 
 
-def test_topic_that_one_replica_reports_as_recreated_is_the_new_one(cluster: Cluster) -> None:
+def test_survey_uses_the_newest_topic_identity_of_all_replicas(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].identity, cluster.replicas["f1:1"].end = "12-500", 2
     found = cluster.survey("committed")
     assert (found.identities["T", "a"], found.ends) == ("12-500", ends(2))

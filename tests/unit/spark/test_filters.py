@@ -96,7 +96,7 @@ def rows(ranges: dict[QueueName, QueueRange]) -> list[dict[str, Any]]:
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(st.lists(CONDITIONS, max_size=5))
-def test_rows_that_are_read_and_filtered_by_spark_are_the_wanted_ones(conditions: list[Condition]) -> None:
+def test_pushed_filters_and_spark_together_select_the_right_rows(conditions: list[Condition]) -> None:
     found, left = narrow_all(conditions)
 
     read = rows(narrowed(found, SCAN))

@@ -137,7 +137,7 @@ def test_row_that_cannot_be_a_message_is_reported(row: dict[str, Any], told: str
     assert told in str(refused.value)
 
 
-def test_messages_are_framed_as_brokers_expect_them() -> None:
+def test_sink_batches_equal_those_of_the_broker_protocol() -> None:
     found = messages(body=[b"one", b"two"], tags=["a", None])
     flag, body = encode_messages(found, "zlib")
     assert flag == 0

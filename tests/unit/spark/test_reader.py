@@ -64,7 +64,7 @@ def test_another_replica_continues_after_a_failure(cluster: Cluster, fault: Call
     assert set(reader.statistics.replicas) == {"f1:1", "f2:1"}
 
 
-def test_follower_that_is_behind_is_not_waited_for(cluster: Cluster) -> None:
+def test_reader_does_not_wait_for_a_lagging_follower(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].end = 20
     reader = cluster.reader(*RANGES)
 
@@ -115,7 +115,7 @@ def test_deleted_messages_fail_the_query_or_are_counted(cluster: Cluster) -> Non
     assert reader.statistics.skipped == 17
 
 
-def test_read_from_the_earliest_does_not_miss_messages_deleted_before(cluster: Cluster) -> None:
+def test_read_from_earliest_ignores_messages_deleted_before_it(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.first = 10
     reader = cluster.reader(*RANGES, from_earliest=True)

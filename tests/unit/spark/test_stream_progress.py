@@ -178,7 +178,7 @@ def test_without_new_messages_the_start_is_returned_unchanged() -> None:
     assert progress.latest(start, is_limited=False) is start
 
 
-def test_beginning_is_the_same_each_time_it_is_asked(cluster: Cluster) -> None:
+def test_beginning_of_a_stream_stays_the_same(cluster: Cluster) -> None:
     progress = cluster.progress(startingOffsets="latest")
 
     begin = progress.beginning()
@@ -401,7 +401,7 @@ def test_checkpoint_of_another_cluster_is_reported_at_once(cluster: Cluster) -> 
 # -- consumer group ------------------------------------------------------------------------------------------------
 
 
-def test_consumer_group_shows_how_far_the_query_is(cluster: Cluster) -> None:
+def test_consumer_group_shows_the_progress_of_the_query(cluster: Cluster) -> None:
     progress = cluster.progress(commitToGroup="lag")
 
     begin = progress.beginning()

@@ -390,7 +390,7 @@ def test_task_with_too_many_destinations_is_refused_with_advice() -> None:
         Cluster().write([rows(body=[b"x"] * 4, queue_id=[0, 1, 2, 3])], limits=few)
 
 
-def test_name_servers_that_come_back_in_time_are_waited_for(cluster: Cluster) -> None:
+def test_writer_waits_for_unreachable_name_servers(cluster: Cluster) -> None:
     cluster.names_down = 5
     assert cluster.write([rows(body=[b"x"])]).rows == 1
     cluster.names_down = 1_000_000

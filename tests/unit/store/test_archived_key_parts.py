@@ -97,7 +97,7 @@ def test_archived_part_that_failed_is_not_copied_again_at_once(home: Home) -> No
     assert [part for part, _ in home.index.unindexed_archived(end)] == [SEGMENT_BYTES, 0]
 
 
-def test_archived_parts_with_files_are_not_examined_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archived_parts_with_index_files_are_examined_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(home)
     kept_behind_the_log(home)
     home.index.expire()

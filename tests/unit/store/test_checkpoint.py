@@ -332,7 +332,9 @@ def test_dropped_files_are_removed_with_the_next_checkpoint(tmp_path: Path) -> N
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
 
-def test_crash_before_dropped_files_go_does_not_revive_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_before_dropped_files_are_removed_does_not_revive_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, log, _ = checkpointed(tmp_path)
     apply(store, log.drop("A"))
     apply(store, log.send("A", 0, 1))
@@ -369,7 +371,7 @@ def test_topic_dropped_and_created_between_the_halves_postpones_it_too(tmp_path:
     assert load_checkpoint(str(tmp_path)) is None
 
 
-def test_expired_files_go_only_after_the_checkpoint_that_does_without_them(tmp_path: Path) -> None:
+def test_expired_files_are_deleted_only_after_the_next_checkpoint(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
     take(tmp_path, store, log, checkpointer=checkpointer)

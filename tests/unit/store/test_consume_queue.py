@@ -119,7 +119,7 @@ def test_offset_that_no_queue_has_is_refused(tmp_path: Path, offset: int) -> Non
     assert queue.max_offset == 0
 
 
-def test_queue_without_entries_begins_where_its_first_run_does(tmp_path: Path) -> None:
+def test_empty_queue_begins_at_the_offset_of_its_first_run(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.append(QueueOffset(7), entries(7, 10))
     queue.flush()
@@ -195,7 +195,7 @@ def test_expire_moves_the_start_to_the_log(tmp_path: Path, flushed: int, first_k
     assert all(int(name) >= kept_from for name in file_sizes(tmp_path))
 
 
-def test_expired_files_stay_until_a_checkpoint_no_longer_needs_them(tmp_path: Path) -> None:
+def test_expired_files_stay_until_the_next_checkpoint(tmp_path: Path) -> None:
     files = QueueFiles(str(tmp_path))
     queue = ConsumeQueue(files, "T", 3, entries_per_file=PER_FILE, entries_per_block=2)
     queue.append(QueueOffset(0), entries(0, 10))

@@ -200,7 +200,7 @@ _messages: st.SearchStrategy[dict[str, Any]] = st.builds(
 
 
 @given(messages=st.lists(_messages, max_size=20), position=st.integers(0, 2**40))
-def test_shipped_runs_equal_scanned_ones(messages: list[dict[str, Any]], position: int) -> None:
+def test_shipped_runs_equal_scanned_runs(messages: list[dict[str, Any]], position: int) -> None:
     entry = EntryBuilder(position)
     for message in messages:
         entry.add(**message)

@@ -390,7 +390,7 @@ def test_only_watched_queues_are_reported(store: QueueStore) -> None:
         assert store.take_grown() == [("B", 0, bytearray(run_of("B", 0, first, first + 2).entries))]
 
 
-def test_older_entries_are_prepended_down_to_expired_ones(store: QueueStore) -> None:
+def test_older_entries_are_prepended_down_to_the_expiry_floor(store: QueueStore) -> None:
     store.floors = {}
     for queue_id in range(3):
         store.append_run(run_of("A", queue_id, 20, 25))

@@ -58,7 +58,7 @@ async def test_message_a_lost_group_may_have_is_retried_there_until_timeout(auto
     assert trio.current_time() == pytest.approx(began + 30)
 
 
-async def test_message_that_a_lost_group_cannot_have_goes_to_another_one(autojump_clock: MockClock) -> None:
+async def test_message_certainly_not_stored_by_a_lost_group_goes_elsewhere(autojump_clock: MockClock) -> None:
     began = trio.current_time()
     groups = _Groups(NoRoute, {"a": began + 20, "b": began})
     assert cast("Any", await sent_to(groups)) == "b"

@@ -171,7 +171,7 @@ def test_follower_archives_complete_files_and_reports_until_that_is_applied() ->
 
 
 @pytest.mark.parametrize(("node", "turn"), [("n1", 0), ("n2", 1), ("n0", 2)])
-def test_others_archive_if_nothing_gets_on(node: str, turn: int) -> None:
+def test_other_replicas_archive_if_nothing_is_archived(node: str, turn: int) -> None:
     replica = Replica(node)
     due = [replica.looks(LIMITS.turn_seconds if number else 0) is not None for number in range(3)]
     assert due == [number == turn for number in range(3)]
@@ -311,7 +311,7 @@ def test_manifest_that_went_back_is_an_error() -> None:
     assert replica.asked == []
 
 
-def test_without_a_url_there_is_nothing_to_do() -> None:
+def test_replica_without_an_archive_url_archives_nothing() -> None:
     replica = Replica(url=None)
     assert [*replica.service.tasks(), *replica.service.periodic()] == []
     assert replica.service.counters()["archive_lag_bytes"] == 0
@@ -359,7 +359,7 @@ def test_leader_commits_the_beginning_of_the_archive() -> None:
     assert not leader.commands, "it is known"
 
 
-def test_older_manifest_is_reported_until_it_is_complete_again() -> None:
+def test_outdated_manifest_is_reported_until_it_is_complete() -> None:
     leader = tiered(leader="n1")
     end = leader.ends()[-1]
     leader.metadata.apply(noted(end))
@@ -381,7 +381,7 @@ def test_follower_reports_an_older_manifest() -> None:
     assert (follower.asked[-1]["index"], follower.asked[-1]["manifest"]) == (str(end.index), "older")
 
 
-def test_replica_reports_no_manifest_before_reading_it() -> None:
+def test_replica_reports_no_manifest_before_having_read_one() -> None:
     for follower in (tiered(), tiered(leader="n1")):
         end = follower.ends()[-1]
         follower.metadata.apply(noted(end))

@@ -57,7 +57,7 @@ def test_nothing_is_deleted_before_the_group_serves_the_archive() -> None:
     assert not without.lacks_older
 
 
-def test_nothing_is_deleted_while_the_manifest_is_an_older_one() -> None:
+def test_files_are_kept_while_the_archive_manifest_is_outdated() -> None:
     held, _, archived = tier(100, noted(500), tier_at(100, is_held=True))
     assert held.deletable_pos() == 0
     assert held.begin_pos == 100, "what is there is served all the same"
@@ -65,7 +65,7 @@ def test_nothing_is_deleted_while_the_manifest_is_an_older_one() -> None:
     assert held.deletable_pos() == 500
 
 
-def test_another_archive_has_no_files_of_the_first_one() -> None:
+def test_new_archive_url_ignores_files_of_the_old_archive() -> None:
     other, _, archived = tier(100, noted(500), tier_at(100), url="s3://archives/new")
     assert (other.deletable_pos(), other.begin_pos) == (0, None)
     archived.apply(noted(600, "s3://archives/new"))

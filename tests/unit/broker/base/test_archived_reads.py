@@ -71,7 +71,7 @@ class Archive:
         self.reads.check_invariants()
 
 
-def test_reader_is_called_back_when_all_its_places_are_there() -> None:
+def test_reader_is_called_back_once_all_its_chunks_are_loaded() -> None:
     archive = Archive()
     assert archive.load((10, 20), (5 * CHUNK_BYTES, 7), name="one")
     assert archive.load((12, 20), name="another")

@@ -60,7 +60,7 @@ def ago(hours: float) -> int:
     return NOW - round(hours * HOUR)
 
 
-def test_old_files_go() -> None:
+def test_old_files_are_deleted() -> None:
     assert Files((ago(100), ago(90)), (ago(90), ago(80)), (ago(80), ago(70)), (ago(70),)).deleted() == 2
 
 
@@ -78,7 +78,7 @@ def test_file_from_the_future_stays_as_long_as_others() -> None:
     assert Files((ago(74), NOW + YEAR), (ago(70), ago(69)), (ago(1),)).deleted() == 0
 
 
-def test_files_from_the_future_alone_get_older_from_now_on() -> None:
+def test_files_dated_in_the_future_age_from_now() -> None:
     files = Files((NOW + YEAR, NOW + YEAR), (NOW + YEAR, NOW + YEAR), (NOW + YEAR,))
     assert files.deleted() == 0
     files.now += 71 * 3600
@@ -211,7 +211,7 @@ def test_larger_of_own_and_copied_corrections_counts() -> None:
     assert ClockCorrections(BootClock("boot", lambda: 0), None).note_for_copies() == b""
 
 
-def test_old_file_without_a_younger_neighbour_goes() -> None:
+def test_old_file_without_a_younger_neighbour_is_deleted() -> None:
     assert Files((NOW - YEAR, NOW - YEAR), (ago(1),)).deleted() == 1
 
 

@@ -50,7 +50,7 @@ def test_rate_that_is_used_up_first_counts() -> None:
     assert len(sent(buckets, both, 10.0)) == pytest.approx(110, abs=3)
 
 
-def test_batch_larger_than_the_burst_passes_and_is_paid_for() -> None:
+def test_batch_larger_than_the_burst_passes_and_delays_later_batches() -> None:
     buckets, quota = QuotaBuckets(), Quota(produce_bytes=1000)
     assert buckets.wait([(WHO, quota)], 0.0) == (0.0, None)
     buckets.take([(WHO, quota)], 1, 50_000, 0.0)
@@ -58,7 +58,7 @@ def test_batch_larger_than_the_burst_passes_and_is_paid_for() -> None:
     assert buckets.wait([(WHO, quota)], 49.0) == (0.0, None)
 
 
-def test_large_requests_are_not_starved_by_small_ones() -> None:
+def test_small_requests_do_not_starve_large_requests() -> None:
     buckets, quota, random_one = QuotaBuckets(), Quota(produce_bytes=1000), random.Random(1)
     passed: Counter[int] = Counter()
     now = 0.0

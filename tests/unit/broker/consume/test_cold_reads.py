@@ -142,7 +142,7 @@ def test_loaded_chunks_of_a_sequential_reader_are_recognized_at_once(stage: Stag
     assert not stage.cold.are_loaded(PhysicalOffset(PLACE), PhysicalOffset(PLACE + 1000))
 
 
-def test_chunk_that_was_forgotten_is_brought_again(stage: Stage) -> None:
+def test_evicted_chunk_is_loaded_again(stage: Stage) -> None:
     stage.bring("first", (PLACE, 500))
     stage.bring("second", (PLACE, 500))
     stage.work()

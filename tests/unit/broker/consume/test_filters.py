@@ -68,7 +68,7 @@ class Home:
         return refused.value.code
 
 
-def test_groups_subscription_counts_unless_the_pull_brings_one() -> None:
+def test_pull_uses_its_own_subscription_before_that_of_the_group() -> None:
     home = Home()
     assert home.of_pull().tags == {"A"}
     assert home.of_pull(sys_flag=4, subscription="B").tags == {"B"}

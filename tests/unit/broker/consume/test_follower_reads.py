@@ -109,7 +109,7 @@ def test_groups_wish_counts_if_that_replica_can_serve() -> None:
     assert home.suggest(LAG_MAX + 1) in (2, 3, 4)
 
 
-def test_queues_are_spread_over_followers_and_stay_where_they_are() -> None:
+def test_lagging_queues_are_spread_over_followers_and_keep_their_follower() -> None:
     home = Home(Leader(peer("n1"), peer("n2")))
     first = [home.suggest(LAG_MAX + 1, queue_id=queue_id) for queue_id in range(40)]
     assert 8 < first.count(2) < 32

@@ -118,7 +118,7 @@ def test_two_resets_at_the_same_time(stage: Stage) -> None:
     assert (stage.stored, stage.pull(70)) == (20, 20)
 
 
-def test_commit_gathered_before_a_reset_is_ignored_after_it(stage: Stage) -> None:
+def test_commit_gathered_before_an_offset_reset_is_dropped(stage: Stage) -> None:
     stage.gather(60)
     stage.reset(20)
     stage.rounds.commit(2)
@@ -225,7 +225,7 @@ def test_commit_up_to_last_entry_in_log_counts(stage: Stage) -> None:
     stage.check_commit(120)
 
 
-def test_commit_gathered_before_deletion_does_not_outlive_it(stage: Stage) -> None:
+def test_commit_gathered_before_topic_deletion_is_dropped(stage: Stage) -> None:
     stage.gather(60)
     stage.tails.reset("T")
     stage.commit(70)
@@ -234,7 +234,7 @@ def test_commit_gathered_before_deletion_does_not_outlive_it(stage: Stage) -> No
     assert stage.rounds.waiting == 0
 
 
-def test_commit_dropped_with_its_topic_hides_no_later_one(stage: Stage) -> None:
+def test_commit_dropped_with_its_topic_does_not_hide_later_commits(stage: Stage) -> None:
     stage.gather(60)
     stage.tails.reset("T")  # below format level 3, offsets begin at 0 again
     stage.offsets.replicate_gathered()

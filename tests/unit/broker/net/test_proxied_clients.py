@@ -82,7 +82,7 @@ def test_proxied_clients_are_not_members_that_share_queues() -> None:
     assert registry.consumer_group("g") is None
 
 
-def test_user_needs_permissions_for_named_clients_and_a_proxy_does_not() -> None:
+def test_users_but_not_proxies_need_permissions_for_named_clients() -> None:
     request = HeartBeat()
     body = HeartbeatOfProxy("p1", proxied_clients=[client("a", "g", "T")]).encode()
     row = ROWS[HeartBeat]

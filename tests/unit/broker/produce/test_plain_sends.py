@@ -155,7 +155,7 @@ def test_chunk_may_end_anywhere() -> None:
         properties(UNIQ_KEY="K") + "x" * (PROPERTIES_BYTES_MAX + 1),
     ],
 )
-def test_properties_are_read_as_the_reference_reads_them(text: str) -> None:
+def test_both_forms_read_the_same_properties(text: str) -> None:
     compare([frame(i=text), frame(i=text, header={"opaque": 6})])
 
 
@@ -185,7 +185,7 @@ KEY = r'''"i":"UNIQ_KEY\u0001K"'''
         '{"code":310,"extFields":{' + EXT + ',"i":"UNIQ_KEY\x01K"},"flag":0,"opaque":1}',
     ],
 )
-def test_headers_are_read_as_the_reference_reads_them(raw: str) -> None:
+def test_both_forms_read_the_same_headers(raw: str) -> None:
     compare([frame(raw=raw.encode())])
 
 

@@ -100,7 +100,7 @@ def test_one_time_rule_ticks_once() -> None:
     assert (rule.between(0, 5000), rule.between(5000, 9000)) == (1, 0)
 
 
-def test_nothing_ticks_before_the_start_or_from_the_end_on() -> None:
+def test_schedule_ticks_only_between_start_and_end() -> None:
     definition = ScheduleDefinition(name="a", topic="T", every_ms=1000, anchor_ms=0, start_ms=5000, end_ms=7000)
     rule = rule_of(definition)
     assert [next_due(rule, definition, at) for at in (0, 5000, 6000)] == [5000, 6000, None]

@@ -168,7 +168,7 @@ def test_popped_messages_without_acknowledgement_come_once_more(group: Group) ->
     assert group.metadata.consumer_offset("G", "T", 0) == 42
 
 
-def test_topics_deleted_along_with_it_come_back_with_it(group: Group) -> None:
+def test_restoring_a_topic_restores_its_retry_topics(group: Group) -> None:
     group.apply(put("%RETRY%G_T", queues=1))
     group.apply(DeleteTopic(name="%RETRY%G_T", timestamp_ms=2, continued=True, restorable=True, along_with="T"))
     group.apply(DELETED)
@@ -184,7 +184,7 @@ def test_creation_drops_retry_topics_deleted_with_the_former_topic(group: Group)
     assert not group.metadata.deleted_topics.rows
 
 
-def test_forgotten_topic_cannot_be_restored_and_its_queues_go(group: Group) -> None:
+def test_forgetting_a_topic_deletes_its_queues_and_prevents_restoring(group: Group) -> None:
     group.apply(DELETED)
     grown = ForgetTopic(name="T", ends=[(0, QueueOffset(99)), (1, QueueOffset(50))])
     assert group.apply(grown).deleted_topics == ()  # a delayed message came since: that stays

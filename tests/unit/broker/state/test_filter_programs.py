@@ -47,7 +47,7 @@ def test_above_a_limit_nothing_changes() -> None:
     assert [each.content for each in table.table.values()] == [b"new"]
 
 
-def test_snapshot_has_all_of_it() -> None:
+def test_restored_snapshot_equals_the_program_table() -> None:
     table = table_with(command(b"one"), command(b"two"), command(topic="U"))
     state = table.capture()()
     other = table_with(command(group="other"))

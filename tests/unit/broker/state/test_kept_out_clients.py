@@ -13,7 +13,7 @@ def keep_out(client_id: str, until_ms: int, now_ms: int = 1000, group: str = "G"
     return KeepOut(group=group, client_id=client_id, until_ms=until_ms, now_ms=now_ms, reason="hangs", operator="ops")
 
 
-def test_client_is_kept_out_until_it_is_let_in() -> None:
+def test_removed_client_stays_out_until_its_time_or_readmission() -> None:
     kept = KeptOutClients()
     kept.apply(keep_out("c", 5000))
     kept.apply(keep_out("d", 5000))

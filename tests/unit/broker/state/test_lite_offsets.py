@@ -76,7 +76,7 @@ def restored(replica: Replica) -> Metadata:
     return other
 
 
-def test_acknowledgements_move_the_offset_and_a_snapshot_has_it() -> None:
+def test_acknowledgements_move_the_lite_offset_which_snapshots_keep() -> None:
     replica = Replica()
     assert b"lite" not in replica.metadata.snapshot(), "older software reads snapshots without lite topics"
     replica.pop(A, 0, before=-1, taken=0b11)
@@ -129,7 +129,7 @@ def test_reset_moves_anywhere_up_to_the_end_and_cancels_pops() -> None:
     assert replica.offset(B) is None, "nothing would ever remove it"
 
 
-def test_deleted_parent_takes_everything_of_its_lite_topics_with_it() -> None:
+def test_deleting_a_parent_deletes_offsets_of_its_lite_topics() -> None:
     replica = Replica()
     replica.pop(A, 0, before=-1)
     replica.apply(DeleteTopic(name="P", timestamp_ms=2, continued=True))
@@ -138,7 +138,7 @@ def test_deleted_parent_takes_everything_of_its_lite_topics_with_it() -> None:
     assert not replica.metadata.pops.queues
 
 
-def test_offsets_of_a_deleted_group_stay_unless_that_is_asked_for() -> None:
+def test_offsets_of_a_deleted_group_stay_unless_their_removal_is_requested() -> None:
     replica = Replica()
     replica.pop(A, 0, before=-1)
     replica.apply(DeleteGroup(name="G", timestamp_ms=2))

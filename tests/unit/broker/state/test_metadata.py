@@ -188,7 +188,7 @@ def test_auto_creation_replaces_no_topic_or_group(metadata: Metadata) -> None:
         assert (metadata.topics["T"].read_queues, metadata.groups["g"].retry_queues) == (expected, expected)
 
 
-def test_command_of_an_operator_reads_as_it_always_did() -> None:
+def test_operator_commands_keep_their_encoding() -> None:
     assert cbor2.loads(encode_command(put())).keys() == {"kind", "config", "timestamp_ms"}
 
 
@@ -243,7 +243,7 @@ def test_offset_that_arrives_after_its_topic_is_deleted_is_not_kept(metadata: Me
     assert metadata.consumer_offset("g", "T", 0) is None
 
 
-def test_committed_offsets_never_go_back_but_a_reset_may(metadata: Metadata) -> None:
+def test_only_a_reset_moves_committed_offsets_back(metadata: Metadata) -> None:
     metadata.apply(put("T"))
     seen = []
     for offset in (0, 5, 3, 5, 9, 0):
@@ -366,7 +366,7 @@ def test_offsets_go_back_only_by_reset_or_with_their_topic(commands: list[Comman
                     assert metadata.consumer_offsets[key][queue_id] >= offset
 
 
-def test_last_locker_holds_a_lock_and_only_the_holder_releases_it() -> None:
+def test_last_locker_holds_the_lock_and_only_the_holder_unlocks() -> None:
     metadata = metadata_with(topic("T"))
     metadata.apply(LockQueues(group="g", client_id="a", queues=[("T", 0), ("T", 1), ("gone", 0)]))
     metadata.apply(LockQueues(group="g", client_id="b", queues=[("T", 1)]))
@@ -377,7 +377,7 @@ def test_last_locker_holds_a_lock_and_only_the_holder_releases_it() -> None:
     assert (metadata.queue_locks, metadata.lock_count) == ({}, 0)
 
 
-def test_reset_lasts_until_a_commit_gets_past_it() -> None:
+def test_offset_reset_lasts_until_a_commit_exceeds_the_offset() -> None:
     metadata = metadata_with(topic("T"))
     metadata.apply(commit(("g", "T", 0, 9), ("g", "T", 1, 9)))
     for queue_id in (0, 1):

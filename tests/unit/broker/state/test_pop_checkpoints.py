@@ -308,7 +308,7 @@ def test_suspended_ordered_message_is_redelivered_uncounted() -> None:
     assert ordered.counts == {0: 1, 1: 2}
 
 
-def test_suspended_message_is_noted_in_snapshots_and_others_look_as_before() -> None:
+def test_snapshots_mark_suspended_messages_only() -> None:
     metadata = ready()
     pop = msgspec.structs.replace(popped_in_order(100), attempt=None)
     metadata.apply(pop)

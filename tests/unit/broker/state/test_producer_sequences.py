@@ -156,7 +156,7 @@ RUNS = st.lists(
 
 
 @given(RUNS, st.integers(0, 20))
-def test_run_changes_the_table_as_its_records_do(
+def test_run_of_records_changes_the_table_like_single_records(
     given: list[tuple[str, list[tuple[int, int]], bool, int]], raised_at: int
 ) -> None:
     by_run, one_by_one = ProducerSequences(SMALL), ProducerSequences(SMALL)
@@ -185,7 +185,7 @@ def test_run_changes_the_table_as_its_records_do(
 
 
 @pytest.mark.slow
-def test_table_agrees_with_a_plain_one() -> None:
+def test_sequence_table_agrees_with_a_plain_model() -> None:
     @given(NOTES, st.sets(st.integers(0, 59)), st.integers(0, 60))
     def agrees(notes: list[tuple[str, tuple[int, int], int]], snapshots: set[int], raised_at: int) -> None:
         metadata, model, now_ms = Metadata(limits=SMALL), Model(), 0
@@ -220,7 +220,7 @@ def test_table_agrees_with_a_plain_one() -> None:
     agrees()
 
 
-def test_generated_ids_never_push_out_a_chosen_one() -> None:
+def test_generated_producer_ids_never_evict_chosen_ids() -> None:
     metadata = Metadata(limits=SMALL)
     metadata.apply(RAISED)
     for number in range(SMALL.producers_max):
@@ -239,7 +239,7 @@ def test_generated_ids_never_push_out_a_chosen_one() -> None:
     assert position(metadata.sequences, f"~{100 - SMALL.generated_producers_max}", 9) == 99
 
 
-def test_chosen_ids_never_push_out_a_generated_one() -> None:
+def test_chosen_producer_ids_never_evict_generated_ids() -> None:
     metadata = Metadata(limits=SMALL)
     metadata.apply(RAISED)
     metadata.sequences.note("~a", 7, 7, PhysicalOffset(1), 1)
@@ -248,7 +248,7 @@ def test_chosen_ids_never_push_out_a_generated_one() -> None:
     assert position(metadata.sequences, "~a", 7) == 1
 
 
-def test_below_its_level_a_group_forgets_as_older_software_does() -> None:
+def test_below_its_format_level_a_group_evicts_like_older_software() -> None:
     metadata = Metadata(limits=SMALL)
     for name in ("a", "~a", "b", "~b", "~c"):
         metadata.sequences.note(name, 1, 1, PhysicalOffset(1), 1)
@@ -400,7 +400,7 @@ def test_damaged_snapshot_is_refused_and_changes_nothing(rows: object) -> None:
         ("p", "0" * 20, None),
     ],
 )
-def test_which_sequence_numbers_there_are(producer: str, number: str, found: tuple[str, int] | None) -> None:
+def test_only_valid_sequence_numbers_are_parsed(producer: str, number: str, found: tuple[str, int] | None) -> None:
     properties = {props.PRODUCER_ID: producer, props.SEQUENCE: number}
     expected = found and SequenceRange(*found, found[1])
     assert sent_range(properties) == stored_range(properties) == expected
@@ -409,7 +409,7 @@ def test_which_sequence_numbers_there_are(producer: str, number: str, found: tup
 @pytest.mark.parametrize(
     ("text", "last"), [("5-9", 9), ("5-5", None), ("5-4", None), ("5-", None), ("-5", None), ("5-6-7", None)]
 )
-def test_which_ranges_there_are(text: str, last: int | None) -> None:
+def test_only_valid_sequence_ranges_are_parsed(text: str, last: int | None) -> None:
     properties = {props.PRODUCER_ID: "p", props.SEQUENCE: text}
     assert sent_range(properties) is None  # nobody may send what only the broker writes
     expected = None if last is None else SequenceRange("p", 5, last)

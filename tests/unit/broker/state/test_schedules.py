@@ -105,7 +105,7 @@ def test_schedules_beyond_the_limits_are_not_stored() -> None:
     table.check_invariants()
 
 
-def test_snapshot_has_all_of_it() -> None:
+def test_restored_snapshot_equals_the_schedule_table() -> None:
     metadata = Metadata()
     assert b"schedules" not in metadata.snapshot(), "older software reads it"
     for name in ("b", "a"):

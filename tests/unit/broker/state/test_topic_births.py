@@ -57,7 +57,7 @@ def test_restored_topic_keeps_its_position() -> None:
     assert delete(metadata, restorable=False) == 0
 
 
-def test_snapshots_have_them() -> None:
+def test_snapshot_keeps_topic_births() -> None:
     metadata, restored = at_level(LEVEL_OF_TOPIC_BIRTHS), Metadata()
     put(metadata, 500)
     restored.restore(metadata.snapshot())

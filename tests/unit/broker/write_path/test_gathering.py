@@ -79,7 +79,7 @@ def test_clients_that_send_again_at_once_share_each_round() -> None:
 
 
 @pytest.mark.parametrize("senders", [1, 2, 64])
-def test_slow_clients_are_not_waited_for(senders: int) -> None:
+def test_rounds_do_not_wait_for_slow_clients(senders: int) -> None:
     rng = random.Random(2)
     slow = simulate(
         first=[rng.uniform(0, 0.1) for _ in range(senders)], next_after=lambda: rng.uniform(0.005, 0.1), rounds=5000
@@ -151,7 +151,7 @@ def test_stopped_gathering_does_not_wait() -> None:
     assert gathering.seconds_left(0.002, 1) == 0.0
 
 
-def test_rest_that_would_not_move_the_clock_is_not_waited_for() -> None:
+def test_round_does_not_wait_for_less_than_a_clock_tick() -> None:
     gathering = Gathering()
     gathering.round_started(1000.0)
     gathering.round_answered(1000.008, answered=8, waiting=0)

@@ -83,7 +83,7 @@ def test_after_an_applied_deletion_the_store_decides_where_queues_end() -> None:
     assert applied.tails.get("T", 0).next_offset == 7
 
 
-def test_deletions_that_a_former_leadership_began_are_forgotten_with_it() -> None:
+def test_resigning_leader_forgets_its_unfinished_deletions() -> None:
     applied = Applied()
     applied.create("T")
     applied.ends["T", 0] = 7
@@ -92,7 +92,7 @@ def test_deletions_that_a_former_leadership_began_are_forgotten_with_it() -> Non
     assert applied.tails.get("T", 0).next_offset == 7
 
 
-def test_lite_topic_that_ended_begins_again_where_its_queue_does() -> None:
+def test_recreated_lite_topic_begins_at_the_beginning_of_its_queue() -> None:
     applied = Applied()
     applied.ends[LITE, 0] = 5
     assert applied.tails.of_lite(LITE).next_offset == 5

@@ -112,13 +112,13 @@ def test_target_topic_that_is_not_writable_is_refused() -> None:
     assert "--perm rw" in found.refused["T"]
 
 
-def test_topic_that_cannot_be_read_is_left_out_and_said() -> None:
+def test_unreadable_topic_is_left_out_with_its_reason() -> None:
     found = plan({"T": {"a": topic("T", perm=2)}})
     assert not found.queues
     assert "not readable in a" in found.left_out["T"]
 
 
-def test_topics_of_brokers_are_left_out() -> None:
+def test_internal_topics_of_brokers_are_left_out() -> None:
     internal = (
         "SCHEDULE_TOPIC_XXXX",
         "rmq_sys_wheel_timer",

@@ -116,7 +116,7 @@ def test_inferred_object_that_fits_no_column_becomes_text(kind: ColumnType, want
 
 
 @pytest.mark.parametrize("levels", [1, 32, 33, 100])
-def test_inferred_type_can_always_be_read_again(levels: int) -> None:
+def test_inferred_type_parses_to_the_same_schema(levels: int) -> None:
     found = {name: inferred_type(kind) for name, kind in nested(levels).items()}
     assert parse_schema(written_schema(found)) == found
     assert ("bigint" in str(found["top"])) is (levels <= 32)

@@ -45,7 +45,7 @@ def test_partitions_that_a_table_does_not_have_are_refused(found: str | None, pa
     assert said in str(caught.value)
 
 
-def test_date_has_no_hours_to_partition_by() -> None:
+def test_partitioning_a_date_by_hour_is_refused() -> None:
     table = pipeline("{column: at, unit: hour}")
     table_columns(table, BODY)
     with pytest.raises(SchemaRefused, match="column at is a date, which has no hours"):

@@ -25,7 +25,7 @@ def test_metrics_port_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) 
         Metrics(parse_pipeline(text, Path("/p.yaml"))).serve()
 
 
-def test_age_of_the_last_commit_is_known_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarted_pipeline_reports_the_age_of_its_last_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[prometheus_client.CollectorRegistry] = []
     monkeypatch.setattr(prometheus_client, "start_http_server", lambda _, registry: served.append(registry))
     text = "name: p\nnamesrv: h:1\ntopic: T\ntable: {format: parquet, location: /t}\nmetrics_port: 9100\n"

@@ -293,7 +293,7 @@ def test_store_that_ignores_conditions_is_refused(storage: ObjectStorage, monkey
         where.open()
 
 
-def test_rows_are_written_by_folder_and_read_again(storage: ObjectStorage) -> None:
+def test_rows_are_written_by_folder_and_read_back(storage: ObjectStorage) -> None:
     batch = pa.RecordBatch.from_pydict({
         "id": [1, 2, 3, 4],
         "price": pa.array([Decimal("1.50"), None, Decimal("2.00"), Decimal("0.01")], pa.decimal128(10, 2)),

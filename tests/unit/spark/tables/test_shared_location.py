@@ -26,7 +26,7 @@ See = Callable[[int], str | None]
         ("s3a://bucket/t", "file", None),
     ],
 )
-def test_only_paths_of_this_machine_are_asked_for(location: str, default: str, path: str | None) -> None:
+def test_only_paths_of_this_machine_are_checked(location: str, default: str, path: str | None) -> None:
     assert local_path(location, default) == path
 
 
@@ -52,7 +52,7 @@ def test_uncreatable_directory_is_named(tmp_path: Path) -> None:
         ask_executors(tmp_path / "file" / "t", lambda _: [])
 
 
-def test_executors_of_this_process_are_not_asked() -> None:
+def test_shared_location_is_not_checked_for_local_executors() -> None:
     def location() -> str:
         raise AssertionError("nobody has to know")
 

@@ -17,7 +17,7 @@ print({module.__file__.startswith(sys.argv[1]) for module in (spark, mq, raftlog
 """
 
 
-def test_packed_code_is_imported_where_nothing_else_has_it(tmp_path: Path) -> None:
+def test_packed_code_imports_without_the_checkout(tmp_path: Path) -> None:
     packed = pack(tmp_path / "shipped")
     isolated = [sys.executable, "-I", "-S", "-c"]  # without this checkout, and without what is installed
     installed = f"import sys; sys.path.append({sysconfig.get_path('purelib')!r})\n"
@@ -25,7 +25,7 @@ def test_packed_code_is_imported_where_nothing_else_has_it(tmp_path: Path) -> No
     assert (done.stdout, done.stderr) == ("{True}\n", "")
 
 
-def test_tasks_import_nothing_that_only_the_driver_has() -> None:
+def test_tasks_import_no_packages_of_the_driver() -> None:
     absent = ("anyio", "boto3", "cbor2", "cryptography", "rich", "trio", "yaml")
     modules = ("bulk_reader", "task_reader", "writer", "tables.json_syntax", "tables.reasons", "tables.arrow_rows")
     program = f"import sys; sys.modules.update(dict.fromkeys({absent}));" + "".join(

@@ -12,7 +12,7 @@ from spark.tables.parquet_directory import Locked
 from spark.tables.state_directory import StateDirectory
 
 
-def test_one_process_runs_a_pipeline_and_status_knows_it(tmp_path: Path) -> None:
+def test_only_one_process_runs_a_pipeline_and_status_detects_it(tmp_path: Path) -> None:
     one, two = StateDirectory(tmp_path / "s"), StateDirectory(tmp_path / "s")
     assert not two.is_running()
     one.open()

@@ -110,7 +110,7 @@ def test_reader_finds_newly_archived_files(tmp_path: Path) -> None:
     archive.check(before.pos, archive.end.pos)
 
 
-def test_files_that_the_manifest_names_before_the_group_are_left_out(tmp_path: Path) -> None:
+def test_archived_files_ahead_of_the_group_are_left_out(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path / "cache")
     archive.messages.send(60)
     assert list(steps(archive.messages, archive.bucket)), "the manifest names files behind the end that the group knows"

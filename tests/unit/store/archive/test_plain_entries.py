@@ -77,7 +77,7 @@ def random_entry(choice: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_ordinary_messages_are_counted_as_the_reference_does(seed: int) -> None:
+def test_counts_of_ordinary_messages_equal_those_of_the_reference(seed: int) -> None:
     body = random_entry(random.Random(seed))
     assert plain_ranges(body, BEGIN) is not None
     assert _messages(body, BEGIN) == reference(body)

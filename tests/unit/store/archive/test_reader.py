@@ -87,7 +87,7 @@ def test_no_altered_object_is_shown_as_intact() -> None:
         ArchiveReader(BucketStore(bucket)).verify()
 
 
-def test_damaged_block_ends_the_messages_before_it() -> None:
+def test_archive_reader_stops_at_a_damaged_block() -> None:
     log, bucket = filled()
     name = sorted(each for each in bucket.objects if each.startswith("log/"))[2]
     content = bucket.objects[name]

@@ -177,7 +177,7 @@ def test_reader_that_retention_overtakes_is_refused(tmp_path: Path) -> None:
         reader.verify()
 
 
-def test_archive_is_verified_while_a_snapshot_goes(tmp_path: Path) -> None:
+def test_archive_can_be_verified_while_a_snapshot_is_deleted(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.run(bytes_max=1 << 30)
     reader = ArchiveReader(BucketStore(home.bucket))

@@ -132,14 +132,14 @@ def test_offsets_that_the_files_do_not_have_are_not_skipped(archive: ReadArchive
         read(opened(archive), "T", {0: (0, 50)}, 2 * SEGMENT_BYTES, archive.end.pos)
 
 
-def test_store_that_does_not_answer_is_worth_trying_again(archive: ReadArchive) -> None:
+def test_silent_store_is_reported_as_retryable(archive: ReadArchive) -> None:
     archive.bucket.fails = 1.0
     with pytest.raises(ArchiveUnreadable) as error:
         read(opened(archive), "T", {0: (0, 5)}, 0, SEGMENT_BYTES)
     assert error.value.may_pass
 
 
-def test_refused_credentials_are_not_tried_again(archive: ReadArchive) -> None:
+def test_refused_credentials_are_reported_as_final(archive: ReadArchive) -> None:
     def refuse(operation: str, name: str) -> None:
         raise StoreFailed(name, operation, "AccessDenied: no")
 
