@@ -162,7 +162,7 @@ class Core:
 
     async def restore(self, replica: str) -> None:
         """A replica that was lost can be reached again, and has everything when this returns."""
-        self._cluster.network.let_in(replica)
+        self._cluster.network.reconnect(replica)
         await self._cluster.wait_ready()
         await self._cluster.wait_following(replica)
 

@@ -103,18 +103,18 @@ class Network:
         return ours
 
     def cut_off(self, server: str) -> None:
-        """Break all connections of a server, and refuse new ones, until `let_in`."""
+        """Break all connections of a server, and refuse new ones, until `reconnect`."""
         self._cut_off.add(server)
         for connection in self._connections:
             if server in connection.servers:
                 _break(connection)
 
-    def let_in(self, server: str) -> None:
+    def reconnect(self, server: str) -> None:
         """Connections of this server work again."""
         self._cut_off.discard(server)
 
     def is_cut_off(self, server: str) -> bool:
-        """Whether it was cut off, and not let in again."""
+        """Whether it was cut off, and not reconnected."""
         return server in self._cut_off
 
     def break_clients(self) -> None:

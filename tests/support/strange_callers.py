@@ -29,7 +29,7 @@ async def lonely(directory: Path, refusal_log_seconds: float = 0.0) -> AsyncIter
         nursery.cancel_scope.cancel()
 
 
-async def let_in(node: Node, port: int) -> Caller:
+async def connected_peer(node: Node, port: int) -> Caller:
     """A connection of n1."""
     caller = await Caller.open(port, node.secrets.current)
     assert (await caller.greet(HELLO)).refusal is None
@@ -37,6 +37,6 @@ async def let_in(node: Node, port: int) -> Caller:
 
 
 async def check_unharmed(node: Node, port: int, last_index: int) -> None:
-    await (await let_in(node, port)).stream.aclose()
+    await (await connected_peer(node, port)).stream.aclose()
     assert node.log.last_index == last_index
     assert not node.failures

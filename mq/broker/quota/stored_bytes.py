@@ -1,6 +1,6 @@
 """How many bytes the topics have that may store only so many.
 
-They are counted from the queues in steps, and what was let in since the last step is added.
+They are counted from the queues in steps, and what was accepted since the last step is added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StoredBytes:
     def __init__(self, store: QueueStore) -> None:
         self._store = store
         self._topics: dict[str, TopicBytes] = {}
-        self._let_in: dict[str, int] = {}
+        self._uncounted: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -30,24 +30,24 @@ class StoredBytes:
         assert bytes_max >= 0, f"topic {topic} may store {bytes_max} bytes"
         if not bytes_max:
             self._topics.pop(topic, None)
-            self._let_in.pop(topic, None)
+            self._uncounted.pop(topic, None)
         elif (known := self._topics.get(topic)) is None:
             self._topics[topic] = TopicBytes(bytes_max)
         else:
             known.bytes_max = bytes_max
 
     def note(self, topic: str, nbytes: int) -> None:
-        """A message was let in."""
-        assert nbytes >= 0, f"a message of {nbytes} bytes was let into topic {topic}"
+        """A message was accepted."""
+        assert nbytes >= 0, f"a message of {nbytes} bytes was accepted for topic {topic}"
         if topic in self._topics:
-            self._let_in[topic] = self._let_in.get(topic, 0) + nbytes
+            self._uncounted[topic] = self._uncounted.get(topic, 0) + nbytes
 
     def excess(self, topic: str) -> int:
         """How many bytes a topic has that has no room left; 0 if it has."""
         known = self._topics.get(topic)
         if known is None:
             return 0
-        nbytes = known.nbytes + self._let_in.get(topic, 0)
+        nbytes = known.nbytes + self._uncounted.get(topic, 0)
         return nbytes if nbytes >= known.bytes_max else 0
 
     def count(self) -> None:
@@ -60,6 +60,6 @@ class StoredBytes:
             except (StoreError, OSError):
                 continue  # it is restored from the log first
             if read < _COUNTED_AT_ONCE:
-                self._let_in.pop(topic, None)
-            elif topic in self._let_in:  # what comes in faster than it is counted, is counted once
-                self._let_in[topic] = max(0, self._let_in[topic] - max(0, size.nbytes - before))
+                self._uncounted.pop(topic, None)
+            elif topic in self._uncounted:  # what comes in faster than it is counted, is counted once
+                self._uncounted[topic] = max(0, self._uncounted[topic] - max(0, size.nbytes - before))

@@ -1,6 +1,6 @@
-"""Limits the messages in flight. Senders that wait for room are let in one by one, in their order.
+"""Limits the messages in flight. Senders that wait for room are admitted one by one, in their order.
 
-If each settled message woke all that wait, thousands of them would cost more than sending the messages.
+If each completed message woke all that wait, thousands of them would cost more than sending the messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class InFlightLimit:
         self._limit = limit
         self._in_flight = in_flight
         self._waiting: deque[anyio.Event] = deque()
-        self._let_in = 0  # of them, those that were woken and have not run yet
+        self._admitted = 0  # senders that were woken and have not run yet
 
     @property
     def waiting(self) -> int:
@@ -28,7 +28,7 @@ class InFlightLimit:
     @property
     def has_room(self) -> bool:
         """Whether another message may be sent without waiting."""
-        return not self._waiting and self._in_flight() + self._let_in < self._limit
+        return not self._waiting and self._in_flight() + self._admitted < self._limit
 
     async def wait(self) -> None:
         """Wait for room. The caller starts a message before it awaits anything, or calls `wake_waiters`."""
@@ -38,15 +38,15 @@ class InFlightLimit:
             await turn.wait()
         except BaseException:
             if turn.is_set():
-                self._let_in -= 1
+                self._admitted -= 1
                 self.wake_waiters()
             else:
                 self._waiting.remove(turn)
             raise
-        self._let_in -= 1
+        self._admitted -= 1
 
     def wake_waiters(self) -> None:
-        """Let in as many as there is room for."""
-        while self._waiting and self._in_flight() + self._let_in < self._limit:
-            self._let_in += 1
+        """Admit as many as there is room for."""
+        while self._waiting and self._in_flight() + self._admitted < self._limit:
+            self._admitted += 1
             self._waiting.popleft().set()

@@ -22,7 +22,7 @@ from raftlog.net.frames import Hello, Kind, RangeReq
 from raftlog.net.secret_file import new_secret, write_secrets
 from tests.free_ports import free_ports
 from tests.support.log_values import log_id
-from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely
+from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, connected_peer, lonely
 from tests.support.waiting import until
 from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, started
@@ -254,7 +254,7 @@ async def test_replica_refuses_its_own_relayed_call(tmp_path: Path) -> None:
 async def test_frames_of_an_interceptor_end_the_connection(tmp_path: Path, attack: str) -> None:
     async with lonely(tmp_path) as (node, port):
         term = node.replica.core.term
-        caller = await let_in(node, port)
+        caller = await connected_peer(node, port)
         ping, vote = caller.tagged(wire.PING), caller.tagged(VOTE)
         altered = vote[:40] + bytes([vote[40] ^ 1]) + vote[41:]
         data = {

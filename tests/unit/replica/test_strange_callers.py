@@ -19,7 +19,7 @@ from raftlog.net.frames import Hello, Kind, RangeReq, Welcome, WireError
 from raftlog.net.transport import NOT_RECORDED, UNIDENTIFIED_MAX
 from raftlog.net.versions import HANDSHAKE_VERSION
 from tests.support.log_values import log_id
-from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely
+from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, connected_peer, lonely
 from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES
 
@@ -104,7 +104,7 @@ async def test_strangers_are_cut_off(tmp_path: Path) -> None:
 
 async def test_oldest_unidentified_connections_are_closed_first(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
-        peer = (await let_in(node, port)).stream
+        peer = (await connected_peer(node, port)).stream
         strangers = [await call(port) for _ in range(UNIDENTIFIED_MAX + 20)]
         for stranger in strangers[:20]:
             assert await received(stranger) == b""
@@ -157,7 +157,7 @@ async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         last_index = node.log.last_index
         for what, data in PEERS_WITH_BUGS.items():
-            caller = await let_in(node, port)
+            caller = await connected_peer(node, port)
             with capture_logs() as log:
                 await caller.stream.send_all(caller.tagged(frames.PING) + as_sent(caller, data))
                 assert await received(caller.stream) == b"", what
