@@ -64,7 +64,7 @@ LOAD_BYTES = 28_000_000_000
 """What the load, indexes and reserved segments add on all replicas in seven minutes. With less room, the disk fills up,
 and the leader refuses sends or hands over."""
 POLL_SECONDS = 0.1
-SETTLE_SECONDS = 2.0
+COMMIT_NOTE_SECONDS = 2.0
 """Until a replica has noted what is committed: a backup copies nothing newer."""
 IN_FLIGHT = 1024
 """On each connection, at most: half a second's messages altogether wait no longer than that for a slot."""
@@ -114,7 +114,7 @@ async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:
     async with DevCluster.open(replicas, nodes=1, ports=Ports.free(1), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, "n0")
         await _fill(cluster, "n0", data)
-        await trio.sleep(SETTLE_SECONDS)
+        await trio.sleep(COMMIT_NOTE_SECONDS)
         command = [sys.executable, "-m", "mq.cli", "backup", str(backup), "--data-dir", str(replicas / "n0")]
         await trio.run_process([*command, "--leader", "--rate", "0"], cwd=ROOT, capture_stdout=True)
     shutil.rmtree(replicas)

@@ -57,14 +57,14 @@ class _File:
     length).
     """
 
-    __slots__ = ("_settled", "current", "durable", "locked_by", "pending", "unreadable")
+    __slots__ = ("_clean", "current", "durable", "locked_by", "pending", "unreadable")
 
     def __init__(self) -> None:
         self.current = bytearray()
         self.durable = bytearray()
         # In order. Durable ones stay in place behind others that may still reach the disk, or have partly.
         self.pending: list[tuple[_Change, _State]] = []
-        self._settled = 0  # how many leading ones are durable or lost
+        self._clean = 0  # how many leading ones are not dirty
         self.locked_by: int | None = None
         self.unreadable: set[int] = set()  # numbers of sectors
 
@@ -80,8 +80,8 @@ class _File:
             _apply(self.durable, change)
             if not self.pending:
                 return
-        if self._settled == len(self.pending) and state is not _State.DIRTY:
-            self._settled += 1
+        if self._clean == len(self.pending) and state is not _State.DIRTY:
+            self._clean += 1
         self.pending.append((change, state))
 
     @property
@@ -90,26 +90,26 @@ class _File:
         return any(state is _State.LOST for _, state in self.pending)
 
     def sync(self) -> None:
-        for number in range(self._settled, len(self.pending)):
+        for number in range(self._clean, len(self.pending)):
             change, state = self.pending[number]
             if state is not _State.LOST:
                 _apply(self.durable, change)
                 self.pending[number] = (change, _State.DURABLE)
-        self._settled = len(self.pending)
+        self._clean = len(self.pending)
         if not self.has_lost:
             self.pending.clear()
-            self._settled = 0
+            self._clean = 0
 
     def fail_sync(self) -> None:
         """Mark all dirty pages as clean without writing them. Lengths stay in the journal."""
-        for number in range(self._settled, len(self.pending)):
+        for number in range(self._clean, len(self.pending)):
             change, state = self.pending[number]
             if state is _State.DIRTY and not isinstance(change, int):
                 self.pending[number] = (change, _State.LOST)
 
     def evict(self, random: Random) -> None:
         """Drop clean pages from the cache: reads return what is on the disk, and what is still dirty."""
-        pending, self.pending, self._settled = self.pending, [], 0
+        pending, self.pending, self._clean = self.pending, [], 0
         keep = random.choice((0.0, 0.5))
         for change, state in pending:
             if state is _State.LOST:
@@ -132,7 +132,7 @@ class _File:
             else:
                 self._keep_some(change, keep, random)
         self.pending.clear()
-        self._settled = 0
+        self._clean = 0
         self.current = bytearray(self.durable)
         self.locked_by = None
 
@@ -143,7 +143,7 @@ class _File:
             content[offset] ^= 1 << bit
         if self.pending:
             self.pending.append(((offset, bytes(self.durable[offset : offset + 1])), _State.DURABLE))
-            self._settled = len(self.pending)
+            self._clean = len(self.pending)
 
     def _keep_some(self, change: _Change, keep: float, random: Random) -> None:
         if isinstance(change, int):

@@ -13,7 +13,7 @@ KINDS = ("slow-disk", "packets")
 FACTOR = 2.0
 FLOOR_NS = 200 * 10**6
 """Shorter times are not compared: on a busy machine they say nothing. The faults delay each sync or packet by more."""
-SETTLE_NS = 2 * 10**9
+CATCH_UP_NS = 2 * 10**9
 """After a fault its replica catches up."""
 SENDS_MIN = 50
 
@@ -23,7 +23,7 @@ def check_slow_node(history: History) -> Result:
     findings = Findings("slow node", PROMISE)
     sends = [send for send in history.named("send") if send.outcome == "ok"]
     faults = [fault for fault in history.faults if fault.kind in KINDS and fault.ended is not None]
-    calm = [send for send in sends if not any(_is_during(send, fault, SETTLE_NS) for fault in history.faults)]
+    calm = [send for send in sends if not any(_is_during(send, fault, CATCH_UP_NS) for fault in history.faults)]
     if len(calm) < SENDS_MIN:
         findings.cannot_tell(f"only {len(calm)} sends outside of faults to compare with")
         return findings.result()
@@ -46,8 +46,8 @@ def check_slow_node(history: History) -> Result:
     return findings.result()
 
 
-def _is_during(send: Operation, fault: Fault, settle_ns: int) -> bool:
-    return fault.began <= send.began and (fault.ended is None or send.began < fault.ended + settle_ns)
+def _is_during(send: Operation, fault: Fault, catch_up_ns: int) -> bool:
+    return fault.began <= send.began and (fault.ended is None or send.began < fault.ended + catch_up_ns)
 
 
 def _p99_ns(sends: Sequence[Operation]) -> int:

@@ -256,7 +256,7 @@ async def _disturb(run: Run, cluster: DevCluster, admin: Admin, say: Callable[[s
 async def _send_all(run: Run, namesrv: str) -> None:
     """Send each line once: with sequence numbers, retries are not stored twice."""
 
-    def settled(outcome: SendResult | ClientError) -> None:
+    def on_outcome(outcome: SendResult | ClientError) -> None:
         run.acknowledged += isinstance(outcome, SendResult)
         run.failed += not isinstance(outcome, SendResult)
         run.wake()
@@ -268,7 +268,7 @@ async def _send_all(run: Run, namesrv: str) -> None:
             await run.wait_until(lambda: run.sent - run.acknowledged - run.failed < IN_FLIGHT_MAX)
             properties = {"RAFTMQ_PRODUCER": PRODUCER, "RAFTMQ_SEQUENCE": str(number)}
             run.sent += 1
-            producer.send_nowait(Message(TOPIC, line, keys=[str(number)], properties=properties), settled)
+            producer.send_nowait(Message(TOPIC, line, keys=[str(number)], properties=properties), on_outcome)
             if number % 64 == 0:
                 await trio.lowlevel.checkpoint()
         await producer.flush()

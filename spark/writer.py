@@ -160,7 +160,7 @@ class TaskWriter:
             self._send_gathered()
             for line in self._lines.values():
                 while line.under_way:
-                    self._settle_one(line)
+                    self._receive_one(line)
         finally:
             for line in self._lines.values():
                 line.close()
@@ -220,7 +220,7 @@ class TaskWriter:
         self._post(line, batch)
         # Until a first response has confirmed that brokers support sequence numbers, only one request is sent.
         while line.under_way and (not line.is_trusted or line.connection is None or line.has_input):
-            self._settle_one(line)
+            self._receive_one(line)
 
     def _batch(self, producer: _Producer, messages: list[Message]) -> _Batch:
         destination = producer.destination
@@ -291,11 +291,11 @@ class TaskWriter:
         """Wait until a request of this size may be sent: a single one may exceed the limit."""
         while self._in_flight_bytes and self._in_flight_bytes + nbytes > self._options.in_flight_bytes_max:
             # Of several groups the one with the most in flight.
-            self._settle_one(max(self._lines.values(), key=lambda line: len(line.under_way)))
+            self._receive_one(max(self._lines.values(), key=lambda line: len(line.under_way)))
 
     def _post(self, line: _Line, batch: _Batch) -> None:
         while len(line.under_way) >= _UNDER_WAY_MAX:
-            self._settle_one(line)
+            self._receive_one(line)
         line.under_way.append(sent := _Sent(batch))
         if line.connection is not None:
             try:
@@ -303,7 +303,7 @@ class TaskWriter:
             except Unreachable as error:
                 line.lose(error)
 
-    def _settle_one(self, line: _Line) -> None:
+    def _receive_one(self, line: _Line) -> None:
         """Wait for the response to the first request in flight; or take a step towards getting one."""
         try:
             if line.connection is None:

@@ -44,7 +44,7 @@ from mq.protocol.hashes import parse_offset_message_id
 TOPIC = "failover"
 BODY = bytes(100)
 PACE_SECONDS = 0.005
-SETTLE_SECONDS = 1.0
+STEADY_SECONDS = 1.0
 AWAY_SECONDS = 5.0
 """How long a follower stays down."""
 RECOVERY_SECONDS_MAX = 60.0
@@ -111,7 +111,7 @@ class Bench:
     async def around(self, event: Callable[[], Awaitable[object]], *, moves: bool) -> float:
         """Unavailability around ``event``; ``moves``: another node has to acknowledge afterwards."""
         await wait_in_step(self.cluster)
-        await trio.sleep(SETTLE_SECONDS)
+        await trio.sleep(STEADY_SECONDS)
         before, since = self.sends.host, trio.current_time()
         await event()
         with trio.move_on_after(RECOVERY_SECONDS_MAX):
@@ -119,7 +119,7 @@ class Bench:
                 await trio.sleep(0.05)
                 now, newest = trio.current_time(), self.sends.acknowledged_at[-1]
                 moved_at = since if not moves else self.sends.host_since if self.sends.host != before else now
-                if now - moved_at > SETTLE_SECONDS and now - newest < SETTLE_SECONDS:
+                if now - moved_at > STEADY_SECONDS and now - newest < STEADY_SECONDS:
                     return self.sends.longest_gap(since)
         raise ClusterFailed(f"no acknowledgement by another leader within {RECOVERY_SECONDS_MAX:g} s")
 

@@ -42,7 +42,7 @@ WARM_UP_RATE = 500
 START_SECONDS = 2.5
 """From the start of a client until it sends; then one second of load before the measurement."""
 FAILURES = (*SUITE_FAILURES, BuildFailed)
-SETTLE_SECONDS = 8.0
+START_WORK_SECONDS = 8.0
 """From the start of servers until their first work is done, such as registrations and the first scrub."""
 
 
@@ -87,7 +87,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
 async def measure(system: System, plan: Plan, directory: Path, samples: list[LowRateSample]) -> None:
     """All rates of one system. Raises an error of its servers, GeneratorFailed."""
     async with system.open(directory) as running:
-        await trio.sleep(0.0 if plan.quick else SETTLE_SECONDS)
+        await trio.sleep(0.0 if plan.quick else START_WORK_SECONDS)
         if system.is_jvm:
             await _sample(running, WARM_UP_RATE, plan.warm_up)
         rates = [0, *RATES] if system.has_idle else RATES

@@ -23,7 +23,7 @@ import trio
 
 from benchmarks.load.generators import ROOT, GeneratorFailed
 from benchmarks.memory.clients import Job, Report
-from benchmarks.memory.page import BEGIN, END, SETTLING_SECONDS, Sample, growths, picture, section
+from benchmarks.memory.page import BEGIN, END, WARM_UP_SECONDS, Sample, growths, picture, section
 from benchmarks.procfs import load_average, process_tree, rss_bytes
 from benchmarks.report.run_record import RunRecord
 from mq.cli.errors import run_trio
@@ -67,8 +67,8 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     plan = parser.parse_args(arguments, namespace=Plan())
     if plan.quick:
         plan.minutes, plan.no_write = 0.5, True
-    elif 60 * plan.minutes < SETTLING_SECONDS + 2 * SAMPLE_SECONDS:
-        parser.error(f"--minutes: growth counts after {SETTLING_SECONDS / 60:g} minutes; give at least 6")
+    elif 60 * plan.minutes < WARM_UP_SECONDS + 2 * SAMPLE_SECONDS:
+        parser.error(f"--minutes: growth counts after {WARM_UP_SECONDS / 60:g} minutes; give at least 6")
     return plan
 
 
@@ -153,7 +153,7 @@ def main() -> None:
             print(f"bench-memory: {error}", file=sys.stderr)
             sys.exit(1)
     print(report)
-    for name, growth in growths(samples, 0.0 if plan.quick else SETTLING_SECONDS).items():
+    for name, growth in growths(samples, 0.0 if plan.quick else WARM_UP_SECONDS).items():
         print(f"{name}: {growth.first:.1f} MiB, at the end {growth.last:.1f}, {growth.per_hour:+.1f} MiB per hour")
     if not plan.no_write:
         write(plan, samples, report)

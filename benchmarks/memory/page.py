@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mq.cli.bench import plot
 
-SETTLING_SECONDS = 300.0
+WARM_UP_SECONDS = 300.0
 """Caches, tables and the allocator's arenas fill up meanwhile; growth counts from here on."""
 BEGIN = "<!-- measured by `make bench-memory`: begin -->"
 END = "<!-- measured by `make bench-memory`: end -->"
@@ -30,10 +30,10 @@ class Growth(NamedTuple):
     per_hour: float
 
 
-def growths(samples: Sequence[Sample], settling_seconds: float = SETTLING_SECONDS) -> dict[str, Growth]:
-    """By name, over the samples after ``settling_seconds``, two or more."""
-    counted = [sample for sample in samples if sample.seconds >= settling_seconds]
-    assert len(counted) >= 2, f"{len(counted)} samples after {settling_seconds:g} s"
+def growths(samples: Sequence[Sample], warm_up_seconds: float = WARM_UP_SECONDS) -> dict[str, Growth]:
+    """By name, over the samples after ``warm_up_seconds``, two or more."""
+    counted = [sample for sample in samples if sample.seconds >= warm_up_seconds]
+    assert len(counted) >= 2, f"{len(counted)} samples after {warm_up_seconds:g} s"
     hours = [sample.seconds / 3600 for sample in counted]
     found = dict[str, Growth]()
     for name in counted[0].rss_mib:
@@ -50,11 +50,11 @@ def section(
     machine: str,
     date: str,
     load_average: float,
-    settling_seconds: float = SETTLING_SECONDS,
+    warm_up_seconds: float = WARM_UP_SECONDS,
 ) -> str:
     """How it was measured, the picture, and a row for each name."""
-    counted = growths(samples, settling_seconds)
-    first = next(sample.seconds for sample in samples if sample.seconds >= settling_seconds)
+    counted = growths(samples, warm_up_seconds)
+    first = next(sample.seconds for sample in samples if sample.seconds >= warm_up_seconds)
     return "\n".join(
         [
             f"Load: {load} Date: {date}. Load average at the end: {load_average:.1f}.",

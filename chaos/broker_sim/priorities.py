@@ -17,7 +17,7 @@ from mq.broker.state.pop_checkpoints import PopMessages, offsets_of
 from mq.protocol import properties as props
 
 LEVELS: Final = 3
-_SETTLED_SECONDS: Final = 1.0
+_KNOWN_SECONDS: Final = 1.0
 """A message that is committed for so long is known to every leader."""
 _DECISIONS_MIN: Final = 100
 _INVERSIONS_MAX: Final = 0.25
@@ -78,7 +78,7 @@ class Priorities:
 
     def _waits(self, level: int, now: float) -> bool:
         queue = self._ledger.queues[self._topic, level]
-        return len(queue) > self._next[level] and queue[self._next[level]].at <= now - _SETTLED_SECONDS
+        return len(queue) > self._next[level] and queue[self._next[level]].at <= now - _KNOWN_SECONDS
 
     def check_end(self) -> None:
         """Judge the order of the whole run."""

@@ -52,7 +52,7 @@ _SECRETS = (bytes(32),)
 EARLY_NOTE = encode_early(0, 0)
 """Half of the deletions come before their time, as on a full disk."""
 _CHECK_TURNS = 48
-"""The state of a broker is checked once in so many turns, and when everything has settled: a check looks at all of it,
+"""The state of a broker is checked once in so many turns, and when everything is quiet: a check looks at all of it,
 and after each turn it would take half as long as everything else.
 """
 _EACH_TURN_SEEDS, _EACH_TURN_SEED = 16, 8

@@ -282,8 +282,8 @@ class LogProcess:
         log = self.log
         if pos < log.base_pos or pos >= log.durable_pos:
             return None
-        settled = min(self.replica.commit_index, log.durable_index)
-        last = log.locate(settled) if settled > log.base[0] else None
+        durable_commit_index = min(self.replica.commit_index, log.durable_index)
+        last = log.locate(durable_commit_index) if durable_commit_index > log.base[0] else None
         end = min(pos + nbytes, 0 if last is None else last.pos + last.size)
         return log.pread(pos, end - pos) if end > pos else b""
 

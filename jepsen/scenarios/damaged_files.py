@@ -15,7 +15,7 @@ SETTINGS = {"checkpoint_seconds": "0.2"}
 KINDS_AT_ONCE = 3
 FILES_MAX = 4
 """Of one kind."""
-SETTLED_SECONDS = 2.0
+CHECKPOINT_SECONDS = 2.0
 """So that checkpoints, queues and indexes of recent messages are on the disk."""
 
 
@@ -63,7 +63,7 @@ async def files_of_every_kind(injection: Injection) -> None:
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)
     await wait_for_closed_files(cluster, (node,))
-    await trio.sleep(SETTLED_SECONDS)
+    await trio.sleep(CHECKPOINT_SECONDS)
     await cluster.kill(node)
     directory = cluster.data_dir(node)
     chosen: dict[str, str] = {}

@@ -176,7 +176,7 @@ class Brokers:
         """
         pending = [Pending(message.unique_key) for message in messages]
         numbers = [
-            self._pipeline.start(message, each.settle, timeout=seconds)
+            self._pipeline.start(message, each.complete, timeout=seconds)
             for message, each in zip(messages, pending, strict=True)
         ]
         outcomes: list[SendResult | ClientError] = []

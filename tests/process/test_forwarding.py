@@ -169,7 +169,7 @@ class StockClient:
                 await self.send_back()
             await trio.sleep_until(started + number / SENDS_PER_SECOND)
 
-    async def settled(self) -> None:
+    async def wait_until_answered(self) -> None:
         """Until everything is answered."""
         with trio.move_on_after(TIMEOUT_SECONDS + 1):
             await until(lambda: self.ended or not self._waiting)
@@ -263,7 +263,7 @@ async def test_transfer_costs_a_stock_client_no_error(tmp_path: Path) -> None:
                     report(f"led by {to}, connected to {first}", client.seconds)
                     client.seconds.clear()
                 working.cancel_scope.cancel()
-            await client.settled()
+            await client.wait_until_answered()
             assert client.errors == []
         stored = await stored_messages(cluster)
         # Nothing is lost, doubled, or elsewhere than where it was said to be.
@@ -289,7 +289,7 @@ async def test_messages_of_a_stock_client_stay_in_order_over_transfers(tmp_path:
                     await transfer(cluster, to)
                 await has_worked(client)  # with the last leader
                 working.cancel_scope.cancel()
-            await client.settled()
+            await client.wait_until_answered()
             assert client.errors == []
         stored = sorted((await stored_messages(cluster)).items())
         for queue in range(QUEUES):
@@ -317,7 +317,7 @@ async def test_leader_that_was_killed_serves_its_clients_again_as_a_follower(tmp
                 working.start_soon(again.work, "after")
                 await has_worked(again)
                 working.cancel_scope.cancel()
-            await again.settled()
+            await again.wait_until_answered()
             assert again.errors == []
         say(f"{leader} listens {listening:.2f} s after its start, first answer {again.seconds[0]:.3f} s later")
         report("from then on", again.seconds)

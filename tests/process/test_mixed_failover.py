@@ -140,7 +140,7 @@ async def level(cluster: DevCluster) -> None:
 async def cluster_under_faults(
     directory: Path, counted: Counted, *, falls_behind: bool = False, **settings: str
 ) -> AsyncIterator[DevCluster]:
-    """Three brokers that have been through it, and have settled."""
+    """Three brokers after faults, in step again."""
     rng = random.Random(1)
     ports = Ports.free(3)
     async with DevCluster.open(directory, ports=ports, settings=SETTINGS | settings) as cluster:

@@ -90,22 +90,22 @@ class Client:
         self.refused = refused
 
     def answer(self, request: Any, reply: bytes) -> None:
-        self._settle("recalled")
+        self._end("recalled")
 
     def refuse(self, request: Any, serialization: int, error: Exception) -> None:
-        self._settle("refused")
+        self._end("refused")
         self.refused(error)
 
     def close(self, reason: str) -> None:
-        self._settle("unknown")
+        self._end("unknown")
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
-        self._settle("given on")
+        self._end("given on")
 
     def may_have_recalled(self) -> bool:
         return self.outcome not in ("refused", "given on")
 
-    def _settle(self, outcome: str) -> None:
+    def _end(self, outcome: str) -> None:
         assert self.outcome == "open", f"{self.outcome}, and then {outcome}"
         self.outcome = outcome
 
@@ -227,10 +227,10 @@ class TimerMachine(RuleBasedStateMachine):
         def refused(error: Exception) -> None:
             assert isinstance(error, RequestRefused)
             if error.code == ResponseCode.ILLEGAL_OPERATION and "too late" not in str(error):
-                is_settled = self.visible[message.name] or any(
+                is_consistent = self.visible[message.name] or any(
                     other.outcome not in ("refused", "given on") for other in others
                 )
-                assert is_settled or not is_stored, f"{message.name} waits and is not found"
+                assert is_consistent or not is_stored, f"{message.name} waits and is not found"
 
         is_stored = isinstance(message.outcome, Stored)
         client = Client(refused)
@@ -273,7 +273,7 @@ class TimerMachine(RuleBasedStateMachine):
             self.recalls.run()
 
     @rule()
-    def settle(self) -> None:
+    def store_pending(self) -> None:
         """Store all that is pending."""
         self.log.is_full = False
         while self.appender.start_round() or self.log.committed < len(self.log.ends):

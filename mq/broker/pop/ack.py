@@ -88,10 +88,6 @@ class AcksInFlight:
         """A bitmap of these messages in a checkpoint."""
         return self._bits.get(checkpoint_id, 0)
 
-    def is_settling(self, key: QueueOfGroup) -> bool:
-        """Whether a queue has such messages."""
-        return key in self._queues
-
     @property
     def queues(self) -> KeysView[QueueOfGroup]:
         """The queues that have such messages."""

@@ -114,7 +114,7 @@ class Pops(Service):
             is_in_memory=cold_reads.is_in_memory,
             is_young=is_young,
             is_hidden=context.beginning.may_be_elsewhere,
-            is_settling=lambda key: self.acks.leaving.is_settling(key),
+            has_acks_in_flight=lambda key: key in self.acks.leaving.queues,
             ordered_clock=self._ordered_clock,
             broker_name=context.settings.group,
             limits=context.limits,

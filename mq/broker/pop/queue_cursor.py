@@ -110,7 +110,7 @@ class PopQueues:
         read_each: reads records of ascending places one by one.
         is_in_memory: whether a range of physical offsets is read without a wait for the disk.
         is_young: whether a new group begins at the first message of a queue, although configured for the end.
-        is_settling: whether acknowledgements of a queue are in flight.
+        has_acks_in_flight: whether acknowledgements of a queue are in flight.
         ordered_clock: says how long ordered queues stay blocked.
         broker_name: the name in receipts.
     """
@@ -125,7 +125,7 @@ class PopQueues:
         is_in_memory: Callable[[PhysicalOffset, PhysicalOffset], bool],
         is_young: Callable[[ConsumeQueue], bool],
         is_hidden: Callable[[QueueOffset, QueueOffset], bool],
-        is_settling: Callable[[QueueOfGroup], bool],
+        has_acks_in_flight: Callable[[QueueOfGroup], bool],
         ordered_clock: OrderedClock,
         broker_name: str,
         limits: BrokerLimits = DEFAULT,
@@ -139,7 +139,7 @@ class PopQueues:
         self._is_in_memory = is_in_memory
         self._is_young = is_young
         self._is_hidden = is_hidden
-        self._is_settling = is_settling
+        self._has_acks_in_flight = has_acks_in_flight
         self._ordered_clock = ordered_clock
         self._broker_name = broker_name
         self._works: dict[QueueOfGroup, _Work] = {}
@@ -344,7 +344,7 @@ class PopQueues:
                 again = attempt != "" and attempt == ordered.attempt
                 if wait_ms > 0 and not again:
                     return None
-                if self._is_settling(key):
+                if self._has_acks_in_flight(key):
                     return None
         elif len(open_of.open) >= self._checkpoints_max:
             return None

@@ -135,7 +135,7 @@ class Client:
         host = self._host = _Host(self)
         host.start()
         try:
-            await host.settled.wait()
+            await host.opening_ended.wait()
         except BaseException:
             await host.end()  # noqa: ASYNC102 - shields itself
             raise
@@ -253,7 +253,7 @@ class _Host:
 
             self.here = trio.lowlevel.current_trio_token
         self.home = self.here()
-        self.settled = anyio.Event()
+        self.opening_ended = anyio.Event()
         """Open, or failed to open."""
         self.closing = anyio.Event()
         self.is_open = False
@@ -313,7 +313,7 @@ class _Host:
             with self._scope:
                 async with self._client._session():
                     self.is_open = True
-                    self.settled.set()
+                    self.opening_ended.set()
                     try:
                         await self.closing.wait()
                     except BaseException:
@@ -331,11 +331,11 @@ class _Host:
         finally:
             self.is_open = False
             _hosts.pop(id(self), None)
-            self.settled.set()
+            self.opening_ended.set()
             self.ended.set()
 
     def _fail(self, error: BaseException) -> None:
-        was_open = self.settled.is_set()
+        was_open = self.opening_ended.is_set()
         while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
         self.failure = error
@@ -344,7 +344,7 @@ class _Host:
 
     async def end(self) -> None:
         """End the session and wait for that, also if cancelled; it takes some seconds at most."""
-        if not self.settled.is_set():
+        if not self.opening_ended.is_set():
             self._scope.cancel()
         self.closing.set()
         with anyio.CancelScope(shield=True):

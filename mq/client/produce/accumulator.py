@@ -5,7 +5,7 @@ caller named one), its timeout and its priority. The batch is closed and given t
 
 - at the end of this turn of the event loop, if no other batch of the lane is in flight: so a producer that awaits each
   send is not slowed down by the wait for others,
-- else when the last one in flight is settled, and at the latest `linger` seconds after the first message joined,
+- else when the last one in flight is complete, and at the latest `linger` seconds after the first message joined,
 - at once when the next message would make it larger than `batch_bytes`.
 
 A batch of one message is an ordinary send. Each message keeps its own properties, keys and unique key; each caller gets
@@ -69,7 +69,7 @@ class _Lane(NamedTuple):
 
 
 class Member:
-    """A message and its place in a batch; `batch` is None once it is settled or abandoned."""
+    """A message and its place in a batch; `batch` is None once it is complete or abandoned."""
 
     __slots__ = ("batch", "message", "on_done")
 
@@ -80,11 +80,11 @@ class Member:
 
 
 class _Batch:
-    """`deadline` is that of its first message; `number` that of the pipeline, None until it is given to it; `unsettled`
+    """`deadline` is that of its first message; `number` that of the pipeline, None until it is given to it; `pending`
     counts its members from then on. `came_from` is the number of the batch of which its message is sent alone.
     """
 
-    __slots__ = ("came_from", "deadline", "due_at", "lane", "members", "nbytes", "number", "unsettled")
+    __slots__ = ("came_from", "deadline", "due_at", "lane", "members", "nbytes", "number", "pending")
 
     def __init__(self, lane: _Lane, due_at: float, deadline: float) -> None:
         self.lane = lane
@@ -94,7 +94,7 @@ class _Batch:
         self.nbytes = 0
         self.number: int | None = None
         self.came_from: int | None = None
-        self.unsettled = 0
+        self.pending = 0
 
 
 def check_linger(linger: float | None, batch_bytes: int, timeout: float) -> None:
@@ -129,7 +129,7 @@ class Accumulator:
         self._open: dict[_Lane, _Batch] = {}
         self._on_wire: dict[_Lane, int] = {}
         self._requests = 0
-        self._unsettled = 0
+        self._pending = 0
         self._alone: set[_Batch] = set()
         self._begun = anyio.Event()
         self._closed = False
@@ -137,7 +137,7 @@ class Accumulator:
     @property
     def extra_in_flight(self) -> int:
         """Messages whose outcome is not known, less those that the pipeline counts (one for each batch)."""
-        return self._unsettled - self._requests
+        return self._pending - self._requests
 
     def is_in_flight(self, last: int) -> bool:
         """Whether a message is sent alone that was in a batch with the pipeline's number `last` or a smaller one."""
@@ -159,7 +159,7 @@ class Accumulator:
         member = Member(message, on_done, batch)
         batch.members.append(member)
         batch.nbytes += nbytes
-        self._unsettled += 1
+        self._pending += 1
         if batch.nbytes >= self._batch_bytes:
             self._send(batch)
         return member
@@ -177,15 +177,15 @@ class Accumulator:
         if batch is None:
             return
         member.batch = None
-        self._unsettled -= 1
+        self._pending -= 1
         if batch.number is None:
             batch.members.remove(member)
             batch.nbytes -= BATCHED_BYTES_MIN + len(member.message.body) + len(member.message.properties)
             if not batch.members:
                 del self._open[batch.lane]
         else:
-            batch.unsettled -= 1
-            if not batch.unsettled:
+            batch.pending -= 1
+            if not batch.pending:
                 self._leave_wire(batch)
                 self._pipeline.abandon(batch.number)
         self._on_finished()
@@ -201,7 +201,7 @@ class Accumulator:
         self._closed = True
         opened, self._open = self._open, {}
         for batch in opened.values():
-            self._settle_all(batch, ClientClosed("the producer was closed before the message was sent"))
+            self._complete_all(batch, ClientClosed("the producer was closed before the message was sent"))
 
     async def run(self) -> None:
         """Send batches when they are due, until cancelled."""
@@ -230,19 +230,19 @@ class Accumulator:
             message = self._numbering.number(message, len(batch.members))
         self._on_wire[lane] = self._on_wire.get(lane, 0) + 1
         self._requests += 1
-        batch.unsettled = len(batch.members)
+        batch.pending = len(batch.members)
         batch.number = self._pipeline.start(
             message,
-            lambda outcome: self._settled(batch, outcome),
+            lambda outcome: self._on_outcome(batch, outcome),
             timeout=max(batch.deadline - anyio.current_time(), 0.0),
             queue=lane.queue,
         )
 
-    def _settled(self, batch: _Batch, outcome: SendResult | ClientError) -> None:
+    def _on_outcome(self, batch: _Batch, outcome: SendResult | ClientError) -> None:
         if len(batch.members) > 1 and _is_refused_as_a_batch(outcome):
             self._send_one_by_one(batch)
         else:
-            self._settle_all(batch, outcome)
+            self._complete_all(batch, outcome)
         # The callbacks may have added messages: they go out with those that waited.
         self._leave_wire(batch)
         self._on_finished()
@@ -266,7 +266,7 @@ class Accumulator:
             if (waiting := self._open.get(lane)) is not None:
                 self._send(waiting)
 
-    def _settle_all(self, batch: _Batch, outcome: SendResult | ClientError) -> None:
+    def _complete_all(self, batch: _Batch, outcome: SendResult | ClientError) -> None:
         """Tell each caller about its own message."""
         members = batch.members
         record_ids: list[str] = []
@@ -282,7 +282,7 @@ class Accumulator:
             if member.batch is None:
                 continue
             member.batch = None
-            self._unsettled -= 1
+            self._pending -= 1
             own: SendResult | ClientError
             if isinstance(outcome, SendResult):
                 own = _own_result(outcome, member, number, record_ids[number]) if record_ids else outcome

@@ -286,7 +286,7 @@ def _check_lite(message: Message, own: Mapping[str, str]) -> None:
 
 
 class Send:
-    """The state of one message until it is settled. Times are on the event loop's clock."""
+    """The state of one message until it is complete. Times are on the event loop's clock."""
 
     __slots__ = (
         "attempts",
@@ -353,12 +353,12 @@ class Send:
 class Pending:
     """A submitted message: await it for the result, or check whether it is `done`."""
 
-    __slots__ = ("_outcome", "_settled", "message_id")
+    __slots__ = ("_completed", "_outcome", "message_id")
 
     def __init__(self, message_id: str = "") -> None:
         self.message_id = message_id
         self._outcome: SendResult | ClientError | None = None
-        self._settled: anyio.Event | None = None
+        self._completed: anyio.Event | None = None
 
     def __repr__(self) -> str:
         return f"<Pending {self.message_id} {self._outcome or 'on its way'}>"
@@ -376,11 +376,14 @@ class Pending:
         """The result or the error, or None while the outcome is unknown."""
         return self._outcome
 
-    def settle(self, outcome: SendResult | ClientError) -> None:
+    def complete(self, outcome: SendResult | ClientError) -> None:
         """Called by the producer, once."""
         self._outcome = outcome
-        if self._settled is not None:
-            self._settled.set()
+        if self._completed is not None:
+            self._completed.set()
+
+    settle = complete
+    """Its former name."""
 
     async def wait(self) -> SendResult:
         """The result. Raises the errors of `Producer.send`. If cancelled, the message stays in flight."""
@@ -392,8 +395,8 @@ class Pending:
     async def wait_outcome(self) -> SendResult | ClientError:
         """The result or the error as a value."""
         if self._outcome is None:
-            if self._settled is None:
-                self._settled = anyio.Event()
-            await self._settled.wait()
-        assert self._outcome is not None, "settled without an outcome"
+            if self._completed is None:
+                self._completed = anyio.Event()
+            await self._completed.wait()
+        assert self._outcome is not None, "complete without an outcome"
         return self._outcome

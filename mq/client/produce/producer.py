@@ -309,7 +309,7 @@ class Producer(Client, Generic[BodyT]):
         await self._wait_room(pipeline)
         outgoing, span = self._make_ready(message, queue, own)
         pending = Pending(outgoing.unique_key)
-        done = self._done([message], outgoing, pending.settle, span)
+        done = self._done([message], outgoing, pending.complete, span)
         if own is None:
             abandon = self._start(pipeline, message, outgoing, done, seconds, queue)
         else:
@@ -377,7 +377,7 @@ class Producer(Client, Generic[BodyT]):
         await self._wait_room(pipeline)
         outgoing, span = self._make_ready(ready, queue)
         pending = Pending(outgoing.unique_key)
-        done = self._done([ready], outgoing, pending.settle, span)
+        done = self._done([ready], outgoing, pending.complete, span)
         self._start(pipeline, ready, outgoing, done, seconds, queue)
         return pending
 
@@ -515,7 +515,7 @@ class Producer(Client, Generic[BodyT]):
             self._limit.wake_waiters()  # this one takes no room
             raise
         pending = Pending(outgoing.unique_key)
-        done = self._done(ready, outgoing, pending.settle, span)
+        done = self._done(ready, outgoing, pending.complete, span)
         abandon = self._start_alone(pipeline, outgoing, done, seconds, queue)
         together = await self._outcome(abandon, pending, span, outgoing.topic, len(messages))
         return split_result(together, len(messages))
@@ -530,7 +530,7 @@ class Producer(Client, Generic[BodyT]):
                 pending.append(await self.submit(message, timeout=timeout))
             except MessageRefused as error:
                 refused = Pending()
-                refused.settle(error)
+                refused.complete(error)
                 pending.append(refused)
         return [await each.wait_outcome() for each in pending]
 

@@ -39,7 +39,7 @@ class OpenRequest:
         assert self.reply is not None, f"{self.correlation_id} was answered without a reply"
         return self.reply
 
-    def settle(self, reply: ReceivedMessage) -> None:
+    def complete(self, reply: ReceivedMessage) -> None:
         """The reply arrived."""
         self.reply = reply
         self._came.set()
@@ -99,7 +99,7 @@ class OpenRequests:
             self.dropped += 1
             log.debug("reply_dropped", correlation_id=correlation_id[:64])
         else:
-            waiting.settle(reply)
+            waiting.complete(reply)
         return encode_response(request.opaque, ResponseCode.SUCCESS)
 
 

@@ -197,24 +197,24 @@ class SetTransaction(Generic[BodyT]):
         try:
             if self._wanted is False:
                 await self._roll_back(seconds)
-                await self._settle(committed=False)
+                await self._notify_consumers(committed=False)
                 return
             if self._half is None and (self._messages or any(each.ranges for each in self._consumed)):
                 await self._stage(seconds)
             if self._wanted is None:
-                await self._settle(committed=False)
+                await self._notify_consumers(committed=False)
                 return
             if self._half is not None:
                 await self._commit(seconds)
             self.is_committed = True
-            await self._settle(committed=True)
+            await self._notify_consumers(committed=True)
         except BaseException:
-            await self._settle(committed=False)  # noqa: ASYNC102 - shields itself, and waits for nothing; unless it is settled
+            await self._notify_consumers(committed=False)  # noqa: ASYNC102 - shields itself, and waits for nothing; unless they know it already
             raise
         finally:
             self._ended = True
 
-    async def _settle(self, *, committed: bool) -> None:
+    async def _notify_consumers(self, *, committed: bool) -> None:
         """Tell the consumers, once."""
         consumed, self._consumed = self._consumed, []
         with anyio.CancelScope(shield=True):  # none of them waits for anything

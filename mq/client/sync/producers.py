@@ -27,7 +27,7 @@ ReplyT = TypeVar("ReplyT")
 ArgumentT = TypeVar("ArgumentT")
 
 
-async def _settle(future: Future[SendResult], pending: Pending) -> None:
+async def _complete_future(future: Future[SendResult], pending: Pending) -> None:
     """Give the outcome of a message to a future, whose callbacks run here."""
     outcome = await pending.wait_outcome()
     if not future.set_running_or_notify_cancel():
@@ -124,7 +124,7 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
         """Start sending a message, and return a future; blocks only while `in_flight_max` are in flight."""
         pending = self._call(self._client.submit, message, timeout=timeout, queue=queue)
         future: Future[SendResult] = Future()
-        self._opened().portal.start_task_soon(_settle, future, pending)
+        self._opened().portal.start_task_soon(_complete_future, future, pending)
         return future
 
     @property

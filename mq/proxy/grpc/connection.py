@@ -93,7 +93,7 @@ class GrpcConnection:
         self._received_at = now
         self._pinged_at: float | None = None
         self._idle_since = now
-        self._settled = False
+        self._handshake_done = False
         self._failed = False
         self._drained_at: float | None = None
         self._last_stream: int | None = None
@@ -107,7 +107,7 @@ class GrpcConnection:
         guard, http2 = self._guard, self._http2
         try:
             for kind, flags, stream_id, payload in self._splitter.split(data):
-                self._settled = True
+                self._handshake_done = True
                 guard.frame(kind, flags, len(payload), now)
                 http2.receive(kind, flags, stream_id, payload)
         except Http2Error as error:
@@ -445,11 +445,11 @@ class GrpcConnection:
         limits, self._now = self._limits, now
         for stream_id in [each for each, ended_at in self._unended.items() if now - ended_at >= _SECONDS_TO_END]:
             self._reset_unended(stream_id)
-        if not self._settled and now - self._begun_at >= limits.handshake_seconds_max:
+        if not self._handshake_done and now - self._begun_at >= limits.handshake_seconds_max:
             raise self._fail(ErrorCode.SETTINGS_TIMEOUT, "the client sent no HTTP/2 frame in time")
         if self._pinged_at is not None and now - self._pinged_at >= limits.ping_seconds_max:
             raise self._fail(ErrorCode.NO_ERROR, "the client does not answer a ping", of_client=False)
-        if self._pinged_at is None and self._settled and now - self._received_at >= limits.ping_after_seconds:
+        if self._pinged_at is None and self._handshake_done and now - self._received_at >= limits.ping_after_seconds:
             self._pinged_at = now
             self._http2.ping(_PING)
         if not self.streams and now - self._idle_since >= limits.idle_seconds_max:

@@ -61,7 +61,7 @@ def test_no_queue_is_left_out_that_has_something(
             is_in_memory=lambda begin, end: True,
             is_young=lambda queue: young,
             is_hidden=lambda low, offset: False,
-            is_settling=lambda key: False,
+            has_acks_in_flight=lambda key: False,
             ordered_clock=OrderedClock(lambda: 0.0),
             broker_name="b",
         )
@@ -107,7 +107,7 @@ def test_damaged_retried_message_is_refused_and_named(tmp_path: Path) -> None:
         is_in_memory=lambda begin, end: True,
         is_young=lambda queue: False,
         is_hidden=lambda low, offset: False,
-        is_settling=lambda key: False,
+        has_acks_in_flight=lambda key: False,
         ordered_clock=OrderedClock(lambda: 0.0),
         broker_name="b",
     )

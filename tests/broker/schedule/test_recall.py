@@ -29,14 +29,14 @@ def machine() -> Iterator[TimerMachine]:
 def test_recall_finds_each_of_many_rolled_messages(machine: TimerMachine) -> None:
     machine.send(3 * DAY, 0, 40)
     for _ in range(2):
-        machine.settle()
+        machine.store_pending()
         machine.pass_time(DAY)
         machine.run_timers(50)
-    machine.settle()
+    machine.store_pending()
     assert machine.timers.rolled == 80
     clients = [machine.try_recall(number, hint=number % 2 == 0) for number in reversed(range(40))]
     machine.run_timers(1000)
-    machine.settle()
+    machine.store_pending()
     assert {client.outcome for client in clients} == {"recalled"}
     client: Any = Client()
     with pytest.raises(RequestRefused, match="no such pending message"):
@@ -45,21 +45,21 @@ def test_recall_finds_each_of_many_rolled_messages(machine: TimerMachine) -> Non
 
 def test_message_being_stored_again_is_recalled_afterwards(machine: TimerMachine) -> None:
     machine.send(2 * DAY, 0, 3)
-    machine.settle()
+    machine.store_pending()
     machine.pass_time(DAY)
     machine.run_timers(50)
     clients = [machine.try_recall(number, hint=number % 2 == 0) for number in range(3)]
     machine.run_timers(3)
     assert {client.outcome for client in clients} == {"open"}
-    machine.settle()
+    machine.store_pending()
     machine.run_timers(50)
-    machine.settle()
+    machine.store_pending()
     assert (machine.timers.rolled, {client.outcome for client in clients}) == (3, {"recalled"})
 
 
 def test_searches_are_bounded_and_restart_with_the_next_leader(machine: TimerMachine) -> None:
     machine.send(DAY, 0, 5)
-    machine.settle()
+    machine.store_pending()
     clients = [machine.try_recall(4, hint=False) for _ in range(SEARCHES_MAX)]
     assert {client.outcome for client in clients} == {"open"}
     client: Any = Client()

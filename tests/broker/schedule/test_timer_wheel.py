@@ -21,7 +21,7 @@ TestTimers.settings = settings(max_examples=50, stateful_step_count=30, deadline
 
 def test_recall_refused_as_its_message_becomes_due_delays_nothing(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 1)
-    machine.settle()
+    machine.store_pending()
     machine.run_timers(50)
     machine.pass_time(5 * SECOND)
     client = machine.try_recall(0, True)
@@ -36,7 +36,7 @@ def test_recall_refused_as_its_message_becomes_due_delays_nothing(machine: Timer
 
 def test_refused_timer_delivery_is_retried(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 1)
-    machine.settle()
+    machine.store_pending()
     machine.run_timers(50)
     machine.pass_time(5 * SECOND)
     machine.run_timers(1)
@@ -48,33 +48,33 @@ def test_refused_timer_delivery_is_retried(machine: TimerMachine) -> None:
 
 def test_recall_of_a_message_in_delivery_is_refused(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 2)
-    machine.settle()
+    machine.store_pending()
     machine.run_timers(50)
     machine.pass_time(5 * SECOND)
     machine.run_timers(1)
     clients = [machine.try_recall(0, True), machine.try_recall(1, False)]
-    machine.settle()
+    machine.store_pending()
     machine.run_timers(2)
     assert [client.outcome for client in clients] == ["refused", "refused"]
 
 
 def test_message_recalled_after_gathering_is_not_delivered(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 2)
-    machine.settle()
+    machine.store_pending()
     machine.run_timers(50)
     client = machine.try_recall(0, True)
-    machine.settle()
+    machine.store_pending()
     assert client.outcome == "recalled"
     machine.pass_time(5 * SECOND)
 
 
 def test_message_due_after_a_day_is_not_early(machine: TimerMachine) -> None:
     machine.send(DAY + HOUR, 0, 1)
-    machine.settle()
+    machine.store_pending()
     for _ in range(25):
         machine.pass_time(HOUR)
         machine.run_timers(50)
-        machine.settle()
+        machine.store_pending()
         machine.run_timers(1)
     assert machine.timers.rolled == 1
     assert machine.timers.delivered == 1
@@ -84,7 +84,7 @@ def test_recalls_that_never_cease_keep_nothing_from_being_delivered_after_a_fail
     machine.send(SECOND, 0, 1)
     machine.send(DAY, 0, 3)
     machine.send(DAY, 0, 3)
-    machine.settle()
+    machine.store_pending()
     machine.pass_time(SECOND)
     machine.fill_disk(True)
     machine.run_timers(10)
@@ -105,7 +105,7 @@ def test_recalls_that_never_cease_keep_nothing_from_being_delivered_after_a_fail
 def test_failed_recall_after_a_failed_delivery_leaves_its_message_deliverable(machine: TimerMachine) -> None:
     machine.send(SECOND, 0, 1)
     machine.send(10 * SECOND, 0, 1)
-    machine.settle()
+    machine.store_pending()
     machine.pass_time(SECOND)
     machine.fill_disk(True)
     machine.run_timers(10)
@@ -119,20 +119,20 @@ def test_failed_recall_after_a_failed_delivery_leaves_its_message_deliverable(ma
 
 def test_leader_with_a_lagging_clock_finds_messages_stored_again_by_another(machine: TimerMachine) -> None:
     machine.send(2 * DAY + SECOND, 0, 1)
-    machine.settle()
+    machine.store_pending()
     machine.pass_time(DAY + SECOND)
     machine.run_timers(50)
-    machine.settle()
+    machine.store_pending()
     assert machine.timers.rolled == 1
     machine.change_leader(-SECOND, 0)
     machine.try_recall(0, hint=False)
-    machine.settle()
+    machine.store_pending()
     assert machine.messages["m0"].is_recalled
 
 
 def test_lost_messages_are_counted_once_even_on_a_full_disk(machine: TimerMachine) -> None:
     machine.send(HOUR, 0, 3)
-    machine.settle()
+    machine.store_pending()
     queue = machine.store.get(TIMER_TOPIC, timer_slot(START_MS + HOUR))
     assert queue is not None
     machine.pass_time(HOUR)
@@ -146,7 +146,7 @@ def test_lost_messages_are_counted_once_even_on_a_full_disk(machine: TimerMachin
     machine.run_timers(10)
     machine.pass_time(2 * SECOND)
     machine.run_timers(10)
-    machine.settle()
+    machine.store_pending()
     assert (machine.timers.expired, machine.visible["m2"]) == (2, 1)
     for name in ("m0", "m1"):
         del machine.messages[name]
@@ -155,7 +155,7 @@ def test_lost_messages_are_counted_once_even_on_a_full_disk(machine: TimerMachin
 def test_slot_that_cannot_be_read_holds_up_no_other(machine: TimerMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     for minutes in (1, 5, 6):
         machine.send(minutes * MINUTE, 0, 1)
-    machine.settle()
+    machine.store_pending()
     unreadable = machine.store.get(TIMER_TOPIC, timer_slot(START_MS + 5 * MINUTE))
     read = ConsumeQueue.read
 
@@ -169,17 +169,17 @@ def test_slot_that_cannot_be_read_holds_up_no_other(machine: TimerMachine, monke
         machine.pass_time(HOUR)
         machine.change_leader(0, 0)
         machine.run_timers(50)
-        machine.settle()
+        machine.store_pending()
         assert sorted(machine.visible) == ["m0", "m2"]
 
 
 def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(machine: TimerMachine) -> None:
     machine.send(SECOND, 0, 3)
-    machine.settle()
+    machine.store_pending()
     machine.pass_time(SECOND)
     machine.appender.pending_bytes += 2**25
     machine.run_timers(10)
-    machine.settle()
+    machine.store_pending()
     assert len(machine.visible) == 3
     machine.appender.pending_bytes -= 2**25
 
@@ -213,7 +213,7 @@ def test_timers_see_late_messages_at_once_under_load() -> None:
 
 def test_recall_without_hint_works_after_a_clock_step_back(machine: TimerMachine) -> None:
     machine.send(1, 0, 1)
-    machine.settle()
+    machine.store_pending()
     machine.step_clock(1 - 2 * DAY)
     client = machine.try_recall(0, hint=False)
     assert client.outcome != "refused"

@@ -19,13 +19,13 @@ def test_unreadable_message_is_retried_at_growing_intervals(
     machine: TimerMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.send(5 * SECOND, 0, 2)
-    machine.settle()
+    machine.store_pending()
     tries: list[int] = []
     damage(machine, monkeypatch, 0, tries)
     for _ in range(10 * 60 * 4):
         machine.pass_time(SECOND // 4)
         machine.run_timers(3)
-        machine.settle()
+        machine.store_pending()
     assert machine.visible == {"m1": 1}
     started_ms = START_MS + 5 * SECOND
     assert [(at - started_ms) // SECOND for at in tries[:7]] == [0, 1, 3, 7, 15, 31, 63]
@@ -35,7 +35,7 @@ def test_unreadable_message_is_retried_at_growing_intervals(
     monkeypatch.undo()
     machine.pass_time(MINUTE)
     machine.run_timers(50)
-    machine.settle()
+    machine.store_pending()
     assert machine.visible["m0"] == 1
     assert machine.timers.counters()["timers_unreadable"] == 0
 
@@ -44,18 +44,18 @@ def test_unreadable_timer_is_dropped_once_its_log_file_is_deleted(
     machine: TimerMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.send(5 * SECOND, 0, 2)
-    machine.settle()
+    machine.store_pending()
     damage(machine, monkeypatch, 0, [])
     machine.pass_time(HOUR)
     machine.run_timers(50)
-    machine.settle()
+    machine.store_pending()
     assert (machine.timers.pending, machine.timers.counters()["timers_unreadable"]) == (1, 1)
     queue = machine.store.get(TIMER_TOPIC, timer_slot(START_MS + 5 * SECOND))
     assert queue is not None
     queue.begin_at(QueueOffset(1))
     machine.pass_time(MINUTE)
     machine.run_timers(50)
-    machine.settle()
+    machine.store_pending()
     assert (machine.timers.pending, machine.timers.counters()["timers_unreadable"]) == (0, 0)
     assert machine.timers.expired == 1
     del machine.messages["m0"]

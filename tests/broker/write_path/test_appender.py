@@ -61,31 +61,31 @@ class Client:
 
     host = HOST
 
-    def __init__(self, settle: Callable[[str], None]) -> None:
-        self._settle = settle
+    def __init__(self, end: Callable[[str], None]) -> None:
+        self._end = end
 
     def send(self, data: bytes) -> None:
         for response, _, _ in decode_chunk(data)[0]:
             assert isinstance(response, Response)
-            self._settle("stored" if response.code == ResponseCode.SUCCESS else "refused")
+            self._end("stored" if response.code == ResponseCode.SUCCESS else "refused")
 
     def answer(self, request: Any, reply: bytes) -> None:
         self.send(reply)
 
     def close(self, reason: str) -> None:
-        self._settle("unknown")
+        self._end("unknown")
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
-        self._settle("returned")
+        self._end("returned")
 
 
-def told(settle: Callable[[str], None]) -> OnOutcome:
+def told(end: Callable[[str], None]) -> OnOutcome:
     fates = {Stored: "stored", Refused: "refused", LeadershipLost: "returned", Unknown: "unknown"}
-    return lambda outcome: settle(fates[type(outcome)])
+    return lambda outcome: end(fates[type(outcome)])
 
 
 class AppenderMachine(RuleBasedStateMachine):
-    """Whatever is added is settled once, and as what became of it."""
+    """Whatever is added ends once, with the outcome that it has in the log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,63 +123,61 @@ class AppenderMachine(RuleBasedStateMachine):
         self.numbers += 1
         self.waiting.add(number)
 
-        def settle(fate: str) -> None:
+        def end(fate: str) -> None:
             assert number in self.waiting, f"{number} was {self.fates[number]} and is {fate} as well"
             self.waiting.discard(number)
             self.fates[number] = fate
 
-        return number, b"%d" % number, settle
+        return number, b"%d" % number, end
 
-    def call(self, body: bytes, settle: Callable[[str], None]) -> Call[Any]:
+    def call(self, body: bytes, end: Callable[[str], None]) -> Call[Any]:
         ext = {name: str(value).lower() for name, value in send_ext().items()}
         [(request, _, _)], _ = decode_chunk(encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext=ext, body=body))
-        client: Any = Client(settle)
+        client: Any = Client(end)
         return Call(client, request, body, 0)
 
     @precondition(lambda self: self.appender.is_open)
     @rule(size=st.sampled_from([0, 100, 700]))
     def add_message(self, size: int) -> None:
-        _, body, settle = self.begin()
+        _, body, end = self.begin()
         body = body.ljust(size + len(body))
         message = QueuedMessage(self.tail.fixed_bytes + len(body), 0, body, b"", 0)
-        self.appender.add(SendBlock(QueuedSend(self.call(body, settle), self.tail, [message], message.size, b"K")))
+        self.appender.add(SendBlock(QueuedSend(self.call(body, end), self.tail, [message], message.size, b"K")))
 
     @precondition(lambda self: self.appender.is_open)
     @rule(count=st.integers(1, 8))
     def add_batch(self, count: int) -> None:
-        _, body, settle = self.begin()
+        _, body, end = self.begin()
         messages = [QueuedMessage(self.tail.fixed_bytes + len(body), 0, body, b"", 0)] * count
         self.appender.add(
-            SendBlock(
-                QueuedSend(self.call(body, settle), self.tail, messages, sum(each.size for each in messages), b"K")
-            )
+            SendBlock(QueuedSend(self.call(body, end), self.tail, messages, sum(each.size for each in messages), b"K"))
         )
 
     @precondition(lambda self: self.appender.is_open)
     @rule(command=st.booleans())
     def add_group(self, command: bool) -> None:
-        _, body, settle = self.begin()
+        _, body, end = self.begin()
 
         record = InternalRecord(
-            tail=self.tail, body=body, properties=b"", born_timestamp_ms=1, born_host=HOST, on_outcome=told(settle)
+            tail=self.tail, body=body, properties=b"", born_timestamp_ms=1, born_host=HOST, on_outcome=told(end)
         )
         group: PendingGroup = [record]
         if command:
-            _, body, settle_command = self.begin()
-            group.append(PendingCommand(body, told(settle_command)))
+            _, body, end_command = self.begin()
+            group.append(PendingCommand(body, told(end_command)))
         self.appender.add_atomically(group)
 
     @precondition(lambda self: self.appender.is_open)
     @rule(before=st.booleans(), size=st.sampled_from([0, 700]))
     def add_send(self, before: bool, size: int) -> None:
-        _, body, settle = self.begin()
+        _, body, end = self.begin()
         body = body.ljust(size + len(body))
         nbytes = self.tail.fixed_bytes + len(body)
-        send = PendingSend(nbytes, self.call(body, settle), self.tail, b"", 0, b"K", 1)
+        send = PendingSend(nbytes, self.call(body, end), self.tail, b"", 0, b"K", 1)
         group: PendingGroup = [send]
         if before:
-            _, command, settle_command = self.begin()
-            group.insert(0, PendingCommand(command, told(settle_command)))
+            _, command, end_command = self.begin()
+            group.insert(0, PendingCommand(command, told(end_command)))
         self.appender.add_atomically(group)
 
     def follow(self, runs: Sequence[object]) -> None:
@@ -187,8 +185,8 @@ class AppenderMachine(RuleBasedStateMachine):
         assert runs
         if self.followers:
             self.followers -= 1
-            _, body, settle = self.begin()
-            self.appender.add_command(body, told(settle))
+            _, body, end = self.begin()
+            self.appender.add_command(body, told(end))
 
     @rule()
     def let_commands_follow(self) -> None:
@@ -261,7 +259,7 @@ class AppenderMachine(RuleBasedStateMachine):
         self.lead()
 
     @invariant()
-    def settled_as_what_became_of_it(self) -> None:
+    def outcomes_match_the_log(self) -> None:
         self.appender.check_invariants()
         durable = set(self.durable)
         for number, fate in self.fates.items():

@@ -19,15 +19,15 @@ SVG = "{http://www.w3.org/2000/svg}"
 def samples() -> list[Sample]:
     """Half an hour: one process grows at first, the other one by 12 MiB per hour all the time."""
     return [
-        Sample(seconds, {"settles": min(100.0, seconds / 3), "grows": 50.0 + 12 * seconds / 3600})
+        Sample(seconds, {"levels_off": min(100.0, seconds / 3), "grows": 50.0 + 12 * seconds / 3600})
         for seconds in range(30, 1801, 30)
     ]
 
 
 def test_growth_counts_after_the_first_five_minutes() -> None:
     found = growths(samples())
-    assert (found["settles"].first, found["settles"].most) == (100.0, 100.0)
-    assert found["settles"].per_hour == pytest.approx(0.0)
+    assert (found["levels_off"].first, found["levels_off"].most) == (100.0, 100.0)
+    assert found["levels_off"].per_hour == pytest.approx(0.0)
     assert found["grows"].per_hour == pytest.approx(12.0)
     assert found["grows"].last == pytest.approx(56.0)
 
@@ -37,7 +37,7 @@ def test_memory_table_and_picture_have_every_process() -> None:
     assert "| resident memory, MiB | after 5 min | after 30 min | most | growth per hour |" in text
     assert "| grows | 51.0 | 56.0 | 56.0 | +12.0 |" in text
     drawing = ET.fromstring(picture(samples()))
-    assert {"settles", "grows"} <= {text.text for text in drawing.iter(f"{SVG}text")}
+    assert {"levels_off", "grows"} <= {text.text for text in drawing.iter(f"{SVG}text")}
     lines = [each for each in drawing.iter(f"{SVG}path") if each.attrib.get("fill") == "none"]
     assert [each.attrib["d"].count("L") for each in lines] == [59, 59]
 

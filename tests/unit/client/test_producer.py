@@ -326,7 +326,7 @@ async def test_in_flight_is_bounded() -> None:
 
 
 async def test_waiting_senders_are_admitted_one_by_one_in_order() -> None:
-    """Each settled message used to wake all of them, in any order: with thousands, nothing else was done any more."""
+    """Each completed message used to wake all of them, in any order: with thousands, nothing else was done any more."""
     in_flight, woken = 3, list[int]()
     limit = InFlightLimit(3, lambda: in_flight)
 
@@ -474,7 +474,7 @@ async def test_first_send_may_finish_before_its_deadline_watch() -> None:
         pipeline = producer._open_pipeline()
         pending = Pending()
         outgoing, _ = producer._make_ready(Message("T", b"x"), None)
-        number = pipeline.start(outgoing, pending.settle, timeout=60.0)
+        number = pipeline.start(outgoing, pending.complete, timeout=60.0)
         pipeline.abandon(number)
         await anyio.wait_all_tasks_blocked()
         assert (await producer.send(Message("T", b"y"))).queue_offset >= 0

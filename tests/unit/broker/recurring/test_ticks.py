@@ -22,7 +22,7 @@ STORED = Stored(FIRST_OFFSET, PhysicalOffset(0))
 
 
 class Log:
-    """The groups that a leader appends; `settle` commits or fails the oldest one."""
+    """The groups that a leader appends; `end_oldest` commits or fails the oldest one."""
 
     is_open = True
     pending_bytes = 0
@@ -34,7 +34,7 @@ class Log:
     def add_atomically(self, group: list[Any]) -> None:
         self.groups.append(group)
 
-    def settle(self, outcome: Outcome = STORED) -> list[int]:
+    def end_oldest(self, outcome: Outcome = STORED) -> list[int]:
         """The outcome of the oldest group; returns the ticks in it."""
         group = self.groups.pop(0)
         if isinstance(outcome, Stored):
@@ -91,7 +91,7 @@ class Rig:
     def check_tick(self, now_ms: int) -> None:
         """A tick that was due at this time is sent and stored."""
         self.run(now_ms)
-        assert self.log.settle() == [now_ms]
+        assert self.log.end_oldest() == [now_ms]
 
     def check_no_tick(self, now_ms: int) -> None:
         self.run(now_ms)
@@ -103,9 +103,9 @@ def test_one_tick_is_in_flight_at_a_time() -> None:
     rig.run(3 * SECOND)
     rig.run(3 * SECOND)
     assert len(rig.log.groups) == 1
-    assert rig.log.settle() == [SECOND]
+    assert rig.log.end_oldest() == [SECOND]
     rig.run(3 * SECOND)
-    assert rig.log.settle() == [2 * SECOND]
+    assert rig.log.end_oldest() == [2 * SECOND]
     rig.check_tick(3 * SECOND)
     rig.check_no_tick(3 * SECOND)
     assert rig.ticks.counters()["schedule_ticks_sent"] == 3
@@ -131,11 +131,11 @@ def test_clock_steps_neither_repeat_ticks_nor_flood() -> None:
 def test_refused_tick_is_sent_later() -> None:
     rig = Rig()
     rig.run(SECOND)
-    rig.log.settle(Refused("the disk is full"))
+    rig.log.end_oldest(Refused("the disk is full"))
     rig.run(SECOND + 500)
     assert rig.log.groups == [], "not at once"
     rig.run(2 * SECOND + 100)
-    assert rig.log.settle() == [2 * SECOND]
+    assert rig.log.end_oldest() == [2 * SECOND]
     assert rig.ticks.counters()["schedule_ticks_skipped"] == 1
 
 
@@ -144,7 +144,7 @@ def test_tick_with_an_unknown_outcome_is_left_to_the_next_leader() -> None:
     rig.run(SECOND)
     [group] = rig.log.groups
     rig.ticks.resign()
-    rig.log.settle(Unknown())
+    rig.log.end_oldest(Unknown())
     rig.check_no_tick(2 * SECOND)
     # It was stored after all: the next leader has applied it before it begins.
     rig.metadata.apply(decode_command(group[-1].body))
@@ -183,13 +183,13 @@ def test_change_that_begins_while_a_tick_is_in_flight() -> None:
     rig = Rig()
     rig.run(SECOND)
     end = rig.ticks.change("a")
-    assert rig.log.settle() == [SECOND]
+    assert rig.log.end_oldest() == [SECOND]
     rig.check_no_tick(2 * SECOND)
     rig.put(every_ms=5 * SECOND)
     end()
     rig.check_tick(5 * SECOND)
-    settled = [each for each in rig.logged if each == "schedule_ticks_skipped"]
-    assert settled == []
+    skipped = [each for each in rig.logged if each == "schedule_ticks_skipped"]
+    assert skipped == []
 
 
 def test_rule_that_this_broker_cannot_read_stops_no_other_schedule() -> None:
@@ -225,7 +225,7 @@ def test_it_rests_until_the_next_tick() -> None:
     assert rests_until() == 51.0
     rig.run(SECOND)
     assert rests_until() == float("inf"), "one is in flight"
-    rig.log.settle()
+    rig.log.end_oldest()
     assert rests_until() == 52.0
     rig.ticks.resign()
     assert rests_until() == float("inf")
@@ -240,4 +240,4 @@ def test_yearly_schedule_that_is_changed_again_and_again_costs_no_memory() -> No
         end()
     assert len(rig.ticks._due) <= 2 + 64
     rig.run(365 * 86_400 * SECOND)
-    assert rig.log.settle() == [365 * 86_400 * SECOND]  # the last version still ticks
+    assert rig.log.end_oldest() == [365 * 86_400 * SECOND]  # the last version still ticks
