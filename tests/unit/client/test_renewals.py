@@ -84,7 +84,7 @@ async def test_failed_renewal_is_repeated_while_there_is_time(autojump_clock: Mo
 
 
 @pytest.mark.parametrize("kind", ["gone", "failing"])
-async def test_message_whose_renewal_failed_is_not_handed_out(autojump_clock: MockClock, kind: str) -> None:
+async def test_message_with_a_failed_renewal_is_not_handed_out(autojump_clock: MockClock, kind: str) -> None:
     async with renewing() as broker:
         inbox = Inbox(32, ordered=False)
         lost, good = popped_message(0, 1000), popped_message(1, 1000)

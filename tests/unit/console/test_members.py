@@ -32,7 +32,7 @@ def test_removed_voter_costs_a_failure_that_the_group_survives() -> None:
     assert "hands over" not in text
 
 
-def test_preview_says_that_a_leaving_leader_transfers_leadership() -> None:
+def test_preview_shows_that_a_leaving_leader_transfers_leadership() -> None:
     assert "n0 leads now: it hands over first" in said(Change("remove", "n0", "", ""))
     assert "n0 leads now: it hands over first" in said(Change("replace", "n9", "h:1", "n0"))
 
