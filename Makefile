@@ -369,6 +369,7 @@ PROTO := mq/proxy/wire/messaging
 proto:
 	$(NEW_VENV) .venv/proto && .venv/proto/bin/pip install -q grpcio-tools==1.72.2 setuptools==80.9.0
 	.venv/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO).proto
+	sed -i '/: _ClassVar\[/d; s/ClassVar as _ClassVar, //' $(PROTO)_pb2.pyi  # numbers of fields, and enums a second time
 	echo "# Made from messaging.proto with the SHA-256 $$(sha256sum <$(PROTO).proto | cut -c1-64)" >>$(PROTO)_pb2.py
 
 ## clean: remove the virtual environments and files of tools

@@ -5,161 +5,48 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    CODE_UNSPECIFIED: _ClassVar[Code]
-    OK: _ClassVar[Code]
-    MULTIPLE_RESULTS: _ClassVar[Code]
-    BAD_REQUEST: _ClassVar[Code]
-    ILLEGAL_ACCESS_POINT: _ClassVar[Code]
-    ILLEGAL_TOPIC: _ClassVar[Code]
-    ILLEGAL_CONSUMER_GROUP: _ClassVar[Code]
-    ILLEGAL_MESSAGE_TAG: _ClassVar[Code]
-    ILLEGAL_MESSAGE_KEY: _ClassVar[Code]
-    ILLEGAL_MESSAGE_GROUP: _ClassVar[Code]
-    ILLEGAL_MESSAGE_PROPERTY_KEY: _ClassVar[Code]
-    INVALID_TRANSACTION_ID: _ClassVar[Code]
-    ILLEGAL_MESSAGE_ID: _ClassVar[Code]
-    ILLEGAL_FILTER_EXPRESSION: _ClassVar[Code]
-    ILLEGAL_INVISIBLE_TIME: _ClassVar[Code]
-    ILLEGAL_DELIVERY_TIME: _ClassVar[Code]
-    INVALID_RECEIPT_HANDLE: _ClassVar[Code]
-    MESSAGE_PROPERTY_CONFLICT_WITH_TYPE: _ClassVar[Code]
-    UNRECOGNIZED_CLIENT_TYPE: _ClassVar[Code]
-    MESSAGE_CORRUPTED: _ClassVar[Code]
-    CLIENT_ID_REQUIRED: _ClassVar[Code]
-    ILLEGAL_POLLING_TIME: _ClassVar[Code]
-    ILLEGAL_OFFSET: _ClassVar[Code]
-    ILLEGAL_LITE_TOPIC: _ClassVar[Code]
-    INVALID_CLIENT_PROPERTIES: _ClassVar[Code]
-    UNAUTHORIZED: _ClassVar[Code]
-    PAYMENT_REQUIRED: _ClassVar[Code]
-    FORBIDDEN: _ClassVar[Code]
-    NOT_FOUND: _ClassVar[Code]
-    MESSAGE_NOT_FOUND: _ClassVar[Code]
-    TOPIC_NOT_FOUND: _ClassVar[Code]
-    CONSUMER_GROUP_NOT_FOUND: _ClassVar[Code]
-    OFFSET_NOT_FOUND: _ClassVar[Code]
-    REQUEST_TIMEOUT: _ClassVar[Code]
-    PAYLOAD_TOO_LARGE: _ClassVar[Code]
-    MESSAGE_BODY_TOO_LARGE: _ClassVar[Code]
-    MESSAGE_BODY_EMPTY: _ClassVar[Code]
-    PRECONDITION_FAILED: _ClassVar[Code]
-    TOO_MANY_REQUESTS: _ClassVar[Code]
-    LITE_TOPIC_QUOTA_EXCEEDED: _ClassVar[Code]
-    LITE_SUBSCRIPTION_QUOTA_EXCEEDED: _ClassVar[Code]
-    REQUEST_HEADER_FIELDS_TOO_LARGE: _ClassVar[Code]
-    MESSAGE_PROPERTIES_TOO_LARGE: _ClassVar[Code]
-    INTERNAL_ERROR: _ClassVar[Code]
-    INTERNAL_SERVER_ERROR: _ClassVar[Code]
-    HA_NOT_AVAILABLE: _ClassVar[Code]
-    NOT_IMPLEMENTED: _ClassVar[Code]
-    PROXY_TIMEOUT: _ClassVar[Code]
-    MASTER_PERSISTENCE_TIMEOUT: _ClassVar[Code]
-    SLAVE_PERSISTENCE_TIMEOUT: _ClassVar[Code]
-    UNSUPPORTED: _ClassVar[Code]
-    VERSION_UNSUPPORTED: _ClassVar[Code]
-    VERIFY_FIFO_MESSAGE_UNSUPPORTED: _ClassVar[Code]
-    FAILED_TO_CONSUME_MESSAGE: _ClassVar[Code]
 
 class AddressScheme(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    ADDRESS_SCHEME_UNSPECIFIED: _ClassVar[AddressScheme]
-    IPv4: _ClassVar[AddressScheme]
-    IPv6: _ClassVar[AddressScheme]
-    DOMAIN_NAME: _ClassVar[AddressScheme]
 
 class Permission(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    PERMISSION_UNSPECIFIED: _ClassVar[Permission]
-    NONE: _ClassVar[Permission]
-    READ: _ClassVar[Permission]
-    WRITE: _ClassVar[Permission]
-    READ_WRITE: _ClassVar[Permission]
 
 class MessageType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    MESSAGE_TYPE_UNSPECIFIED: _ClassVar[MessageType]
-    NORMAL: _ClassVar[MessageType]
-    FIFO: _ClassVar[MessageType]
-    DELAY: _ClassVar[MessageType]
-    TRANSACTION: _ClassVar[MessageType]
-    LITE: _ClassVar[MessageType]
-    PRIORITY: _ClassVar[MessageType]
 
 class DigestType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    DIGEST_TYPE_UNSPECIFIED: _ClassVar[DigestType]
-    CRC32: _ClassVar[DigestType]
-    MD5: _ClassVar[DigestType]
-    SHA1: _ClassVar[DigestType]
 
 class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    ENCODING_UNSPECIFIED: _ClassVar[Encoding]
-    IDENTITY: _ClassVar[Encoding]
-    GZIP: _ClassVar[Encoding]
 
 class ClientType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    CLIENT_TYPE_UNSPECIFIED: _ClassVar[ClientType]
-    PRODUCER: _ClassVar[ClientType]
-    PUSH_CONSUMER: _ClassVar[ClientType]
-    SIMPLE_CONSUMER: _ClassVar[ClientType]
-    PULL_CONSUMER: _ClassVar[ClientType]
-    LITE_PUSH_CONSUMER: _ClassVar[ClientType]
-    LITE_SIMPLE_CONSUMER: _ClassVar[ClientType]
 
 class Language(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    LANGUAGE_UNSPECIFIED: _ClassVar[Language]
-    JAVA: _ClassVar[Language]
-    CPP: _ClassVar[Language]
-    DOT_NET: _ClassVar[Language]
-    GOLANG: _ClassVar[Language]
-    RUST: _ClassVar[Language]
-    PYTHON: _ClassVar[Language]
-    PHP: _ClassVar[Language]
-    NODE_JS: _ClassVar[Language]
-    RUBY: _ClassVar[Language]
-    OBJECTIVE_C: _ClassVar[Language]
-    DART: _ClassVar[Language]
-    KOTLIN: _ClassVar[Language]
 
 class FilterType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    FILTER_TYPE_UNSPECIFIED: _ClassVar[FilterType]
-    TAG: _ClassVar[FilterType]
-    SQL: _ClassVar[FilterType]
 
 class TransactionResolution(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    TRANSACTION_RESOLUTION_UNSPECIFIED: _ClassVar[TransactionResolution]
-    COMMIT: _ClassVar[TransactionResolution]
-    ROLLBACK: _ClassVar[TransactionResolution]
 
 class TransactionSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    SOURCE_UNSPECIFIED: _ClassVar[TransactionSource]
-    SOURCE_CLIENT: _ClassVar[TransactionSource]
-    SOURCE_SERVER_CHECK: _ClassVar[TransactionSource]
 
 class QueryOffsetPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    BEGINNING: _ClassVar[QueryOffsetPolicy]
-    END: _ClassVar[QueryOffsetPolicy]
-    TIMESTAMP: _ClassVar[QueryOffsetPolicy]
 
 class LiteSubscriptionAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    PARTIAL_ADD: _ClassVar[LiteSubscriptionAction]
-    PARTIAL_REMOVE: _ClassVar[LiteSubscriptionAction]
-    COMPLETE_ADD: _ClassVar[LiteSubscriptionAction]
-    COMPLETE_REMOVE: _ClassVar[LiteSubscriptionAction]
 CODE_UNSPECIFIED: Code
 OK: Code
 MULTIPLE_RESULTS: Code
@@ -276,41 +163,30 @@ COMPLETE_REMOVE: LiteSubscriptionAction
 
 class Status(_message.Message):
     __slots__ = ("code", "message")
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     code: Code
     message: str
     def __init__(self, code: _Optional[_Union[Code, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Resource(_message.Message):
     __slots__ = ("resource_namespace", "name")
-    RESOURCE_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
     resource_namespace: str
     name: str
     def __init__(self, resource_namespace: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Address(_message.Message):
     __slots__ = ("host", "port")
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    PORT_FIELD_NUMBER: _ClassVar[int]
     host: str
     port: int
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class Endpoints(_message.Message):
     __slots__ = ("scheme", "addresses")
-    SCHEME_FIELD_NUMBER: _ClassVar[int]
-    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     scheme: AddressScheme
     addresses: _containers.RepeatedCompositeFieldContainer[Address]
     def __init__(self, scheme: _Optional[_Union[AddressScheme, str]] = ..., addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ...) -> None: ...
 
 class Broker(_message.Message):
     __slots__ = ("name", "id", "endpoints")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     id: int
     endpoints: Endpoints
@@ -318,11 +194,6 @@ class Broker(_message.Message):
 
 class MessageQueue(_message.Message):
     __slots__ = ("topic", "id", "permission", "broker", "accept_message_types")
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    PERMISSION_FIELD_NUMBER: _ClassVar[int]
-    BROKER_FIELD_NUMBER: _ClassVar[int]
-    ACCEPT_MESSAGE_TYPES_FIELD_NUMBER: _ClassVar[int]
     topic: Resource
     id: int
     permission: Permission
@@ -332,50 +203,23 @@ class MessageQueue(_message.Message):
 
 class Assignment(_message.Message):
     __slots__ = ("message_queue",)
-    MESSAGE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     message_queue: MessageQueue
     def __init__(self, message_queue: _Optional[_Union[MessageQueue, _Mapping]] = ...) -> None: ...
 
 class Digest(_message.Message):
     __slots__ = ("type", "checksum")
-    TYPE_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     type: DigestType
     checksum: str
     def __init__(self, type: _Optional[_Union[DigestType, str]] = ..., checksum: _Optional[str] = ...) -> None: ...
 
 class DeadLetterQueue(_message.Message):
     __slots__ = ("topic", "message_id")
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     topic: str
     message_id: str
     def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ...) -> None: ...
 
 class SystemProperties(_message.Message):
     __slots__ = ("message_id", "message_type", "tag", "keys", "message_group", "delivery_timestamp", "orphaned_transaction_recovery_duration", "priority", "lite_topic", "trace_context", "body_digest", "body_encoding", "born_timestamp", "born_host", "store_timestamp", "store_host", "queue_id", "queue_offset", "receipt_handle", "invisible_duration", "delivery_attempt", "dead_letter_queue")
-    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
-    TAG_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_GROUP_FIELD_NUMBER: _ClassVar[int]
-    DELIVERY_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
-    ORPHANED_TRANSACTION_RECOVERY_DURATION_FIELD_NUMBER: _ClassVar[int]
-    PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    LITE_TOPIC_FIELD_NUMBER: _ClassVar[int]
-    TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
-    BODY_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    BODY_ENCODING_FIELD_NUMBER: _ClassVar[int]
-    BORN_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
-    BORN_HOST_FIELD_NUMBER: _ClassVar[int]
-    STORE_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
-    STORE_HOST_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
-    RECEIPT_HANDLE_FIELD_NUMBER: _ClassVar[int]
-    INVISIBLE_DURATION_FIELD_NUMBER: _ClassVar[int]
-    DELIVERY_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    DEAD_LETTER_QUEUE_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     message_type: MessageType
     tag: str
@@ -404,15 +248,9 @@ class Message(_message.Message):
     __slots__ = ("topic", "body", "system_properties", "user_properties")
     class UserPropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    BODY_FIELD_NUMBER: _ClassVar[int]
-    SYSTEM_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
-    USER_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     topic: Resource
     body: bytes
     system_properties: SystemProperties
@@ -421,10 +259,6 @@ class Message(_message.Message):
 
 class UA(_message.Message):
     __slots__ = ("language", "version", "platform", "hostname")
-    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    PLATFORM_FIELD_NUMBER: _ClassVar[int]
-    HOSTNAME_FIELD_NUMBER: _ClassVar[int]
     language: Language
     version: str
     platform: str
@@ -433,25 +267,18 @@ class UA(_message.Message):
 
 class FilterExpression(_message.Message):
     __slots__ = ("type", "expression")
-    TYPE_FIELD_NUMBER: _ClassVar[int]
-    EXPRESSION_FIELD_NUMBER: _ClassVar[int]
     type: FilterType
     expression: str
     def __init__(self, type: _Optional[_Union[FilterType, str]] = ..., expression: _Optional[str] = ...) -> None: ...
 
 class SubscriptionEntry(_message.Message):
     __slots__ = ("topic", "expression")
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    EXPRESSION_FIELD_NUMBER: _ClassVar[int]
     topic: Resource
     expression: FilterExpression
     def __init__(self, topic: _Optional[_Union[Resource, _Mapping]] = ..., expression: _Optional[_Union[FilterExpression, _Mapping]] = ...) -> None: ...
 
 class ExponentialBackoff(_message.Message):
     __slots__ = ("initial", "max", "multiplier")
-    INITIAL_FIELD_NUMBER: _ClassVar[int]
-    MAX_FIELD_NUMBER: _ClassVar[int]
-    MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
     initial: _duration_pb2.Duration
     max: _duration_pb2.Duration
     multiplier: float
@@ -459,15 +286,11 @@ class ExponentialBackoff(_message.Message):
 
 class CustomizedBackoff(_message.Message):
     __slots__ = ("next",)
-    NEXT_FIELD_NUMBER: _ClassVar[int]
     next: _containers.RepeatedCompositeFieldContainer[_duration_pb2.Duration]
     def __init__(self, next: _Optional[_Iterable[_Union[_duration_pb2.Duration, _Mapping]]] = ...) -> None: ...
 
 class RetryPolicy(_message.Message):
     __slots__ = ("max_attempts", "exponential_backoff", "customized_backoff")
-    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
-    EXPONENTIAL_BACKOFF_FIELD_NUMBER: _ClassVar[int]
-    CUSTOMIZED_BACKOFF_FIELD_NUMBER: _ClassVar[int]
     max_attempts: int
     exponential_backoff: ExponentialBackoff
     customized_backoff: CustomizedBackoff
@@ -475,9 +298,6 @@ class RetryPolicy(_message.Message):
 
 class Publishing(_message.Message):
     __slots__ = ("topics", "max_body_size", "validate_message_type")
-    TOPICS_FIELD_NUMBER: _ClassVar[int]
-    MAX_BODY_SIZE_FIELD_NUMBER: _ClassVar[int]
-    VALIDATE_MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[Resource]
     max_body_size: int
     validate_message_type: bool
@@ -485,13 +305,6 @@ class Publishing(_message.Message):
 
 class Subscription(_message.Message):
     __slots__ = ("group", "subscriptions", "fifo", "receive_batch_size", "long_polling_timeout", "lite_subscription_quota", "max_lite_topic_size")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
-    FIFO_FIELD_NUMBER: _ClassVar[int]
-    RECEIVE_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
-    LONG_POLLING_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
-    LITE_SUBSCRIPTION_QUOTA_FIELD_NUMBER: _ClassVar[int]
-    MAX_LITE_TOPIC_SIZE_FIELD_NUMBER: _ClassVar[int]
     group: Resource
     subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionEntry]
     fifo: bool
@@ -503,8 +316,6 @@ class Subscription(_message.Message):
 
 class Metric(_message.Message):
     __slots__ = ("on", "endpoints")
-    ON_FIELD_NUMBER: _ClassVar[int]
-    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     on: bool
     endpoints: Endpoints
     def __init__(self, on: bool = ..., endpoints: _Optional[_Union[Endpoints, _Mapping]] = ...) -> None: ...
@@ -513,20 +324,9 @@ class Settings(_message.Message):
     __slots__ = ("client_type", "access_point", "backoff_policy", "request_timeout", "publishing", "subscription", "user_agent", "metric", "client_properties")
     class ClientPropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    CLIENT_TYPE_FIELD_NUMBER: _ClassVar[int]
-    ACCESS_POINT_FIELD_NUMBER: _ClassVar[int]
-    BACKOFF_POLICY_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
-    PUBLISHING_FIELD_NUMBER: _ClassVar[int]
-    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    USER_AGENT_FIELD_NUMBER: _ClassVar[int]
-    METRIC_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     client_type: ClientType
     access_point: Endpoints
     backoff_policy: RetryPolicy
@@ -540,89 +340,65 @@ class Settings(_message.Message):
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("group", "client_type")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_TYPE_FIELD_NUMBER: _ClassVar[int]
     group: Resource
     client_type: ClientType
     def __init__(self, group: _Optional[_Union[Resource, _Mapping]] = ..., client_type: _Optional[_Union[ClientType, str]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("status",)
-    STATUS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
 
 class NotifyClientTerminationRequest(_message.Message):
     __slots__ = ("group",)
-    GROUP_FIELD_NUMBER: _ClassVar[int]
     group: Resource
     def __init__(self, group: _Optional[_Union[Resource, _Mapping]] = ...) -> None: ...
 
 class NotifyClientTerminationResponse(_message.Message):
     __slots__ = ("status",)
-    STATUS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
 
 class PrintThreadStackTraceCommand(_message.Message):
     __slots__ = ("nonce",)
-    NONCE_FIELD_NUMBER: _ClassVar[int]
     nonce: str
     def __init__(self, nonce: _Optional[str] = ...) -> None: ...
 
 class ThreadStackTrace(_message.Message):
     __slots__ = ("nonce", "thread_stack_trace")
-    NONCE_FIELD_NUMBER: _ClassVar[int]
-    THREAD_STACK_TRACE_FIELD_NUMBER: _ClassVar[int]
     nonce: str
     thread_stack_trace: str
     def __init__(self, nonce: _Optional[str] = ..., thread_stack_trace: _Optional[str] = ...) -> None: ...
 
 class VerifyMessageCommand(_message.Message):
     __slots__ = ("nonce", "message")
-    NONCE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     nonce: str
     message: Message
     def __init__(self, nonce: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ...) -> None: ...
 
 class VerifyMessageResult(_message.Message):
     __slots__ = ("nonce",)
-    NONCE_FIELD_NUMBER: _ClassVar[int]
     nonce: str
     def __init__(self, nonce: _Optional[str] = ...) -> None: ...
 
 class RecoverOrphanedTransactionCommand(_message.Message):
     __slots__ = ("message", "transaction_id")
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    TRANSACTION_ID_FIELD_NUMBER: _ClassVar[int]
     message: Message
     transaction_id: str
     def __init__(self, message: _Optional[_Union[Message, _Mapping]] = ..., transaction_id: _Optional[str] = ...) -> None: ...
 
 class ReconnectEndpointsCommand(_message.Message):
     __slots__ = ("nonce",)
-    NONCE_FIELD_NUMBER: _ClassVar[int]
     nonce: str
     def __init__(self, nonce: _Optional[str] = ...) -> None: ...
 
 class NotifyUnsubscribeLiteCommand(_message.Message):
     __slots__ = ("lite_topic",)
-    LITE_TOPIC_FIELD_NUMBER: _ClassVar[int]
     lite_topic: str
     def __init__(self, lite_topic: _Optional[str] = ...) -> None: ...
 
 class TelemetryCommand(_message.Message):
     __slots__ = ("status", "settings", "thread_stack_trace", "verify_message_result", "recover_orphaned_transaction_command", "print_thread_stack_trace_command", "verify_message_command", "reconnect_endpoints_command", "notify_unsubscribe_lite_command")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    SETTINGS_FIELD_NUMBER: _ClassVar[int]
-    THREAD_STACK_TRACE_FIELD_NUMBER: _ClassVar[int]
-    VERIFY_MESSAGE_RESULT_FIELD_NUMBER: _ClassVar[int]
-    RECOVER_ORPHANED_TRANSACTION_COMMAND_FIELD_NUMBER: _ClassVar[int]
-    PRINT_THREAD_STACK_TRACE_COMMAND_FIELD_NUMBER: _ClassVar[int]
-    VERIFY_MESSAGE_COMMAND_FIELD_NUMBER: _ClassVar[int]
-    RECONNECT_ENDPOINTS_COMMAND_FIELD_NUMBER: _ClassVar[int]
-    NOTIFY_UNSUBSCRIBE_LITE_COMMAND_FIELD_NUMBER: _ClassVar[int]
     status: Status
     settings: Settings
     thread_stack_trace: ThreadStackTrace
@@ -636,25 +412,18 @@ class TelemetryCommand(_message.Message):
 
 class QueryRouteRequest(_message.Message):
     __slots__ = ("topic", "endpoints")
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     topic: Resource
     endpoints: Endpoints
     def __init__(self, topic: _Optional[_Union[Resource, _Mapping]] = ..., endpoints: _Optional[_Union[Endpoints, _Mapping]] = ...) -> None: ...
 
 class QueryRouteResponse(_message.Message):
     __slots__ = ("status", "message_queues")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_QUEUES_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message_queues: _containers.RepeatedCompositeFieldContainer[MessageQueue]
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., message_queues: _Optional[_Iterable[_Union[MessageQueue, _Mapping]]] = ...) -> None: ...
 
 class QueryAssignmentRequest(_message.Message):
     __slots__ = ("topic", "group", "endpoints")
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     topic: Resource
     group: Resource
     endpoints: Endpoints
@@ -662,25 +431,17 @@ class QueryAssignmentRequest(_message.Message):
 
 class QueryAssignmentResponse(_message.Message):
     __slots__ = ("status", "assignments")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     assignments: _containers.RepeatedCompositeFieldContainer[Assignment]
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[Assignment, _Mapping]]] = ...) -> None: ...
 
 class SendMessageRequest(_message.Message):
     __slots__ = ("messages",)
-    MESSAGES_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
 
 class SendResultEntry(_message.Message):
     __slots__ = ("status", "message_id", "transaction_id", "offset", "recall_handle")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
-    TRANSACTION_ID_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    RECALL_HANDLE_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message_id: str
     transaction_id: str
@@ -690,36 +451,24 @@ class SendResultEntry(_message.Message):
 
 class SendMessageResponse(_message.Message):
     __slots__ = ("status", "entries")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     status: Status
     entries: _containers.RepeatedCompositeFieldContainer[SendResultEntry]
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[SendResultEntry, _Mapping]]] = ...) -> None: ...
 
 class RecallMessageRequest(_message.Message):
     __slots__ = ("topic", "recall_handle")
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    RECALL_HANDLE_FIELD_NUMBER: _ClassVar[int]
     topic: Resource
     recall_handle: str
     def __init__(self, topic: _Optional[_Union[Resource, _Mapping]] = ..., recall_handle: _Optional[str] = ...) -> None: ...
 
 class RecallMessageResponse(_message.Message):
     __slots__ = ("status", "message_id")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message_id: str
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., message_id: _Optional[str] = ...) -> None: ...
 
 class EndTransactionRequest(_message.Message):
     __slots__ = ("topic", "message_id", "transaction_id", "resolution", "source", "trace_context")
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
-    TRANSACTION_ID_FIELD_NUMBER: _ClassVar[int]
-    RESOLUTION_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
-    TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     topic: Resource
     message_id: str
     transaction_id: str
@@ -730,20 +479,11 @@ class EndTransactionRequest(_message.Message):
 
 class EndTransactionResponse(_message.Message):
     __slots__ = ("status",)
-    STATUS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
 
 class ReceiveMessageRequest(_message.Message):
     __slots__ = ("group", "message_queue", "filter_expression", "batch_size", "invisible_duration", "auto_renew", "long_polling_timeout", "attempt_id")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_QUEUE_FIELD_NUMBER: _ClassVar[int]
-    FILTER_EXPRESSION_FIELD_NUMBER: _ClassVar[int]
-    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
-    INVISIBLE_DURATION_FIELD_NUMBER: _ClassVar[int]
-    AUTO_RENEW_FIELD_NUMBER: _ClassVar[int]
-    LONG_POLLING_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     group: Resource
     message_queue: MessageQueue
     filter_expression: FilterExpression
@@ -756,9 +496,6 @@ class ReceiveMessageRequest(_message.Message):
 
 class ReceiveMessageResponse(_message.Message):
     __slots__ = ("status", "message", "delivery_timestamp")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    DELIVERY_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: Message
     delivery_timestamp: _timestamp_pb2.Timestamp
@@ -766,9 +503,6 @@ class ReceiveMessageResponse(_message.Message):
 
 class AckMessageEntry(_message.Message):
     __slots__ = ("message_id", "receipt_handle", "lite_topic")
-    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
-    RECEIPT_HANDLE_FIELD_NUMBER: _ClassVar[int]
-    LITE_TOPIC_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     receipt_handle: str
     lite_topic: str
@@ -776,9 +510,6 @@ class AckMessageEntry(_message.Message):
 
 class AckMessageRequest(_message.Message):
     __slots__ = ("group", "topic", "entries")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     group: Resource
     topic: Resource
     entries: _containers.RepeatedCompositeFieldContainer[AckMessageEntry]
@@ -786,9 +517,6 @@ class AckMessageRequest(_message.Message):
 
 class AckMessageResultEntry(_message.Message):
     __slots__ = ("message_id", "receipt_handle", "status")
-    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
-    RECEIPT_HANDLE_FIELD_NUMBER: _ClassVar[int]
-    STATUS_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     receipt_handle: str
     status: Status
@@ -796,21 +524,12 @@ class AckMessageResultEntry(_message.Message):
 
 class AckMessageResponse(_message.Message):
     __slots__ = ("status", "entries")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     status: Status
     entries: _containers.RepeatedCompositeFieldContainer[AckMessageResultEntry]
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[AckMessageResultEntry, _Mapping]]] = ...) -> None: ...
 
 class ChangeInvisibleDurationRequest(_message.Message):
     __slots__ = ("group", "topic", "receipt_handle", "invisible_duration", "message_id", "lite_topic", "suspend")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    RECEIPT_HANDLE_FIELD_NUMBER: _ClassVar[int]
-    INVISIBLE_DURATION_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
-    LITE_TOPIC_FIELD_NUMBER: _ClassVar[int]
-    SUSPEND_FIELD_NUMBER: _ClassVar[int]
     group: Resource
     topic: Resource
     receipt_handle: str
@@ -822,21 +541,12 @@ class ChangeInvisibleDurationRequest(_message.Message):
 
 class ChangeInvisibleDurationResponse(_message.Message):
     __slots__ = ("status", "receipt_handle")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    RECEIPT_HANDLE_FIELD_NUMBER: _ClassVar[int]
     status: Status
     receipt_handle: str
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., receipt_handle: _Optional[str] = ...) -> None: ...
 
 class ForwardMessageToDeadLetterQueueRequest(_message.Message):
     __slots__ = ("group", "topic", "receipt_handle", "message_id", "delivery_attempt", "max_delivery_attempts", "lite_topic")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    RECEIPT_HANDLE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
-    DELIVERY_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    MAX_DELIVERY_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
-    LITE_TOPIC_FIELD_NUMBER: _ClassVar[int]
     group: Resource
     topic: Resource
     receipt_handle: str
@@ -848,18 +558,11 @@ class ForwardMessageToDeadLetterQueueRequest(_message.Message):
 
 class ForwardMessageToDeadLetterQueueResponse(_message.Message):
     __slots__ = ("status",)
-    STATUS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
 
 class PullMessageRequest(_message.Message):
     __slots__ = ("group", "message_queue", "offset", "batch_size", "filter_expression", "long_polling_timeout")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_QUEUE_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
-    FILTER_EXPRESSION_FIELD_NUMBER: _ClassVar[int]
-    LONG_POLLING_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     group: Resource
     message_queue: MessageQueue
     offset: int
@@ -870,9 +573,6 @@ class PullMessageRequest(_message.Message):
 
 class PullMessageResponse(_message.Message):
     __slots__ = ("status", "message", "next_offset")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: Message
     next_offset: int
@@ -880,9 +580,6 @@ class PullMessageResponse(_message.Message):
 
 class UpdateOffsetRequest(_message.Message):
     __slots__ = ("group", "message_queue", "offset")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_QUEUE_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
     group: Resource
     message_queue: MessageQueue
     offset: int
@@ -890,31 +587,23 @@ class UpdateOffsetRequest(_message.Message):
 
 class UpdateOffsetResponse(_message.Message):
     __slots__ = ("status",)
-    STATUS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
 
 class GetOffsetRequest(_message.Message):
     __slots__ = ("group", "message_queue")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_QUEUE_FIELD_NUMBER: _ClassVar[int]
     group: Resource
     message_queue: MessageQueue
     def __init__(self, group: _Optional[_Union[Resource, _Mapping]] = ..., message_queue: _Optional[_Union[MessageQueue, _Mapping]] = ...) -> None: ...
 
 class GetOffsetResponse(_message.Message):
     __slots__ = ("status", "offset")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
     status: Status
     offset: int
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class QueryOffsetRequest(_message.Message):
     __slots__ = ("message_queue", "query_offset_policy", "timestamp")
-    MESSAGE_QUEUE_FIELD_NUMBER: _ClassVar[int]
-    QUERY_OFFSET_POLICY_FIELD_NUMBER: _ClassVar[int]
-    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     message_queue: MessageQueue
     query_offset_policy: QueryOffsetPolicy
     timestamp: _timestamp_pb2.Timestamp
@@ -922,8 +611,6 @@ class QueryOffsetRequest(_message.Message):
 
 class QueryOffsetResponse(_message.Message):
     __slots__ = ("status", "offset")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
     status: Status
     offset: int
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
@@ -932,16 +619,9 @@ class OffsetOption(_message.Message):
     __slots__ = ("policy", "offset", "tail_n", "timestamp")
     class Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
-        LAST: _ClassVar[OffsetOption.Policy]
-        MIN: _ClassVar[OffsetOption.Policy]
-        MAX: _ClassVar[OffsetOption.Policy]
     LAST: OffsetOption.Policy
     MIN: OffsetOption.Policy
     MAX: OffsetOption.Policy
-    POLICY_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    TAIL_N_FIELD_NUMBER: _ClassVar[int]
-    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     policy: OffsetOption.Policy
     offset: int
     tail_n: int
@@ -950,12 +630,6 @@ class OffsetOption(_message.Message):
 
 class SyncLiteSubscriptionRequest(_message.Message):
     __slots__ = ("action", "topic", "group", "lite_topic_set", "version", "offset_option")
-    ACTION_FIELD_NUMBER: _ClassVar[int]
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    LITE_TOPIC_SET_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_OPTION_FIELD_NUMBER: _ClassVar[int]
     action: LiteSubscriptionAction
     topic: Resource
     group: Resource
@@ -966,6 +640,5 @@ class SyncLiteSubscriptionRequest(_message.Message):
 
 class SyncLiteSubscriptionResponse(_message.Message):
     __slots__ = ("status",)
-    STATUS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
