@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator
 from contextlib import ExitStack, nullcontext
 from functools import cache
+from inspect import iscoroutinefunction
 
 import pytest
 import structlog
@@ -67,6 +68,17 @@ def pytest_configure(config: pytest.Config) -> None:
         block = ExitStack()
         block.enter_context(warm_processes())
         config.add_cleanup(block.close)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Asynchronous tests run on trio, unless they are marked to run by anyio's plugin on trio and on asyncio."""
+    for item in items:
+        test = getattr(item, "obj", None)
+        examples = getattr(test, "hypothesis", None)
+        if iscoroutinefunction(examples.inner_test if examples else test) and not any(
+            item.get_closest_marker(name) for name in ("trio", "anyio")
+        ):
+            item.add_marker("trio")
 
 
 def pytest_collection_finish() -> None:

@@ -25,8 +25,6 @@ from tests.support.man_in_the_middle import Wire
 from tests.support.replica_client import NODE, add_learner, authenticate
 from tests.support.running_broker import RunningBroker, running
 
-pytestmark = pytest.mark.trio
-
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:

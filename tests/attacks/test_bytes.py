@@ -18,7 +18,7 @@ from raftlog.net.versions import HANDSHAKE_VERSION
 from tests.attacks.target import HOST, MIB, PRODUCER, Target, connected
 from tests.support.running_broker import send_ext
 
-pytestmark = [pytest.mark.process, pytest.mark.trio]
+pytestmark = pytest.mark.process
 
 PORTS = ("clients", "replication", "namesrv")
 DRIPPERS = 150

@@ -22,7 +22,7 @@ from tests.attacks.target import ADMIN, MIB, Target
 from tests.support.log_values import log_id
 from tests.unit.replica.caller import Caller, call, received
 
-pytestmark = [pytest.mark.process, pytest.mark.trio]
+pytestmark = pytest.mark.process
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 TERM = 2**40

@@ -20,7 +20,7 @@ from tests.attacks.target import ACCOUNTS, ADMIN, CONSUMER, HOST, MIB, PRODUCER,
 from tests.support.odd_requests import all_requests, asked, code_of
 from tests.support.running_broker import pull_ext, send_ext
 
-pytestmark = [pytest.mark.process, pytest.mark.trio]
+pytestmark = pytest.mark.process
 
 NO_PERMISSION = ResponseCode.NO_PERMISSION
 REFUSALS = {NO_PERMISSION, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR}

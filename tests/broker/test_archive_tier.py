@@ -28,8 +28,6 @@ from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, broker_c
 from tests.support.short_logs import COUNT, body, fill
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStorage]:

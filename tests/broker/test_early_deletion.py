@@ -24,8 +24,6 @@ from tests.support.running_broker import Client, RunningBroker, limited
 from tests.support.short_logs import DISK_EXPIRES, MIB, SMALL, body, fill
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 COUNT = 120
 REFILLS_SOON = limited(node={"refill_look_seconds": 0.05})
 KEPT = SMALL | DISK_EXPIRES | {"retention_bytes": 64 * MIB}

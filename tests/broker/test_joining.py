@@ -25,8 +25,6 @@ from tests.unit.replica.caller import Caller
 
 KIB = 1024
 
-pytestmark = pytest.mark.trio
-
 
 def joining(directory: Path, **given: Any) -> BrokerSettings:
     """Settings of a broker that joins; there is a secret in its directory, and nothing else yet."""

@@ -12,8 +12,6 @@ from mq.protocol.messages.delay import DELAY_LEVELS_MS
 from tests.support.group_clients import TOPICS, Clients, held
 from tests.support.running_broker import broker_client, broker_settings, running
 
-pytestmark = pytest.mark.trio
-
 SMALL = {"segment_bytes": 256 * 1024, "message_bytes_max": 64 * 1024, "entry_bytes_max": 2048}
 
 

@@ -23,8 +23,6 @@ from tests.support.running_broker import (
     send_ext,
 )
 
-pytestmark = pytest.mark.trio
-
 
 async def fill(broker: RunningBroker, round_number: int = 0) -> None:
     """Messages in two queues, a topic of its own, a consumer offset that was answered for."""

@@ -24,8 +24,6 @@ from tests.support.short_logs import DISK_EXPIRES, MIB, SMALL, SMALL_SEGMENT_BYT
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
-pytestmark = pytest.mark.trio
-
 MINUTE = 60_000
 BY_AGE = SMALL | {"retention_bytes": 64 * MIB, "retention_hours": 1 / 60, "delete_when": -1}
 

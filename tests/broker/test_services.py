@@ -42,13 +42,11 @@ REPEATABLE = {
 """Whatever is added here must come to the same if it is done twice, whatever others ask for in between."""
 
 
-@pytest.mark.trio
 async def test_forwarder_repeats_only_repeatable_requests(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path):
         assert brokers[0].services.forwarder.repeatable == REPEATABLE
 
 
-@pytest.mark.trio
 async def test_forwarder_is_notified_of_leadership_last_and_of_resignation_first(
     tmp_path: Path, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:

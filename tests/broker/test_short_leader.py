@@ -15,8 +15,6 @@ from tests.support.popping import popped
 from tests.support.running_broker import Client, broker_client, properties
 from tests.support.short_logs import SMALL, fill, shortened
 
-pytestmark = pytest.mark.trio
-
 
 class Others:
     """What the leader knows of others' logs."""

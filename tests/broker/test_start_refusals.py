@@ -42,7 +42,6 @@ def taken() -> Iterator[str]:
         yield f"127.0.0.1:{sock.getsockname()[1]}"
 
 
-@pytest.mark.trio
 async def test_broker_refuses_a_port_in_use(tmp_path: Path, taken: str) -> None:
     directory = tmp_path / "new"
     client = await refusal(broker_settings(directory, listen=taken))
@@ -54,7 +53,6 @@ async def test_broker_refuses_a_port_in_use(tmp_path: Path, taken: str) -> None:
         assert await (await broker.connect()).alive()
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 async def test_one_port_for_both_purposes(tmp_path: Path, host: str) -> None:
     (port,) = free_ports(1)
@@ -64,7 +62,6 @@ async def test_one_port_for_both_purposes(tmp_path: Path, host: str) -> None:
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.trio
 async def test_broker_refuses_an_address_of_another_machine(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     text = await refusal(broker_settings(tmp_path, listen=f"192.0.2.1:{port}"))
@@ -76,7 +73,6 @@ def test_impossible_host_name_is_refused(tmp_path: Path) -> None:
         broker_settings(tmp_path, advertise="no..body:10911")
 
 
-@pytest.mark.trio
 async def test_host_names_are_looked_up(tmp_path: Path) -> None:
     client_port, peer_port = free_ports(2)
     given = {"listen": f"localhost:{client_port}", "peers": f"n0@localhost:{peer_port}"}
@@ -87,7 +83,6 @@ async def test_host_names_are_looked_up(tmp_path: Path) -> None:
 # -- directories -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.trio
 async def test_file_instead_of_a_directory(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_text("mine")
@@ -95,7 +90,6 @@ async def test_file_instead_of_a_directory(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("name", ["commitlog", "queues"])
 async def test_file_where_a_directory_belongs(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -104,7 +98,6 @@ async def test_file_where_a_directory_belongs(tmp_path: Path, name: str) -> None
     assert path.read_text() == "mine"
 
 
-@pytest.mark.trio
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
 async def test_directory_that_may_not_be_written(tmp_path: Path) -> None:
     path = tmp_path / "data"
@@ -112,13 +105,11 @@ async def test_directory_that_may_not_be_written(tmp_path: Path) -> None:
     assert str(path) in await refusal(broker_settings(path))
 
 
-@pytest.mark.trio
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="there is no file system that refuses even root")
 async def test_file_system_that_cannot_be_written() -> None:
     assert "/proc/self/data" in await refusal(broker_settings(Path("/proc/self/data")))
 
 
-@pytest.mark.trio
 async def test_broker_refuses_a_directory_of_another_group(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await (await broker.connect()).send()
@@ -139,7 +130,6 @@ async def test_broker_refuses_a_directory_of_another_group(tmp_path: Path) -> No
         assert [record.body for record in (await (await broker.connect()).pull()).records] == [b"body"]
 
 
-@pytest.mark.trio
 async def test_broker_refuses_a_directory_in_use(tmp_path: Path) -> None:
     async with broker_client(tmp_path) as client:
         await client.send(body=b"first")
@@ -276,7 +266,6 @@ def newer_vote_file(data: bytes) -> bytes:
     return bytes(slot)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(("name", "change"), [("checkpoint", newer_checkpoint), ("commitlog/meta", newer_vote_file)])
 async def test_file_of_a_newer_version(tmp_path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     async with running(tmp_path) as broker:
@@ -293,7 +282,6 @@ async def test_file_of_a_newer_version(tmp_path: Path, name: str, change: Callab
     assert after == before
 
 
-@pytest.mark.trio
 async def test_broker_refuses_an_unfinished_restore(tmp_path: Path) -> None:
     (tmp_path / "commitlog.restoring").mkdir()
     text = await refusal(broker_settings(tmp_path))

@@ -15,8 +15,6 @@ from tests.support.running_broker import broker_client, limited, pull_ext, runni
 from tests.support.short_logs import MIB, SMALL, fill
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 LIMITS = limited(
     archive={"look_seconds": 0.05, "retry_seconds": 0.05, "retry_seconds_max": 0.2, "check_seconds": 0.2},
     upkeep={"raise_level_seconds": 0.01},

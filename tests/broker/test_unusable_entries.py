@@ -110,7 +110,6 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize(("body", "reason"), UNUSABLE.values(), ids=UNUSABLE)
-@pytest.mark.trio
 async def test_start_stops_at_an_entry_that_cannot_be_applied(tmp_path: Path, body: bytes, reason: str) -> None:
     async with running(tmp_path) as broker:
         assert (await (await broker.connect()).send("T", b"body", i=properties())).code == 0
@@ -173,7 +172,6 @@ LIES = {
 
 
 @pytest.mark.parametrize("annotation", LIES.values(), ids=LIES)
-@pytest.mark.trio
 async def test_leaders_hint_that_contradicts_is_not_believed(
     tmp_path: Path, annotation: bytes, brokers: list[Broker]
 ) -> None:

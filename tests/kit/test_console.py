@@ -22,8 +22,6 @@ from mq.testing import SyncKit
 from tests.support.console_browser import HOSTILE, Browser, console, count_requests, ended, quiet_kit
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 PAGES = (
     *("/", "/alarms", "/topics", "/topics?kind=all", "/topic?name=Orders", "/messages?topic=Orders", "/groups"),
     *("/message?topic=Orders&broker=broker-a&queue=0&offset=0", "/group?name=mail", "/dead-letters?group=mail"),

@@ -16,8 +16,6 @@ from mq.testing import SyncKit
 from tests.support.console_browser import HOSTILE, Answer, Browser, console, quiet_kit
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 SECRET = "correct-HORSE-battery"
 
 

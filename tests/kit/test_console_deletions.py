@@ -11,8 +11,6 @@ from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.testing import SyncKit, running_kit
 from tests.support.console_browser import Browser
 
-pytestmark = pytest.mark.trio
-
 
 @pytest.fixture
 def kit() -> Iterator[SyncKit]:

@@ -10,8 +10,6 @@ import trio
 from mq.testing import SyncKit
 from tests.support.console_browser import HOSTILE, Browser, console, ended, quiet_kit
 
-pytestmark = pytest.mark.trio
-
 
 @pytest.fixture
 def kit() -> Iterator[SyncKit]:

@@ -19,8 +19,6 @@ from mq.testing import SyncKit
 from tests.support.console_browser import HOSTILE, Browser, console, count_requests, quiet_kit
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 @pytest.fixture(scope="module")
 def kit() -> Iterator[SyncKit]:

@@ -11,8 +11,6 @@ from mq.client import Admin, Message, Producer, PullConsumer
 from mq.testing import SyncKit
 from tests.support.console_browser import Answer, Browser, quiet_kit
 
-pytestmark = pytest.mark.trio
-
 
 @pytest.fixture(scope="module")
 def kit() -> Iterator[SyncKit]:

@@ -12,8 +12,6 @@ from mq.testing import SyncKit
 from tests.support.console_browser import HOSTILE, Browser, quiet_kit
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 @pytest.fixture
 def kit() -> Iterator[SyncKit]:

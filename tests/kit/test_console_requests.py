@@ -105,7 +105,6 @@ def count_by_address(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]
         f"/messages?topic={TOPIC}&by=time&time=2020-01-01T00:00",
     ],
 )
-@pytest.mark.trio
 async def test_offsets_by_time_take_one_request_for_all_queues(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
@@ -123,7 +122,6 @@ async def consume_with(consumer: PushConsumer) -> None:
         await consumer.run()
 
 
-@pytest.mark.trio
 async def test_group_page_asks_for_all_members_at_once(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker asks the members, and the page shows what each of them has."""
     counts = count_by_address(monkeypatch)
@@ -153,7 +151,6 @@ async def test_group_page_asks_for_all_members_at_once(kit: SyncKit, monkeypatch
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.trio
 async def test_doctor_asks_a_broker_for_each_thing_once(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with many groups that lag, dead letters of each, and messages that retention deletes soon."""
     counts = count_by_address(monkeypatch)
@@ -167,7 +164,6 @@ async def test_doctor_asks_a_broker_for_each_thing_once(kit: SyncKit, monkeypatc
 
 
 @pytest.mark.parametrize("path", PAGES)
-@pytest.mark.trio
 async def test_page_asks_as_much_with_many_topics_and_groups(
     kit: SyncKit, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

@@ -24,8 +24,6 @@ from mq.testing import SyncKit, open_kit
 from tests.support.console_browser import HOSTILE, Browser, console, count_requests, quiet_kit
 from tests.support.waiting import until, wait_until
 
-pytestmark = pytest.mark.trio
-
 
 @pytest.fixture(scope="module")
 def kit() -> Iterator[SyncKit]:

@@ -23,8 +23,6 @@ from mq.client import (
 from mq.testing import Kit, open_kit
 from tests.support.virtual_time import VIRTUAL_TIME
 
-pytestmark = pytest.mark.trio
-
 DAYS = 40
 
 Clock = trio.abc.Clock | None

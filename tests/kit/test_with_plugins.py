@@ -22,7 +22,6 @@ async def test_kit_runs_in_anyio_tests() -> None:
         kit.assert_stored("Letters", b"late")
 
 
-@pytest.mark.trio
 async def test_trio_with_a_clock_that_jumps(autojump_clock: trio.testing.MockClock) -> None:
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         await producer.send(Message("Letters", b"late", delay=2.0))
@@ -30,7 +29,6 @@ async def test_trio_with_a_clock_that_jumps(autojump_clock: trio.testing.MockClo
         kit.assert_stored("Letters", b"late")
 
 
-@pytest.mark.trio
 async def test_trio_with_a_clock_that_stands_still(mock_clock: trio.testing.MockClock) -> None:
     with pytest.raises(ValueError, match="use one that jumps when all tasks wait"):
         async with open_kit():

@@ -21,7 +21,7 @@ from tests.support.joining_broker import start_joining
 from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 URL = f"s3://{BUCKET}/broker-a"
 SETTINGS = {"segment_bytes": "262144", "message_bytes_max": "65536", "entry_bytes_max": "65536", "archive_url": URL}

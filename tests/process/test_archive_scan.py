@@ -27,7 +27,7 @@ from spark.task_reader import task_reader
 from tests.support.object_storage import BUCKET, ENVIRONMENT, SECRET_KEY, ObjectStorage, object_storage
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 SETTINGS = {
     "segment_bytes": "262144",

@@ -17,7 +17,7 @@ from mq.client import Admin, Every, Message, MessageQueue, Producer, PullConsume
 from mq.local_cluster import HOST, DevCluster, Ports
 from tests.support.backups import EXPIRING, SETTINGS, backed_up, committed, printed, raftmq
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 async def send(namesrv: str, topic: str, bodies: list[bytes]) -> list[SendResult]:

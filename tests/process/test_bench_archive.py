@@ -13,7 +13,7 @@ from benchmarks.archive.__main__ import ARCHIVE, CASES
 from jepsen.deployments.object_storage import ENVIRONMENT
 from tests.support.benchmark_cases import values as case_values
 
-pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,6 @@ ALWAYS_RUN = "log"
 """The cheapest one; all go the same way."""
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == ALWAYS_RUN else pytest.mark.nightly) for name in CURVES]
 )

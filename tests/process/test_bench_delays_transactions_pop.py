@@ -14,7 +14,7 @@ from benchmarks.lateness import measure_lateness
 from benchmarks.suites.case_load import Plan
 from tests.support.benchmark_cases import tiny_plan, values
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import fairness
 from tests.support.benchmark_cases import values
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ALWAYS_RUN = ("pulls",)
 """The others differ in what demanding clients do, if there are any."""

@@ -10,7 +10,7 @@ from benchmarks import scraping
 from benchmarks.suites.case_load import Plan
 from tests.support.benchmark_cases import tiny_plan, values
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture

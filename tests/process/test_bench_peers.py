@@ -26,7 +26,6 @@ def left_in(directory: Path) -> list[str]:
     return found
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("name", ["raftmq", "nats", "etcd"])
 async def test_bench_measures_one_turn_of_each_system(name: str, tmp_path: Path) -> None:
     outcome, plan = Outcome(), parse_arguments(["--quick", "--peer", name])

@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.mark.nightly
-@pytest.mark.trio
 async def test_steady_load_has_rates_and_costs_of_each_replica(tmp_path: Path) -> None:
     plan = steady.STEADY.parse_arguments(["--quick"])
     plan.sizes = TEST_MIN

@@ -23,7 +23,6 @@ def plan() -> Plan:
     return tiny_plan(store.STORE, 0.3)
 
 
-@pytest.mark.trio
 async def test_backlog_is_read_from_one_and_from_many_queues(plan: Plan, tmp_path: Path) -> None:
     found = await values(reads.measure_backlog, plan, tmp_path)
     assert found["messages/s of 1 KiB, 1 queue"] > 0
@@ -31,13 +30,11 @@ async def test_backlog_is_read_from_one_and_from_many_queues(plan: Plan, tmp_pat
 
 
 @pytest.mark.nightly
-@pytest.mark.trio
 async def test_random_reads_have_a_rate(plan: Plan, tmp_path: Path) -> None:
     assert (await values(reads.measure_random, plan, tmp_path))["reads/s of 4 KiB"] > 0
 
 
 @pytest.mark.nightly
-@pytest.mark.trio
 async def test_producer_continues_while_a_follower_is_read(plan: Plan, tmp_path: Path) -> None:
     found = await values(follower.measure_follower, plan, tmp_path)
     assert found["old messages"] >= 0.01
@@ -47,7 +44,6 @@ async def test_producer_continues_while_a_follower_is_read(plan: Plan, tmp_path:
 
 
 @pytest.mark.nightly
-@pytest.mark.trio
 async def test_latencies_of_sends_are_ordered(plan: Plan, tmp_path: Path) -> None:
     found = await values(latency.measure_latency, plan, tmp_path)
     assert found["send to acknowledgement, p50"] > 0

@@ -17,7 +17,7 @@ from tests.support.commands import raftmq
 from tests.support.real_groups import connected, transfer, wait_level
 from tests.support.running_broker import SECONDS_MAX
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 DELAYED = 40

@@ -16,7 +16,7 @@ from tests.support.running_broker import SECONDS_MAX
 from tests.support.spark_tasks import in_thread, reader_of, rows_of, survey
 from tests.support.waiting import until, until_accepted
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 QUEUES = 3
 MESSAGES = 1500

@@ -10,7 +10,7 @@ import trio
 from mq.client import Admin, Message, MessageQueue, Producer, PullConsumer, SendResult
 from mq.local_cluster import DevCluster, Ports
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 MESSAGES = 100
 QUEUE = MessageQueue("T", "broker-a", 0)

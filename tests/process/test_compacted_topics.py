@@ -20,7 +20,7 @@ from tests.support.real_groups import connected, transfer
 from tests.support.spark_tasks import in_thread, reader_of, rows_of, survey
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 TOPIC = "Prices"
 SETTINGS = {

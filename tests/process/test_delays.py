@@ -18,7 +18,7 @@ from tests.support.real_groups import SMALL_ENTRIES, Cluster, cluster_in_thread,
 from tests.support.running_broker import Client, properties
 from tests.support.waiting import until, until_found
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 MESSAGES = 1000
 KILL_AFTER = (50, 500, 950)

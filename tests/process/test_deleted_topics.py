@@ -12,7 +12,7 @@ from mq.local_cluster import DevCluster, Ports
 from tests.support.commands import raftmq
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 async def command(cluster: DevCluster, *arguments: str) -> str:

@@ -26,7 +26,7 @@ from tests.support.real_groups import transfer
 from tests.support.running_broker import Client, pull_ext, send_ext
 from tests.support.waiting import until, until_accepted
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 TIMEOUT_SECONDS = 20.0
 """How long a client waits for an answer. Stock ones wait for three seconds, which a busy machine needs for itself."""

@@ -17,7 +17,7 @@ from tests.support.commands import raftmq
 from tests.support.joining_broker import start_joining
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PAUSE_SECONDS = 0.003
 """Between two messages of a producer: enough for files to fill, and the commands get their share of the machine."""

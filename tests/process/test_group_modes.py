@@ -18,7 +18,7 @@ from mq.protocol.wire import fastjson
 from tests.support.running_broker import Client
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 QUEUES = 4
 

@@ -12,7 +12,7 @@ from mq.client import Admin, Message, Producer, PullConsumer, SendResult
 from mq.local_cluster import DevCluster, Ports
 from mq.local_cluster.groups import count_groups, open_groups
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 QUEUES = 2
 

@@ -14,7 +14,7 @@ from mq.protocol.wire.encoding import encode_request
 from tests.support.real_groups import connected
 from tests.support.running_broker import SECONDS_MAX, pull_ext
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 MIB = 1024 * 1024
 GREEDY = 200

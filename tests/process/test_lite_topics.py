@@ -27,7 +27,7 @@ from tests.support.backups import EXPIRING, SETTINGS, backed_up, committed, prin
 from tests.support.real_groups import transfer
 from tests.support.waiting import until, until_accepted
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly]
 
 PARENT, GROUP, FILLER = "Sessions", "agents", "Filler"
 BROKER = "broker-a"

@@ -28,7 +28,7 @@ from tests.support.running_broker import Client, properties, send_ext
 from tests.support.stored_bodies import all_stored_bodies
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 SECONDS = 12.0
 ENOUGH = 500

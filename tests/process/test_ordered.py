@@ -19,7 +19,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.running_broker import Client
 from tests.support.waiting import until, until_accepted, until_found
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 QUEUES = 4
 MESSAGES = 500

@@ -19,7 +19,7 @@ from tests.support.real_groups import LOST, SETTINGS
 from tests.support.running_broker import Client, send_ext
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 MESSAGES = 5000
 QUEUES = 4

@@ -12,7 +12,7 @@ from mq.client import Admin, Message, MessageQueue, Producer, PullConsumer, Send
 from mq.local_cluster import DevCluster, Ports
 from tests.support.waiting import until_found
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 MESSAGES = 1000
 BLOCK_BYTES = 4096

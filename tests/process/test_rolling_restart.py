@@ -12,7 +12,7 @@ from mq.client import Admin, Message, Producer, PushConsumer, SendResult
 from mq.local_cluster import DevCluster, Ports
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 class Pulse:

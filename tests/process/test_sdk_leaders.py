@@ -14,7 +14,7 @@ from mq.local_cluster import DevCluster, Ports
 from tests.support.real_groups import transfer
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 QUEUES = 2
 

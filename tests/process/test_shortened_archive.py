@@ -20,7 +20,7 @@ from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 URL = f"s3://{BUCKET}/broker-a"
 SETTINGS = {

@@ -15,7 +15,7 @@ from mq.protocol.codes import ResponseCode
 from tests.support.real_groups import connected
 from tests.support.running_broker import SECONDS_MAX, Answer, Client
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 MIB = 1024 * 1024
 BODY_BYTES = 8000

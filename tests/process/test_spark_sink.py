@@ -20,7 +20,7 @@ from tests.support.real_groups import SETTINGS
 from tests.support.stored_bodies import stored_bodies
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 QUEUES = 3
 ROWS = 30_000

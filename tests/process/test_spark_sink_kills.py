@@ -29,7 +29,7 @@ from tests.support.real_groups import SETTINGS
 from tests.support.stored_bodies import stored_bodies
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 KILLS: Final = int(os.environ.get("RAFTMQ_SINK_KILLS", "20"))
 QUEUES: Final = 3

@@ -21,7 +21,7 @@ import trio
 from mq.local_cluster import DevCluster, Ports
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "taskiq.md"

@@ -13,7 +13,7 @@ from mq.client import Admin, BrokerError, Message, Producer, ReceivedMessage, Se
 from tests.support.real_groups import SMALL_ENTRIES, Cluster, cluster_in_thread, delivered
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 MESSAGES = 2000
 RECALLED = 200

@@ -16,7 +16,7 @@ from mq.local_cluster import DevCluster, Ports
 from tests.support.commands import raftmq
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 SECONDS_MAX = 60.0
 OF_BYTES = ("produce", "consume", "tail", "bench")

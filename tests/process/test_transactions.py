@@ -26,7 +26,7 @@ from tests.support.real_groups import Cluster, cluster_in_thread
 from tests.support.running_broker import Client
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 TRANSACTIONS = 500
 WORKERS = 16

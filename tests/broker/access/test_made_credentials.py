@@ -19,10 +19,7 @@ from tests.support.running_broker import running
 
 SCRIPT = Path(__file__).parents[3] / "deploy" / "make-credentials.sh"
 
-pytestmark = [
-    pytest.mark.trio,
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command"),
-]
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 
 
 async def test_servers_and_clients_work_with_made_credentials(tmp_path: Path) -> None:

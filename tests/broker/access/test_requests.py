@@ -47,8 +47,6 @@ from tests.support.check_backs import FAST
 from tests.support.running_broker import Answer, Client, RunningBroker, limited, pull_ext, running
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 FILE = """
 accounts:
 - {accessKey: administrator, secretKey: 1234567890, admin: true}

@@ -20,8 +20,6 @@ from tests.support.running_broker import RunningBroker, limited, running
 from tests.support.waiting import until
 from tests.unit.namesrv.serving import name_server
 
-pytestmark = pytest.mark.trio
-
 GROUP = "broker-a"
 
 

@@ -24,8 +24,6 @@ from mq.protocol.requests.topics import DataVersion
 from tests.support.broker_contexts import context_of
 from tests.support.running_broker import Answer, Client, broker_client, broker_settings, limited, running
 
-pytestmark = pytest.mark.trio
-
 ENCODINGS = pytest.mark.parametrize("serialization", [JSON, BINARY])
 
 

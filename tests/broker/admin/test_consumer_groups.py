@@ -13,8 +13,6 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.clients import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from tests.support.running_broker import Answer, Client, RunningBroker, broker_client, limited, running
 
-pytestmark = pytest.mark.trio
-
 SYSTEM_TOPICS = 12
 """What a new group makes for itself: the template, and those of cluster, broker, self test and delays."""
 

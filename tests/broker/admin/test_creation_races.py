@@ -11,8 +11,6 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
 from tests.support.running_broker import Client, broker_client, send_ext
 
-pytestmark = pytest.mark.trio
-
 GROUP = b'{"groupName":"G","retryQueueNums":3,"retryMaxTimes":5}'
 
 

@@ -18,7 +18,6 @@ from mq.cli.errors import CommandFailed
 from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage
 from tests.support.name_server_and_broker import cluster
 
-pytestmark = pytest.mark.trio
 DLQ = "%DLQ%mail"
 
 

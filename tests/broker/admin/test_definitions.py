@@ -20,8 +20,6 @@ from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.running_broker import Client, limited
 
-pytestmark = pytest.mark.trio
-
 GROUP = SubscriptionGroupConfig(
     group_name="G",
     consume_enable=False,

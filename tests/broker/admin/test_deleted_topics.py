@@ -16,8 +16,6 @@ from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.running_broker import Client, RunningBroker, broker_client, properties, running
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 async def delete(client: Client, topic: str = "T", **given: Any) -> int:
     return (

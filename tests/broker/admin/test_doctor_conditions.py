@@ -30,8 +30,6 @@ from tests.support.replies import three_replicas
 from tests.support.running_broker import running
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 DOCS = Path(__file__).parents[3] / "docs"
 WORST_FIRST = ("critical", "warning", "notice")
 EXIT_FAILED = 1

@@ -208,7 +208,6 @@ async def level_of(broker: RunningBroker) -> int:
     return int(json.loads(answer.body)["table"]["raftmq.formatLevel"])
 
 
-@pytest.mark.trio
 async def test_single_broker_raises_the_format_level_and_never_lowers_it(tmp_path: Path) -> None:
     async with running(tmp_path, format_level_max=1) as broker:
         assert await level_of(broker) == 1

@@ -11,8 +11,6 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.raft_group import GroupAction, GroupAnswer, GroupCommand
 from tests.support.running_broker import Client, broker_client, running
 
-pytestmark = pytest.mark.trio
-
 
 async def command(client: Client, action: GroupAction, node: str = "", address: str = "", old: str = "") -> GroupAnswer:
     body = GroupCommand(action=action, node=node, address=address, replaced=old).encode()

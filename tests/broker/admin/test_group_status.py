@@ -17,8 +17,6 @@ from mq.protocol.wire import fastjson
 from mq.protocol.wire.encoding import encode_request
 from tests.support.running_broker import SUBSCRIPTION, Answer, Client, RunningBroker, broker_client, limited, running
 
-pytestmark = pytest.mark.trio
-
 COMMIT_OFFSET = 1
 KEY = '{"brokerName":"broker-a","queueId":%d,"topic":"T"}'
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from mq.protocol.codes import RequestCode
 from mq.protocol.requests.clients import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from mq.protocol.requests.removed_members import NOBODY, KeptOutList
 from tests.support.replies import three_replicas
 from tests.support.running_broker import Client, broker_client
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.trio
 
 
 async def remove(client: Client, keep_out_ms: int = 600_000) -> None:

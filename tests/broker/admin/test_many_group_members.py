@@ -19,8 +19,6 @@ from mq.protocol.requests.clients import ClientBehindProxy, ConsumerData, Heartb
 from mq.protocol.requests.members import GROUPS_MAX, GroupMember, MembersOfGroups, MembersQuestion
 from tests.support.running_broker import Client, RunningBroker, limited, running
 
-pytestmark = pytest.mark.trio
-
 
 async def join(broker: RunningBroker, name: str, group: str = "billing", **wanted: str) -> Client:
     """A member with its own connection."""

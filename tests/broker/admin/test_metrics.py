@@ -20,8 +20,6 @@ from tests.support.running_broker import Client, broker_client, properties, runn
 from tests.support.steps import result_of
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 GUIDE = Path(__file__).parents[3] / "docs" / "monitoring.md"
 BEGIN, END = "<!-- metrics -->", "<!-- end of metrics -->"
 COMMON_LABELS = ("cluster", "group", "node", "node_type", "node_id")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from mq.broker.net.not_served import why_not_served
 from mq.protocol.codes import ResponseCode
 from tests.support.running_broker import broker_client
@@ -21,7 +19,6 @@ def test_unknown_code_is_named() -> None:
     assert why_not_served(9999) == " request type 9999 not supported"
 
 
-@pytest.mark.trio
 async def test_broker_names_the_reason_of_unsupported_requests(tmp_path: Path) -> None:
     async with broker_client(tmp_path / "n0") as client:
         answer = await client.request(907)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.group_progress import ResetConsumerClientOffset
@@ -14,8 +13,6 @@ from tests.support.running_broker import Answer, Client, RunningBroker, broker_c
 from tests.support.short_logs import SMALL, fill, shortened
 from tests.support.stored_messages import stored
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.trio
 
 DEAD = "%DLQ%G"
 

@@ -13,8 +13,6 @@ from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.stored_messages import wait_stored
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 DEAD = "%DLQ%G"
 POISON = b"1"
 

@@ -21,8 +21,6 @@ from tests.support.name_server_and_broker import cluster
 from tests.support.running_broker import running
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 async def printed(*arguments: str) -> str:
     """What a command prints, with the logs of the servers, which run in this process."""

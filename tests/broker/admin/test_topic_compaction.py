@@ -27,8 +27,6 @@ from tests.support.compaction import shorten_hours
 from tests.support.running_broker import Client, broker_client, properties, running, send_ext
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 COMPACTED = f"+{CLEANUP_POLICY}={COMPACTION}"
 
 

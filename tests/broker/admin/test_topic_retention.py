@@ -21,8 +21,6 @@ from tests.support.running_broker import Client, broker_client, broker_settings,
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
-pytestmark = pytest.mark.trio
-
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:

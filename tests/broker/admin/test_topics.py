@@ -15,8 +15,6 @@ from mq.protocol.frames import BINARY, JSON
 from mq.protocol.wire import fastjson
 from tests.support.running_broker import Answer, Client, RunningBroker, broker_client, limited
 
-pytestmark = pytest.mark.trio
-
 ENCODINGS = pytest.mark.parametrize("serialization", [JSON, BINARY])
 
 TOPIC = {

@@ -17,7 +17,7 @@ from mq.protocol.codes import ResponseCode
 from tests.support.guarded import ADMIN, USER, guarded
 from tests.support.running_broker import SECONDS_MAX, send_ext
 
-pytestmark = [pytest.mark.process, pytest.mark.trio]
+pytestmark = pytest.mark.process
 
 KEYS = {"RAFTMQ_ACCESS_KEY": ADMIN[0], "RAFTMQ_SECRET_KEY": ADMIN[1]}
 

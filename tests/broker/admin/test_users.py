@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 from structlog.testing import capture_logs
 
@@ -17,8 +16,6 @@ from raftlog.net.secret_file import new_secret, read_secrets, write_secrets
 from tests.support.guarded import ADMIN, FILE, USER, connect, guarded
 from tests.support.running_broker import Answer, Client, limited, pull_ext, send_ext
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.trio
 
 OK, NO_PERMISSION = ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION
 INVALID = ResponseCode.INVALID_PARAMETER

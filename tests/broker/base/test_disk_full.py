@@ -16,8 +16,6 @@ from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
 from tests.support.running_broker import broker_client, limited, running, send_ext
 
-pytestmark = pytest.mark.trio
-
 
 async def test_disk_full_refuses_sends_but_serves_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     propose = RaftCore.propose

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
 import trio
 
 from mq.namesrv.route_table import BrokerId, RouteTable
@@ -19,8 +18,6 @@ from mq.protocol.requests.registration import RegisterBroker, RegisterBrokerBody
 from mq.protocol.wire.encoding import encode_response
 from tests.support.running_broker import SECONDS_MAX, running
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.trio
 
 
 class Told(NamedTuple):

@@ -24,7 +24,6 @@ def test_descriptor_limit_is_divided_among_clients_and_files() -> None:
         assert DescriptorLimits.of(limit) == (clients_max, number_max)
 
 
-@pytest.mark.trio
 async def test_clients_are_served_although_the_broker_uses_most_descriptors_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

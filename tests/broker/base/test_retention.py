@@ -15,8 +15,6 @@ from tests.support.running_broker import Client, broker_client
 from tests.support.short_logs import COUNT, MIB, SMALL, body, fill, shortened
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 async def check(client: Client, low: int, high: int) -> None:
     assert 0 < low < high

@@ -23,8 +23,6 @@ from tests.support.object_storage import ENVIRONMENT, SECRET_KEY, object_storage
 from tests.support.running_broker import Client, RunningBroker, running
 from tests.support.short_logs import MIB, body, fill
 
-pytestmark = pytest.mark.trio
-
 COUNT = 260
 
 

@@ -18,8 +18,6 @@ from tests.support.running_broker import FAST, Client, RunningBroker, broker_cli
 from tests.support.sent_messages import sent
 from tests.support.short_logs import SMALL, fill, shortened
 
-pytestmark = pytest.mark.trio
-
 RANGE = Struct(">iqq")
 
 

@@ -62,7 +62,6 @@ def test_no_lease_lasts_longer_than_the_setting_allows(tmp_path: Path) -> None:
     assert held.leases.counters() == {"log_leases": 0}
 
 
-@pytest.mark.trio
 async def test_replica_lists_its_readers_and_the_time_left(tmp_path: Path) -> None:
     async with broker_client(tmp_path, **SMALL) as client:
         assert LeaseList.decode((await client.request(RequestCode.LIST_LEASES)).body).leases == []
@@ -81,7 +80,6 @@ async def hold(client: Client, lease_id: object, position: object, seconds: obje
     return await client.request(RequestCode.HOLD_LOG, ext)
 
 
-@pytest.mark.trio
 async def test_retention_keeps_files_until_the_reader_releases_its_lease(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=4, **SMALL) as client:
         granted = await hold(client, "scan", 0, 600)
@@ -97,7 +95,6 @@ async def test_retention_keeps_files_until_the_reader_releases_its_lease(tmp_pat
         assert (await bulk(client, (0, 0, 400))).offsets[0] > 0
 
 
-@pytest.mark.trio
 async def test_disk_that_is_almost_full_counts_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker_client(tmp_path, queues=4, **SMALL) as client:
         await hold(client, "scan", 0, 600)
@@ -106,7 +103,6 @@ async def test_disk_that_is_almost_full_counts_for_more(tmp_path: Path, monkeypa
         await client.wait_for(lambda info: int(info["raftmq.basePosition"]) > 0)
 
 
-@pytest.mark.trio
 async def test_leases_are_bounded_and_bad_ones_refused(tmp_path: Path) -> None:
     async with broker_client(tmp_path, log_leases_max=2) as client:
         for lease_id in ("a", "b", "a"):

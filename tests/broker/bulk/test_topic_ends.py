@@ -12,8 +12,6 @@ from tests.support.bulk_reading import plan
 from tests.support.running_broker import Client, broker_client, limited
 from tests.support.sent_messages import sent
 
-pytestmark = pytest.mark.trio
-
 
 async def told(client: Client, *topics: str, current: bool = False) -> list[tuple[list[int], list[int]]]:
     answer = await client.request(RequestCode.ASK_TOPIC_ENDS, {"current": current}, encode_topics(topics))

@@ -14,8 +14,6 @@ from tests.support.running_broker import Client, RunningBroker, broker_client, l
 from tests.support.sent_messages import sent
 from tests.support.short_logs import SMALL_SEGMENT_BYTES
 
-pytestmark = pytest.mark.trio
-
 
 async def test_plan_contains_the_offsets_of_queues(broker: RunningBroker, client: Client) -> None:
     await client.create_topic("T", 4)

@@ -21,8 +21,6 @@ from tests.support.guarded import ADMIN
 from tests.support.running_broker import broker_client
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 READER = ("reader-one", "reader-SECRET")
 STRANGER = ("stranger", "stranger-SECRET")
 ACCOUNTS = """

@@ -17,7 +17,6 @@ from mq.console.pages.visit import Page, Visit
 from mq.console.server import serve
 from mq.console.settings import ConsoleSettings
 
-pytestmark = pytest.mark.trio
 REMOTING = RemotingSettings(credentials=None, tls=None)
 
 

@@ -14,8 +14,6 @@ from mq.console.watch import Shared
 from mq.inspection.survey import Survey
 from tests.support.console_browser import console
 
-pytestmark = pytest.mark.trio
-
 
 async def test_without_a_login_an_open_page_stays_live(mock_clock: trio.testing.MockClock) -> None:
     async with console("127.0.0.1:1") as browser:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mq.broker.consume.change_notices import LATER_AT_ONCE, SENDER_TICKS, ChangeNotices
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.running_broker import limited, running
@@ -85,7 +83,6 @@ def test_large_groups_take_turns() -> None:
     assert [sum(member.told for member in group) for group in groups.values()] == [LATER_AT_ONCE, LATER_AT_ONCE]
 
 
-@pytest.mark.trio
 async def test_members_of_a_large_group_are_notified_of_a_newcomer(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(consume={"notices_at_once_max": 1})) as broker:
         one, two = await broker.connect(), await broker.connect()

@@ -15,8 +15,6 @@ from raftlog import SegmentLog
 from tests.support.cold_disk import Reads
 from tests.support.running_broker import Answer, Client, broker_client, properties, pull_ext, running, send_ext
 
-pytestmark = pytest.mark.trio
-
 
 async def stored(directory: Path, messages: int, body_bytes: int = 1000, queues: int = 1) -> list[list[bytes]]:
     """Bodies by queue, of a broker that has ended."""

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mq.client import ClientEvent, PushConsumer
 from mq.client.limits import TEST_MIN
 from mq.client.net.client_core import RemotingSettings
 from mq.protocol.codes import RequestCode
 from tests.support.name_server_and_broker import cluster, cluster_and_broker
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.trio
 
 DIFFER = "raftmqSubscriptionsDiffer"
 

@@ -17,8 +17,6 @@ from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, broker_c
 from tests.support.steps import result_of
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 COMMIT_OFFSET, LITE_PULL = 1, 16
 COMMITS = SUBSCRIPTION | COMMIT_OFFSET
 

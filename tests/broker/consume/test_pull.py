@@ -25,8 +25,6 @@ from tests.support.running_broker import (
     running,
 )
 
-pytestmark = pytest.mark.trio
-
 COMMIT_OFFSET = 1
 HELD = SUBSCRIPTION | SUSPEND
 PULL = RequestCode.PULL_MESSAGE

@@ -23,8 +23,6 @@ from tests.support.running_broker import (
     pull_ext,
 )
 
-pytestmark = pytest.mark.trio
-
 HELD = SUBSCRIPTION | SUSPEND
 PULL = RequestCode.PULL_MESSAGE
 SQL: dict[str, Any] = {"expressionType": "SQL92"}

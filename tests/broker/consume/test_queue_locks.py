@@ -24,8 +24,6 @@ from tests.support.running_broker import (
     running,
 )
 
-pytestmark = pytest.mark.trio
-
 COMMIT_OFFSET = 1
 
 

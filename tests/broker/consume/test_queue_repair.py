@@ -17,9 +17,6 @@ from tests.support.popping import popped
 from tests.support.running_broker import Answer, Client, broker_client, limited, properties, pull_ext
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
-
 FAST_REPAIR = limited(
     consume={"repair_seconds": 0.004, "repair_look_seconds": 0.002, "expire_seconds": 0.002},
     upkeep={"flush_queues_seconds": 0.002},

@@ -137,7 +137,6 @@ def queues_of(mode: str, *numbers: int, broker: str = "broker-a") -> Any:
     }
 
 
-@pytest.mark.trio
 async def test_group_can_be_switched_to_pop_before_it_has_members(client: Client) -> None:
     await client.create_topic("T", 5)
     assert (await set_mode(client)).code == ResponseCode.SUCCESS
@@ -147,7 +146,6 @@ async def test_group_can_be_switched_to_pop_before_it_has_members(client: Client
     assert refused.code == ResponseCode.INVALID_PARAMETER
 
 
-@pytest.mark.trio
 @ENCODINGS
 @pytest.mark.parametrize(
     ("field", "what"),
@@ -165,7 +163,6 @@ async def test_texts_without_end_are_not_kept(client: Client, serialization: int
     assert (answer.code, answer.ext, answer.remark) == (ResponseCode.INVALID_PARAMETER, {}, remark)
 
 
-@pytest.mark.trio
 @ENCODINGS
 async def test_group_with_members_can_be_switched_to_pop(broker: RunningBroker, serialization: int) -> None:
     client, other = await broker.connect(), await broker.connect()
@@ -192,7 +189,6 @@ async def test_group_with_members_can_be_switched_to_pop(broker: RunningBroker, 
     assert (bad.code, "JSON" in str(bad.remark)) == (ResponseCode.SYSTEM_ERROR, True)
 
 
-@pytest.mark.trio
 async def test_queues_of_other_broker_groups_are_assigned_too(tmp_path: Path) -> None:
     async with name_server() as server:
         namesrv = f"{server.address[0]}:{server.address[1]}"
@@ -211,7 +207,6 @@ async def test_queues_of_other_broker_groups_are_assigned_too(tmp_path: Path) ->
             assert await assignment(client, topic="Nowhere") == {"messageQueueAssignments": None}
 
 
-@pytest.mark.trio
 async def test_names_of_topics_that_cannot_be_are_not_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

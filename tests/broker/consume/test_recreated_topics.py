@@ -18,8 +18,6 @@ from tests.support.queue_locks import lock_body
 from tests.support.running_broker import Client, RunningBroker, broker_client, pull_ext
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 COMMIT = 1
 SUSPEND = 2
 SUBSCRIPTION = 4

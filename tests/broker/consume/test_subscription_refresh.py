@@ -12,8 +12,6 @@ from mq.protocol.requests.clients import ConsumerData, HeartbeatData, Subscripti
 from tests.support.running_broker import Client, RunningBroker, broker_client, limited, properties
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 OLD, NEW = 1_700_000_000_000, 1_700_000_001_000
 
 

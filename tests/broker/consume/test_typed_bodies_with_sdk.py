@@ -30,8 +30,6 @@ from mq.protocol import properties as props
 from tests.support.name_server_and_broker import cluster, cluster_and_broker
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 @dataclass
 class Order:

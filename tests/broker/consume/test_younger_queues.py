@@ -14,8 +14,6 @@ from tests.support.popping import popped
 from tests.support.running_broker import Client, broker_client, running
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 @pytest.fixture(autouse=True)
 def nothing_is_young(monkeypatch: pytest.MonkeyPatch) -> None:

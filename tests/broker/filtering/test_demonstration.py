@@ -16,7 +16,6 @@ from tests.support.guide_examples import examples, expected_output
 GUIDE = Path(__file__).parents[3] / "docs" / "filters.md"
 
 
-@pytest.mark.trio
 async def test_filter_demonstration_prints_its_stated_output(capsys: pytest.CaptureFixture[str]) -> None:
     ((line, source),) = [each for each in examples(GUIDE.read_text()) if "trio.run" in each[1]]
     assert len([each for each in source.splitlines() if each]) <= 11

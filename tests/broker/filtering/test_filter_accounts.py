@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import trio
 
 from mq.client import Credentials, Message, Producer, PushConsumer, WasmFilter
@@ -19,8 +18,6 @@ from mq.protocol.wire.encoding import encode_request
 from mq.testing import Kit, open_kit
 from tests.support.filter_servers import begins_with, filter_server
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.trio
 
 FILE = """
 accounts:

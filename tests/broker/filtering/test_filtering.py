@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
 import trio
 from structlog.testing import capture_logs
 
@@ -15,8 +14,6 @@ from mq.client.filters import Filter
 from mq.testing import Kit, open_kit
 from tests.support.filter_servers import ENDLESS, EVERYTHING, NOTHING, begins_with, fails_at, filter_server
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.trio
 
 TOPIC = "Orders"
 

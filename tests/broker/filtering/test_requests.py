@@ -16,8 +16,6 @@ from mq.protocol.wire.encoding import encode_request
 from tests.support.guarded import ADMIN, USER, connect, guarded
 from tests.support.running_broker import Client, broker_client, pull_ext
 
-pytestmark = pytest.mark.trio
-
 OK = ResponseCode.SUCCESS
 NAME = name_of("wasm", b"abc").text
 EXT = {"consumerGroup": "g", "topic": "T", "program": NAME}

@@ -28,7 +28,6 @@ from tests.support.lite_topics import (
 from tests.support.running_broker import Answer, Client, limited, running
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
 QUOTA = ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
 
 

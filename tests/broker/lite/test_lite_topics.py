@@ -27,8 +27,6 @@ from tests.support.lite_topics import (
 from tests.support.running_broker import Answer, Client, broker_client, limited, running
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 async def test_client_gets_the_messages_of_its_subscribed_lite_topics(client: Client) -> None:
     for lite, body in (("one", b"1"), ("two", b"2"), ("other", b"-"), ("one", b"3")):

@@ -26,7 +26,6 @@ from tests.support.lite_topics import (
 )
 from tests.support.running_broker import Client, running
 
-pytestmark = pytest.mark.trio
 BodyT = TypeVar("BodyT", bound=Body)
 
 

@@ -12,8 +12,6 @@ from tests.broker.mirror.mirroring import address, content, copy_all, saved, two
 from tests.support.compaction import shorten_hours
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 def table(messages: list[ReceivedMessage]) -> dict[str, bytes]:
     """The last value of each key."""

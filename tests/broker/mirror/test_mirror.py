@@ -46,8 +46,6 @@ from tests.support.guarded import ADMIN, guarded
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
-pytestmark = pytest.mark.trio
-
 
 async def test_mirrored_messages_keep_all_properties(tmp_path: Path) -> None:
     async with two_clusters(tmp_path) as (source, target):

@@ -34,8 +34,6 @@ from tests.broker.mirror.mirroring import (
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 async def test_copy_with_too_long_properties_blocks_its_queue_or_is_listed(
     tmp_path: Path,

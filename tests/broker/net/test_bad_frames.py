@@ -9,7 +9,6 @@ from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 from structlog.testing import capture_logs
 
 from mq.broker.net.errors import RequestRefused
@@ -19,8 +18,6 @@ from mq.protocol.frames import BINARY, JSON, encode_frame
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData
 from mq.protocol.wire.encoding import encode_response
 from tests.support.running_broker import LONG_NAMES, broker_client, properties, pull_ext, running, send_ext
-
-pytestmark = pytest.mark.trio
 
 LARGE_INT = str(2**31)
 LARGE_LONG = str(2**63)

@@ -37,7 +37,6 @@ def test_callback_may_close_the_connection_of_the_next_request(by_time: bool) ->
     assert len(questions) == 0
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("authenticates", [True, False])
 async def test_replica_that_reads_nothing_is_not_sent_without_end(authenticates: bool) -> None:
     limits = NetLimits(peer_waiting_bytes_max=1024 * 1024)

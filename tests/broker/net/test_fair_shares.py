@@ -18,8 +18,6 @@ from raftlog import Reactor
 from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Client, RunningBroker, broker_client, limited, pull_ext
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 REQUESTS = 400
 
 

@@ -16,8 +16,6 @@ from tests.support.odd_requests import all_requests, asked, code_of
 from tests.support.running_broker import Client, properties, running, send_ext
 from tests.unit.namesrv.serving import name_server
 
-pytestmark = pytest.mark.trio
-
 SLOW: Final = {RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS}
 """They ask clients, and wait for these."""
 DOCUMENTED: Final = {int(code) for code in ResponseCode}

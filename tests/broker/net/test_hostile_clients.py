@@ -20,9 +20,6 @@ from mq.protocol.wire import fastjson
 from tests.support.running_broker import SUBSCRIPTION, Client, RunningBroker, broker_client, limited, pull_ext, running
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
-
 # -- answers of clients that are passed on -----------------------------------------------------------------------------
 
 

@@ -50,7 +50,6 @@ async def cluster(directory: Path, **given: Any) -> AsyncIterator[tuple[str, Run
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.trio
 async def test_messages_pass_through_a_cluster_on_ipv6(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (namesrv, broker), Admin(namesrv) as admin:
         info = await admin.cluster_info()
@@ -79,7 +78,6 @@ async def test_messages_pass_through_a_cluster_on_ipv6(tmp_path: Path) -> None:
         assert len(await admin.messages_by_key("T", "k")) == 3
 
 
-@pytest.mark.trio
 async def test_broker_on_ipv6_restarts_with_its_log(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (_, broker):
         client = await broker.connect()
@@ -95,7 +93,6 @@ async def test_broker_on_ipv6_restarts_with_its_log(tmp_path: Path) -> None:
         assert again == [b"kept"], "a copy that the broker has made of it"
 
 
-@pytest.mark.trio
 async def test_transactions_end_on_ipv6(tmp_path: Path) -> None:
     def check(_: object) -> bool:
         return True
@@ -114,7 +111,6 @@ async def test_transactions_end_on_ipv6(tmp_path: Path) -> None:
         await until(is_visible)
 
 
-@pytest.mark.trio
 async def test_spark_reader_connects_over_ipv6(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (_, broker):
 

@@ -12,8 +12,6 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.queue_locks import lock_body
 from tests.support.running_broker import broker_client, limited
 
-pytestmark = pytest.mark.trio
-
 COMMIT = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 1}
 REQUESTS: list[tuple[int, dict[str, Any] | None, bytes]] = [
     (RequestCode.UPDATE_CONSUMER_OFFSET, COMMIT, b""),

@@ -21,8 +21,6 @@ from tests.support.certificates import Authority
 from tests.support.running_broker import Client, RunningBroker, limited, pull_ext, running, send_ext
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:

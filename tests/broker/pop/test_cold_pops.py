@@ -13,8 +13,6 @@ from tests.support.cold_disk import Reads
 from tests.support.popping import again, pop, popped
 from tests.support.running_broker import Client, broker_client, properties, running
 
-pytestmark = pytest.mark.trio
-
 
 async def send_some(directory: Path, messages: int, queues: int = 1) -> list[bytes]:
     """Sent to a broker that has ended."""

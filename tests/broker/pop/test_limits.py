@@ -11,8 +11,6 @@ from mq.protocol.codes import RequestCode
 from tests.support.popping import ack, again, now_ms, pop, popped
 from tests.support.running_broker import Client, broker_client, limited, properties
 
-pytestmark = pytest.mark.trio
-
 FOUND, NOT_FOUND, FULL, TIMEOUT = 0, 19, 209, 210
 
 

@@ -16,8 +16,6 @@ from mq.client.sync import SyncPopConsumer
 from mq.protocol.codes import RequestCode
 from tests.support.name_server_and_broker import cluster
 
-pytestmark = pytest.mark.trio
-
 SECONDS = 60
 
 

@@ -27,8 +27,6 @@ from tests.support.running_broker import Client, RunningBroker, broker_client, p
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
-pytestmark = pytest.mark.trio
-
 POP, ACK = RequestCode.POP_MESSAGE, RequestCode.ACK_MESSAGE
 BATCH, CHANGE = RequestCode.BATCH_ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME
 FOUND, NO_MESSAGE, TIMEOUT, NOT_FOUND = 0, 208, 210, 19

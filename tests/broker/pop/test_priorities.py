@@ -6,14 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from tests.support.popping import Popped, ack, again, pop_ext, popped, read_popped
 from tests.support.running_broker import Answer, Client, RunningBroker, broker_client, properties, send_ext
-
-pytestmark = pytest.mark.trio
 
 QUEUES = 10
 PRIORITY = "_SYS_MSG_PRIORITY_"

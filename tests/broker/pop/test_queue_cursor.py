@@ -122,7 +122,6 @@ def test_damaged_retried_message_is_refused_and_named(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.trio
 async def test_pop_finds_one_message_in_a_thousand_queues(client: Client) -> None:
     await client.create_topic("T", 1000)
     for queue_id in (0, 999, 500):

@@ -13,8 +13,6 @@ from mq.protocol.codes import RequestCode
 from tests.support.popping import ack, now_ms, pop, pop_ext, popped, read_popped
 from tests.support.running_broker import Client, RunningBroker, properties, running, send_ext
 
-pytestmark = pytest.mark.trio
-
 POP, SEND = RequestCode.POP_MESSAGE, RequestCode.SEND_MESSAGE_V2
 FOUND = 0
 

@@ -20,8 +20,6 @@ from tests.support.running_broker import properties
 from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
-pytestmark = pytest.mark.trio
-
 
 async def test_popped_messages_are_acknowledged_or_redelivered(namesrv: str) -> None:
     async with Producer(namesrv) as producer:

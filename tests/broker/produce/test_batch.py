@@ -15,8 +15,6 @@ from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.messages.batch import BatchedMessage, encode_batch, split_batch
 from tests.support.running_broker import Answer, Client, broker_client, properties, send_ext
 
-pytestmark = pytest.mark.trio
-
 CODES = [RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2]
 
 

@@ -12,8 +12,6 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from tests.support.running_broker import Answer, Client, broker_client, properties, send_ext
 
-pytestmark = pytest.mark.trio
-
 
 def copies(number: int = 0, **given: str) -> str:
     return properties(RAFTMQ_PRODUCER="mirror-1-0", RAFTMQ_SEQUENCE=str(number), RAFTMQ_COPIED="true", **given)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mq.compiled import IS_COMPILED
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.running_broker import Client, properties, send_ext
 from tests.support.send_paths import batched
-
-pytestmark = pytest.mark.trio
 
 PLAIN = properties(UNIQ_KEY="0A0B", TAGS="a")
 

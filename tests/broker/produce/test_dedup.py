@@ -17,8 +17,6 @@ from tests.support.numbered_messages import numbered, place
 from tests.support.running_broker import LONG_NAMES, Answer, Client, RunningBroker, broker_client, properties, send_ext
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 async def bodies(client: Client, topic: str = "T", queue_id: int = 0) -> list[bytes]:
     answer = await client.pull(topic, queue_id)

@@ -10,8 +10,6 @@ from mq.client import Admin, Message, MessageQueue, Producer, SendRejected
 from mq.protocol.frames import HEADER_BYTES_MAX
 from tests.support.name_server_and_broker import cluster_and_broker
 
-pytestmark = pytest.mark.trio
-
 
 async def test_batch_with_more_ids_than_a_header_holds_returns_all_results(tmp_path: Path) -> None:
     async with (

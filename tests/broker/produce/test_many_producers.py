@@ -19,8 +19,6 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.running_broker import Answer, Client, RunningBroker, note_brokers, properties, running, send_ext
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 CODE = RequestCode.SEND_MESSAGE_V2
 QUEUES = 4
 

@@ -21,8 +21,6 @@ from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.numbered_messages import numbered, place
 from tests.support.running_broker import FAST, Answer, Client, broker_client, send_ext
 
-pytestmark = pytest.mark.trio
-
 
 async def send(client: Client, first: int, count: int, *, topic: str = "T", size: int = 0, **given: Any) -> Answer:
     messages = [

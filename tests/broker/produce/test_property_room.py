@@ -15,8 +15,6 @@ from tests.support.running_broker import Client, broker_client, properties, send
 from tests.support.stored_messages import stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
 
-pytestmark = pytest.mark.trio
-
 GROUP = "g" * 120
 TOPIC = "t" * 127
 RETRY, DEAD = f"%RETRY%{GROUP}", f"%DLQ%{GROUP}"

@@ -16,8 +16,6 @@ from tests.support.replies import REPLY_TOPIC, V2, produces, pushed, reply_ext, 
 from tests.support.running_broker import LONG_NAMES, Answer, Client, RunningBroker, limited, properties, running
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 async def refused(client: Client, remark: str, **given: Any) -> Answer:
     """What who replies is told when nobody has the reply, which is stored all the same."""

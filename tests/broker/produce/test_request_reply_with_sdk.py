@@ -37,8 +37,6 @@ from tests.support.replies import V2, produces, pushed, reply_ext, three_replica
 from tests.support.running_broker import SUBSCRIPTION, SUSPEND
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 @asynccontextmanager
 async def replying(namesrv: str) -> AsyncIterator[list[ReceivedMessage]]:

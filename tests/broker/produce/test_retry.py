@@ -20,8 +20,6 @@ from tests.support.running_broker import Answer, Client, broker_client, properti
 from tests.support.stored_messages import stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
 
-pytestmark = pytest.mark.trio
-
 RETRY, DEAD = "%RETRY%G", "%DLQ%G"
 
 

@@ -29,9 +29,6 @@ from tests.support.running_broker import (
 )
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
-
 GET_MAX, GET_MIN = RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET
 
 

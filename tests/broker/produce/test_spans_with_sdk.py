@@ -22,8 +22,6 @@ from tests.support.name_server_and_broker import cluster
 from tests.support.running_broker import SECONDS_MAX
 from tests.support.waiting import until_found
 
-pytestmark = pytest.mark.trio
-
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

@@ -34,8 +34,6 @@ from mq.protocol.names import TRACE_TOPIC
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.waiting import until_found
 
-pytestmark = pytest.mark.trio
-
 
 async def story(admin: Admin, message_id: str, done: Callable[[MessageTrace], bool], **given: Any) -> MessageTrace:
     """What is written of a message as soon as it is enough."""

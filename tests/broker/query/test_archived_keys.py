@@ -23,8 +23,6 @@ from tests.support.running_broker import Answer, Client, broker_client, limited,
 from tests.support.short_logs import COUNT, MIB, SMALL, body
 from tests.support.waiting import until, wait_until
 
-pytestmark = pytest.mark.trio
-
 LIMITS = limited(
     archive={"look_seconds": 0.05, "retry_seconds": 0.05, "retry_seconds_max": 0.2, "check_seconds": 0.2},
     upkeep={"raise_level_seconds": 0.01},

@@ -21,8 +21,6 @@ from mq.store.key_index.search import KeySearch, SearchResult
 from tests.support.running_broker import SECONDS_MAX, Answer, Client, broker_client, properties, running
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 QUERY = RequestCode.QUERY_MESSAGE
 TERM_SECONDS = 5.0
 """How long trio waits for a process that it has asked to end."""

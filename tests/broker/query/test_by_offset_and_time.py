@@ -13,8 +13,6 @@ from tests.support.running_broker import Client, broker_client, properties, send
 from tests.support.timed_messages import BEGIN_MS, Clock, by_time, stored
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 ENCODINGS = pytest.mark.parametrize("serialization", [JSON, BINARY])
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.messages.records import StoredMessage
@@ -17,8 +15,6 @@ from tests.support.popping import popped
 from tests.support.running_broker import Answer, Client, broker_client, properties
 from tests.support.stored_messages import stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
-
-pytestmark = pytest.mark.trio
 
 
 async def give_back(client: Client, sent: Answer) -> Answer:

@@ -13,8 +13,6 @@ from mq.protocol.requests.topics import read_topic_stats
 from tests.support.running_broker import Answer, Client, broker_client, limited
 from tests.support.timed_messages import BEGIN_MS, Clock, by_time, stored
 
-pytestmark = pytest.mark.trio
-
 
 async def ask(client: Client, *topics: QueueQuestion) -> Answer:
     return await client.request(RequestCode.ASK_QUEUES, body=QueueQuestions(topics=topics).encode())

@@ -12,8 +12,6 @@ from mq.protocol.requests.topic_use import TopicUse
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.running_broker import Client, broker_client, limited
 
-pytestmark = pytest.mark.trio
-
 
 async def use_of(client: Client, topic: str = "T") -> TopicUse:
     answer = await client.request(RequestCode.ASK_TOPIC_USE, {"topic": topic})

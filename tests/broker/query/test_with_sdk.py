@@ -18,8 +18,6 @@ from mq.protocol.hashes import parse_offset_message_id
 from tests.support.commands import LOGGED
 from tests.support.name_server_and_broker import cluster
 
-pytestmark = pytest.mark.trio
-
 
 async def test_messages_are_looked_up_by_id_and_key(namesrv: str) -> None:
     async with Producer(namesrv) as producer, Admin(namesrv) as admin:

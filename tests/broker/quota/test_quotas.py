@@ -19,8 +19,6 @@ from mq.protocol.requests.users import AclInfo, PolicyEntryInfo, PolicyInfo, Use
 from tests.support.guarded import USER, connect, guarded
 from tests.support.running_broker import Client, broker_client, limited, send_ext
 
-pytestmark = pytest.mark.trio
-
 SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
 SUSPENDED = 4 | 2
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 
 from mq.client import Credentials, Message, Producer, PushConsumer, WasmFilter
@@ -33,8 +32,6 @@ from tests.support.guarded import ADMIN, FILE, connect
 from tests.support.replies import V2, reply_ext, three_replicas
 from tests.support.running_broker import Answer, Client, broker_client, running
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.trio
 
 BUSY = ResponseCode.SYSTEM_BUSY
 USER = ("limited", "user-SECRET-1")

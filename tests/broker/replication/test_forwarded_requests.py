@@ -20,8 +20,6 @@ from tests.support.replica_client import add_learner, as_response, authenticate,
 from tests.support.running_broker import Answer, Client, RunningBroker, properties, pull_ext, running, send_ext
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 FORWARD = RequestCode.FORWARD
 BORN = bytes((10, 1, 2, 3, 0, 0, 0x12, 0x34))
 

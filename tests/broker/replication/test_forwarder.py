@@ -30,8 +30,6 @@ from tests.support.replica_client import ListenerSide, replica_authentication
 from tests.support.running_broker import broker_settings
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 HOST = bytes((127, 0, 0, 1, 0, 0, 0x12, 0x34))
 
 

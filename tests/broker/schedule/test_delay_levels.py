@@ -25,8 +25,6 @@ from tests.support.running_broker import LONG_NAMES, Client, broker_client, prop
 from tests.support.stored_messages import figure, stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
 
-pytestmark = pytest.mark.trio
-
 SEND_V2 = RequestCode.SEND_MESSAGE_V2
 
 

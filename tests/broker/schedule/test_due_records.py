@@ -74,7 +74,6 @@ async def revived(client: Client) -> list[bytes]:
     return found
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("prepare", "collect"),
     [(send_delayed, delivered), (send_timed, delivered), (send_popped, revived)],

@@ -14,8 +14,6 @@ from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.stored_messages import stored, wait_stored
 from tests.support.waiting_messages import WallClock
 
-pytestmark = pytest.mark.trio
-
 
 async def test_copy_is_delayed_redelivered_and_dead_lettered_like_a_returned_message(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch

@@ -15,8 +15,6 @@ from tests.support.running_broker import Client, RunningBroker, broker_client, p
 from tests.support.stored_messages import figure, stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
 
-pytestmark = pytest.mark.trio
-
 DAY_MS = 24 * 3_600_000
 
 

@@ -34,8 +34,6 @@ from tests.support.running_broker import (
 from tests.support.stored_messages import figure, stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
 
-pytestmark = pytest.mark.trio
-
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 
 

@@ -14,8 +14,6 @@ from tests.support.running_broker import Client, broker_client, limited, propert
 from tests.support.stored_messages import stored, wait_stored
 from tests.support.waiting_messages import WallClock
 
-pytestmark = pytest.mark.trio
-
 LEVEL, SECONDS = 3, 10
 
 

@@ -13,8 +13,6 @@ from tests.support.running_broker import Client, broker_client, properties, runn
 from tests.support.stored_messages import figure, stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
 
-pytestmark = pytest.mark.trio
-
 SECOND, HOUR, DAY, YEAR = 1000, 3_600_000, 86_400_000, 31_536_000_000
 
 RELATIVE = ({"TIMER_DELAY_MS": "5000"}, {"TIMER_DELAY_SEC": "5"}, {"DELAY": "2"}, {"DELAY": "3"})

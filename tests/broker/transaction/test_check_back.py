@@ -30,7 +30,6 @@ from tests.support.waiting_messages import WallClock
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 async def test_producer_is_asked_about_an_open_message_and_its_answer_counts(
     tmp_path: Path, serialization: int
@@ -62,7 +61,6 @@ async def test_producer_is_asked_about_an_open_message_and_its_answer_counts(
         assert len(await stored(client, "T", 3)) == 1
 
 
-@pytest.mark.trio
 async def test_after_the_last_check_a_message_is_put_aside_once(tmp_path: Path) -> None:
     async with running(tmp_path, transaction_checks_max=3, **FAST) as broker:
         client, producer = await broker.connect(), await broker.connect()
@@ -86,7 +84,6 @@ async def test_after_the_last_check_a_message_is_put_aside_once(tmp_path: Path) 
         assert len(await stored(client, UNENDED_TOPIC)) == 1
 
 
-@pytest.mark.trio
 async def test_ended_messages_are_not_asked_about(tmp_path: Path) -> None:
     patient = FAST | {"transaction_timeout_seconds": 2.0, "transaction_checks_max": 2}
     async with running(tmp_path, **patient) as broker:
@@ -112,7 +109,6 @@ async def test_ended_messages_are_not_asked_about(tmp_path: Path) -> None:
         assert len(await stored(client, UNENDED_TOPIC)) == 3
 
 
-@pytest.mark.trio
 async def test_only_producers_of_the_group_are_asked_in_turns(tmp_path: Path) -> None:
     async with running(tmp_path, **FAST) as broker:
         client, one, other, foreign = [await broker.connect() for _ in range(4)]
@@ -130,7 +126,6 @@ async def test_only_producers_of_the_group_are_asked_in_turns(tmp_path: Path) ->
         assert foreign.questions == []
 
 
-@pytest.mark.trio
 async def test_broker_counts_unanswerable_checks_and_asks_a_later_producer(tmp_path: Path) -> None:
     async with running(tmp_path, **FAST) as broker:
         client, producer = await broker.connect(), await broker.connect()
@@ -142,7 +137,6 @@ async def test_broker_counts_unanswerable_checks_and_asks_a_later_producer(tmp_p
         assert question.ext.half_physical_offset == parse_offset_message_id(half.ext["msgId"]).physical_offset
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("wrong_ms", [0, -20_000, 10**9])
 async def test_producer_is_asked_only_after_its_requested_immunity_time(
     tmp_path: Path, clock: WallClock, wrong_ms: int
@@ -170,7 +164,6 @@ async def test_producer_is_asked_only_after_its_requested_immunity_time(
         assert len(await stored(client)) == 2
 
 
-@pytest.mark.trio
 async def test_number_of_checks_outlives_a_restart(tmp_path: Path) -> None:
     slow = FAST | {"transaction_checks_max": 2}
     async with broker_client(tmp_path, **slow | {"transaction_check_seconds": 60.0}) as client:
@@ -185,7 +178,6 @@ async def test_number_of_checks_outlives_a_restart(tmp_path: Path) -> None:
         await grows(producer, "transactionsGivenUp")
 
 
-@pytest.mark.trio
 async def test_more_or_fewer_checks_than_before_lose_nothing(tmp_path: Path) -> None:
     for most in (1, 4, 2):
         async with broker_client(tmp_path, transaction_checks_max=most, **FAST) as client:
@@ -196,7 +188,6 @@ async def test_more_or_fewer_checks_than_before_lose_nothing(tmp_path: Path) -> 
         assert len(await stored(await broker.connect(), UNENDED_TOPIC)) == 3
 
 
-@pytest.mark.trio
 async def test_lost_half_messages_are_counted_and_cannot_be_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +212,6 @@ async def test_lost_half_messages_are_counted_and_cannot_be_ended(
         assert (await end(client, young, COMMIT)).code == 0
 
 
-@pytest.mark.trio
 async def test_unknown_producer_is_ignored(tmp_path: Path) -> None:
     """Properties of a half message are a client's: what cannot be is asked about as it is, and put aside."""
     odd = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "soon", "REAL_QID": "x", "REAL_TOPIC": "no topic"}

@@ -17,8 +17,6 @@ from tests.support.running_broker import Answer, broker_client, running
 from tests.support.stored_messages import stored
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 async def send_halves(directory: Path, count: int) -> list[Answer]:
     """Half messages of a broker that has ended."""

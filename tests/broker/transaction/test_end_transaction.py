@@ -19,9 +19,6 @@ from tests.support.running_broker import ADDED, LONG_NAMES, Client, broker_clien
 from tests.support.stored_messages import figure, stored
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
-
 # -- one transaction ---------------------------------------------------------------------------------------------------
 
 

@@ -19,8 +19,6 @@ from tests.support.replies import three_replicas
 from tests.support.running_broker import Answer, Client, broker_client, running
 from tests.support.stored_messages import stored
 
-pytestmark = pytest.mark.trio
-
 CODE = RequestCode.RESUME_CHECK_HALF_MESSAGE
 ONE_CHECK = FAST | {"transaction_checks_max": 1}
 

@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.transaction_sets import ConsumedRange, SetMessage, TransactionSet
@@ -18,8 +16,6 @@ from tests.support.half_messages import COMMIT, ROLLBACK, half_text, send_half
 from tests.support.running_broker import ADDED, Answer, Client, RunningBroker, broker_client, running
 from tests.support.stored_messages import stored
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.trio
 
 HEARTBEAT = HeartbeatData("producer", producers=[ProducerData("P")]).encode()
 

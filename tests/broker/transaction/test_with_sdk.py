@@ -28,8 +28,6 @@ from mq.namesrv.settings import NamesrvSettings
 from tests.support.running_broker import running
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 FAST: dict[str, Any] = {"transaction_timeout_seconds": 0.2, "transaction_check_seconds": 0.2}
 
 

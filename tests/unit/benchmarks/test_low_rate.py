@@ -71,7 +71,6 @@ def test_part_of_a_run_is_not_written() -> None:
     assert not parse_arguments(["--seconds", "5"]).no_write
 
 
-@pytest.mark.trio
 async def test_missed_windows_are_remeasured() -> None:
     with trio.fail_after(60):
         job = LowRateJob(rate=1, begin=time.monotonic() - 5.0, window_seconds=0.5)
@@ -81,7 +80,6 @@ async def test_missed_windows_are_remeasured() -> None:
     assert len(used) == 1
 
 
-@pytest.mark.trio
 async def test_windows_that_began_before_their_load_are_remeasured() -> None:
     """Before, they counted nothing, or less than a window had."""
     with trio.fail_after(60):

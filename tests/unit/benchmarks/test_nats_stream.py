@@ -36,7 +36,6 @@ async def serve(stream: trio.SocketStream) -> None:
             await stream.send_all(whole[40:])
 
 
-@pytest.mark.trio
 async def test_stream_state_has_the_leader_and_followers() -> None:
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, serve, 0)
@@ -48,7 +47,6 @@ async def test_stream_state_has_the_leader_and_followers() -> None:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.trio
 async def test_server_that_hangs_up_is_a_broken_connection() -> None:
     async with trio.open_nursery() as nursery:
 

@@ -20,8 +20,6 @@ from mq.protocol.requests.receipts import Receipt
 from mq.tasks.queue_calls import Source
 from tests.unit.client.popping import popped_message
 
-pytestmark = pytest.mark.trio
-
 
 class OneQueue:
     """A broker with one queue: pops are held until there is something, and forgotten if their connection closes."""

@@ -9,8 +9,6 @@ import pytest
 from mq.cli.confirm import confirm
 from mq.cli.errors import CommandFailed
 
-pytestmark = pytest.mark.trio
-
 
 class Terminal(io.StringIO):
     """Standard input at which somebody answers."""

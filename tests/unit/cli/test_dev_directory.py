@@ -44,7 +44,6 @@ def test_ports_of_sixteen_groups_and_their_metrics_differ() -> None:
         assert len(set(used)) == len(used)
 
 
-@pytest.mark.trio
 async def test_directory_of_two_groups_is_refused_with_one_group(tmp_path: Path) -> None:
     assert count_groups(tmp_path) == 0
     for number in range(2):

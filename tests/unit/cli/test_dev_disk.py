@@ -85,7 +85,6 @@ def test_missing_directory_is_checked_by_the_disk_of_its_parent(tmp_path: Path) 
     assert asked == [tmp_path]
 
 
-@pytest.mark.trio
 async def test_changes_are_reported_once_while_brokers_run(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:

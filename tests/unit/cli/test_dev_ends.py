@@ -6,7 +6,6 @@ import io
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
 import trio
 from rich.console import Console
 
@@ -30,7 +29,6 @@ class SomeServers:
         return Path("logs") / f"{name}.log"
 
 
-@pytest.mark.trio
 async def test_server_that_ends_is_named_once(autojump_clock: Any) -> None:
     """A killed replica went unnoticed until the user asked for the status."""
     servers, out = SomeServers(), io.StringIO()

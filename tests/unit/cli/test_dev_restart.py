@@ -51,7 +51,6 @@ def held(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-@pytest.mark.trio
 async def test_restart_stops_and_starts_a_replica_and_waits(held: Path, autojump_clock: Any) -> None:
     group = Group(held)
     async with trio.open_nursery() as nursery:
@@ -64,7 +63,6 @@ async def test_restart_stops_and_starts_a_replica_and_waits(held: Path, autojump
     assert set(os.listdir(held)) == {*Group.node_ids, LOCK_FILE, "restarts"}, "nothing else is touched"
 
 
-@pytest.mark.trio
 async def test_failed_restart_reports_its_reason(held: Path, autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_restarts, [cast("DevCluster", Group(held, fails="n1 stopped with exit code 2"))])
@@ -73,7 +71,6 @@ async def test_failed_restart_reports_its_reason(held: Path, autojump_clock: Any
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.trio
 async def test_second_restart_of_one_replica_is_refused(held: Path, autojump_clock: Any) -> None:
     group = Group(held)
     async with trio.open_nursery() as nursery:
@@ -87,7 +84,6 @@ async def test_second_restart_of_one_replica_is_refused(held: Path, autojump_clo
     assert group.done == ["stop n1", "start n1", "ready"]
 
 
-@pytest.mark.trio
 async def test_restart_fails_without_an_answer(
     held: Path, tmp_path_factory: pytest.TempPathFactory, autojump_clock: Any
 ) -> None:

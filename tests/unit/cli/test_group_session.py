@@ -14,8 +14,6 @@ from mq.inspection.group_session import GroupSession
 from mq.protocol.requests.namesrv import BrokerData, ClusterInfo
 from mq.protocol.requests.raft_group import GroupAnswer, GroupCommand, GroupView, MemberView
 
-pytestmark = pytest.mark.trio
-
 
 class Leader:
     """The leader of a group, to which n3 was added: it has answered no heartbeat before ``answers_at``."""

@@ -15,8 +15,6 @@ from mq.client import BrokerError, SubscriptionGroupConfig
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.topics import TopicConfig
 
-pytestmark = pytest.mark.trio
-
 
 class Cluster:
     """One broker group, which may be too old for attributes."""

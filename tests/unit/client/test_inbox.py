@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import anyio
-import pytest
 
 from mq.client.consume.popped_messages import Inbox
 from tests.unit.client.popping import popped_message
 
 
-@pytest.mark.trio
 async def test_ordered_message_popped_again_replaces_its_former_copy() -> None:
     inbox = Inbox(32, ordered=True)
     inbox.put([popped_message(0, 1000), popped_message(1, 1000)])
@@ -25,7 +23,6 @@ async def test_ordered_message_popped_again_replaces_its_former_copy() -> None:
     assert (await inbox.get()).receipt.offset == 2
 
 
-@pytest.mark.trio
 async def test_replaced_messages_free_their_room() -> None:
     inbox = Inbox(2, ordered=True)
     for pop_time_ms in (1000, 2000, 3000):

@@ -27,8 +27,6 @@ from mq.client.net.leader_calls import PAUSE_SECONDS, Repeat, call_leader, known
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
 
-pytestmark = pytest.mark.trio
-
 OLD, NEW = "127.0.0.1:1", "127.0.0.1:2"
 CODE = RequestCode.UPDATE_CONSUMER_OFFSET
 Answer = Callable[[], Response]

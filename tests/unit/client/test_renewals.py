@@ -14,8 +14,6 @@ from mq.client.consume.renewals import Renewals
 from mq.client.errors import NoRoute
 from tests.unit.client.popping import popped_message
 
-pytestmark = pytest.mark.trio
-
 
 class Broker:
     """Extends by a minute, unless it is told otherwise; each answer takes `seconds`."""

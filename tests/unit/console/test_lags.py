@@ -97,7 +97,6 @@ def watch_of(nursery: trio.Nursery) -> Watch:
     return Watch("127.0.0.1:1", remoting, looking, ChangingAdmin("127.0.0.1:1", remoting=remoting), nursery)
 
 
-@pytest.mark.trio
 async def test_broker_that_answers_nonsense_does_not_end_the_console(autojump_clock: MockClock) -> None:
     asked = 0
 
@@ -117,7 +116,6 @@ async def test_broker_that_answers_nonsense_does_not_end_the_console(autojump_cl
     assert asked > 5, "it goes on"
 
 
-@pytest.mark.trio
 async def test_lags_are_kept_while_a_broker_group_has_no_leader(autojump_clock: MockClock) -> None:
     """Its offsets are missing in what is asked for then, as if its consumer groups were gone."""
     leader: str | None = "n0"

@@ -34,12 +34,10 @@ async def offsets(*queues: MessageQueue) -> dict[MessageQueue, Any]:
     return await offsets_of_all(cast("QueryingAdmin", Answers()), queues, TIME)
 
 
-@pytest.mark.trio
 async def test_slow_queues_are_included() -> None:
     assert await offsets(TOLD, SLOW) == {TOLD: 7, SLOW: 9}
 
 
-@pytest.mark.trio
 async def test_queue_without_an_answer_is_an_error() -> None:
     with pytest.raises(BrokerError, match="the archive cannot be read"):
         await offsets(TOLD, GONE)

@@ -262,7 +262,6 @@ def silent() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.trio
 @pytest.mark.usefixtures("silent")
 @pytest.mark.slow
 async def test_guide_has_every_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

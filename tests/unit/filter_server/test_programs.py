@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-import pytest
 import trio
 
 from mq.filter.programs import ProgramName, name_of
@@ -30,7 +29,6 @@ async def no_current_one(group: str, topic: str) -> NoReturn:
     raise AssertionError("uploads are not asked for")
 
 
-@pytest.mark.trio
 async def test_program_that_is_uploaded_for_each_queue_is_compiled_once() -> None:
     """Compiling a large module takes seconds, and others wait for it."""
     sandbox = CountingSandbox(WasmLimits())

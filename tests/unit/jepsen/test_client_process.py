@@ -80,7 +80,6 @@ def _now() -> int:
     return next(_ticks)
 
 
-@pytest.mark.trio
 async def test_send_under_way_when_a_client_dies_is_unknown(tmp_path: Path) -> None:
     history = await _history_of(tmp_path, 1)
     outcomes = [send.outcome for send in history.named("send")]
@@ -91,14 +90,12 @@ async def test_send_under_way_when_a_client_dies_is_unknown(tmp_path: Path) -> N
     assert received.result == next(history.named("send")).value
 
 
-@pytest.mark.trio
 async def test_death_of_a_member_explains_redelivered_messages(tmp_path: Path) -> None:
     history = await _history_of(tmp_path, 2)
     assert [join.outcome for join in history.named("join")][:2] == ["ok", "ok"]
     assert [leave.outcome for leave in history.named("leave")][:2] == ["info", "info"]
 
 
-@pytest.mark.trio
 async def test_page_lists_participants_and_the_missing_java_client(tmp_path: Path) -> None:
     history = await _history_of(tmp_path, 1)
     history.plan.update(workload="queue", java="not installed: java")

@@ -44,7 +44,6 @@ async def _echo(stream: trio.SocketStream) -> None:
         await stream.send_all(piece)
 
 
-@pytest.mark.trio
 async def test_fault_proxy_pauses_and_resumes_one_direction() -> None:
     async with open_loopback(2) as network, trio.open_nursery() as nursery:
         port = network.replicates("n1")[1]
@@ -67,7 +66,6 @@ async def test_fault_proxy_pauses_and_resumes_one_direction() -> None:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.trio
 async def test_brokers_reach_themselves_directly_and_others_through_proxies() -> None:
     async with open_loopback(3) as network:
         assert network.peer("n0", "n0") == network.replicates("n0")
@@ -77,7 +75,6 @@ async def test_brokers_reach_themselves_directly_and_others_through_proxies() ->
         assert (CLIENTS, "n0") in network.links
 
 
-@pytest.mark.trio
 async def test_caller_of_a_dead_broker_is_disconnected() -> None:
     async with open_loopback(2) as network:
         stream = await trio.open_tcp_stream(*network.clients_reach("n1"))
@@ -86,7 +83,6 @@ async def test_caller_of_a_dead_broker_is_disconnected() -> None:
         await stream.aclose()
 
 
-@pytest.mark.trio
 async def test_each_broker_has_its_own_link_to_each_name_server() -> None:
     async with open_loopback(2) as network:
         ways = {network.registers_at(node, name) for node in ("n0", "n1") for name in NAME_SERVERS}

@@ -11,7 +11,6 @@ from jepsen.deployments.disks import open_disks, unavailable
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.trio
 @pytest.mark.skipif(unavailable() is not None, reason=f"no disks here: {unavailable()}")
 async def test_unsynced_data_are_gone_and_files_are_handed_back(tmp_path: Path) -> None:
     async with open_disks(tmp_path, ("n0",)) as disks:

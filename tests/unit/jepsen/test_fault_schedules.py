@@ -20,7 +20,6 @@ class FakeCluster:
         return "n0"
 
 
-@pytest.mark.trio
 async def test_late_steps_are_skipped_unless_they_are_the_first_of_their_kind(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:

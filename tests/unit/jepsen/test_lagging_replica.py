@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from trio.testing import MockClock
 
 from jepsen.nemeses.lagging_replica import behind
 from jepsen.schedule import KINDS, Step
 from tests.unit.jepsen.fake_brokers import SEGMENT_BYTES, FakeCluster, injected
-
-pytestmark = pytest.mark.trio
 
 AWAY, _ = KINDS["behind"]
 

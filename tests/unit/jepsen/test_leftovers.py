@@ -71,7 +71,6 @@ def test_only_servers_of_dead_runs_are_killed(tmp_path: Path) -> None:
             child.wait()
 
 
-@pytest.mark.trio
 async def test_servers_start_only_in_a_held_directory(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="for leftovers"):
         async with open_cluster(tmp_path, cast("Network", None), ("n0",)):

@@ -73,7 +73,6 @@ def test_every_card_is_drawn_before_one_repeats() -> None:
     assert set(drawn[:4]) == set(drawn[4:]) == set(cards)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(("role", "anomalies"), [("follower", 0), ("pre_candidate", 0), ("leader", 1)])
 async def test_leader_of_a_minority_misbehaves(
     tmp_path: Path, autojump_clock: MockClock, role: str, anomalies: int
@@ -91,7 +90,6 @@ def test_scenario_has_a_workload_and_brokers(scenario: Any) -> None:
 
 
 @pytest.mark.skipif(earlier.unavailable() is not None, reason="no git history with the earlier release")
-@pytest.mark.trio
 async def test_earlier_release_is_another_tree(tmp_path: Path) -> None:
     release = await earlier.check_out_earlier(tmp_path / "earlier")
     assert release == earlier.earlier_release()

@@ -113,7 +113,6 @@ class RemovedMeanwhile:
         ), b""
 
 
-@pytest.mark.trio
 async def test_replica_is_read_from_where_it_begins_although_that_moves(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with Recorder(path, lambda: 0) as recorder:

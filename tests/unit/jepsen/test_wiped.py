@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from jepsen.nemeses.members import look_at_wiped
 from tests.unit.jepsen.fake_brokers import FakeCluster, injected
-
-pytestmark = pytest.mark.trio
 
 
 def table(role: str, last_index: int) -> dict[str, str]:

@@ -11,8 +11,6 @@ from jepsen.nemeses.wrong_starts import wrong_start
 from jepsen.schedule import KINDS, Step, Variant
 from tests.unit.jepsen.fake_brokers import FakeCluster, injected
 
-pytestmark = pytest.mark.trio
-
 VARIANTS = KINDS["wrong-start"]
 OFFLINE = [variant for variant in VARIANTS if not variant.what.startswith("a second process")]
 

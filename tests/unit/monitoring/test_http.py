@@ -23,8 +23,6 @@ from mq.monitoring.http import (
     Monitoring,
 )
 
-pytestmark = pytest.mark.trio
-
 MemoryStream = trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]
 
 

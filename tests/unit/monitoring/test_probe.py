@@ -6,14 +6,12 @@ import subprocess
 import sys
 from collections.abc import Generator
 
-import pytest
 import trio
 
 from mq.monitoring.families import Families
 from mq.monitoring.http import Monitoring, open_listeners
 
 
-@pytest.mark.trio
 async def test_probe_exits_with_the_status_of_the_server() -> None:
     reason: str | None = None
 

@@ -8,8 +8,6 @@ import trio.lowlevel
 
 from mq.monitoring.step_times import StepTimes
 
-pytestmark = pytest.mark.trio
-
 
 class Work:
     """Work that takes time on two clocks; nothing else takes any."""

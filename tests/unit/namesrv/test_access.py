@@ -150,7 +150,6 @@ def test_account_of_brokers_has_no_other_permissions(more: str) -> None:
         parse_accounts(f"accounts: [{{accessKey: broker-key, secretKey: broker-secret, broker: true, {more}}}]")
 
 
-@pytest.mark.trio
 async def test_name_server_refuses_brokers_without_keys(tmp_path: Path) -> None:
     path = tmp_path / "acl.yml"
     path.write_text(FILE)
@@ -178,7 +177,6 @@ async def test_name_server_refuses_brokers_without_keys(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.trio
 async def test_denied_requests_do_not_fill_the_log(tmp_path: Path) -> None:
     """A broker with wrong keys tries again each second, and an attacker sends as many as a connection takes."""
     path = tmp_path / "acl.yml"
@@ -194,7 +192,6 @@ async def test_denied_requests_do_not_fill_the_log(tmp_path: Path) -> None:
     assert denials == [(Code.REGISTER_BROKER, 1), (Code.UNREGISTER_BROKER, 51)]
 
 
-@pytest.mark.trio
 async def test_broker_registers_with_the_current_keys_of_its_file(tmp_path: Path) -> None:
     """It logs the refusal once, and registers by itself once the keys are right."""
     path, keys = tmp_path / "acl.yml", tmp_path / "keys.toml"

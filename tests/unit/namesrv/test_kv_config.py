@@ -67,7 +67,6 @@ def filled(**values: str) -> KvConfig:
     return config
 
 
-@pytest.mark.trio
 async def test_file_is_that_of_stock_name_servers(tmp_path: Path) -> None:
     config = KvConfig()
     file = KvFile(config, tmp_path / "made")
@@ -81,7 +80,6 @@ async def test_file_is_that_of_stock_name_servers(tmp_path: Path) -> None:
     assert again.get("ORDER_TOPIC_CONFIG", "T") == "b-a:4"
 
 
-@pytest.mark.trio
 async def test_state_before_stands_in_for_a_damaged_or_missing_file(tmp_path: Path) -> None:
     config = filled(k="old")
     file = KvFile(config, tmp_path)

@@ -18,8 +18,6 @@ from mq.protocol.requests.settings_text import decode_properties
 from mq.protocol.requests.topics import DataVersion, TopicConfig, TopicList
 from tests.unit.namesrv.serving import Peer, broker_fields, name_server
 
-pytestmark = pytest.mark.trio
-
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"
 KEY = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T0"}
 

@@ -19,8 +19,6 @@ from mq.protocol.requests.topics import DataVersion, TopicConfig, TopicList
 from mq.protocol.wire.encoding import encode_request, encode_response
 from tests.unit.namesrv.serving import Peer, broker_fields, name_server
 
-pytestmark = pytest.mark.trio
-
 TLS_CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(194)
 REGISTRATION = {**broker_fields(), "haServerAddr": "10.0.0.1:10912"}
 

@@ -274,7 +274,6 @@ def test_no_bytes_make_it_fail(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.trio
 async def test_cut_connections_leave_no_call_and_no_task(seed: int, autojump_clock: MockClock) -> None:
     chance = random.Random(seed)
     async with serving(LIMITS) as server:

@@ -19,8 +19,6 @@ from mq.tls import Certificate
 from tests.support.certificates import Authority
 from tests.support.grpc_serving import Logged, Serving, serving
 
-pytestmark = pytest.mark.trio
-
 HAPROXY = b"PROXY TCP4 192.0.2.1 198.51.100.7 5000 8081\r\n"
 
 

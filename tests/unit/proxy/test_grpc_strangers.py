@@ -33,7 +33,6 @@ EXPECTED = {
 }
 
 
-@pytest.mark.trio
 async def test_grpcio_calls_every_kind_of_method_with_and_without_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = authority.sign("server", "localhost")
@@ -50,7 +49,6 @@ async def test_grpcio_calls_every_kind_of_method_with_and_without_tls(tmp_path: 
 
 
 @pytest.mark.nightly
-@pytest.mark.trio
 async def test_h2spec_passes(tmp_path: Path) -> None:
     if shutil.which("go") is None:
         pytest.skip("h2spec is written in Go")

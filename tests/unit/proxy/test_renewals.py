@@ -17,8 +17,6 @@ from mq.proxy.renewals import Renewals
 from mq.proxy.wire import messaging_pb2 as pb
 from tests.support.proxies import Call
 
-pytestmark = pytest.mark.trio
-
 
 class Broker:
     """Hides messages, unless its broker group is slow: then it fails after ten seconds, as without a leader."""

@@ -23,8 +23,6 @@ from raftlog.segment.meta import Base
 from raftlog.segment.meta_keys import COPIED
 from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, add_learner, led_group, same_files
 
-pytestmark = pytest.mark.trio
-
 LIMITS = NodeLimits(log=LogLimits(piece_bytes=4096))
 HASTY = replace(LIMITS, archive_read_bytes=4096, archive_read_seconds=0.05)
 BODIES = [b"%03d" % number * 100 for number in range(200)]

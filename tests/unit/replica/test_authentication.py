@@ -145,7 +145,6 @@ def assert_nothing_told(data: bytes) -> None:
     assert consumed == len(data)
 
 
-@pytest.mark.trio
 async def test_callers_without_the_secret_get_equal_answers(tmp_path: Path) -> None:
     """Whatever a caller claims to be, it gets the same bytes."""
     async with lonely(tmp_path, refusal_log_seconds=60.0) as (node, port):
@@ -178,7 +177,6 @@ async def test_callers_without_the_secret_get_equal_answers(tmp_path: Path) -> N
         await check_unharmed(node, port, node.log.last_index)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     "frame",
     [
@@ -204,7 +202,6 @@ async def test_frames_without_a_proof_are_not_heard(tmp_path: Path, frame: bytes
         await check_unharmed(node, port, node.log.last_index)
 
 
-@pytest.mark.trio
 async def test_recorded_connection_is_of_no_use(tmp_path: Path) -> None:
     """All bytes of a caller that was let in, sent again: the challenge is another one."""
     async with lonely(tmp_path) as (node, port):
@@ -221,7 +218,6 @@ async def test_recorded_connection_is_of_no_use(tmp_path: Path) -> None:
         await check_unharmed(node, port, node.log.last_index)
 
 
-@pytest.mark.trio
 async def test_messages_reflected_to_their_replica_are_refused(tmp_path: Path) -> None:
     """Without the secret: the listener's own call and proof are sent to it again."""
     async with lonely(tmp_path) as (node, port):
@@ -238,7 +234,6 @@ async def test_messages_reflected_to_their_replica_are_refused(tmp_path: Path) -
         await check_unharmed(node, port, node.log.last_index)
 
 
-@pytest.mark.trio
 async def test_replica_refuses_its_own_relayed_call(tmp_path: Path) -> None:
     """Who listens at a peer's address passes everything on to the replica that called: both have the secret."""
     async with lonely(tmp_path) as (node, port):
@@ -249,7 +244,6 @@ async def test_replica_refuses_its_own_relayed_call(tmp_path: Path) -> None:
         assert await received(caller.stream) == b""
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("attack", ["altered", "injected", "repeated", "left out", "without a tag"])
 async def test_frames_of_an_interceptor_end_the_connection(tmp_path: Path, attack: str) -> None:
     async with lonely(tmp_path) as (node, port):
@@ -273,7 +267,6 @@ async def test_frames_of_an_interceptor_end_the_connection(tmp_path: Path, attac
         await check_unharmed(node, port, node.log.last_index)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -303,7 +296,6 @@ async def test_impossible_hellos_with_the_secret_are_refused(
         await check_unharmed(node, port, node.log.last_index)
 
 
-@pytest.mark.trio
 async def test_guests_are_bounded(tmp_path: Path) -> None:
     """Nodes with the secret that show newer configurations, one more than there may be members."""
     async with lonely(tmp_path) as (node, port):
@@ -338,7 +330,6 @@ def used(*nodes: Node) -> set[bytes]:
     return {link.secret_id for node in nodes for link in node.transport._outbound.values()}
 
 
-@pytest.mark.trio
 async def test_both_secrets_are_valid_during_a_rotation_and_only_the_new_afterwards(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         (old,), new = node.secrets.current, new_secret()
@@ -365,7 +356,6 @@ async def test_both_secrets_are_valid_during_a_rotation_and_only_the_new_afterwa
         await check_unharmed(node, port, node.log.last_index)
 
 
-@pytest.mark.trio
 async def test_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         with capture_logs() as log:
@@ -374,7 +364,6 @@ async def test_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
         await check_unharmed(node, port, node.log.last_index)
 
 
-@pytest.mark.trio
 async def test_group_continues_while_its_secret_is_exchanged(tmp_path: Path) -> None:
     async with started(tmp_path) as (leader, followers):
         (old,), new = leader.secrets.current, new_secret()
@@ -390,7 +379,6 @@ async def test_group_continues_while_its_secret_is_exchanged(tmp_path: Path) -> 
         await until(lambda: used(leader, *followers) == {valid})
 
 
-@pytest.mark.trio
 async def test_replicas_with_different_secrets_log_the_reason(tmp_path: Path) -> None:
     ports = dict(zip(("n0", "n1"), free_ports(2), strict=True))
     nodes = [Node(tmp_path / "a", "n0", ports), Node(tmp_path / "b", "n1", ports)]

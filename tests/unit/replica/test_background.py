@@ -14,7 +14,6 @@ from raftlog.segment import RealDisk
 from raftlog.segment.errors import StorageCorrupt
 from tests.unit.replica.members import Group, Member, group
 
-pytestmark = pytest.mark.trio
 BODIES = [b"%04d" % number + bytes(500) for number in range(60)]  # several files
 
 

@@ -22,7 +22,6 @@ from tests.free_ports import free_ports
 from tests.support.waiting import until
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, add_learner, led_group, same_files
 
-pytestmark = pytest.mark.trio
 BODIES = [b"%03d" % number * 100 for number in range(200)]
 
 

@@ -8,8 +8,6 @@ from trio.testing import MockClock
 
 from raftlog.net.reactor import Deadline
 
-pytestmark = pytest.mark.trio
-
 
 class Waited:
     """A `Deadline` whose time is moved, and when it fired. Times count from now."""

@@ -73,7 +73,6 @@ async def ready(*nodes: Node[Words]) -> Node[Words]:
     return await until_found(lambda: next((node for node in nodes if node.replica.core.ready), None))
 
 
-@pytest.mark.trio
 async def test_single_node_compacts_and_comes_back(tmp_path: Path) -> None:
     settings = node_settings(tmp_path, "n0", {"n0": free_ports(1)[0]})
     words = [b"%05d" % number + b"x" * 500 for number in range(100)]
@@ -97,7 +96,6 @@ async def test_single_node_compacts_and_comes_back(tmp_path: Path) -> None:
     assert raised.group_contains(SnapshotMissing)
 
 
-@pytest.mark.trio
 async def test_follower_names_the_leader_and_a_lone_leader_is_uncertain(tmp_path: Path) -> None:
     ports = dict(zip(("n0", "n1"), free_ports(2), strict=True))
     async with raftlog.open_node(node_settings(tmp_path, "n0", ports), Words) as first:

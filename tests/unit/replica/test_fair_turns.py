@@ -200,7 +200,6 @@ def test_client_that_is_closed_while_it_is_measured_leaves_nothing(stage: Stage)
     assert stage.turn() == ["new"]
 
 
-@pytest.mark.trio
 async def test_task_in_small_steps_gets_a_turn_after_each_reactor_turn(stage: Stage) -> None:
     """Without giving way, the reactor would serve a client that is always ready for milliseconds in between."""
     stage.add_client("client", 0.0)

@@ -13,8 +13,6 @@ import trio
 
 from raftlog import Reactor, SniffingSocket, StreamSocket
 
-pytestmark = pytest.mark.trio
-
 
 class Peer:
     """A connection that only sends."""

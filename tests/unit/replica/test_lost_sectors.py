@@ -13,7 +13,6 @@ import pytest
 from raftlog.segment import RealDisk
 from tests.unit.replica.members import led_group
 
-pytestmark = pytest.mark.trio
 BODIES = [b"%04d" % number + bytes(196) for number in range(200)]
 BLOCK_BYTES = 4096
 

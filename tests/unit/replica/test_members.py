@@ -28,7 +28,6 @@ from raftlog.segment.running_log import RunningLog
 from tests.support.waiting import until
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Member, led_group
 
-pytestmark = pytest.mark.trio
 BODIES = [b"%03d" % number * 100 for number in range(100)]
 
 

@@ -62,7 +62,6 @@ async def told(replica: ShortLeader, room: int = 1, seconds: float = 60.0) -> li
     return list(events)
 
 
-@pytest.mark.trio
 async def test_leader_names_the_learner_once(autojump_clock: MockClock) -> None:
     [event] = await told(ShortLeader())
     assert (event["event"], event["log_level"]) == ("refill_needs_promotion", "warning")
@@ -70,7 +69,6 @@ async def test_leader_names_the_learner_once(autojump_clock: MockClock) -> None:
     assert "raftmq group promote n3" in event["reason"]
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     "replica",
     [
@@ -85,7 +83,6 @@ async def test_replicas_in_other_states_need_no_promotion(replica: ShortLeader, 
     assert await told(replica) == []
 
 
-@pytest.mark.trio
 async def test_without_disk_room_no_needed_promotion_is_reported(autojump_clock: MockClock) -> None:
     assert await told(ShortLeader(), room=0) == []
     assert await told(ShortLeader(), room=-1) == []

@@ -19,7 +19,6 @@ from raftlog.segment.meta_keys import ABSTAINING
 from tests.unit.replica.group import CLUSTER
 from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, group, led_group
 
-pytestmark = pytest.mark.trio
 BODIES = [b"%04d" % number + bytes(196) for number in range(40)]  # all in one file
 IMPATIENT = NodeLimits(repair_patience_seconds=0.3)
 

@@ -6,7 +6,6 @@ import socket
 import struct
 from pathlib import Path
 
-import pytest
 import trio
 
 from raftlog import CoreConfig, Refusal
@@ -14,7 +13,6 @@ from raftlog.segment.limits import LogLimits
 from tests.free_ports import free_ports
 from tests.unit.replica.group import Node, started, wait_leader
 
-pytestmark = pytest.mark.trio
 NAMES = ("n0", "n1", "n2")
 
 

@@ -45,7 +45,6 @@ def without(directory: Path, name: str) -> None:
     return None
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     "modes",
     [
@@ -84,7 +83,6 @@ async def test_entries_reach_every_replica_in_each_step_of_enabling_tls(
     assert connected == {(peer, {caller, peer} <= has_tls) for caller, peer in itertools.permutations(NAMES, 2)}
 
 
-@pytest.mark.trio
 async def test_replicas_with_and_without_required_tls_do_not_connect(tmp_path: Path) -> None:
     ports = dict(zip(NAMES[:2], free_ports(2), strict=True))
     nodes = [Node(tmp_path, "n0", ports, tls=enforcing(tmp_path, "n0")), Node(tmp_path, "n1", ports)]
@@ -114,7 +112,6 @@ async def two_with_a_wire(
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("has_tls", [True, False])
 async def test_tls_hides_entries_on_the_wire(tmp_path: Path, has_tls: bool) -> None:
     tls = [enforcing(tmp_path, name) if has_tls else None for name in NAMES[:2]]
@@ -130,7 +127,6 @@ async def test_tls_hides_entries_on_the_wire(tmp_path: Path, has_tls: bool) -> N
         assert all(b"\x62" + name.encode() in wire.seen for name in NAMES[:2]) is not has_tls
 
 
-@pytest.mark.trio
 async def test_interceptor_with_another_certificate_gets_no_proof(tmp_path: Path) -> None:
     """Certificates are vouched for by nobody, so the proofs must notice that there are two connections."""
     (tmp_path / "other").mkdir()

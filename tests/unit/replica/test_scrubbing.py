@@ -17,8 +17,6 @@ from raftlog.scrub_task import scrub_log
 from raftlog.segment import StorageCorrupt
 from tests.unit.segment.log_home import LogHome
 
-pytestmark = pytest.mark.trio
-
 T = TypeVar("T")
 
 LOG: structlog.stdlib.BoundLogger = structlog.get_logger()

@@ -36,7 +36,6 @@ from tests.unit.replica.caller import Caller
 from tests.unit.replica.group import CLUSTER
 from tests.unit.replica.members import SEGMENT_BYTES, Member, group, led_group
 
-pytestmark = pytest.mark.trio
 BODIES = [b"%03d" % number * 100 for number in range(100)]
 ADDED = {"n0": "127.0.0.1:1", "n3": "127.0.0.1:2"}
 HELLO = Hello(CLUSTER, "g", "n0", "n3", 96 * 1024, "control", conf_index=LogIndex(7), addresses=ADDED)

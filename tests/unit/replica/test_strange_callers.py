@@ -23,7 +23,6 @@ from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, conn
 from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES
 
-pytestmark = pytest.mark.trio
 N0, N1 = NodeId("n0"), NodeId("n1")
 
 PAIR = {"n0": "x:1", "n1": "x:2"}

@@ -21,8 +21,6 @@ from raftlog import Listener, Reactor, StreamSocket
 from raftlog.net.reactor import RECEIVE_BYTES, Mailbox
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.trio
-
 
 class Server:
     """The end that the reactor serves: takes frames of a 4-byte length and that many bytes."""

@@ -114,7 +114,6 @@ def test_replica_does_not_campaign_beyond_the_highest_term(term: int) -> None:
     assert group[A].term == term
 
 
-@pytest.mark.trio
 async def test_stopped_group_gets_out_of_the_highest_term(tmp_path: Path) -> None:
     ports = dict(zip(NAMES, free_ports(3), strict=True))
     async with trio.open_nursery() as nursery:
@@ -156,7 +155,6 @@ async def test_stopped_group_gets_out_of_the_highest_term(tmp_path: Path) -> Non
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.trio
 async def test_replica_that_is_far_behind_can_be_raised(tmp_path: Path) -> None:
     """A directory whose peers were once brought to a term that is higher than plausible, though usable."""
     (port,) = free_ports(1)

@@ -9,8 +9,6 @@ import trio
 
 from raftlog.net.machine import Machine
 
-pytestmark = pytest.mark.trio
-
 
 async def test_jobs_of_one_turn_share_one_thread_run() -> None:
     machine, threads, found = Machine(), list[tuple[int, int]](), dict[int, int]()

@@ -134,7 +134,6 @@ def version_between(node: Node, peer: str) -> set[int]:
     return {node.transport._outbound[NodeId(peer), lane].version for lane in Lane}
 
 
-@pytest.mark.trio
 async def test_group_of_two_versions(tmp_path: Path) -> None:
     """Whatever leads, entries and answers go in the version that both ends speak."""
     newer = NEWEST_VERSION + 1
@@ -154,7 +153,6 @@ async def test_group_of_two_versions(tmp_path: Path) -> None:
         assert not any(node.failures for node in nodes)
 
 
-@pytest.mark.trio
 async def test_replicas_without_a_common_version_do_not_connect(tmp_path: Path) -> None:
     async with group_of(tmp_path, (OLDEST_VERSION, NEWEST_VERSION), (NEWEST_VERSION + 1, NEWEST_VERSION + 2)) as nodes:
         words = f"replication versions {NEWEST_VERSION + 1} to {NEWEST_VERSION + 2} are supported here, "
@@ -176,7 +174,6 @@ def earlier_hello() -> bytes:
     return wire._frame(Kind.HELLO, payload, 0, zlib.crc32(payload, Kind.HELLO))
 
 
-@pytest.mark.trio
 async def test_peer_of_an_earlier_release(tmp_path: Path) -> None:
     """It is let in, is answered in its version, and may send frames of that only."""
     ports = dict(zip(NAMES, free_ports(3), strict=True))

@@ -6,12 +6,9 @@ import os
 import threading
 from pathlib import Path
 
-import pytest
 import trio
 
 from raftlog import Reactor, Workers
-
-pytestmark = pytest.mark.trio
 
 
 async def test_job_that_ends_after_the_threads_were_closed_writes_nowhere(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from mq.client.message import Message, MessageQueue, SendResult
 from mq.client.produce.producer import Producer
 from mq.tasks.sending import send_by_level
 
-pytestmark = pytest.mark.trio
-
 MESSAGE = Message("T", b"task")
 
 

@@ -18,7 +18,6 @@ from raftlog.segment import InlineWriter, RealDisk, SegmentLog
 JOB = ArchiveJob("/data", "/data/commitlog", "s3://archives/broker-a")
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("command", "reason"),
     [

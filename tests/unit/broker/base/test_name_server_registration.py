@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import pytest
 import structlog
 import trio
 
@@ -16,7 +15,6 @@ from tests.support.waiting import until
 from tests.unit.namesrv.serving import name_server
 
 
-@pytest.mark.trio
 async def test_topic_that_was_created_again_while_it_was_deleted_is_registered() -> None:
     """Who deletes a topic asks brokers first and name servers then; a consumer may create it again in between."""
     body = RegisterBrokerBody(topics={"T1": TopicConfig("T1", 4, 4, 6)}, data_version=DataVersion(1, 2)).encode()

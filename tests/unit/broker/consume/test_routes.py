@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import structlog
 import trio
 
@@ -12,8 +11,6 @@ from mq.protocol.incoming.server_decoding import decode_header
 from mq.protocol.requests.namesrv import GetRouteinfoByTopic, QueueData, Route
 from mq.protocol.wire.encoding import encode_response
 from mq.protocol.wire.queue_tables import QueueRef
-
-pytestmark = pytest.mark.trio
 
 
 class NameServer:
