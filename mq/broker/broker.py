@@ -16,11 +16,10 @@ from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.base.steady_wall_clock import local_day
 from mq.broker.context import Environment, broker_context
 from mq.broker.limits import DEFAULT, BrokerLimits
+from mq.broker.net.client_connections import ClientConnections
 from mq.broker.net.client_limits import ClientLimits
-from mq.broker.net.client_requests import ClientRequests
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.flow_control import UnreadReplies
 from mq.broker.net.linearizable_reads import LinearizableReads
 from mq.broker.net.service import Task
 from mq.broker.services import Services
@@ -34,7 +33,6 @@ from mq.broker.state.topic_rules import missing_system_topics
 from mq.monitoring.error_answers import ERROR_ANSWERS
 from mq.monitoring.event_loop_lag import EventLoopLag
 from mq.protocol.broker_ids import LEADER_ID, broker_id_of
-from mq.protocol.incoming.partial_requests import PartialRequests
 from mq.protocol.messages.records import RecordError
 from mq.protocol.names import NameRefused
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
@@ -53,9 +51,6 @@ from raftlog import (
     Replica,
     Role,
     RoleChange,
-    SniffingSocket,
-    TlsSocket,
-    Unsent,
     decode_conf,
 )
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term
@@ -105,29 +100,15 @@ class Broker:
         self._log = environment.log
         self._limited_log = RateLimitedLog(environment.log, environment.wall_clock_ms)
         self._lateness = EventLoopLag()
-        # in order of arrival, so that simulations are deterministic
-        self._connections: dict[ClientConnection, None] = {}
-        self._dropped = 0
-        self._refused = 0
-        self._tls_failures = 0
         self._elections = 0
-        self._unsent = Unsent()
-        self._partial_requests: PartialRequests[ClientConnection] = PartialRequests(
-            bytes_max=settings.partial_request_bytes_max,
-            seconds_max=settings.partial_request_seconds_max,
-            on_closed=self._stalled_closed,
-        )
-        self._unread: UnreadReplies[ClientConnection] = UnreadReplies(
-            bytes_max=settings.unread_replies_bytes_max,
-            unsent=lambda: self._unsent.nbytes,
-            connections=lambda: self._connections,
-            on_dropped=self._unread_dropped,
+        self.connections = ClientConnections(
+            settings,
+            environment,
+            client_requests_max=limits.net.client_requests_max,
+            on_closed=self._connection_closed,
         )
         of_clients = ClientLimits(expiry_seconds=settings.client_expiry_seconds)
         self._clients: ClientRegistry[ClientConnection] = ClientRegistry(of_clients)
-        self._questions: ClientRequests[ClientConnection] = ClientRequests(
-            environment.clock, limits.net.client_requests_max
-        )
         self._applied_index = NO_INDEX
         self._led_term = 0
         self._last_checkpoint: PendingCheckpoint | None = None
@@ -169,79 +150,11 @@ class Broker:
 
     def accept(self, sock: socket.socket) -> None:
         """Serve a new connection, unless there are too many."""
-        if len(self._connections) >= self._settings.connections_max:
-            self._refuse_connection(sock, "too_many_connections", self._settings.connections_max)
-            return
-        # The system assigns the lowest free number, so a high one shows how many descriptors are in use overall.
-        limits = self._environment.descriptors
-        if len(self._connections) >= limits.clients_max or sock.fileno() >= limits.number_max:
-            self._refuse_connection(sock, "too_many_descriptors", limits.clients_max)
-            return
-        connection = ClientConnection(
-            reactor=self._reactor,
-            sock=self._secured(sock),
-            requests=self.services.requests,
-            questions=self._questions,
-            on_closed=self._connection_closed,
-            partial_requests=self._partial_requests,
-            unread=self._unread,
-            unsent=self._unsent,
-            output_bytes_max=self._settings.client_unread_replies_bytes_max,
-            access=self._environment.access,
-            log=self._log,
-        )
-        self._connections[connection] = None
-
-    def _secured(self, sock: socket.socket) -> socket.socket | TlsSocket | SniffingSocket:
-        """The socket, wrapped for TLS as the settings require."""
-        certificate = self._environment.certificate
-        if certificate is None or self._settings.tls_mode == "disabled":
-            return sock
-        context, der = certificate.for_clients()
-        kind = TlsSocket if self._settings.tls_mode == "enforcing" else SniffingSocket
-        return kind(sock, context, self._tls_failed, certificate=der)
-
-    def _tls_failed(self, reason: str) -> None:
-        self._tls_failures += 1
-        self._limited_log.warning("tls_failed", reason=reason.replace("_", " ").lower(), failures=self._tls_failures)
-
-    def _refuse_connection(self, sock: socket.socket, event: str, limit: int) -> None:
-        sock.close()
-        self._refused += 1
-        self._limited_log.warning(event, limit=limit, connections=len(self._connections), refused=self._refused)
-
-    def _stalled_closed(self, connection: ClientConnection, reason: str) -> None:
-        self._dropped += 1
-        self._limited_log.warning("unfinished_requests", client=connection.peer, reason=reason, dropped=self._dropped)
-
-    def _unread_dropped(self, connection: ClientConnection) -> None:
-        self._dropped += 1
-        self._limited_log.warning(
-            "clients_too_slow",
-            client=connection.peer,
-            waiting_bytes=connection.waiting_bytes,
-            all_waiting_bytes=self._unsent.nbytes,
-            dropped=self._dropped,
-        )
-
-    def close_stalled_requests(self) -> None:
-        """Drop clients whose requests stay incomplete; see `PartialRequests`."""
-        self._partial_requests.close_stalled(self._clock())
-
-    def close_idle_connections(self) -> None:
-        """Close connections that were silent since the last call, unless they belong to a replica.
-
-        One that holds a pull, or held one at the last call, is not silent: its client has just got the answer.
-        """
-        for connection in list(self._connections):
-            if not connection.heard and not connection.held_pulls and not connection.trusted:
-                connection.close("idle")
-            connection.heard = connection.held_pulls > 0
+        self.connections.accept(sock, self.services.requests)
 
     def close_connections(self) -> None:
         """Close every client connection."""
-        for connection in list(self._connections):
-            connection.close("broker stops")
+        self.connections.close_all()
         self.services.stopped()  # only now: a reply without its client goes to other replicas
 
     def confirm(self, on_known: Callable[[bool], None]) -> None:
@@ -263,10 +176,9 @@ class Broker:
 
     def has_unsent_replies(self) -> bool:
         """Whether replies, or requests to the leader, are still unsent."""
-        return self.services.has_unsent_replies() or any(connection.waiting_bytes for connection in self._connections)
+        return self.services.has_unsent_replies() or self.connections.has_unsent_replies()
 
     def _connection_closed(self, connection: ClientConnection) -> None:
-        self._connections.pop(connection, None)
         self.services.connection_closed(connection)
 
     # -- the replicated log ------------------------------------------------------------------------------------------
@@ -284,7 +196,7 @@ class Broker:
             elif entry.kind == EntryKind.NOOP and self._replica.is_leader and entry.term == self._replica.core.term:
                 self._lead(entry.term)
             elif entry.kind == EntryKind.CONFIG:
-                self.services.configured(entry.index, decode_conf(entry.body), self._connections)
+                self.services.configured(entry.index, decode_conf(entry.body), self.connections)
             self._applied_index = entry.index
             if self._catch_up is not None and entry.index == self._catch_up.until_index:
                 try:
@@ -328,8 +240,7 @@ class Broker:
             end_turn()
         if self.appender.pending and self.appender.start_round():
             self._replica.pump()
-        if self._unsent.nbytes > self._unread.bytes_max:
-            self._unread.drop_some()
+        self.connections.drop_slow_readers()
 
     def check_invariants(self) -> None:
         """Assert what holds between two turns in the state of this broker; slow, for tests."""
@@ -337,17 +248,12 @@ class Broker:
         self._store.check_invariants()
         self.appender.check_invariants()
         self._clients.check_invariants()
-        self._questions.check_invariants()
-        self._unread.check_invariants()
+        self.connections.check_invariants()
         self._reads.check_invariants()
         self.slow_answers.check_invariants()
         self.services.check_invariants()
         if self.appender.is_open:
             self.queue_tails.check_invariants()
-        closed = [connection.peer for connection in self._connections if connection.closed]
-        assert not closed, f"{len(closed)} of {len(self._connections)} connections are closed, such as {closed[0]}"
-        count, count_max = len(self._connections), self._settings.connections_max
-        assert count <= count_max, f"{count} connections; maximum: {count_max}"
         committed = self._replica.commit_index
         assert self._applied_index <= committed, f"entry {self._applied_index} is applied, {committed} is committed"
 
@@ -452,16 +358,18 @@ class Broker:
         upkeep = self._limits.upkeep
         return (
             Periodic(
-                _TRY_AGAIN_SECONDS, self.try_again, lambda: now_if(self._unread.kept_waiting or self._reads.failed)
+                _TRY_AGAIN_SECONDS, self.try_again, lambda: now_if(self.connections.kept_waiting or self._reads.failed)
             ),
             Periodic(
-                _EXPIRE_CLIENT_REQUESTS_SECONDS, self.expire_client_requests, lambda: now_if(len(self._questions))
+                _EXPIRE_CLIENT_REQUESTS_SECONDS,
+                self.connections.expire_requests,
+                lambda: now_if(self.connections.open_requests),
             ),
             *self.services.periodic,
             Periodic(upkeep.announce_again_seconds, self.announce_again),
-            Periodic(_STALLED_CHECK_SECONDS, self.close_stalled_requests),
+            Periodic(_STALLED_CHECK_SECONDS, self.connections.close_stalled),
             Periodic(upkeep.flush_queues_seconds, self.flush_queues, lambda: now_if(self._store.is_flush_due)),
-            Periodic(self._settings.idle_seconds_max, self.close_idle_connections),
+            Periodic(self._settings.idle_seconds_max, self.connections.close_idle),
         )
 
     def tasks(self) -> Sequence[Task]:
@@ -470,12 +378,8 @@ class Broker:
 
     def try_again(self) -> None:
         """Retry failed reads, and look whether clients read their replies."""
-        self._unread.resume_readers()
+        self.connections.resume_readers()
         self._reads.try_again()
-
-    def expire_client_requests(self) -> None:
-        """Time out requests of the broker that clients have not answered."""
-        self._questions.expire()
 
     def note_delay(self, seconds: float) -> None:
         """The event loop was blocked for so long."""
@@ -575,16 +479,9 @@ class Broker:
 
     def _counters(self) -> dict[str, int]:
         return {
-            "connections": len(self._connections),
-            "connections_refused": self._refused,
-            "connections_dropped": self._dropped,
+            **self.connections.counters(),
             "requests_refused": ERROR_ANSWERS.refused,
             "requests_failed": ERROR_ANSWERS.failed,
-            "tls_failures": self._tls_failures,
-            "unfinished_bytes": self._partial_requests.nbytes,
-            "unfinished_waiting": self._partial_requests.waiting,
-            "unread_bytes": self._unsent.nbytes,
-            "unread_waiting": self._unread.kept_waiting,
             "clock_jumps": self._environment.wall_clock_ms.jumps,
             "clock_disbelieved_ms": self._environment.wall_clock_ms.disbelieved_ms,
             "elections": self._elections,

@@ -34,11 +34,11 @@ class Producers:
     @property
     def fast_senders(self) -> list[ClientConnection]:
         descriptors = self.broker.services.sends.receiver.fast_senders
-        return [each for each in self.broker._connections if each.descriptor in descriptors]
+        return [each for each in self.broker.connections if each.descriptor in descriptors]
 
     def connection_of(self, client: Client) -> ClientConnection:
         port = client.stream.socket.getsockname()[1]
-        return next(each for each in self.broker._connections if each.peer.endswith(f":{port}"))
+        return next(each for each in self.broker.connections if each.peer.endswith(f":{port}"))
 
     async def send(self, clients: list[Client] | None = None) -> list[Answer]:
         """A message of each client; all of them are there before the first answer is read."""
@@ -139,12 +139,12 @@ async def test_producers_that_go_make_room_for_others_with_their_descriptors(
         assert {answer.code for answer in await both.send(rest)} == {ResponseCode.SUCCESS}
         await until(lambda: len(both.fast_senders) == 6)
         new = [await both.running.connect() for _ in range(2)]
-        await until(lambda: len(both.broker._connections) == 8)
+        await until(lambda: len(both.broker.connections) == 8)
         assert len(both.fast_senders) == 6  # although one of the new ones may have the descriptor of one before
         both.clients = [*rest, *new]
         for _ in range(2):
             assert {answer.code for answer in await both.send()} == {ResponseCode.SUCCESS}
-        assert set(both.fast_senders) == set(both.broker._connections)
+        assert set(both.fast_senders) == set(both.broker.connections)
         assert len(both.broker.services.sends.receiver.fast_senders) == 8
 
 
