@@ -40,7 +40,7 @@ from benchmarks.suites.suite import Suite
 from mq.client import Admin
 from mq.filter.programs import ProgramName, name_of
 from mq.local_cluster import HOST, DevCluster
-from mq.local_cluster.own_ports import OWN_PORTS
+from mq.local_cluster.port_reservation import OWN_PORTS
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.codes import RequestCode
 from mq.protocol.requests.filters import RegisterFilterClassExt

@@ -148,12 +148,12 @@ SERVER_EXTRAS: Final[dict[str, str]] = {
     "assert (a.HERE / 'templates' / 'page.html').exists()",
     "filter": "import mq.filter_server.server",
     "proxy": "import mq.proxy.server",
-    "s3": "import boto3, raftlog.segment.backup_s3",
+    "s3": "import boto3, raftlog.segment.s3_storage",
 }
 """By extra of the distribution of the servers: a program."""
 
 _SPARK: Final = """
-import fastavro, google.protobuf, pyspark, pyspark_raftmq, spark.reader, spark.tables.schema_files
+import fastavro, google.protobuf, pyspark, pyspark_raftmq, spark.task_reader, spark.tables.schema_files
 """
 
 _ELSEWHERE: Final = {"server", "testing", "spark", "tables", "avro", "protobuf", "dev", "docs"}

@@ -32,7 +32,7 @@ class ProcessSettings(BaseSettings):
     """Base of the settings of one kind of process: read once, at start, into an object that never changes.
 
     What an operator changes of a running broker makes another object, which `Service.settings_changed` gets. Only
-    `mq.broker.setting_groups.ChangeableSettings` differ in it.
+    `mq.broker.setting_fields.ChangeableSettings` differ in it.
     """
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True)

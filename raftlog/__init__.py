@@ -37,7 +37,7 @@ from raftlog.net.reactor import Begun, Deadline, Reactor, Ready, Unsent
 from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable
 from raftlog.net.stream import StreamSocket
-from raftlog.net.tls import SniffingSocket, TlsSocket
+from raftlog.net.tls_sockets import SniffingSocket, TlsSocket
 from raftlog.net.transport import ListenRefused
 from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION, Software
 from raftlog.node import Hosted, Run, serve_node

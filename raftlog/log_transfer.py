@@ -19,7 +19,7 @@ import msgspec
 import structlog
 import trio
 
-from raftlog.archived_files import ArchivedFiles, OpenArchive
+from raftlog.catch_up_from_archive import ArchivedFiles, OpenArchive
 from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.log_numbers import LogIndex

@@ -22,8 +22,8 @@ import cbor2
 import structlog
 import trio
 
-from raftlog.archived_files import OpenArchive
 from raftlog.bootstrap import Confs, configurations, core_for
+from raftlog.catch_up_from_archive import OpenArchive
 from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.latency_histogram import LatencyHistogram

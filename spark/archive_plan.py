@@ -19,9 +19,9 @@ from typing import Final, Self
 from spark.archive_blocks import ArchiveUnreadable, LogPlace, OpenArchive, TopicBlocks, open_archive
 from spark.client import Unreachable
 from spark.errors import ReadFailed
+from spark.offset_survey import Survey
 from spark.options import ReadOptions
 from spark.plan import ArchiveClaim, ArchivedLog, ArchivedPart, LogRange, PlanRefused
-from spark.survey import Survey
 
 _PAUSE_SECONDS_MIN: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0

@@ -16,7 +16,7 @@ from spark.bulk_reader import BulkTaskReader
 from spark.errors import ReadFailed
 from spark.leases import LEASE_ANSWER_SECONDS_MAX, RENEWAL_SECONDS, take_leases
 from spark.plan import ArchivedPart, QueueRange
-from spark.reader import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Chunk
+from spark.task_reader import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Chunk
 
 log = logging.getLogger(__name__)
 

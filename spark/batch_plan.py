@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spark.bulk_survey import surveyor_of
+from spark.bulk_offset_survey import surveyor_of
 from spark.client import Connection
 from spark.filters import Narrowing, narrowed
 from spark.leases import LEASE_ANSWER_SECONDS_MAX, new_lease_id, take_leases, with_leases

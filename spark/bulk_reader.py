@@ -32,7 +32,7 @@ from spark.columns import OFFSET_COLUMNS, offset_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
 from spark.leases import RENEWAL_SECONDS, lease_fields
 from spark.plan import QueueRange
-from spark.reader import Chunk, ReplicaBehind, TaskReader
+from spark.task_reader import Chunk, ReplicaBehind, TaskReader
 
 WAIT_MS_MAX: Final = 1000
 """The time that a replica may wait for messages it does not have yet, before another one is tried."""

@@ -12,8 +12,8 @@ from typing import Final
 from mq.protocol.codes import RequestCode, ResponseCode
 from spark.client import Refused, TopicRoute, Unreachable
 from spark.kept_connections import KeptConnections
+from spark.offset_survey import LEADER_ID
 from spark.option_table import QueueName
-from spark.survey import LEADER_ID
 
 PAUSE_SECONDS: Final = 1.0
 """Offsets are stored no more often than this."""

@@ -19,8 +19,8 @@ from typing import Final
 
 from mq.protocol.codes import RequestCode
 from spark.client import Connection, Unreachable
+from spark.offset_survey import Survey
 from spark.plan import LogRange
-from spark.survey import Survey
 
 LEASE_SECONDS: Final = 600
 LEASE_ANSWER_SECONDS_MAX: Final = 1.0

@@ -30,8 +30,8 @@ def read_partition(
     """
     if not isinstance(partition, TopicPartition):
         return  # Spark gives an empty plan to one task as None
-    from spark.reader import task_options
-    from spark.task_reader import task_reader  # numpy and pyarrow are for executors
+    from spark.reader_choice import task_reader  # numpy and pyarrow are for executors
+    from spark.task_reader import task_options
 
     reader = task_reader(partition.part, task_options(options, columns, from_earliest=from_earliest))
     yield from reader.read()

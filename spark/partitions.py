@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from spark.offset_survey import LEADER_ID, Survey, Surveyor
 from spark.option_table import AtTime, AtTimes, Bound, QueueName
 from spark.options import ReadOptions
 from spark.plan import (
@@ -22,7 +23,6 @@ from spark.plan import (
     size_of,
     stripes,
 )
-from spark.survey import LEADER_ID, Survey, Surveyor
 
 MESSAGE_BYTES: Final = 1024
 """The assumed message size where partitions must not depend on actual sizes."""

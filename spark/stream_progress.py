@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from spark.bulk_survey import surveyor_of
+from spark.bulk_offset_survey import surveyor_of
 from spark.client import Connection, Refused, Unreachable
 from spark.errors import DataLoss
 from spark.group_offsets import GroupOffsets
@@ -36,12 +36,12 @@ from spark.micro_batches import (
     message_count,
     next_position,
 )
+from spark.offset_survey import Survey, Surveyor
 from spark.option_table import QueueName
 from spark.options import ReadOptions
 from spark.partitions import plan_partitions, resolved
 from spark.plan import LogRange
 from spark.positions import Position, parse_position
-from spark.survey import Survey, Surveyor
 
 if TYPE_CHECKING:
     from spark.archive_plan import ArchivePlan

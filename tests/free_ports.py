@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.local_cluster.own_ports import OWN_PORTS
+from mq.local_cluster.port_reservation import OWN_PORTS
 
 
 def free_ports(count: int) -> list[int]:

@@ -28,7 +28,7 @@ from mq.broker.limits import DEFAULT
 from mq.client.admin import Admin
 from mq.local_cluster import HOST, DevCluster
 from mq.monitoring.cpu_time import cpu_seconds
-from raftlog.segment.backup_s3 import open_s3
+from raftlog.segment.s3_storage import open_s3
 
 COLD_BYTES = 600_000_000
 BODY_BYTES = 4096

@@ -19,7 +19,7 @@ from benchmarks.suites.figures import Figure
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
 from mq.local_cluster import HOST, DevCluster, Processes, open_processes
-from mq.local_cluster.own_ports import OWN_PORTS
+from mq.local_cluster.port_reservation import OWN_PORTS
 from raftlog.segment.ranges_ahead import RANGES_AT_ONCE
 
 DATA_BYTES = 1_200_000_000

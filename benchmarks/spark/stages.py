@@ -18,7 +18,7 @@ from spark.columns import schema_of
 from spark.filters import Narrowing
 from spark.options import columns_in, parse_read_options
 from spark.plan import LogRange
-from spark.reader import Chunk, TaskOptions, task_options
+from spark.task_reader import Chunk, TaskOptions, task_options
 
 
 class _Receiver(BulkTaskReader):

@@ -45,9 +45,9 @@ from mq.protocol.messages.records import decode_records
 from mq.store.archive.archiver import archive
 from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
 from mq.store.archive.disk_cache import DiskCache
-from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
-from mq.store.archive.joining import JoiningReader, open_joining
 from mq.store.archive.reader import ArchiveReader
+from mq.store.archive.whole_files import JoiningReader, open_joining
+from mq.store.archive.worker_protocol import ArchiveJob, ArchiveStep, Trouble
 from mq.store.checkpoint import QUEUE_DIRECTORY
 from raftlog.replica import Job
 from raftlog.segment import entry_runs as entry_runs_module

@@ -18,8 +18,8 @@ from chaos.violation import Violation
 from mq.broker.state.filter_programs import PutFilter
 from mq.client.errors import UnreadableAnswer
 from mq.filter.programs import CLASS_FILTER, ProgramName, name_of
+from mq.filter_server.loaded_programs import SqlProgram
 from mq.filter_server.picking import pick, records_in, seen_by_filter
-from mq.filter_server.programs import SqlProgram
 from mq.filter_server.pull_progress import Answer as Filtered
 from mq.filter_server.pull_progress import PullProgress, Reply
 from mq.protocol.codes import RequestCode, ResponseCode

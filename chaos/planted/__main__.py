@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from chaos.__main__ import LOG
-from chaos.planted.warm import WarmPython
+from chaos.planted.forking_interpreter import WarmPython
 from chaos.report import written_at
 from raftlog.compiled.building import compile_package
 from raftlog.compiled.sources import PURE_PYTHON

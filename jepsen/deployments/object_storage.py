@@ -1,8 +1,8 @@
 """An S3 server as a process of its own, whose objects are files of a directory: they can be damaged from outside.
 
-It has what `raftlog.segment.backup_s3` uses: conditional writes, uploads in parts, checksums (CRC-32), ranges, listing,
-deletion. Every bucket exists, and nobody needs an account. Contents leave by sendfile, so that it costs little beside
-what is tested.
+It has what `raftlog.segment.s3_storage` uses: conditional writes, uploads in parts, checksums (CRC-32), ranges,
+listing, deletion. Every bucket exists, and nobody needs an account. Contents leave by sendfile, so that it costs little
+beside what is tested.
 
 ``python -m jepsen.deployments.object_storage DIRECTORY HOST PORT`` serves until it is killed.
 """
@@ -35,7 +35,7 @@ except ImportError:
     from zlib import crc32
 
 from mq.local_cluster import HOST, Processes, open_processes
-from mq.local_cluster.own_ports import OWN_PORTS
+from mq.local_cluster.port_reservation import OWN_PORTS
 
 BUCKET: Final = "archives"
 NAME: Final = "object-storage"

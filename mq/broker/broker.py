@@ -14,9 +14,9 @@ from mq.broker.base.name_server_registration import Registration
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.base.steady_wall_clock import local_day
+from mq.broker.client_connections import ClientConnections
 from mq.broker.context import Environment, broker_context
 from mq.broker.limits import DEFAULT, BrokerLimits
-from mq.broker.net.client_connections import ClientConnections
 from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection

@@ -39,7 +39,7 @@ from mq.broker.security import (
     namesrv_tls,
     read_credentials,
 )
-from mq.broker.setting_groups import Address
+from mq.broker.setting_fields import Address
 from mq.broker.settings import RESTORING_DIRECTORY, BrokerSettings
 from mq.broker.state.format_level import announced_level
 from mq.compiled import ALL_COMPILED

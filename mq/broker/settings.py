@@ -11,7 +11,7 @@ from pydantic import model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.addresses import Network, metrics_address_beside, parse_metrics_address, parse_networks
-from mq.broker.setting_groups import (
+from mq.broker.setting_fields import (
     Address,
     ArchiveSettings,
     BulkSettings,

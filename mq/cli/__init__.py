@@ -16,7 +16,7 @@ def main() -> None:
         return
     # Imported here: importing one module of this package must not load all commands.
     try:
-        from mq.cli.front import main as run
+        from mq.cli.entry_point import main as run
     except KeyboardInterrupt:  # as while running
         sys.exit(130)
     run()

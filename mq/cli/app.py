@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from mq.cli.front import COMMANDS, GROUPS, build
+from mq.cli.entry_point import COMMANDS, GROUPS, build
 
 app = build(COMMANDS.keys() | GROUPS.keys())

@@ -74,8 +74,8 @@ def open_store(target: str, endpoint_url: str | None, disk: Disk) -> BackupStore
         CommandFailed: it is unusable; exit code 2.
     """
     from raftlog import SegmentError
-    from raftlog.segment.backup_s3 import SCHEME, open_s3
     from raftlog.segment.backup_store import DirectoryStore
+    from raftlog.segment.s3_storage import SCHEME, open_s3
 
     if target.startswith(SCHEME):
         try:
@@ -248,7 +248,7 @@ def _leads(source: RunningLog, namesrv: str) -> bool:
 
 def _first_snapshot(source: RunningLog, data_dir: str) -> Snapshot | None:
     """The snapshot that a log without its beginning needs; waits until there is one that is known to be committed."""
-    from mq.store.backup_snapshot import snapshot_between
+    from mq.store.backup_checkpoint import snapshot_between
 
     until = time.monotonic() + SNAPSHOT_SECONDS
     while True:

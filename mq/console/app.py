@@ -45,7 +45,7 @@ from mq.console.pages.visit import Act, Build, Form, NotFound, Page, Refused, Vi
 from mq.console.records import Record, Records
 from mq.console.sessions import LoginLimit, Session, Sessions
 from mq.console.settings import ConsoleSettings
-from mq.console.streamed import Streamed
+from mq.console.streamed_answers import Streamed
 from mq.console.users import LoginRefused, Users
 from mq.console.views.links import link
 from mq.console.views.text import duration, number, visible

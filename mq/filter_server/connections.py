@@ -24,7 +24,7 @@ from mq.filter_server.broker_link import BrokerLink
 from mq.filter_server.figures import Figures
 from mq.filter_server.filtered_pulls import SUSPEND, FilteredPulls, refusal
 from mq.filter_server.java_filters import java_program
-from mq.filter_server.programs import Programs
+from mq.filter_server.loaded_programs import Programs
 from mq.namesrv.tls_streams import Stream, TlsFailed, secured
 from mq.protocol.access.acting import ActsFor, acts_for
 from mq.protocol.access.signing import ACCESS_KEY, header_fields

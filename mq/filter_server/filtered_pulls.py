@@ -16,10 +16,10 @@ from mq.client.net.replies import fields_of
 from mq.filter.programs import CLASS_FILTER, ProgramName, ProgramRefused
 from mq.filter_server.broker_link import BrokerLink
 from mq.filter_server.figures import Figures
+from mq.filter_server.loaded_programs import Program, Programs
 from mq.filter_server.picking import Picked, Records, pick, records_in, seen_by_filter
-from mq.filter_server.programs import Program, Programs
 from mq.filter_server.pull_progress import EXAMINED_MAX, Answer, PullProgress, Reply
-from mq.filter_server.sandbox import Verdicts
+from mq.filter_server.wasm_sandbox import Verdicts
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pull import PullExt, PullReply

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from mq.filter.blocks import BLOCK_MAX, Block
 from mq.filter.programs import ProgramRefused
 from mq.filter_server.java_machine import FAILED, YES, Machine, MachineFailed, clean_environment, without_network
-from mq.filter_server.sandbox import Verdicts
+from mq.filter_server.wasm_sandbox import Verdicts
 
 _SOURCES: Final = Path(__file__).parent / "java"
 _HOST: Final = "FilterHost"

@@ -17,9 +17,9 @@ from mq.filter_server.connections import Connections
 from mq.filter_server.figures import Figures, collect
 from mq.filter_server.filtered_pulls import FilteredPulls
 from mq.filter_server.java_filters import JavaSandbox
-from mq.filter_server.programs import Programs
-from mq.filter_server.sandbox import EPOCH_SECONDS, Sandbox
+from mq.filter_server.loaded_programs import Programs
 from mq.filter_server.settings import FilterServerSettings
+from mq.filter_server.wasm_sandbox import EPOCH_SECONDS, Sandbox
 from mq.monitoring.http import Monitoring, open_metrics_listeners
 from mq.tls import Certificate
 

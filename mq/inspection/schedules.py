@@ -1,14 +1,11 @@
-"""Schedules in words, and what is wrong with them. Pure."""
+"""Schedules in words. Pure."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 
 from mq.client.schedules import Cron, Every, Once, Rule, ScheduleStatus
-from mq.inspection.findings import Finding, Severity
 from mq.inspection.formatting import time_of
-from mq.inspection.survey import Survey
 
 
 def tick_text(moment: dt.datetime) -> str:
@@ -34,25 +31,3 @@ def state_text(status: ScheduleStatus) -> str:
     if not status.schedule.enabled:
         return "paused"
     return "active" if status.next else "over"
-
-
-def schedule_findings(survey: Survey) -> Iterator[Finding]:
-    """The schedules whose messages are not sent, by name."""
-    for each in survey.schedules:
-        name, topic = each.schedule.name, each.schedule.topic
-        if each.error:
-            yield Finding(
-                Severity.WARNING,
-                f"schedule {name}",
-                f"is not sent by {each.broker_name}: {each.error}",
-                f"replace it: raftmq schedule create --replace {name} ...",
-                "docs/schedules.md#broker-group-of-a-schedule",
-            )
-        elif (each.broker_name, name) in survey.orphaned_schedules:
-            yield Finding(
-                Severity.WARNING,
-                f"schedule {name}",
-                f"skips its ticks: {each.broker_name} does not have topic {topic}, or takes no messages for it",
-                f"raftmq topic describe {topic}; create, restore or open it, or raftmq schedule delete {name}",
-                "docs/schedules.md#broker-group-of-a-schedule",
-            )

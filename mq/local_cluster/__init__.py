@@ -5,7 +5,7 @@
 
 from mq.local_cluster.cluster import DevCluster
 from mq.local_cluster.groups import open_groups
-from mq.local_cluster.own_ports import HOST
+from mq.local_cluster.port_reservation import HOST
 from mq.local_cluster.ports import Ports
 from mq.local_cluster.processes import Processes, ServersFailed, open_processes
 

@@ -21,7 +21,7 @@ import trio
 import mq
 from mq.client.errors import ClientError
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ask_cluster
-from mq.local_cluster.own_ports import HOST
+from mq.local_cluster.port_reservation import HOST
 from mq.local_cluster.ports import Ports, check_ports_of_new_directory, choose_ports, held
 from mq.local_cluster.processes import POLL_SECONDS, READY_SECONDS_MAX, Processes, ServersFailed
 from raftlog.net.secret_file import FILE_NAME, create_secret

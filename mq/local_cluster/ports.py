@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mq.durable_files import replace_file
-from mq.local_cluster.own_ports import BLOCK_PORTS, HOST, OWN_PORTS, NoFreePorts, is_free
+from mq.local_cluster.port_reservation import BLOCK_PORTS, HOST, OWN_PORTS, NoFreePorts, is_free
 from mq.local_cluster.processes import ServersFailed
 
 LOCK_FILE = "lock"

@@ -26,7 +26,7 @@ from typing import IO, Protocol, TypeVar
 
 import trio
 
-from mq.local_cluster.own_ports import HOST
+from mq.local_cluster.port_reservation import HOST
 
 T = TypeVar("T")
 

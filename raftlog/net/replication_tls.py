@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
-from raftlog.net.tls import SniffingSocket, TlsSocket
+from raftlog.net.tls_sockets import SniffingSocket, TlsSocket
 
 _RECEIVE_BYTES = 64 * 1024
 

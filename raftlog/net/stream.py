@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 
 from raftlog.net.reactor import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, Reactor, Unsent
-from raftlog.net.tls import SniffingSocket, TlsSocket
+from raftlog.net.tls_sockets import SniffingSocket, TlsSocket
 
 EPOLLERR = select.EPOLLERR
 EPOLLHUP = select.EPOLLHUP

@@ -1,4 +1,4 @@
-"""Stores of backups: a directory, or a bucket (`backup_s3`). The backup logic knows only `BackupStore`.
+"""Stores of backups: a directory, or a bucket (`s3_storage`). The backup logic knows only `BackupStore`.
 
 A store holds byte strings with names such as ``manifest.json`` and ``log/00000000000000000000``. Object storage cannot
 append. So `append` is in `GrowingStore`, implemented by directories: there a run writes only what is new, and a full or

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from raftlog.segment.backup_s3 import S3Store, open_s3
 from raftlog.segment.backup_store import BackupRefused, NotStored, StoreFailed
+from raftlog.segment.s3_storage import S3Store, open_s3
 from spark.tables.commits import Commit, CommitRefused, Overtaken, parse_commit
 from spark.tables.parquet_directory import OWN, DirectoryUnusable, folder_of
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raftlog.segment.backup_s3 import READ_BYTES, S3Store, open_s3
+from raftlog.segment.s3_storage import READ_BYTES, S3Store, open_s3
 
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _ROW_GROUP_BYTES: Final = 64 * 1024 * 1024

@@ -10,7 +10,7 @@ from spark.batch_plan import plan_batch
 from spark.filters import Narrowing
 from spark.option_table import QueueName
 from spark.options import parse_read_options
-from spark.reader import task_options
+from spark.reader_choice import task_reader
 from spark.tables.commits import (
     Commit,
     assign_option,
@@ -24,7 +24,7 @@ from spark.tables.parquet_directory import ParquetDirectory
 from spark.tables.pipeline import Pipeline
 from spark.tables.state_directory import StateDirectory
 from spark.tables.topic import TopicSource
-from spark.task_reader import task_reader
+from spark.task_reader import task_options
 
 _DEADLINE: Final = "10s"
 

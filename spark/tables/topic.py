@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from spark.bulk_survey import surveyor_of
+from spark.bulk_offset_survey import surveyor_of
 from spark.errors import DataLoss
 from spark.kept_connections import KeptConnections
 from spark.micro_batches import REMEDIES, ClusterChanged, LossKind
+from spark.offset_survey import Surveyor
 from spark.options import ReadOptions, parse_read_options
 from spark.stream_progress import StreamProgress
-from spark.survey import Surveyor
 from spark.tables.loop import Stopped
 from spark.tables.pipeline import Pipeline
 

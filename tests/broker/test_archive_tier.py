@@ -17,7 +17,7 @@ from mq.broker.base.archive_tier import QUEUES_FROM
 from mq.broker.broker import Broker
 from mq.broker.security import StartRefused
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.store.backup_snapshot import PENDING_NAME
+from mq.store.backup_checkpoint import PENDING_NAME
 from mq.store.checkpoint import CHECKPOINT_NAME
 from mq.store.queue_floors import FLOORS_NAME, GAP_NAME
 from raftlog.segment import REFILLED

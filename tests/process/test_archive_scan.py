@@ -22,8 +22,8 @@ from spark.errors import ReadFailed
 from spark.filters import Narrowing
 from spark.options import parse_read_options
 from spark.plan import LogRange
-from spark.reader import task_options
-from spark.task_reader import task_reader
+from spark.reader_choice import task_reader
+from spark.task_reader import task_options
 from tests.support.object_storage import BUCKET, ENVIRONMENT, SECRET_KEY, ObjectStorage, object_storage
 from tests.support.waiting import until
 

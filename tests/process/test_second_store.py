@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from mq.store.archive.archiver import archive
-from mq.store.archive.job import ArchiveStep
 from mq.store.archive.reader import ArchiveReader, Wanted
 from mq.store.archive.topic_blocks import ArchivePlace, TopicBlocks
-from raftlog.segment.backup_s3 import S3Store, open_s3
+from mq.store.archive.worker_protocol import ArchiveStep
 from raftlog.segment.backup_store import ManifestChanged, NotStored, StoreFailed
+from raftlog.segment.s3_storage import S3Store, open_s3
 from tests.support.archived_logs import BEGIN_MS, SEGMENT_BYTES, MessageLog, job
 from tests.support.object_storage import BUCKET, ENVIRONMENT
 

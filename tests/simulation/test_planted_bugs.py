@@ -32,7 +32,7 @@ from chaos.planted.__main__ import (
     unit_test,
     workload,
 )
-from chaos.planted.warm import WarmPython
+from chaos.planted.forking_interpreter import WarmPython
 
 SEEDS_MAX = 120
 QUICKLY_FOUND = (

@@ -15,7 +15,7 @@ from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.archive.archiver import archive
 from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
 from mq.store.archive.disk_cache import DiskCache
-from mq.store.archive.job import ArchiveJob, ArchiveStep
+from mq.store.archive.worker_protocol import ArchiveJob, ArchiveStep
 from raftlog.log_numbers import Term
 from raftlog.segment import HEADER_BYTES, NORMAL, InlineWriter, SegmentLog
 from raftlog.segment.meta import Base

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from chaos.disk import MemoryDisk
 from chaos.object_store import BucketStore
-from mq.store.archive.job import ArchiveStep
 from mq.store.archive.reader import ArchiveReader
+from mq.store.archive.worker_protocol import ArchiveStep
 from mq.store.checkpoint import CHECKPOINT_NAME, PREVIOUS_NAME, Checkpoint, encode_checkpoint
 from raftlog import NodeId
 from raftlog.backup_restore import restore

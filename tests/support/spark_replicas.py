@@ -13,7 +13,7 @@ from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.properties import encode
 from spark.client import Answer, Connection, Unreachable
 from spark.plan import LogRange, QueueRange
-from spark.reader import TaskOptions, TaskReader
+from spark.task_reader import TaskOptions, TaskReader
 
 HOST = encode_host("127.0.0.1", 10911)
 REPLICAS = ("f1:1", "f2:1", "leader:1")

@@ -8,12 +8,12 @@ from typing import Any
 
 import trio
 
+from spark.bulk_offset_survey import BulkSurveyor
 from spark.bulk_reader import BulkTaskReader
-from spark.bulk_survey import BulkSurveyor
+from spark.offset_survey import Survey
 from spark.options import Topics
 from spark.plan import LogRange, QueueRange, ReadFrom, replica_order
-from spark.reader import TaskOptions
-from spark.survey import Survey
+from spark.task_reader import TaskOptions
 
 
 def survey(namesrv: str, topic: str = "T") -> Survey:

@@ -14,7 +14,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
-from mq.broker.setting_groups import SettingGroup
+from mq.broker.setting_fields import SettingGroup
 from mq.broker.settings import BrokerSettings
 from mq.protocol.broker_ids import LEADER_ID, broker_id_of
 from mq.protocol.codes import ResponseCode

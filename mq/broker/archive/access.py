@@ -16,10 +16,10 @@ from mq.broker.net.service import Service
 from mq.broker.settings import BrokerSettings
 from mq.store.archive.cold_blocks import ColdBlocks, KnownLog
 from mq.store.archive.disk_cache import DiskCache
-from mq.store.archive.joining import JoiningReader, open_joining
+from mq.store.archive.whole_files import JoiningReader, open_joining
 from raftlog import Reactor, Workers, this_machine
-from raftlog.segment.backup_s3 import open_s3
 from raftlog.segment.meta import Base
+from raftlog.segment.s3_storage import open_s3
 
 CACHE_DIRECTORY: Final = "archive-cache"
 

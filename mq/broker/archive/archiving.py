@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
-from mq.broker.archive.process import archive_in_process
 from mq.broker.archive.shared_limits import NOT_SET, KeptLimits, SharedLimits
 from mq.broker.archive.turns import archives
+from mq.broker.archive.worker_process import archive_in_process
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -31,8 +31,8 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.replicas import ReportArchived, ReportArchivedExt, ReportArchivedReply
 from mq.protocol.wire.reply import read_reply
-from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
-from mq.store.backup_snapshot import forget_pending
+from mq.store.archive.worker_protocol import ArchiveJob, ArchiveStep, Trouble
+from mq.store.backup_checkpoint import forget_pending
 from mq.store.errors import StoreError
 from raftlog import SegmentError
 from raftlog.log_numbers import LogIndex, Term

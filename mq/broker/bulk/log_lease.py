@@ -13,7 +13,7 @@ from typing import Final
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.setting_groups import BulkSettings
+from mq.broker.setting_fields import BulkSettings
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.bulk import HoldLog, LeaseInfo, LeaseList, ListLeases, LogLeaseReply

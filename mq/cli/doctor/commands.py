@@ -13,8 +13,8 @@ from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, run_trio
 from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv
-from mq.inspection.diagnosis import checked, findings_of, summary
-from mq.inspection.findings import Finding, Severity
+from mq.inspection.findings.diagnosis import checked, findings_of, summary
+from mq.inspection.findings.finding import Finding, Severity
 from mq.inspection.survey import Survey, survey
 
 STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.NOTICE: "dim"}

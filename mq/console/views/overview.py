@@ -12,8 +12,8 @@ from mq.console.views.charts import Chart, chart, error_chart
 from mq.console.views.links import link
 from mq.console.views.text import duration, number, percent, size
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus
-from mq.inspection.diagnosis import findings_of, summary
-from mq.inspection.findings import Finding, Severity
+from mq.inspection.findings.diagnosis import findings_of, summary
+from mq.inspection.findings.finding import Finding, Severity
 from mq.inspection.survey import Survey
 
 MOMENT: Final = 10.0

@@ -14,10 +14,10 @@ from typing import Protocol
 import msgspec
 
 from mq.store.archive.file_index import FileIndexBuilder
-from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
 from mq.store.archive.reader import ArchiveReader
 from mq.store.archive.retention import expired_begin
-from mq.store.backup_snapshot import forget_pending, keep_pending, snapshot_between
+from mq.store.archive.worker_protocol import ArchiveJob, ArchiveStep, Trouble
+from mq.store.backup_checkpoint import forget_pending, keep_pending, snapshot_between
 from raftlog.forced_members import configuration_at_base
 from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup import BackupTarget

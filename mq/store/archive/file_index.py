@@ -15,7 +15,7 @@ import msgspec
 
 from mq.protocol.messages.records import RecordError, latest_store_timestamp
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.store.archive.plain_entries import plain_ranges
+from mq.store.archive.entries_to_index import plain_ranges
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun, scan_runs
 from mq.store.errors import RunRefused
 from raftlog.log_numbers import LogIndex

@@ -19,11 +19,11 @@ from mq.store.archive.cold_blocks import REQUEST_BYTES_MAX, ColdBlocks, KnownLog
 from mq.store.archive.file_index import Block, FileIndex
 from mq.store.dispatch import enters_queue
 from raftlog.log_numbers import LogIndex, Term
-from raftlog.segment.backup_s3 import open_s3
 from raftlog.segment.backup_store import StoreFailed
 from raftlog.segment.codec import HEADER, HEADER_BYTES, NORMAL
 from raftlog.segment.errors import SegmentError
 from raftlog.segment.meta import Base
+from raftlog.segment.s3_storage import open_s3
 
 INDEX_BYTES_MAX: Final = 32 * 1024 * 1024
 """Of indexes and blocks in memory that were read last."""

@@ -17,14 +17,14 @@ from collections.abc import Iterator
 import msgspec
 
 from mq.store.archive.archiver import archive
-from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from mq.store.archive.worker_protocol import ArchiveJob, ArchiveStep, Trouble
 from raftlog import SegmentError
-from raftlog.segment.backup_s3 import open_s3
 from raftlog.segment.backup_store import BackupRefused
 from raftlog.segment.copy_rate import CopyRate
 from raftlog.segment.disk import ReadOnlyDisk
 from raftlog.segment.freed_memory import keep_freed_memory
 from raftlog.segment.running_log import RunningLog
+from raftlog.segment.s3_storage import open_s3
 
 NICE = 10
 """As the command nice has it."""

@@ -16,8 +16,8 @@ from spark.client import Answer, Connection
 from spark.filters import Narrowing
 from spark.options import parse_read_options
 from spark.plan import LogRange
-from spark.reader import task_options
-from spark.task_reader import task_reader
+from spark.reader_choice import task_reader
+from spark.task_reader import task_options
 from tests.support.archiving_brokers import LIMITS, settings
 from tests.support.object_storage import ENVIRONMENT, SECRET_KEY, object_storage
 from tests.support.running_broker import Client, RunningBroker, running

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from mq.cli.app import app
 from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
 from mq.store.archive.archiver import archive
-from mq.store.archive.job import Trouble
-from raftlog.segment.backup_s3 import open_s3
+from mq.store.archive.worker_protocol import Trouble
+from raftlog.segment.s3_storage import open_s3
 from tests.support.archived_logs import BEGIN_MS, MessageLog, job
 from tests.support.object_storage import BUCKET, ObjectStorage
 

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from mq.cli.app import app
 from mq.store.archive.archiver import archive
-from mq.store.archive.job import ArchiveStep, Trouble
 from mq.store.archive.reader import ArchiveReader, Wanted
-from raftlog.segment import backup_s3
-from raftlog.segment.backup_s3 import open_s3
+from mq.store.archive.worker_protocol import ArchiveStep, Trouble
+from raftlog.segment import s3_storage
 from raftlog.segment.backup_store import StoreFailed
+from raftlog.segment.s3_storage import open_s3
 from tests.support.archived_logs import BEGIN_MS, MessageLog, job
 from tests.support.object_storage import ACCESS_KEY, BUCKET, CUT, ObjectStorage, Refusal
 
@@ -115,11 +115,11 @@ def test_renewed_credentials_are_used_without_a_restart(
     store.write("log/a", [b"0123456789"])
     storage.expired.add(ACCESS_KEY)
     now = 1000.0
-    monkeypatch.setattr(backup_s3, "monotonic", lambda: now)
+    monkeypatch.setattr(s3_storage, "monotonic", lambda: now)
     with pytest.raises(StoreFailed, match=r"ExpiredToken.*renew the credentials"):
         store.read_range("log/a", 4, 3)
     file.write_text("[default]\naws_access_key_id = AKIARENEWEDRENEWED00\naws_secret_access_key = y\n")
-    now += backup_s3.RENEW_SECONDS * 1e6
+    now += s3_storage.RENEW_SECONDS * 1e6
     assert store.read_range("log/a", 4, 3) == b"3456"
     store.write("log/b", [b"new"])
     store.close()

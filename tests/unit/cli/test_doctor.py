@@ -17,8 +17,8 @@ from mq.cli.status import table_of
 from mq.client.message import MessageQueue
 from mq.client.schedules import Every, Schedule, ScheduleStatus
 from mq.inspection.cluster import BrokerAnswer, GroupStatus, ReplicaStatus, group_statuses
-from mq.inspection.diagnosis import findings_of, summary
-from mq.inspection.findings import Finding, Severity
+from mq.inspection.findings.diagnosis import findings_of, summary
+from mq.inspection.findings.finding import Finding, Severity
 from mq.inspection.survey import HOUR_MS, Consumers, Survey
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.consumer_groups import ClientConnectionData, SubscriptionGroupConfig

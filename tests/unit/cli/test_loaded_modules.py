@@ -12,7 +12,7 @@ NEEDED_BY_SERVERS = ("mq.broker", "mq.namesrv", "mq.proxy", "raftlog", "promethe
 
 @pytest.mark.parametrize("module", ["status", "topics", "dead_letters"])
 def test_command_loads_no_server(module: str) -> None:
-    program = f"import sys, mq.cli.front, mq.cli.logs, mq.cli.{module}; print(*sys.modules)"
+    program = f"import sys, mq.cli.entry_point, mq.cli.logs, mq.cli.{module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = {name for name in done.stdout.split() if name.startswith(NEEDED_BY_SERVERS)}
     assert loaded == set()

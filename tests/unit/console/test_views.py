@@ -17,7 +17,7 @@ from mq.console.views.resets import preview_rows
 from mq.console.views.text import duration, matching, paged, visible
 from mq.console.views.topics import kind_of, own_topics, reader_rows, sent_words
 from mq.inspection.cluster import GroupStatus
-from mq.inspection.findings import Finding, Severity
+from mq.inspection.findings.finding import Finding, Severity
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.broker import BrokerStatsData, StatsOver
 from mq.protocol.requests.group_progress import GroupProgress

@@ -12,7 +12,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from mq.broker.admin.broker_config import CHANGEABLE, WHY_FIXED
-from mq.broker.setting_groups import ChangeableSettings, SettingGroup
+from mq.broker.setting_fields import ChangeableSettings, SettingGroup
 from mq.broker.settings import BrokerSettings
 from mq.console.settings import ConsoleSettings
 from mq.filter_server.settings import FilterServerSettings

@@ -11,7 +11,7 @@ import wasmtime
 
 from mq.filter.blocks import Message, block_of
 from mq.filter.wasm import WasmLimits
-from mq.filter_server.sandbox import Sandbox
+from mq.filter_server.wasm_sandbox import Sandbox
 
 EXAMPLES = Path(__file__).parents[2] / "filters"
 C = ("clang", "--target=wasm32", "-nostdlib", "-O2", "-Wl,--no-entry")

@@ -12,9 +12,9 @@ import pytest
 
 from jepsen.deployments.object_storage import BUCKET, ENVIRONMENT, Server
 from jepsen.nemeses.stores import FLIP_EVERY_BYTES, rotten
-from raftlog.segment.backup_s3 import S3Store, open_s3
 from raftlog.segment.backup_store import ManifestChanged, NotStored
 from raftlog.segment.ranges_ahead import RangesAhead
+from raftlog.segment.s3_storage import S3Store, open_s3
 from raftlog.segment.s3_upload import PART_BYTES
 
 URL = f"s3://{BUCKET}/broker-a"

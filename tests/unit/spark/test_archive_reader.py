@@ -16,10 +16,10 @@ from spark.archive_plan import ArchivePlan
 from spark.archive_reader import ArchiveTaskReader
 from spark.client import TopicRoute, Unreachable
 from spark.errors import ReadFailed
+from spark.offset_survey import Survey
 from spark.options import parse_read_options
 from spark.plan import ArchiveClaim, ArchivedLog, LogRange, PlanRefused, QueueEnds, QueueRange
-from spark.reader import task_options
-from spark.survey import Survey
+from spark.task_reader import task_options
 from tests.support.archived_logs import SEGMENT_BYTES, ReadArchive
 
 Row = tuple[int, int, bytes]

@@ -25,8 +25,8 @@ from spark.bulk_reader import BulkTaskReader
 from spark.client import Answer, Connection, Unreachable
 from spark.errors import DataLoss, ReadFailed
 from spark.plan import LogRange, QueueRange
-from spark.reader import TaskOptions, TaskReader
-from spark.task_reader import task_reader
+from spark.reader_choice import task_reader
+from spark.task_reader import TaskOptions, TaskReader
 from tests.support.spark_replicas import REPLICAS, Cluster, expected, rows, stored, task_options
 
 QUEUES = 4

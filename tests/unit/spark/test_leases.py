@@ -7,8 +7,8 @@ import itertools
 from mq.protocol.codes import RequestCode
 from spark.client import Answer, Connection, Unreachable
 from spark.leases import RENEWAL_SECONDS, StreamLeases, take_leases, with_leases
+from spark.offset_survey import Survey
 from spark.plan import LogRange, QueueRange
-from spark.survey import Survey
 
 KEY = ("T", "a")
 FOUND = Survey(

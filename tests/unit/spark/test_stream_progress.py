@@ -13,12 +13,12 @@ from mq.protocol.codes import RequestCode
 from spark.client import Answer, Connection, TopicRoute, Unreachable
 from spark.errors import DataLoss
 from spark.micro_batches import ClusterChanged
+from spark.offset_survey import Survey, Surveyor
 from spark.option_table import QueueName
 from spark.options import Subscription, parse_read_options
 from spark.plan import ArchivedLog, PlanRefused, QueueEnds, QueueRange
 from spark.positions import Position
 from spark.stream_progress import StreamProgress
-from spark.survey import Survey, Surveyor
 
 A0, A1 = ("T", "a", 0), ("T", "a", 1)
 ADDRESSES = {0: "leader:1", 1: "f1:1", 2: "f2:1"}

@@ -19,7 +19,7 @@ from mq.broker.state.metadata import Metadata
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.replicas import ReportArchived, ReportArchivedExt
-from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from mq.store.archive.worker_protocol import ArchiveJob, ArchiveStep, Trouble
 from raftlog import NodeId
 from raftlog.segment.meta import Base
 from tests.support.archived_logs import SEGMENT_BYTES, MessageLog

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raftlog.segment.backup_s3 import S3Store, open_s3
+from raftlog.segment.s3_storage import S3Store, open_s3
 from spark.tables import object_files
 from spark.tables.commits import Commit, CommitRefused, Overtaken
 from spark.tables.object_directory import ObjectDirectory

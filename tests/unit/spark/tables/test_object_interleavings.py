@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from raftlog.segment.backup_s3 import S3Store
 from raftlog.segment.backup_store import NotStored, StoreFailed
+from raftlog.segment.s3_storage import S3Store
 from spark.tables.commits import Commit, Overtaken
 from spark.tables.object_directory import ObjectDirectory
 from spark.tables.parquet_directory import DirectoryUnusable

@@ -10,8 +10,8 @@ import pytest
 from chaos.object_store import Bucket, BucketStore, Killed
 from mq.store.archive.archiver import archive
 from mq.store.archive.file_index import FileIndexBuilder
-from mq.store.archive.job import ArchiveStep, Trouble
 from mq.store.archive.reader import ArchiveReader, Wanted
+from mq.store.archive.worker_protocol import ArchiveStep, Trouble
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL
 from raftlog.segment.backup import BackupTarget

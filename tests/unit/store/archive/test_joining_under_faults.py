@@ -9,7 +9,7 @@ import pytest
 from chaos.broker_sim.former_group import former_archive
 from chaos.disk import MemoryDisk
 from chaos.object_store import Bucket, BucketStore
-from mq.store.archive.joining import open_joining
+from mq.store.archive.whole_files import open_joining
 from raftlog.segment import SegmentError
 from raftlog.segment.backup_manifest import decode_backup_manifest
 from raftlog.segment.backup_store import MANIFEST_NAME, StoreFailed

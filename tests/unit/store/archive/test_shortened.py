@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from chaos.object_store import Bucket, BucketStore, Killed
-from mq.store.archive.job import Trouble
 from mq.store.archive.reader import ArchiveReader, Wanted
-from mq.store.backup_snapshot import PENDING_NAME, forget_pending
+from mq.store.archive.worker_protocol import Trouble
+from mq.store.backup_checkpoint import PENDING_NAME, forget_pending
 from raftlog.segment.backup_layouts import objects_for, stored_at_ms
 from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused
 from tests.support.archived_logs import BEGIN_MS, SEGMENT_BYTES, steps

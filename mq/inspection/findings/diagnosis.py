@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from mq.inspection.consumers import consumer_findings
-from mq.inspection.findings import Finding, Severity, worst_first
-from mq.inspection.replicas import replica_findings
-from mq.inspection.schedules import schedule_findings
+from mq.inspection.findings.consumer_groups import consumer_findings
+from mq.inspection.findings.finding import Finding, Severity, worst_first
+from mq.inspection.findings.replicas import replica_findings
+from mq.inspection.findings.schedules import schedule_findings
 from mq.inspection.survey import Survey
 
 

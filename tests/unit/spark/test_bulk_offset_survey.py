@@ -11,11 +11,11 @@ from mq.protocol.bulk import PlannedPlace, PlannedQueue, encode_plan
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.topic_ends import TopicEnds, decode_topics, encode_ends
-from spark.bulk_survey import BulkSurveyor
+from spark.bulk_offset_survey import BulkSurveyor
 from spark.client import Answer, Connection, Unreachable
+from spark.offset_survey import Survey
 from spark.options import Topics
 from spark.plan import ArchiveClaim, ArchivedLog, PlanRefused, QueueEnds
-from spark.survey import Survey
 
 ADDRESSES = {"0": "leader:1", "1": "f1:1", "2": "f2:1"}
 PAGE = 2

@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 import mq
-from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from mq.store.archive.worker_protocol import ArchiveJob, ArchiveStep, Trouble
 
 WORKER: Final = (sys.executable, "-P", "-m", "mq.store.archive.worker")
 """It imports nothing from the working directory, which is that of the broker."""

@@ -36,7 +36,7 @@ class JoiningReader:
         """The last block that was read: the next request often begins in it."""
 
     def close(self) -> None:
-        """See `raftlog.archived_files.LogArchive.close`."""
+        """See `raftlog.catch_up_from_archive.LogArchive.close`."""
         self._close()
 
     def read(self, pos: int, nbytes: int) -> bytes:

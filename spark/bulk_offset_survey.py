@@ -16,10 +16,10 @@ from mq.protocol.bulk import BulkError, decode_plan
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.topic_ends import ENDS_TOPICS_MAX, decode_ends, encode_topics
 from spark.client import Answer, Connection, Refused, TopicRoute, Unreachable
+from spark.offset_survey import LEADER_ID, Survey, Surveyor
 from spark.option_table import QueueName
 from spark.options import ReadOptions, Subscription
 from spark.plan import ArchiveClaim, ArchivedLog, PlanRefused, QueueEnds
-from spark.survey import LEADER_ID, Survey, Surveyor
 
 Consistency = Literal["latest", "committed", "latest-if-possible"]
 

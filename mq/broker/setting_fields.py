@@ -18,7 +18,7 @@ from mq.protocol.messages.delay import DELAY_LEVELS_MS, format_levels, parse_lev
 from mq.settings import checked
 from mq.tls import TlsMode, check_tls
 from raftlog import parse_address
-from raftlog.segment.backup_s3 import SECRET_IN_URL, has_secret, why_no_bucket
+from raftlog.segment.s3_storage import SECRET_IN_URL, has_secret, why_no_bucket
 
 Address = tuple[str, int]
 

@@ -12,7 +12,7 @@ class ArchiveJob(msgspec.Struct, frozen=True):
 
     Attributes:
         data_dir, log_dir: of the replica.
-        url, endpoint_url: where the archive is; see `raftlog.segment.backup_s3.open_s3`.
+        url, endpoint_url: where the archive is; see `raftlog.segment.s3_storage.open_s3`.
         known_index: up to this entry the group knows that this archive has its log; 0 if nothing.
         bytes_per_second: maximum rate of what is written and read back; 0 for no limit.
         has_retention: files are to be deleted in the archive some day: with each file a snapshot is stored, from which

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from mq.client.message import MessageQueue
-from mq.inspection.findings import Finding, Severity
+from mq.inspection.findings.finding import Finding, Severity
 from mq.inspection.formatting import some_of, time_of
 from mq.inspection.survey import AT_RISK, HOUR_MS, Consumers, Survey
 from mq.protocol.requests.consumer_groups import ClientConnectionData

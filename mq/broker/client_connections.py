@@ -85,6 +85,7 @@ class ClientConnections:
             access=self._environment.access,
             log=self._environment.log,
         )
+        assert connection not in self._open, f"{connection.peer} was accepted twice"
         self._open[connection] = None
 
     def _secured(self, sock: socket.socket) -> socket.socket | TlsSocket | SniffingSocket:

@@ -8,7 +8,7 @@ import pytest
 
 from chaos.broker_sim.former_group import former_archive
 from chaos.object_store import BucketStore
-from mq.store.archive.joining import JoiningReader, open_joining
+from mq.store.archive.whole_files import JoiningReader, open_joining
 from raftlog.segment.backup_manifest import decode_backup_manifest
 from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused
 from raftlog.segment.meta import Base

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.store.backup_snapshot import PENDING_NAME, keep_pending, snapshot_between
+from mq.store.backup_checkpoint import PENDING_NAME, keep_pending, snapshot_between
 from mq.store.checkpoint import CHECKPOINT_NAME, PREVIOUS_NAME, Checkpoint, load_checkpoint, write_checkpoint
 from raftlog.log_numbers import LogIndex, Term
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mq.local_cluster.own_ports import BLOCK_PORTS, METRICS_ABOVE, NoFreePorts, OwnPorts
+from mq.local_cluster.port_reservation import BLOCK_PORTS, METRICS_ABOVE, NoFreePorts, OwnPorts
 from mq.local_cluster.ports import GROUP_PORTS, Ports
 
 FIRST = 11_200
@@ -49,7 +49,8 @@ def test_processes_choose_different_ports_before_listening() -> None:
 
 
 def test_process_that_has_ended_gives_its_ports_back() -> None:
-    code = f"from mq.local_cluster.own_ports import OwnPorts; print(OwnPorts({FIRST}, {FIRST + BLOCK_PORTS}).take(3))"
+    code = "from mq.local_cluster.port_reservation import OwnPorts;"
+    code += f"print(OwnPorts({FIRST}, {FIRST + BLOCK_PORTS}).take(3))"
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
         assert int(done.stdout) == FIRST

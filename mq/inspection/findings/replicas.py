@@ -8,9 +8,9 @@ from typing import Final
 
 from rich.filesize import decimal
 
-from mq.broker.setting_groups import StorageSettings
+from mq.broker.setting_fields import StorageSettings
 from mq.inspection.cluster import NEAR_ENTRIES, UNREACHABLE, GroupStatus, ReplicaStatus
-from mq.inspection.findings import Finding, Severity
+from mq.inspection.findings.finding import Finding, Severity
 from mq.inspection.formatting import different_archive_limits, time_of
 from mq.inspection.survey import HOUR_MS, Survey
 from mq.protocol.access.address_patterns import is_loopback

@@ -15,12 +15,12 @@ from urllib3.exceptions import SSLError
 
 from mq.cli.app import app
 from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
-from raftlog.segment import backup_s3
+from raftlog.segment import s3_storage
 from raftlog.segment.backup import BackupTarget
-from raftlog.segment.backup_s3 import open_s3
 from raftlog.segment.backup_store import BackupRefused, StoreFailed
 from raftlog.segment.disk import ReadOnlyDisk
 from raftlog.segment.running_log import RunningLog
+from raftlog.segment.s3_storage import open_s3
 from tests.support.object_storage import BUCKET, SECRET_KEY, ObjectStorage
 from tests.support.replica_directories import grow
 
@@ -89,7 +89,7 @@ def test_second_run_stores_only_the_newest_file_again(storage: ObjectStorage, tm
 def test_large_files_are_uploaded_in_parts_and_read_in_ranges(
     storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backup_s3, "READ_BYTES", 3 * 1024 * 1024 + 1)
+    monkeypatch.setattr(s3_storage, "READ_BYTES", 3 * 1024 * 1024 + 1)
     grow(tmp_path / "n1", 150, segment_bytes=24 * 1024 * 1024, body_repeats=20_000)
     assert taken(storage, tmp_path / "n1", "--rate", "0").exit_code == 0
     parts = [path for method, path in storage.requests if method == "PUT" and "partNumber=" in path]

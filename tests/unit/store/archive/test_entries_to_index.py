@@ -16,8 +16,8 @@ from mq.protocol.messages.records import (
     latest_store_timestamp,
 )
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.store.archive.entries_to_index import plain_ranges
 from mq.store.archive.file_index import _messages
-from mq.store.archive.plain_entries import plain_ranges
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES, scan_runs
 from mq.store.errors import RunRefused
 

@@ -17,7 +17,7 @@ from mq.filter.sql import BodySqlFilter
 from mq.filter.sql_syntax import SqlError
 from mq.filter_server.group_budget import GroupBudget
 from mq.filter_server.java_filters import JavaSandbox
-from mq.filter_server.sandbox import Sandbox, Verdicts
+from mq.filter_server.wasm_sandbox import Sandbox, Verdicts
 from mq.protocol import properties as props
 
 _REFUSED_SECONDS: Final = 5.0

@@ -14,7 +14,7 @@ import wasmtime
 from mq.filter.blocks import Block, Message, block_of
 from mq.filter.programs import ProgramRefused
 from mq.filter.wasm import WasmLimits
-from mq.filter_server.sandbox import EPOCH_SECONDS, Sandbox
+from mq.filter_server.wasm_sandbox import EPOCH_SECONDS, Sandbox
 from tests.support.filter_servers import ENDLESS, EVERYTHING, FIRST_BYTE, begins_with, fails_at, module
 
 MUTANTS = 400

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mq.cli.app import app
-from mq.cli.front import COMMANDS, GROUPS, build, wanted_by
+from mq.cli.entry_point import COMMANDS, GROUPS, build, wanted_by
 
 
 def python(code: str, **environment: str) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mq.broker.archive.process import WORKER, archive_in_process
-from mq.store.archive.job import ArchiveJob, ArchiveStep, Trouble
+from mq.broker.archive.worker_process import WORKER, archive_in_process
+from mq.store.archive.worker_protocol import ArchiveJob, ArchiveStep, Trouble
 from raftlog.segment import InlineWriter, RealDisk, SegmentLog
 
 JOB = ArchiveJob("/data", "/data/commitlog", "s3://archives/broker-a")

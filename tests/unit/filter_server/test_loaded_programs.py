@@ -8,8 +8,8 @@ import trio
 
 from mq.filter.programs import ProgramName, name_of
 from mq.filter.wasm import WasmLimits
-from mq.filter_server.programs import Programs
-from mq.filter_server.sandbox import Sandbox, WasmFilter
+from mq.filter_server.loaded_programs import Programs
+from mq.filter_server.wasm_sandbox import Sandbox, WasmFilter
 from tests.support.filter_servers import EVERYTHING
 
 

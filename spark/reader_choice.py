@@ -1,0 +1,18 @@
+"""Which reader a task needs for its partition."""
+
+from __future__ import annotations
+
+from spark.bulk_reader import BulkTaskReader
+from spark.plan import LogRange
+from spark.task_reader import TaskOptions, TaskReader
+
+
+def task_reader(part: LogRange, options: TaskOptions) -> TaskReader:
+    """The reader of a partition for the mode in the options."""
+    if options.read_mode == "pull":
+        return TaskReader(part, options)
+    if part.archived is None:
+        return BulkTaskReader(part, options)
+    from spark.archive_reader import ArchiveTaskReader  # what it imports must only be installed where it is used
+
+    return ArchiveTaskReader(part, options)
