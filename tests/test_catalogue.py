@@ -155,7 +155,7 @@ def test_names_are_unique() -> None:
     assert set(ELSEWHERE) <= set(SCENARIOS)
 
 
-def test_reason_goes_when_the_test_comes(tests: set[str]) -> None:
+def test_reason_disappears_when_the_test_exists(tests: set[str]) -> None:
     assert not [name for name in ELSEWHERE if carried(name, tests)]
 
 

@@ -62,7 +62,7 @@ async def opened(target: Target, secrets: Sequence[bytes], hello: Hello) -> str 
         await trio.aclose_forcefully(caller.stream)
 
 
-async def test_another_secret_is_refused(target: Target) -> None:
+async def test_replication_hello_with_another_secret_is_refused(target: Target) -> None:
     with pytest.raises(AuthenticationFailed):
         await Caller.open(target.replication, [new_secret()])
 

@@ -111,7 +111,7 @@ async def test_recorded_request_of_our_clients_is_refused_under_another_code(tar
         assert (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, without)).code == NO_PERMISSION
 
 
-async def test_account_that_is_removed_loses_its_rights_on_open_connections(target: Target) -> None:
+async def test_removed_account_loses_its_rights_on_open_connections(target: Target) -> None:
     async with target.client(PRODUCER) as producer:
         await target.send(producer)
         try:
@@ -154,7 +154,7 @@ NAMESRV_SETTINGS = (
 
 
 @pytest.mark.parametrize("text", BROKER_SETTINGS)
-async def test_no_setting_of_a_broker_writes_files(target: Target, text: str) -> None:
+async def test_broker_settings_sent_by_clients_write_no_files(target: Target, text: str) -> None:
     """Neither for anybody nor for an administrator."""
     for keys in (None, PRODUCER, ADMIN):
         async with target.client(keys) as client:
@@ -163,7 +163,7 @@ async def test_no_setting_of_a_broker_writes_files(target: Target, text: str) ->
 
 
 @pytest.mark.parametrize("text", NAMESRV_SETTINGS)
-async def test_no_setting_of_a_name_server_writes_files(target: Target, text: str) -> None:
+async def test_name_server_settings_sent_by_clients_write_no_files(target: Target, text: str) -> None:
     async with connected(target.namesrv) as client:
         answer = await client.request(RequestCode.UPDATE_NAMESRV_CONFIG, {}, text.encode())
         assert answer.code in REFUSALS, answer

@@ -144,7 +144,7 @@ async def test_replica_refuses_to_name_its_own_first_message(
 
 
 @pytest.mark.slow
-async def test_expired_messages_are_gone_though_a_reader_holds_them_elsewhere(tmp_path: Path) -> None:
+async def test_leases_on_another_replica_do_not_revive_expired_messages(tmp_path: Path) -> None:
     async with three_replicas(tmp_path, REFILLS_SOON, **SMALL) as brokers:
         leader, holder, other = [await broker.connect() for broker in brokers]
         assert (await leader.create_topic("T", 1)).code == 0
@@ -201,7 +201,7 @@ async def test_replica_that_deleted_early_does_not_lead(tmp_path: Path, disks: D
 
 
 @pytest.mark.slow
-async def test_deleted_files_come_back_when_there_is_room(tmp_path: Path, disks: Disks) -> None:
+async def test_deleted_files_are_refetched_when_the_disk_has_room(tmp_path: Path, disks: Disks) -> None:
     async with three_replicas(tmp_path, REFILLS_SOON, **KEPT) as brokers:
         short, _ = await deleted_early(brokers, disks)
         await short.stream.aclose()

@@ -67,7 +67,7 @@ async def started(log: Sequence[Mapping[str, Any]]) -> None:
     await until(lambda: any(line["event"] == "started" for line in log))
 
 
-async def test_it_is_taken_from_the_group_and_from_the_directory_afterwards(tmp_path: Path) -> None:
+async def test_joining_broker_takes_the_segment_size_from_its_group(tmp_path: Path) -> None:
     settings = joining(tmp_path)
     with interpreter_as_before():
         with capture_logs() as log:

@@ -59,7 +59,7 @@ async def test_stopped_broker_continues_at_its_position(tmp_path: Path) -> None:
         await check(broker, rounds=3)
 
 
-async def test_one_way_offset_survives_a_stop_once_it_was_seen(tmp_path: Path) -> None:
+async def test_observed_oneway_offset_survives_a_stop(tmp_path: Path) -> None:
     ext = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 7}
     async with broker_client(tmp_path, queues=1) as client:
         await client.fill(7)
@@ -89,7 +89,7 @@ async def test_messages_after_a_checkpoint_survive_a_crash(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("lost", ["checkpoint", "queues"])
-async def test_everything_but_the_log_can_be_lost(tmp_path: Path, lost: str) -> None:
+async def test_broker_rebuilds_everything_from_its_log(tmp_path: Path, lost: str) -> None:
     async with running(tmp_path) as broker:
         await fill(broker)
     remove(tmp_path / lost)

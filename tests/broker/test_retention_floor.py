@@ -150,7 +150,7 @@ async def test_retention_keeps_waiting_messages_until_due(
 
 
 @pytest.mark.parametrize("given", [SMALL, BY_AGE], ids=["by size", "by age"])
-async def test_popped_messages_are_kept_until_they_are_redelivered_or_acknowledged(
+async def test_popped_messages_are_kept_until_redelivery_or_acknowledgement(
     tmp_path: Path, clock: WallClock, brokers: list[Broker], given: dict[str, Any]
 ) -> None:
     async with overfull(tmp_path, given, clock) as broker:
@@ -226,7 +226,7 @@ async def _grows(client: Client, reached: list[int]) -> bool:
     return True
 
 
-async def test_disk_that_is_full_takes_it_and_that_is_counted(
+async def test_full_disk_deletes_and_counts_waiting_messages(
     tmp_path: Path, clock: WallClock, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 50

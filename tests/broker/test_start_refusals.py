@@ -54,7 +54,7 @@ async def test_broker_refuses_a_port_in_use(tmp_path: Path, taken: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-async def test_one_port_for_both_purposes(tmp_path: Path, host: str) -> None:
+async def test_clients_and_replicas_may_not_share_a_port(tmp_path: Path, host: str) -> None:
     (port,) = free_ports(1)
     given = {"listen": f"{host}:{port}", "advertise": f"127.0.0.1:{port}", "peers": f"n0@127.0.0.1:{port}"}
     text = await refusal(broker_settings(tmp_path / "new", **given))
@@ -91,7 +91,7 @@ async def test_file_instead_of_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["commitlog", "queues"])
-async def test_file_where_a_directory_belongs(tmp_path: Path, name: str) -> None:
+async def test_data_directory_that_is_a_file_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text("mine")
     assert str(path) in await refusal(broker_settings(tmp_path))
@@ -236,7 +236,7 @@ def test_settings_refuse_unknown_and_wrong_entries(config: Path, text: str, word
         BrokerSettings.load(config)
 
 
-def test_identity_of_a_log_is_that_of_its_group() -> None:
+def test_log_has_the_identity_of_its_group() -> None:
     def identity(**given: Any) -> str:
         return BrokerSettings.load(**given).identity
 

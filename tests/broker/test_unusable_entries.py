@@ -122,7 +122,7 @@ async def test_start_stops_at_an_entry_that_cannot_be_applied(tmp_path: Path, bo
         assert f"entry {index} of term " in str(raised.value)
 
 
-def test_invalid_chain_of_records_is_refused_before_it_is_stored() -> None:
+def test_invalid_chain_of_records_is_refused_before_storing() -> None:
     good = placed(record("T", b"body") * 3, 1000)
     check_entry(memoryview(good), 1000)
     for bad in (b"x", bytes(500), good + b"x", good[:-1], good.replace(b"body", b"bodies", 1)):

@@ -139,7 +139,7 @@ def test_retries_wait_in_the_broker_and_failing_messages_become_dead_letters(
     assert dramatiq.Message.decode(letter.body).options["retries"] == 2
 
 
-def test_highest_priority_goes_first_although_it_was_sent_last(kit: Any, namespace: str) -> None:
+def test_highest_priority_runs_first_although_sent_last(kit: Any, namespace: str) -> None:
     with opened(kit, namespace, max_priority=9) as broker:
         done: list[int] = []
         actor = dramatiq.actor(broker=broker, actor_name="note")(done.append)

@@ -150,7 +150,7 @@ async def test_message_is_redelivered_after_shutdown_cuts_off_its_handler(namesr
             await until(lambda: calls == ["first", "second"])
 
 
-async def test_workers_handle_so_many_at_a_time(namesrv: str, topic: str) -> None:
+async def test_workers_handle_at_most_their_maximum_at_a_time(namesrv: str, topic: str) -> None:
     broker = RaftmqBroker(namesrv)
     running: set[int] = set()
     most = 0

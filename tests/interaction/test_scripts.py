@@ -37,7 +37,7 @@ def test_scripts_begin_with_a_comment() -> None:
         assert path.read_text().startswith("# "), path.name
 
 
-def test_another_output_is_noticed() -> None:
+def test_changed_script_output_fails_the_test() -> None:
     script = parse("group n=1\n----\nvoters A\n\nelect A quiet\n----\n  A: leader of term 7")
     assert render(rewritten(script, Runner().run)) != render(script)
 

@@ -37,7 +37,7 @@ async def checked(message: ReceivedMessage) -> bool:
     return True
 
 
-def test_task_that_is_cancelled_in_a_transaction_rolls_it_back() -> None:
+def test_cancelled_task_rolls_its_transaction_back() -> None:
     async def test(kit: Kit) -> None:
         async with TransactionProducer(kit.namesrv, "P", check=checked) as producer:
             inside = asyncio.Event()

@@ -76,7 +76,7 @@ async def test_popped_messages_of_a_compacted_topic_are_its_newest_values(kit: K
     assert {key for message in got if not message.body for key in message.keys} == {"k3", "k4"}
 
 
-async def test_popped_message_is_not_removed_before_it_is_acknowledged(kit: Kit, producer: Producer) -> None:
+async def test_compaction_keeps_popped_messages_until_acknowledged(kit: Kit, producer: Producer) -> None:
     """What a consumer holds stays until its time is over, though a copy of it is stored already."""
     await put(producer, "k", "held")
     async with PopConsumer(

@@ -399,7 +399,7 @@ async def test_open_page_shows_changes(browser: Browser) -> None:
     assert "<!doctype" not in event
 
 
-async def test_more_open_pages_than_allowed_are_refused(kit: SyncKit) -> None:
+async def test_live_pages_beyond_the_limit_are_refused(kit: SyncKit) -> None:
     async with console(kit.namesrv, streams_max=1) as browser:
         await browser.get("/")
         async with trio.open_nursery() as nursery:
@@ -410,7 +410,7 @@ async def test_more_open_pages_than_allowed_are_refused(kit: SyncKit) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_readers_for_which_a_replica_keeps_its_log_are_shown(kit: SyncKit, browser: Browser) -> None:
+async def test_console_shows_readers_that_hold_log_leases(kit: SyncKit, browser: Browser) -> None:
     assert "nobody reads in bulk now" in (await browser.get("/readers")).content
     async with QueryingAdmin(kit.namesrv) as admin:
         [address] = [

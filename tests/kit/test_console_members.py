@@ -77,7 +77,7 @@ async def test_console_refuses_impossible_member_changes(operator: Browser) -> N
     assert (await operator.get("/members?name=nowhere")).status == 404
 
 
-async def test_members_are_only_shown_where_nothing_may_be_changed(browser: Browser) -> None:
+async def test_read_only_console_shows_members_without_changes(browser: Browser) -> None:
     for address in ("/members?name=broker-a", "/member-change?name=broker-a&action=remove&node=n1"):
         page = await browser.get(address)
         assert page.status == 200

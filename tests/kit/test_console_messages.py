@@ -83,7 +83,7 @@ async def test_sql_filter_chooses_messages(browser: Browser) -> None:
         ("oldest", "&queue=broker-a/1", 20),
     ],
 )
-async def test_pages_of_messages_show_each_of_them_once(browser: Browser, by: str, more: str, count: int) -> None:
+async def test_message_pages_show_each_message_once(browser: Browser, by: str, more: str, count: int) -> None:
     address = f"/messages?topic=Orders&count=7&by={by}{more}"
     shown: list[str] = []
     for _ in range(10):
@@ -102,7 +102,7 @@ async def test_pages_of_messages_show_each_of_them_once(browser: Browser, by: st
         assert numbers == sorted(numbers, reverse=by == "newest")
 
 
-async def test_message_that_is_not_there_is_explained(browser: Browser) -> None:
+async def test_page_of_a_missing_message_explains_why(browser: Browser) -> None:
     words = "This topic has no such message."
     for by in ("key", "id"):
         assert words in (await browser.get(f"/messages?topic=Letters&by={by}&value=nope")).content
@@ -214,7 +214,7 @@ async def test_console_drops_an_unanswered_topic_without_viewers(kit: SyncKit, m
         await until(partial(is_shown, browser))
 
 
-async def test_topic_that_is_not_there_is_not_followed(browser: Browser) -> None:
+async def test_following_a_missing_topic_is_refused(browser: Browser) -> None:
     page = await browser.get("/tail?topic=Nowhere")
     assert 'role="alert"' in page.content
     wrong = await browser.get("/tail?topic=Orders&sql=a%20%3D%20%3D")

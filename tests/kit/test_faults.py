@@ -112,6 +112,6 @@ async def test_faults_that_have_not_happened_can_be_taken_back(kit: Kit, produce
     assert kit.faults.played == 0
 
 
-async def test_one_replica_has_no_leader_to_lose(kit: Kit) -> None:
+async def test_single_replica_kit_refuses_to_lose_its_leader(kit: Kit) -> None:
     with pytest.raises(ValueError, match="replicas=3"):
         await kit.lose_leader()

@@ -167,7 +167,7 @@ def test_cancelled_test_closes_the_kit() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 0.01])
-def test_kit_that_is_cancelled_while_it_starts_leaves_no_thread(seconds: float) -> None:
+def test_kit_cancelled_during_its_start_leaves_no_thread(seconds: float) -> None:
     async def main() -> None:
         async with asyncio.timeout(seconds), open_kit():
             await asyncio.sleep(60)

@@ -70,7 +70,7 @@ async def test_numbered_message_is_stored_once_under_faults(
 
 
 @pytest.mark.parametrize("options", [{"numbered": False}])
-async def test_without_numbers_it_is_stored_twice(kit: Kit, producer: Producer) -> None:
+async def test_unnumbered_resend_is_stored_twice(kit: Kit, producer: Producer) -> None:
     kit.faults.outcome_unknown()
     assert (await producer.send(Message("Orders", b"one"))).maybe_duplicated
     await kit.settle()

@@ -128,7 +128,7 @@ async def test_time_advances_past_abandoned_popped_messages() -> None:
         await kit.advance_until(lambda: kit.messages("Letters"))
 
 
-async def test_another_replica_takes_over(clock: Clock) -> None:
+async def test_another_replica_takes_over_in_the_kit(clock: Clock) -> None:
     async with open_kit(replicas=3) as kit, Producer(kit.namesrv) as producer:
         await producer.send(Message("Orders", b"before"))
         lost = await kit.lose_leader()
@@ -181,7 +181,7 @@ async def test_error_of_a_test_is_raised_unchanged() -> None:
         await failing()
 
 
-async def test_settings_are_those_of_a_broker() -> None:
+async def test_kit_accepts_broker_settings() -> None:
     with pytest.raises(ValueError, match="transaction_timeout"):
         async with open_kit(transaction_timeout_minutes=1):
             pass

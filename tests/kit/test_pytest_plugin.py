@@ -87,7 +87,7 @@ def test_fails(raftmq_kit):
         producer.send(Message("Orders", b"one"))
     raftmq_kit.assert_stored("Orders", b"two")
 
-def test_gets_a_new_one(raftmq_kit):
+def test_next_test_gets_a_new_kit(raftmq_kit):
     assert raftmq_kit.topics() == []
     assert raftmq_kit.namesrv not in kits
 

@@ -84,7 +84,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 60.0)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_others_take_the_queues_of_a_removed_member(
+async def test_other_members_take_the_queues_of_a_removed_member(
     kit: Kit, producer: Producer, admin: Admin, ordered: bool
 ) -> None:
     one, other = Member(kit, ordered=ordered), Member(kit, ordered=ordered)
@@ -116,7 +116,7 @@ async def test_others_take_the_queues_of_a_removed_member(
         assert await admin.removed_members.kept_out("billing") == []
 
 
-async def test_member_that_is_let_in_again_comes_back_at_once(kit: Kit, producer: Producer, admin: Admin) -> None:
+async def test_readmitted_member_rejoins_at_once(kit: Kit, producer: Producer, admin: Admin) -> None:
     member = Member(kit)
     async with consuming(member):
         await until(lambda: member.queues == 4, "it has all queues")

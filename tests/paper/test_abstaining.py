@@ -104,7 +104,7 @@ def test_abstaining_replica_abstains_until_refetched_entries_are_on_disk() -> No
     assert not group[C].abstaining
 
 
-def test_new_leader_ends_no_abstention_before_it_has_committed() -> None:
+def test_new_leader_ends_no_abstention_before_its_first_commit() -> None:
     """An entry was committed by three of five, one of them lost it, and the new leader has not learnt that it was
     committed. Its announcement is too low to go by: had E a vote, C, D and E could elect C without the entry.
     """

@@ -42,7 +42,7 @@ def delete_early(group: Group, node: NodeId) -> None:
 
 
 @pytest.mark.parametrize("node", [A, C])
-def test_entries_count_as_expired_although_another_replica_still_has_them(node: NodeId) -> None:
+def test_expired_entries_are_gone_despite_copies_on_other_replicas(node: NodeId) -> None:
     """Each replica deletes expired files in its own time, and a reader may keep some of them elsewhere."""
     group = group_of()
     group.compact(node, 8)
@@ -112,7 +112,7 @@ def test_replica_without_leader_does_not_know() -> None:
     assert beginning(group, C)[0] is Beginning.UNKNOWN
 
 
-def test_new_leader_asks_before_it_knows() -> None:
+def test_new_leader_asks_for_log_beginnings_first() -> None:
     group = group_of()
     for node in (A, B, C):
         group.compact(node, 8)
@@ -219,7 +219,7 @@ def test_leader_waits_for_a_silent_member_before_comparing_log_beginnings() -> N
     assert beginning(group, B) == (Beginning.UNKNOWN, None)
 
 
-def test_new_leader_hands_over_only_once_it_knows_log_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_leader_transfers_leadership_only_knowing_log_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a replica that deleted early gets the leadership, gives it back at once, and gets it again."""
     group = group_of()
     delete_early(group, C)

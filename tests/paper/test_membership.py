@@ -341,7 +341,7 @@ def test_recovered_joint_commits_first() -> None:
     assert group[B].commit == group[B].last_index == noop + 1
 
 
-def test_recovered_joint_that_is_committed_is_ended_by_the_next_leader() -> None:
+def test_committed_recovered_joint_is_ended_by_the_next_leader() -> None:
     """Also when its commit is known before the new term begins."""
     group = with_learner()
     change(group, A, promote(D))

@@ -222,7 +222,7 @@ def test_lost_question_is_asked_again_within_a_heartbeat() -> None:
     assert group.answers[lost] == group[A].commit
 
 
-def test_answer_to_a_later_question_is_one_to_those_that_were_lost() -> None:
+def test_answer_to_a_later_read_request_answers_lost_earlier_ones() -> None:
     group = Group(3).led_by(A)
     lost = group.read(B)
     assert group.drop(lambda message: isinstance(message, ReadIndexReq))

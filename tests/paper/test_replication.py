@@ -252,7 +252,7 @@ def test_async_write_aba() -> None:
     assert [m.durable for m in group.mail if isinstance(m, AppendResp) and m.dst == B][-1] == 5
 
 
-def test_write_that_is_replaced_before_it_starts() -> None:
+def test_write_replaced_before_its_start_needs_no_truncation() -> None:
     """Entries that come and go between two looks at the effects are never asked to be cut off a log without them."""
     group = Group(3, term=1)
     core = group[C]
@@ -424,7 +424,7 @@ def test_wiped_follower_is_refilled() -> None:
     assert group.terms(C) == group.terms(A)
 
 
-def test_peer_that_went_silent_is_asked_before_it_gets_more() -> None:
+def test_silent_peer_is_probed_before_getting_more_entries() -> None:
     """After silence the leader does not fill a window for a peer that may be gone."""
     group = Group(3)
     core = group.elect(A)

@@ -182,7 +182,7 @@ def test_log_that_left_the_leaders_before_its_base_is_reset() -> None:
 
 @pytest.mark.parametrize(("entries", "resets"), [(15, False), (30, True)])
 @pytest.mark.parametrize("asked_anew", [False, True])
-def test_empty_log_gets_segments_when_there_are_many(entries: int, resets: bool, asked_anew: bool) -> None:
+def test_empty_log_gets_segments_instead_of_many_entries(entries: int, resets: bool, asked_anew: bool) -> None:
     """A node that has nothing fetches segments where that is quicker, although entries would do."""
     group = Group(3, config=SMALL).led_by(A)
     if asked_anew:
@@ -214,7 +214,7 @@ def test_peer_with_few_entries_gets_the_rest_as_entries() -> None:
     assert group.terms(C) == group.terms(A)
 
 
-def test_new_leader_finds_out_which_peers_need_a_reset() -> None:
+def test_new_leader_detects_peers_that_need_a_reset() -> None:
     group = below_base()
     group.pass_time(1.0)
     group.compact(B, 7)

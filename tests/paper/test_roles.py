@@ -186,7 +186,7 @@ def test_role_is_set_in_one_place() -> None:
     assert places == ["state.py: self._role = Role.FOLLOWER", "state.py: self._role = role"]
 
 
-def test_diagram_in_the_documentation_is_that_of_the_table() -> None:
+def test_documented_diagram_equals_the_table() -> None:
     page = ROOT / "docs" / "internals" / "raftlog.md"
     text = page.read_text()
     found = re.search(r"```mermaid\n(stateDiagram-v2\n.*?)```", text, re.DOTALL)

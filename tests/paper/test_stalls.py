@@ -12,7 +12,7 @@ STALLS = (0.01, 0.4, 1.4, 1.6, 3.5, 30.0)
 
 
 @pytest.mark.parametrize("seconds", STALLS)
-def test_leader_that_overslept_reads_the_answers_before_it_judges(seconds: float) -> None:
+def test_stalled_leader_reads_pending_answers_before_stepping_down(seconds: float) -> None:
     group = Group()
     leader = group.elect(A)
     group.pass_time(1.0)
@@ -43,7 +43,7 @@ def test_stalled_leader_steps_down_if_no_peer_answers(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", STALLS)
-def test_stalled_follower_reads_its_mail_before_it_campaigns(seconds: float) -> None:
+def test_stalled_follower_reads_pending_messages_before_campaigning(seconds: float) -> None:
     group = Group().led_by(A, 1.0)
     group.now += seconds
     group[B].note_stall(seconds, group.now)

@@ -116,7 +116,7 @@ async def test_group_archives_its_log_while_store_and_follower_are_away(
         assert rows[-1]["last_index"] == second
 
 
-async def test_replica_without_queue_files_gets_them_back_though_it_is_killed(
+async def test_killed_replica_still_rebuilds_missing_queue_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = {"local_retention_bytes": "1048576", "retention_check_seconds": "0.2", "checkpoint_seconds": "0.2"}

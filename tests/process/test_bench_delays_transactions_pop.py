@@ -23,7 +23,7 @@ def plan() -> Plan:
 
 
 @pytest.mark.nightly
-async def test_no_delayed_message_comes_early_or_is_lost(plan: Plan, tmp_path: Path) -> None:
+async def test_delayed_messages_are_neither_early_nor_lost(plan: Plan, tmp_path: Path) -> None:
     found = await values(measure_lateness, plan, tmp_path)
     assert found["messages of level 1, 1,000 a second"] == 1000
     assert found["early"] == 0

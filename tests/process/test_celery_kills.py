@@ -22,7 +22,7 @@ TASKS = 3000
 SECONDS_MAX = 900
 
 
-def test_no_task_is_lost_while_everything_breaks(tmp_path: Path) -> None:
+def test_celery_loses_no_task_while_processes_are_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "celery-chaos", "--tasks", str(TASKS), "--no-write"]
     done = subprocess.run(
         [*command, "--dir", str(tmp_path / "run")],

@@ -87,7 +87,7 @@ def terminal(shell: str, home: Path) -> Iterator[Terminal]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_names_and_options_are_completed_once_it_is_installed(shell: str, tmp_path: Path) -> None:
+def test_installed_completion_completes_names_and_options(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"apt install {shell}")
     if shell == "zsh":

@@ -225,7 +225,7 @@ def test_pictures_of_the_page_about_the_console(browser: webdriver.Chrome, runni
         assert f"images/console/{name}.png" in text, name
 
 
-def test_dark_where_the_system_is_dark(browser: webdriver.Chrome, running: Running) -> None:
+def test_console_is_dark_if_the_system_prefers_dark(browser: webdriver.Chrome, running: Running) -> None:
     color = "return getComputedStyle(document.body).backgroundColor"
     for scheme, expected in (("dark", "rgb(18, 23, 30)"), ("light", "rgb(255, 255, 255)")):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -258,7 +258,7 @@ def test_pages_can_be_read_without_scripts(browser: webdriver.Chrome, running: R
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-def test_open_page_shows_a_message_that_comes(browser: webdriver.Chrome, running: Running) -> None:
+def test_open_page_shows_arriving_messages(browser: webdriver.Chrome, running: Running) -> None:
     browser.get(running.address + "/topic?name=Orders")
     before = browser.execute_script("return document.querySelector('.figures b').innerText")
     with SyncProducer(running.namesrv) as producer:

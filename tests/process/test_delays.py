@@ -39,7 +39,7 @@ async def counts(cluster: Cluster, topic: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kill_after", KILL_AFTER)
-async def test_each_delayed_message_is_there_once_whoever_leads(cluster: Cluster, kill_after: int) -> None:
+async def test_each_delayed_message_is_delivered_once_across_leader_changes(cluster: Cluster, kill_after: int) -> None:
     topic = f"Delayed{kill_after}"
     seen: list[ReceivedMessage] = []
     with anyio.fail_after(90):

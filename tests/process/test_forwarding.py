@@ -297,7 +297,7 @@ async def test_messages_of_a_stock_client_stay_in_order_over_transfers(tmp_path:
             assert numbers == sorted(numbers)
 
 
-async def test_leader_that_was_killed_serves_its_clients_again_as_a_follower(tmp_path: Path) -> None:
+async def test_killed_leader_serves_its_clients_again_as_a_follower(tmp_path: Path) -> None:
     async with three_brokers(tmp_path) as cluster:
         leader = await cluster.leader()
         async with stock_client(cluster, leader) as client, trio.open_nursery() as working:

@@ -54,7 +54,7 @@ async def test_producer_uses_all_groups_and_survives_losing_one(tmp_path: Path) 
             assert len(await read_all(clusters, sent + while_down)) >= 120
 
 
-async def test_replica_that_was_just_killed_is_started_when_it_has_ended(tmp_path: Path) -> None:
+async def test_just_killed_replica_is_restarted_after_its_exit(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
         killed = cluster.pid("n0")
         cluster.kill("n0")

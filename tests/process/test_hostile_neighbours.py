@@ -46,7 +46,7 @@ def heartbeats() -> bytes:
 
 
 @pytest.mark.parametrize("neighbour", ["pulls", "heartbeats"])
-async def test_others_are_answered_and_the_leader_stays(tmp_path: Path, neighbour: str) -> None:
+async def test_hostile_client_neither_blocks_others_nor_moves_leadership(tmp_path: Path, neighbour: str) -> None:
     async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=ELECTIONS) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("T", queues=1)

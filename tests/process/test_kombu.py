@@ -274,7 +274,7 @@ def test_many_threads_publish_at_once(url: str) -> None:
             assert sorted(inbox.wait(80)) == list(range(80))
 
 
-def test_message_with_an_eta_comes_when_it_is_due(url: str) -> None:
+def test_message_with_an_eta_arrives_when_due(url: str) -> None:
     queue = kombu.Queue("due", routing_key="due")
     with kombu.Connection(url) as connection, Inbox(connection, queue, no_ack=True) as inbox:
         due = time.time() + 1

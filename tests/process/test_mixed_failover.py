@@ -181,7 +181,7 @@ def check_equal(directories: Sequence[Path]) -> None:
             ), key
 
 
-async def test_replicas_stay_equal_and_messages_are_there_once(tmp_path: Path) -> None:
+async def test_replicas_stay_equal_and_store_each_message_once(tmp_path: Path) -> None:
     counted = Counted()
     async with cluster_under_faults(tmp_path, counted) as cluster:
         found = await all_stored_bodies(cluster, "Once", QUEUES, counted.stored)

@@ -110,7 +110,7 @@ async def nothing_is_open(cluster: DevCluster) -> bool:
         return (await Client(stream).info())["raftmq.popCheckpoints"] == "0"
 
 
-async def test_every_message_is_had_and_none_after_it_was_acknowledged(tmp_path: Path) -> None:
+async def test_every_message_is_popped_and_none_after_its_acknowledgement(tmp_path: Path) -> None:
     rng = random.Random(1)
     async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         async with Admin(cluster.namesrv) as admin:

@@ -74,7 +74,7 @@ def test_proxy_names_its_unusable_address() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_wrong_setting_ends_the_command_before_it_serves(tmp_path: Path) -> None:
+def test_wrong_proxy_setting_ends_the_command_at_start(tmp_path: Path) -> None:
     files = ["--set", f"tls_certificate={tmp_path / 'absent.pem'}", "--set", f"tls_key={tmp_path / 'absent.key'}"]
     for arguments, said in ((["--set", "calls_max=many"], "calls_max"), (files, "absent.pem")):
         done = subprocess.run(
@@ -85,7 +85,7 @@ def test_wrong_setting_ends_the_command_before_it_serves(tmp_path: Path) -> None
         assert "Traceback" not in done.stderr
 
 
-def test_modules_in_the_working_directory_are_not_those_of_a_proxy(tmp_path: Path) -> None:
+def test_proxy_imports_no_modules_from_the_working_directory(tmp_path: Path) -> None:
     """As with `raftmq` itself, the script."""
     (tmp_path / "trio.py").write_text("raise SystemExit('the module of a stranger')")
     script = Path(sys.executable).parent / "raftmq"

@@ -43,7 +43,7 @@ async def the_route_leads_to_the_leader(cluster: DevCluster, admin: Admin) -> bo
     return route.leader_address("broker-a") == cluster.address(await cluster.leader())
 
 
-async def test_after_a_transfer_the_next_answer_leads_to_the_new_leader(tmp_path: Path) -> None:
+async def test_answer_after_a_transfer_names_the_new_leader(tmp_path: Path) -> None:
     received: list[ReceivedMessage] = []
 
     async def note(message: ReceivedMessage) -> None:

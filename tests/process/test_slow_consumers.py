@@ -94,7 +94,7 @@ async def test_follower_serves_the_backlog_and_the_leader_the_rest(tmp_path: Pat
         assert left[followers[0]] * BODY_BYTES < 0.7 * MIB  # half of the limit, and one answer
 
 
-async def test_follower_that_dies_while_it_serves_costs_nothing(tmp_path: Path) -> None:
+async def test_consumer_loses_nothing_when_its_follower_dies(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         await fill(cluster)
         async with connected(cluster, await cluster.leader()) as client:

@@ -75,7 +75,7 @@ def sent(process: ForkServerProcess, number: signal.Signals) -> bool:
     return True
 
 
-async def test_tasks_that_are_killed_lose_and_repeat_nothing(tmp_path: Path) -> None:
+async def test_killed_tasks_lose_and_repeat_nothing(tmp_path: Path) -> None:
     rng = random.Random(3)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["spark.writer"])

@@ -27,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-async def test_each_timer_comes_once_and_never_early_whoever_leads(cluster: Cluster) -> None:
+async def test_each_timer_fires_once_and_never_early_across_leader_changes(cluster: Cluster) -> None:
     rng = random.Random(5)
     seen: list[ReceivedMessage] = []
     with anyio.fail_after(120):

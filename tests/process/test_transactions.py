@@ -60,7 +60,7 @@ async def visible(cluster: Cluster, topic: str, expected: int) -> dict[tuple[Mes
     return found
 
 
-async def test_each_transaction_has_one_outcome_whoever_leads(cluster: Cluster) -> None:
+async def test_each_transaction_has_one_outcome_across_leader_changes(cluster: Cluster) -> None:
     topic = "Transactions"
     done: dict[str, bool] = {}
     """Whether the application's own part was carried out, by message id: what a check looks into."""

@@ -111,7 +111,7 @@ def test_processes_with_a_setting_of_python_are_started() -> None:
     assert server.wait() == 0
 
 
-def test_forked_process_forks_the_servers_that_it_starts() -> None:
+def test_forked_process_forks_its_own_servers() -> None:
     command = [*CLI, "dev", "--ephemeral", "--port", "0", "--json", "--until-stdin-closes"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as dev:
         assert dev.stdout is not None

@@ -48,7 +48,7 @@ def outcomes_in_python(seed: int, seconds: float, workloads: tuple[str, ...]) ->
     return found
 
 
-def test_both_forms_have_the_same_events() -> None:
+def test_both_forms_produce_the_same_events() -> None:
     python = outcomes_in_python(SEED, SECONDS, QUICK)
     faults: Counter[str] = Counter()
     for workload, expected in zip(QUICK, python, strict=True):
@@ -72,7 +72,7 @@ def long_runs(request: pytest.FixtureRequest) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ALL_WORKLOADS)
-def test_both_forms_have_the_same_events_in_long_runs(workload: str, long_runs: dict[str, str]) -> None:
+def test_both_forms_produce_the_same_events_in_long_runs(workload: str, long_runs: dict[str, str]) -> None:
     assert repr(simulate_seed(0, LONG_SECONDS, workload)) == long_runs[workload]
 
 
@@ -80,13 +80,13 @@ def test_both_forms_have_the_same_events_in_long_runs(workload: str, long_runs: 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("workload", ALL_WORKLOADS)
-def test_both_forms_have_the_same_events_in_whole_runs(workload: str, seed: int) -> None:
+def test_both_forms_produce_the_same_events_in_whole_runs(workload: str, seed: int) -> None:
     (python,) = outcomes_in_python(seed, NIGHTLY_SECONDS, (workload,))
     assert repr(simulate_seed(seed, NIGHTLY_SECONDS, workload)) == python
 
 
 @compiled
-def test_command_line_runs_the_form_that_it_names(capfd: pytest.CaptureFixture[str]) -> None:
+def test_command_line_runs_the_requested_form(capfd: pytest.CaptureFixture[str]) -> None:
     for name in (COMPILED, PYTHON):
         assert main(["--seed", "1", "--seconds", "0.5", "--form", name]) == 0
     compiled, python = [line for line in capfd.readouterr().out.splitlines() if line.startswith("Outcome")]

@@ -113,7 +113,7 @@ class Drivers:
         return self._log.read_text()[-20_000:]  # Spark writes several stacks for one error
 
 
-def test_drivers_that_are_killed_lose_and_repeat_nothing(
+def test_killed_drivers_lose_and_repeat_nothing(
     session: Any, read: Callable[..., Any], stage: Stage, tmp_path: Path
 ) -> None:
     rng = random.Random(7)

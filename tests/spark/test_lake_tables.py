@@ -235,7 +235,7 @@ def test_compaction_never_lets_the_position_in_the_topic_expire(case: Case, monk
     assert ids(case.rows(pipeline)) == Counter({1: 4, 2: 1})
 
 
-def test_table_that_was_dropped_stops_the_pipeline(case: Case) -> None:
+def test_dropped_table_stops_the_pipeline(case: Case) -> None:
     pipeline = case.pipeline(EXPLICIT)
     case.stage.send(case.topic, [body(1)])
     case.run(pipeline)
@@ -364,7 +364,7 @@ def test_table_that_was_rolled_back_has_its_position(case: Case) -> None:
     assert ids(case.rows(pipeline)) == Counter(range(3))
 
 
-def test_other_writers_and_other_pipelines_are_noticed(case: Case) -> None:
+def test_other_writers_of_a_table_stop_the_pipeline(case: Case) -> None:
     pipeline = case.pipeline(EXPLICIT)
     case.stage.send(case.topic, [body(1)])
     case.run(pipeline)
@@ -383,7 +383,7 @@ def change(op: str, before: dict[str, Any] | None, after: dict[str, Any] | None,
     return json.dumps({"schema": {}, "payload": payload} if wrapped else payload).encode()
 
 
-def test_changes_as_debezium_writes_them_leave_one_row_per_key(case: Case) -> None:
+def test_debezium_changes_leave_one_row_per_key(case: Case) -> None:
     pipeline = case.pipeline(EXPLICIT, "upsert: {key: [id], envelope: debezium}")
     row = [{"id": number, "name": "old"} for number in range(5)]
     new = [{"id": number, "name": "new"} for number in range(5)]

@@ -49,7 +49,7 @@ def test_topic_is_copied_with_its_keys_tags_and_properties(session: Any, read: R
     assert not originals & {row.message_id for row in rows}, "a copy is a message of its own"
 
 
-def test_job_that_is_run_again_under_its_name_adds_nothing(session: Any, read: Read, stage: Stage) -> None:
+def test_job_rerun_under_its_name_adds_nothing(session: Any, read: Read, stage: Stage) -> None:
     topic = stage.topic()
     frame = session.range(0, ROWS, 1, 3).selectExpr("cast(id as string) as body")
     for version in ("1", "1", "2", "1"):
@@ -129,7 +129,7 @@ class Copy:
             path.unlink(missing_ok=True)
 
 
-def test_micro_batch_that_is_replayed_adds_nothing(
+def test_replayed_micro_batch_adds_nothing(
     stream: Callable[..., Any], read: Read, stage: Stage, tmp_path: Path
 ) -> None:
     source, copy = stage.topic(), stage.topic(queues=3)

@@ -73,7 +73,7 @@ def test_new_queues_are_read_from_their_first_message(stream: Stream, query: Que
     assert bodies_of(query.rows()) == Counter(numbered(0, 50))
 
 
-def test_progress_shows_the_lag_and_a_consumer_group_has_it_too(stream: Stream, query: Query, stage: Stage) -> None:
+def test_query_progress_and_consumer_group_show_the_same_lag(stream: Stream, query: Query, stage: Stage) -> None:
     topic = stage.topic(queues=2)
     stage.send(topic, numbered(0, 20))
 

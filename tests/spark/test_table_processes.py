@@ -30,7 +30,7 @@ def scraped(port: int) -> dict[str, float]:
     return {line.partition("{")[0]: float(line.split()[-1]) for line in lines if line.startswith("raftmq_table_")}
 
 
-def test_pipeline_is_scraped_while_it_works_and_while_it_waits(place: Place) -> None:
+def test_pipeline_serves_metrics_while_working_and_waiting(place: Place) -> None:
     place.send(3 * BATCH)
     port = free_port()
     hourly = place.file("hourly", f"trigger: every 1 hour\nmetrics_port: {port}")

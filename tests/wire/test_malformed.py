@@ -91,7 +91,7 @@ def test_receiver_refuses_headers_above_its_limit() -> None:
 
 @steady
 @given(st.binary(max_size=64))
-def test_any_bytes_are_cut_or_refused(data: bytes) -> None:
+def test_any_bytes_are_framed_or_refused(data: bytes) -> None:
     try:
         frames, consumed = split_frames(memoryview(data))
     except FrameError:
@@ -121,7 +121,7 @@ def test_any_bytes_are_cut_or_refused(data: bytes) -> None:
         "\x00" * 20,
     ],
 )
-def test_no_json_object_closes_the_connection(text: str) -> None:
+def test_non_object_json_header_closes_the_connection(text: str) -> None:
     with pytest.raises(FrameError):
         decode_header(JSON, json_header(text))
 
@@ -281,7 +281,7 @@ def test_binary_header_numbers_are_parsed_as_in_java() -> None:
 
 @steady
 @given(st.integers(0, 1), st.binary(max_size=200))
-def test_any_header_is_read_or_refused(serialization: int, data: bytes) -> None:
+def test_any_header_is_decoded_or_refused(serialization: int, data: bytes) -> None:
     try:
         decode_header(serialization, memoryview(data))
     except ProtocolError:
@@ -319,7 +319,7 @@ ODD_VALUES: st.SearchStrategy[object] = st.sampled_from(
     basics=st.dictionaries(st.sampled_from(["opaque", "flag", "version", "language", "remark", "new"]), ODD_VALUES),
     ext=st.dictionaries(st.sampled_from([*SEND, "topic", "queueId"]), ODD_VALUES) | ODD_VALUES,
 )
-def test_any_json_header_is_read_or_refused(code: object, basics: dict[str, object], ext: object) -> None:
+def test_any_json_header_is_decoded_or_refused(code: object, basics: dict[str, object], ext: object) -> None:
     try:
         decode_header(JSON, json_header(json.dumps({"code": code, "extFields": ext, **basics})))
     except ProtocolError:
@@ -368,7 +368,7 @@ def test_decoding_a_chunk_equals_decoding_its_frames_singly(data: bytes, cut: in
     assert (found, consumed) == expected
 
 
-def test_how_much_is_missing() -> None:
+def test_frame_reader_reports_the_number_of_missing_bytes() -> None:
     data = encode_request(34, 1, body=bytes(100))
     assert [missing_bytes(memoryview(data)[:end]) for end in (0, 7, 8, 100)] == [8, 1, len(data) - 8, len(data) - 100]
     assert missing_bytes(memoryview(data)) == 0

@@ -178,7 +178,7 @@ async def test_replayed_signed_request_cannot_be_changed_into_another(tmp_path: 
             assert fault in str(answer.remark), (code, changed)
 
 
-async def test_one_chunk_with_good_and_bad_requests(tmp_path: Path) -> None:
+async def test_good_and_bad_requests_in_one_chunk_are_answered_separately(tmp_path: Path) -> None:
     """Each is judged by itself, and answered in turn."""
     async with guarded(tmp_path) as broker:
         client = await broker.connect()
@@ -191,7 +191,7 @@ async def test_one_chunk_with_good_and_bad_requests(tmp_path: Path) -> None:
     assert codes == [ResponseCode.SUCCESS, NO_PERMISSION, NO_PERMISSION, ResponseCode.SUCCESS]
 
 
-async def test_changed_file_is_read_again_unless_it_is_broken(tmp_path: Path) -> None:
+async def test_changed_account_file_is_reloaded_unless_broken(tmp_path: Path) -> None:
     limits = limited(upkeep={"refresh_files_seconds": 0.01})
     path = tmp_path / "plain_acl.yml"
     with capture_logs() as logs:

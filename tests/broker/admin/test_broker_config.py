@@ -79,7 +79,7 @@ async def test_unknown_statistics_are_refused(client: Client, name: str, key: st
     assert "not exist" in str(answer.remark)
 
 
-async def test_topic_that_is_created_again_counts_from_nothing(tmp_path: Path) -> None:
+async def test_recreated_topic_counts_from_zero(tmp_path: Path) -> None:
     async with broker_client(tmp_path, limits=limited(upkeep={"statistics_seconds_min": 0.0})) as client:
         for expected in (3, 5):
             await client.create_topic("T", 1)
@@ -198,7 +198,7 @@ async def test_cleanup_request_deletes_nothing_before_its_time(client: Client, c
 
 
 @ENCODINGS
-async def test_how_far_delayed_messages_are_delivered(client: Client, serialization: int) -> None:
+async def test_status_shows_progress_of_delayed_messages(client: Client, serialization: int) -> None:
     answer = await client.request(Code.GET_ALL_DELAY_OFFSET, serialization=serialization)
     assert json.loads(answer.body) == {"offsetTable": {}}
     await client.send("T", i="DELAY\x011\x02")
@@ -218,7 +218,7 @@ async def test_auto_create_groups_is_reported_as_configured(ours: bool, shown: s
 
 
 @pytest.mark.parametrize(("allowed", "changes"), [(True, 1), (False, 0)])
-async def test_settings_change_only_from_where_that_is_allowed(allowed: bool, changes: int, tmp_path: Path) -> None:
+async def test_settings_change_only_from_allowed_addresses(allowed: bool, changes: int, tmp_path: Path) -> None:
     changed: list[BrokerSettings] = []
     asked: list[str] = []
 

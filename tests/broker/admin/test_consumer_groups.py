@@ -178,7 +178,7 @@ async def test_consumer_continues_after_seeking_back_and_committing(tmp_path: Pa
         assert await client.committed() == 6, "another client reads the queue by now"
 
 
-async def test_one_way_offsets_are_seen_by_every_later_question(tmp_path: Path) -> None:
+async def test_oneway_offset_commits_are_visible_to_later_requests(tmp_path: Path) -> None:
     """They gather for a while before they are replicated; a question brings them into the log at once."""
     async with broker_client(tmp_path, queues=1, offset_commit_seconds=3600) as client:
         await client.fill(7)
@@ -192,7 +192,7 @@ async def test_one_way_offsets_are_seen_by_every_later_question(tmp_path: Path) 
         assert await client.committed() == 7
 
 
-async def test_one_way_offsets_are_replicated_by_themselves(tmp_path: Path) -> None:
+async def test_oneway_offset_commits_are_replicated_without_further_requests(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, offset_commit_seconds=0.01) as client:
         await client.fill(1)
         last_index = int((await client.info())["raftmq.lastIndex"])
@@ -201,7 +201,7 @@ async def test_one_way_offsets_are_replicated_by_themselves(tmp_path: Path) -> N
         assert await client.committed() == 1
 
 
-async def test_more_offsets_than_a_file_of_the_log_could_hold_at_once(tmp_path: Path) -> None:
+async def test_offsets_exceeding_one_log_file_are_stored(tmp_path: Path) -> None:
     """They go into the log in several commands, and a question is answered behind the last of them."""
     small = {"segment_bytes": 128 * 1024, "message_bytes_max": 1024, "offset_commit_seconds": 3600}
     async with broker_client(tmp_path, **small) as client:
@@ -390,7 +390,7 @@ async def test_topics_are_made_and_changed(client: Client) -> None:
     assert (await client.send("T", e=1)).ext["queueOffset"] == "2"
 
 
-async def test_topic_of_benchmarks_is_there_and_may_be_changed(client: Client) -> None:
+async def test_benchmark_topic_exists_and_may_be_changed(client: Client) -> None:
     assert (await client.send("BenchmarkTest", e=1023)).code == ResponseCode.SUCCESS
     assert (await client.create_topic("BenchmarkTest", 4)).code == ResponseCode.SUCCESS
     assert (await client.send("BenchmarkTest", e=4)).code == ResponseCode.INVALID_PARAMETER
@@ -453,7 +453,7 @@ async def test_figures_of_a_broker(tmp_path: Path) -> None:
         assert (info["raftmq.pendingBytes"], info["raftmq.heldPulls"]) == ("0", "0")
 
 
-async def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
+async def test_connections_beyond_the_limit_are_closed(tmp_path: Path) -> None:
     async with running(tmp_path, connections_max=2) as broker:
         kept = [await broker.connect() for _ in range(2)]
         for client in kept:
@@ -464,7 +464,7 @@ async def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
         assert await (await broker.connect()).alive()
 
 
-async def test_silent_connections_are_closed_unless_they_wait(tmp_path: Path) -> None:
+async def test_silent_connections_are_closed_except_waiting_pulls(tmp_path: Path) -> None:
     async with running(tmp_path, idle_seconds_max=0.05) as broker:
         silent, waiting = await broker.connect(), await broker.connect()
         await waiting.create_topic("T", 1)

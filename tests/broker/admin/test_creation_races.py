@@ -20,7 +20,7 @@ async def at_once(client: Client, *requests: tuple[int, bytes]) -> list[int]:
     return [(await client.answer(opaque)).code for opaque, _ in requests]
 
 
-async def test_topic_that_is_made_while_its_first_message_comes(client: Client) -> None:
+async def test_topic_is_created_during_its_first_send(client: Client) -> None:
     ext = {"topic": "T", "defaultTopic": "TBW102", "readQueueNums": 6, "writeQueueNums": 7, "perm": 6}
     assert await at_once(
         client,
@@ -33,7 +33,7 @@ async def test_topic_that_is_made_while_its_first_message_comes(client: Client) 
 
 
 @pytest.mark.parametrize("by", ["heartbeat", "message given back"])
-async def test_group_that_is_made_while_it_begins_to_consume(tmp_path: Path, by: str) -> None:
+async def test_automatic_group_creation_does_not_replace_an_operators_group(tmp_path: Path, by: str) -> None:
     async with broker_client(tmp_path) as client:
         sent = await client.send("T")
         consumer = ConsumerData(group="G", subscriptions=[SubscriptionData(topic="T")])

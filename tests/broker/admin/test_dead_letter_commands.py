@@ -121,7 +121,7 @@ async def test_requeued_letters_reach_only_their_group_and_leave_the_list(dlq: D
     assert len(await dlq.bodies("--all")) == 3
 
 
-async def test_letter_that_fails_again_is_a_new_dead_letter(dlq: Dlq) -> None:
+async def test_message_failing_again_is_a_new_dead_letter(dlq: Dlq) -> None:
     await dlq.json("requeue", "mail")
     await consume(dlq.namesrv, "mail", 3, fail=True)
     listed = (await dlq.json("list", "mail"))["dead_letters"]

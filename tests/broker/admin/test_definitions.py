@@ -95,7 +95,7 @@ async def test_import_carries_over_every_setting(tmp_path: Path) -> None:
         assert await steps(namesrv, file) == []
 
 
-async def test_document_of_format_one_changes_no_setting_it_lacks(tmp_path: Path) -> None:
+async def test_importing_format_one_keeps_settings_missing_in_the_document(tmp_path: Path) -> None:
     file = tmp_path / "definitions.json"
     async with cluster_and_broker(tmp_path / "one") as (namesrv, broker):
         await define(namesrv, await broker.connect())

@@ -138,7 +138,7 @@ async def test_names_that_cannot_be_restored(client: Client) -> None:
     assert await deleted(client) == []
 
 
-async def test_delayed_message_of_a_deleted_topic_is_there_after_its_restore(client: Client) -> None:
+async def test_delayed_message_survives_deletion_and_restore_of_its_topic(client: Client) -> None:
     await filled(client, 2)
     assert (await client.send(body=b"later", e=0, i=properties(DELAY="1"))).code == 0
     assert await delete(client) == 0

@@ -109,7 +109,7 @@ def test_leader_proposes_once_all_members_understand() -> None:
     assert group.propose() == []
 
 
-def test_proposal_is_repeated_only_if_it_seems_to_be_lost() -> None:
+def test_format_level_proposal_is_repeated_only_after_a_timeout() -> None:
     assert Group().propose(moments=(0.0, 0.01, 9.9)) == [2]
     assert Group().propose(moments=(0.0, 9.9, 10.1)) == [2, 2]
 
@@ -208,7 +208,7 @@ async def level_of(broker: RunningBroker) -> int:
     return int(json.loads(answer.body)["table"]["raftmq.formatLevel"])
 
 
-async def test_single_broker_raises_the_format_level_and_never_lowers_it(tmp_path: Path) -> None:
+async def test_single_broker_only_ever_raises_its_format_level(tmp_path: Path) -> None:
     async with running(tmp_path, format_level_max=1) as broker:
         assert await level_of(broker) == 1
     async with running(tmp_path) as broker:

@@ -315,7 +315,7 @@ async def test_reset_to_the_millisecond_also_of_a_group_that_is_away(tmp_path: P
         assert await (await broker.connect()).committed() == 4
 
 
-async def test_without_force_only_backwards(client: Client) -> None:
+async def test_reset_without_force_moves_offsets_only_backwards(client: Client) -> None:
     await client.create_topic("T", 1)
     times = await store_times(client, 3)
     await commit(client, 2)

@@ -57,7 +57,7 @@ async def test_removed_member_stays_out_after_a_restart(tmp_path: Path) -> None:
         assert await kept_out(client) == []
 
 
-async def test_other_replicas_follow_the_leader(tmp_path: Path) -> None:
+async def test_other_replicas_keep_the_same_clients_out(tmp_path: Path) -> None:
     async with three_replicas(tmp_path) as brokers:
         await brokers[0].wait_leading()  # below format level 8, which the leader raises soon, nothing is replicated
         leader, *others = [await broker.connect() for broker in brokers]
@@ -72,7 +72,7 @@ async def test_other_replicas_follow_the_leader(tmp_path: Path) -> None:
         assert await members(others[0]) == ["c1"]
 
 
-async def test_one_replica_keeps_a_client_out_alone(tmp_path: Path) -> None:
+async def test_single_replica_group_keeps_a_client_out(tmp_path: Path) -> None:
     """The operator's tool did not reach the leader: what this replica was told holds for it."""
     async with three_replicas(tmp_path) as brokers:
         leader, follower, _ = [await broker.connect() for broker in brokers]

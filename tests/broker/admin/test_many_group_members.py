@@ -65,7 +65,7 @@ async def test_member_that_corrects_its_subscription_no_longer_differs(broker: R
     assert await told(client, differing=True) == {}
 
 
-async def test_members_that_pop_and_those_of_a_proxy_are_compared_with_others(broker: RunningBroker) -> None:
+async def test_subscriptions_of_popping_and_proxied_members_are_compared_too(broker: RunningBroker) -> None:
     client = await join(broker, "c1", Orders="paid")
     behind = [
         ClientBehindProxy("p1", "billing", "192.0.2.7:1", subscriptions=[("Orders", "paid", "TAG")]),

@@ -65,7 +65,7 @@ async def test_popped_messages_are_counted_by_priority(tmp_path: Path, brokers: 
     assert {level: count for (level,), count in counted.items() if count} == {"0": 1, "3": 2, "10+": 3}
 
 
-async def test_lag_is_that_of_consumer_progress(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_lag_equals_consumer_progress(tmp_path: Path, brokers: list[Broker]) -> None:
     async with broker_client(tmp_path, queues=2) as client:
         for number in range(10):
             await client.send(body=b"%d" % number, e=number % 2, i=properties(KEYS="k"))

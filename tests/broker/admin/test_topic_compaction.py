@@ -209,7 +209,7 @@ async def test_group_with_older_members_compacts_no_topic(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_topic_that_was_created_again_has_no_old_values(tmp_path: Path) -> None:
+async def test_recreated_topic_has_no_old_values(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="b-a") as client:
         for turn in range(5):
             assert (await client.create_topic("T", attributes=COMPACTED)).code == 0

@@ -154,9 +154,7 @@ async def test_retention_time_is_refused_while_a_member_is_older(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("looks_often")
-async def test_clock_that_is_set_a_day_ahead_expires_nothing_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_clock_set_a_day_ahead_expires_nothing_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first topic with a time of its own comes when messages have the wrong time already."""
     clock = WallClock()
     monkeypatch.setattr("raftlog.Machine.wall_clock_ms", clock)

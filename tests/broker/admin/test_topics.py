@@ -243,7 +243,7 @@ async def test_refusals_leave_no_trace(client: Client, serialization: int) -> No
     assert (await client.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_there_are_not_more_topics_than_allowed(tmp_path: Path) -> None:
+async def test_topics_beyond_the_limit_are_refused(tmp_path: Path) -> None:
     async with broker_client(tmp_path, limits=limited(state={"topics_max": SYSTEM_TOPICS + 2})) as client:
         # All are sent before the first is answered: each finds room when it comes, only two when it is stored.
         posted = [await client.post(PUT_TOPIC, TOPIC | {"topic": f"T{number}"}) for number in range(5)]
@@ -253,7 +253,7 @@ async def test_there_are_not_more_topics_than_allowed(tmp_path: Path) -> None:
         assert len(table) == SYSTEM_TOPICS + 2
 
 
-async def test_there_are_not_more_groups_than_allowed(tmp_path: Path) -> None:
+async def test_groups_beyond_the_limit_are_refused(tmp_path: Path) -> None:
     async with broker_client(tmp_path, limits=limited(state={"groups_max": 2})) as client:
         posted = [await client.post(PUT_GROUP, None, text({"groupName": f"G{number}"})) for number in range(5)]
         answers = [await client.answer(opaque) for opaque in posted]
@@ -288,7 +288,7 @@ async def test_group_over_the_limit_is_refused_despite_a_concurrent_deletion(tmp
         assert (await client.request(*second)).code == 0
 
 
-async def test_topic_that_the_entry_which_creates_it_also_deletes_was_created(client: Client) -> None:
+async def test_creating_and_deleting_a_topic_in_one_entry_both_succeed(client: Client) -> None:
     delete = (Code.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
     answers = await at_once(client, (PUT_TOPIC, TOPIC), delete)
     assert [answer.code for answer in answers] == [0, 0], answers
@@ -299,7 +299,7 @@ async def test_topic_that_the_entry_which_creates_it_also_deletes_was_created(cl
     assert [answer.code for answer in answers] == [0, 0], answers
 
 
-async def test_group_that_the_entry_which_creates_it_also_deletes_was_created(client: Client) -> None:
+async def test_creating_and_deleting_a_group_in_one_entry_both_succeed(client: Client) -> None:
     delete = (Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G"})
     answers = await at_once(client, (PUT_GROUP, None, text(GROUP)), delete)
     assert [answer.code for answer in answers] == [0, 0], answers
@@ -346,7 +346,7 @@ async def test_topics_and_groups_outlive_a_restart(tmp_path: Path) -> None:
         assert await group(client) == SHOWN_GROUP
 
 
-async def test_topic_that_is_created_again_is_empty(client: Client) -> None:
+async def test_recreated_topic_is_empty(client: Client) -> None:
     await client.create_topic("T")
     await client.send("T", b"old", e=0)
     await client.request(

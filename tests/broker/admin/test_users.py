@@ -169,7 +169,7 @@ async def test_refused_changes_leave_no_state(tmp_path: Path) -> None:
         assert (await admin.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_before_all_members_know_users_there_are_none(tmp_path: Path) -> None:
+async def test_users_are_refused_until_all_members_support_users(tmp_path: Path) -> None:
     async with guarded(tmp_path, level=1, format_level_max=1) as (_, admin):
         answer = await ask(admin, RequestCode.AUTH_CREATE_USER, {"username": "u"}, password=USER[1])
         assert (answer.code, "format level 1" in str(answer.remark)) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)

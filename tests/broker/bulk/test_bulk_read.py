@@ -62,7 +62,7 @@ async def test_old_messages_are_read_from_the_files_of_the_log(tmp_path: Path) -
         assert [record.body[:6] for record in found] == [b"%06d" % n for n in range(300)]
 
 
-async def test_only_wanted_tags_come_and_the_others_are_passed(client: Client) -> None:
+async def test_bulk_read_skips_messages_with_other_tags(client: Client) -> None:
     await client.create_topic("T", 3)
     await sent(client, 60)
     found = await read_all(client, (0, 0, 20), (2, 0, 20), tags="even || other")
@@ -87,7 +87,7 @@ async def test_offsets_can_be_read_without_messages(client: Client) -> None:
     assert (whole.without_records, len(whole.sizes)) == (False, 20)
 
 
-async def test_without_bodies_the_rest_of_a_message_is_unchanged(client: Client) -> None:
+async def test_bulk_read_without_bodies_returns_all_other_fields(client: Client) -> None:
     await client.create_topic("T", 1)
     await sent(client, 5, 1, body_bytes=600)
     whole, cut = await bulk(client, (0, 0, 5)), await bulk(client, (0, 0, 5), bodies=False)
@@ -171,7 +171,7 @@ async def test_recreated_topic_is_a_different_topic(client: Client) -> None:
     assert len(records(await bulk(client, (0, 3, 6), topicIdentity=answer.text))) == 3
 
 
-async def test_nothing_altered_is_given_to_bulk_readers(tmp_path: Path) -> None:
+async def test_bulk_read_never_returns_altered_records(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1) as client:
         await client.create_topic("Filler", 1)
         for field in FIELDS:

@@ -55,7 +55,7 @@ def test_lowest_position_counts_until_its_time_is_over(tmp_path: Path) -> None:
     assert held.leases.first_pos() == 1000
 
 
-def test_no_lease_lasts_longer_than_the_setting_allows(tmp_path: Path) -> None:
+def test_lease_duration_is_capped_by_the_setting(tmp_path: Path) -> None:
     held = Leases(tmp_path, log_lease_seconds_max=60)
     assert b'"seconds":"60"' in held.hold("a", 0, 2**31 - 1)
     held.now = 60.0
@@ -95,7 +95,7 @@ async def test_retention_keeps_files_until_the_reader_releases_its_lease(tmp_pat
         assert (await bulk(client, (0, 0, 400))).offsets[0] > 0
 
 
-async def test_disk_that_is_almost_full_counts_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_almost_full_disk_counts_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker_client(tmp_path, queues=4, **SMALL) as client:
         await hold(client, "scan", 0, 600)
         await fill(client)

@@ -20,7 +20,7 @@ async def told(client: Client, *topics: str, current: bool = False) -> list[tupl
     return [(list(each.firsts), list(each.ends)) for each in decode_ends(answer.body)]
 
 
-async def test_ends_of_many_topics_are_those_of_their_plans(client: Client) -> None:
+async def test_ends_of_many_topics_equal_the_ends_in_their_plans(client: Client) -> None:
     await client.create_topic("T", 4)
     await client.create_topic("U", 1)
     await sent(client, 10, 3)

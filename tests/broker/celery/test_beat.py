@@ -168,7 +168,7 @@ def test_change_is_taken_over_and_a_pause_is_kept() -> None:
         assert (b"7, 8" in changed.schedule.body, changed.schedule.enabled) == (True, False)
 
 
-def test_entries_that_are_added_while_it_runs_are_handed_over() -> None:
+def test_beat_hands_over_entries_added_while_running() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin, beat(application(kit, a=entry())) as scheduler:
         scheduler.add(name="b", task="add", schedule=schedule(MINUTE), args=(1, 1))
         scheduler.tick()
@@ -301,7 +301,7 @@ def test_crontabs_as_cron_expressions(rule: Any, expression: str) -> None:
     assert cron_of(rule) == expression
 
 
-def test_both_days_of_a_crontab_must_match_as_in_celery() -> None:
+def test_crontab_with_both_days_ticks_only_when_both_match() -> None:
     app = Celery("shop", set_as_current=False)
     app.conf.timezone = "Europe/Vienna"
     scheduler = ScheduleScheduler(app, lazy=True)

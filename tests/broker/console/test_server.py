@@ -64,7 +64,7 @@ async def test_paths_leave_the_directory_of_static_files_closed() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_requests_that_no_browser_sends_leave_it_running() -> None:
+async def test_console_survives_requests_that_no_browser_sends() -> None:
     async with trio.open_nursery() as nursery:
         port = await started(nursery)
         head = f"POST /create-topic HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n".encode()
@@ -100,7 +100,7 @@ async def test_failed_page_names_the_log_to_read(monkeypatch: pytest.MonkeyPatch
         nursery.cancel_scope.cancel()
 
 
-async def test_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_missing_console_certificate_is_named(tmp_path: Path) -> None:
     settings = ConsoleSettings.load(listen_port=0, tls_certificate=tmp_path / "chain.pem", tls_key=tmp_path / "key.pem")
     with pytest.raises(FileNotFoundError) as caught:
         await serve(settings, remoting=REMOTING)

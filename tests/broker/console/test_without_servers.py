@@ -15,7 +15,7 @@ from mq.inspection.survey import Survey
 from tests.support.console_browser import console
 
 
-async def test_without_a_login_an_open_page_stays_live(mock_clock: trio.testing.MockClock) -> None:
+async def test_open_page_without_a_login_stays_live(mock_clock: trio.testing.MockClock) -> None:
     async with console("127.0.0.1:1") as browser:
         await browser.get("/changes")
         before = dict(browser.cookies)
@@ -84,7 +84,7 @@ async def test_uncheckable_login_does_not_count_as_failed() -> None:
             assert (answer.status, "see that name servers run" in answer.text) == (502, True)
 
 
-async def test_no_answer_names_the_host_of_a_request() -> None:
+async def test_console_answers_never_repeat_the_host_header() -> None:
     async with console("127.0.0.1:1", login=True) as browser:
         browser.host = "evil.example"
         for address in ("/", "/topics/", "/topics", "//evil.example/", "/login/", "/export-dead-letters?group=g"):

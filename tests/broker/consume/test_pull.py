@@ -88,7 +88,7 @@ async def test_pull_returns_distant_records_together(tmp_path: Path) -> None:
         assert [record.body for record in (await client.pull()).records] == sent
 
 
-async def test_only_messages_with_a_wanted_tag_come(client: Client) -> None:
+async def test_pull_returns_only_messages_with_a_wanted_tag(client: Client) -> None:
     for tag in ("a", "b", "c", "a", ""):
         await client.send(body=tag.encode(), i=properties(TAGS=tag) if tag else "")
     some = await client.pull(subscription="a || c")
@@ -181,7 +181,7 @@ async def test_waiting_pulls_are_forgotten_with_their_connection(broker: Running
     assert (await client.send()).code == 0
 
 
-async def test_more_pulls_than_may_wait_are_answered_at_once(tmp_path: Path) -> None:
+async def test_pulls_beyond_the_waiting_limit_are_answered_at_once(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, long_polls_max=2) as client:
         posted = [await client.post(PULL, pull_ext(sysFlag=HELD)) for _ in range(3)]
         assert (await client.answer(posted[2])).code == ResponseCode.PULL_NOT_FOUND
@@ -227,7 +227,7 @@ async def test_pulls_with_long_expressions_do_not_wait_beyond_their_memory(tmp_p
         assert (await client.info())["raftmq.heldBytes"] == "0"
 
 
-async def test_client_that_asks_faster_than_it_reads_gets_everything(tmp_path: Path) -> None:
+async def test_client_asking_faster_than_reading_gets_all_answers(tmp_path: Path) -> None:
     async with running(tmp_path, client_unread_replies_bytes_max=8 * 1024 * 1024) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)

@@ -62,7 +62,7 @@ def _by_key(key: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_only_messages_that_satisfy_the_expression_come(client: Client, serialization: int) -> None:
+async def test_pull_returns_only_messages_that_satisfy_the_expression(client: Client, serialization: int) -> None:
     await send_numbered(client, 10)
     await client.send(body=b"without properties")
     ext = pull_ext(subscription="n > 2 AND n <> 5", **SQL)
@@ -193,7 +193,7 @@ async def test_sql_can_be_switched_off(tmp_path: Path) -> None:
         assert len((await client.pull()).records) == 1
 
 
-async def test_waiting_pull_is_answered_by_a_message_that_satisfies_it_only(broker: RunningBroker) -> None:
+async def test_waiting_pull_is_answered_only_by_a_matching_message(broker: RunningBroker) -> None:
     waiting, client = await broker.connect(), await broker.connect()
     await client.create_topic("T", 1)
     opaque = await waiting.post(PULL, pull_ext(sysFlag=HELD, subscription="n = 7", **SQL))
@@ -218,7 +218,7 @@ async def test_pull_without_matches_continues_after_filtered_messages(broker: Ru
     assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "3")
 
 
-async def test_of_a_retry_topic_everything_comes(client: Client) -> None:
+async def test_subscription_of_a_retry_topic_selects_everything(client: Client) -> None:
     await client.heartbeat("c1", "G")  # makes the group and its retry topic
     await client.send()  # behind them
     assert (await client.send("%RETRY%G", i=properties(TAGS="a", n="1"))).code == ResponseCode.SUCCESS
@@ -226,7 +226,7 @@ async def test_of_a_retry_topic_everything_comes(client: Client) -> None:
     assert len((await client.pull("%RETRY%G", subscription="n = 2", **SQL)).records) == 1
 
 
-async def test_groups_are_not_made_if_they_are_not_to_be(tmp_path: Path) -> None:
+async def test_groups_are_not_created_when_automatic_creation_is_off(tmp_path: Path) -> None:
     async with broker_client(tmp_path, auto_create_groups=False) as client:
         await client.send()
         answer = await client.pull()

@@ -103,7 +103,7 @@ async def test_every_bit_of_a_queue_file(tmp_path: Path, first: int) -> None:
 
 
 @pytest.mark.parametrize("byte", [0, 7, 8, 11, 12, 19, 45, 60, 68, 75])
-async def test_other_readers_of_a_damaged_queue_file_are_asked_to_retry(tmp_path: Path, byte: int) -> None:
+async def test_readers_of_a_damaged_queue_file_are_asked_to_retry(tmp_path: Path, byte: int) -> None:
     path = queue_file(tmp_path)
     async with broker_client(tmp_path, limits=FAST_REPAIR) as client:
         await send_three(client)
@@ -149,7 +149,9 @@ async def test_broker_starts_with_damage_and_takes_messages(tmp_path: Path) -> N
         await restored(client, 2)
 
 
-async def test_delayed_message_with_a_damaged_due_time_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_delayed_message_with_a_damaged_due_time_is_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mq.broker.schedule.delay_levels.DELAY_LEVELS_MS", (500,) * 18)
     path = queue_file(tmp_path, "SCHEDULE_TOPIC_XXXX", 0)
     async with broker_client(tmp_path, queues=1, limits=FAST_REPAIR) as client:

@@ -77,7 +77,7 @@ def test_sharing_with_many_members_hashes_the_ring_only_once(monkeypatch: pytest
     assert len(hashed) <= 60 * allocation.VIRTUAL_NODES + 3 * 64
 
 
-def test_no_assignment_without_members_or_with_an_unsupported_strategy() -> None:
+def test_assignment_needs_members_and_a_supported_strategy() -> None:
     queues = [QueueRef("T", "b", 0)]
     assert assigned_queues(AssignmentQuery("T", "G", "c", "CONFIG"), queues, ["c"], RequestMode()) is None
     assert assigned_queues(AssignmentQuery("T", "G", "c"), queues, [], RequestMode()) is None
@@ -137,7 +137,7 @@ def queues_of(mode: str, *numbers: int, broker: str = "broker-a") -> Any:
     }
 
 
-async def test_group_can_be_switched_to_pop_before_it_has_members(client: Client) -> None:
+async def test_empty_group_can_be_switched_to_pop(client: Client) -> None:
     await client.create_topic("T", 5)
     assert (await set_mode(client)).code == ResponseCode.SUCCESS
     await client.heartbeat("c1", "G")

@@ -54,7 +54,7 @@ def subscription(version: int, topic: str = "T", expression: str = "b") -> dict[
     }
 
 
-async def test_newer_subscription_applies_once_the_client_reports_it(client: Client) -> None:
+async def test_reported_newer_subscription_applies(client: Client) -> None:
     await consumer(client)
     assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
     question, _ = await client.question()

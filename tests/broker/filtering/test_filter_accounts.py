@@ -49,7 +49,7 @@ async def trouble(kit: Kit, settings: RemotingSettings, text: str) -> None:
         await until(lambda: text in str(consumer.health()), seconds=60)
 
 
-async def test_permission_that_was_checked_is_that_of_its_account(tmp_path: Path) -> None:
+async def test_checked_permission_belongs_to_its_account(tmp_path: Path) -> None:
     """Two accounts share a connection: that one of them may pull says nothing of the other."""
     path = tmp_path / "plain_acl.yml"
     path.write_text(FILE)

@@ -78,7 +78,7 @@ async def test_filter_is_uploaded_once_for_all_queues() -> None:
     assert len([each for each in logs if each["event"] == "filter_uploaded" and "program" in each]) == 1
 
 
-async def test_large_answer_is_cut_where_the_pull_is_full() -> None:
+async def test_large_filtered_answer_is_cut_at_the_size_of_the_pull() -> None:
     """32 messages of a pull are let through, of hundreds that were read: the others come again, each once."""
     bodies = [b"a%04d" % number for number in range(700)]
     async with open_kit() as kit:

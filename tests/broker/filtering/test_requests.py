@@ -25,9 +25,7 @@ async def register(client: Client, address: str) -> int:
     return (await client.request(RequestCode.REGISTER_FILTER_SERVER, {"filterServerAddr": address})).code
 
 
-async def test_filter_servers_are_named_in_the_route_while_they_register(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_route_names_filter_servers_while_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     services: list[FilterServers] = []
     made = FilterServers.__init__
 

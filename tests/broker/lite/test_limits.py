@@ -82,7 +82,7 @@ async def test_message_that_would_begin_one_lite_topic_too_many_is_refused(tmp_p
         assert (await send(client, "c", b"1")).code == ResponseCode.SUCCESS
 
 
-async def test_client_evicted_while_disconnected_is_notified_when_it_reconnects(tmp_path: Path) -> None:
+async def test_client_evicted_while_disconnected_is_notified_after_reconnecting(tmp_path: Path) -> None:
     async with running(tmp_path, group="b-a") as broker:
         former, later = await broker.connect(), await broker.connect()
         await prepared(later, group={"lite.sub.model": "Exclusive"})

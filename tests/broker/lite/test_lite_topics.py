@@ -242,7 +242,7 @@ async def test_clients_of_a_wildcard_group_get_all_lite_topics_old_and_new(tmp_p
         ]
 
 
-async def test_client_chooses_where_its_group_begins(tmp_path: Path) -> None:
+async def test_client_chooses_the_first_offset_of_its_group(tmp_path: Path) -> None:
     every = [b"0", b"1", b"2", b"3"]
     cases: list[tuple[dict[str, object] | None, list[bytes]]] = [
         (None, every),

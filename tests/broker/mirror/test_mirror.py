@@ -276,7 +276,7 @@ async def copying(source: ClusterAdmin, target: ClusterAdmin, path: Path) -> Asy
     copier.save()
 
 
-async def test_mirror_counts_messages_deleted_before_they_were_copied(tmp_path: Path) -> None:
+async def test_mirror_counts_messages_deleted_before_copying(tmp_path: Path) -> None:
     """Retention has passed the mirror: it goes on with the first message that is left."""
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await send_orders(producer, 0, 10)

@@ -196,7 +196,7 @@ def test_client_leaving_within_a_frame_has_stored_all_earlier_frames(form: str) 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_clients_that_are_cut_do_not_mix(form: str) -> None:
+def test_streams_of_clients_cut_anywhere_do_not_mix(form: str) -> None:
     """What is left of one client's frame is never taken for another's, although they share the receive buffer."""
     stream = plain(1) + plain(2)
     for cut in range(0, len(stream), 3):

@@ -67,7 +67,7 @@ async def test_pipelined_requests_let_others_in_between(broker: RunningBroker) -
     assert await greedy.alive()
 
 
-async def test_only_a_few_requests_are_served_at_a_stretch(
+async def test_requests_of_one_client_are_served_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shares: None
 ) -> None:
     stretches: list[int] = []

@@ -79,7 +79,7 @@ async def test_topic_named_repeatedly_is_examined_once(client: Client) -> None:
     assert len(fastjson.parse(answer.body)["offsetTable"]) == 1000
 
 
-async def test_others_are_served_while_a_long_answer_is_made(tmp_path: Path) -> None:
+async def test_other_clients_are_served_during_a_long_answer(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(net={"slice_seconds": 0.0001})) as broker:
         asker, other = await broker.connect(), await broker.connect()
         await asker.create_topic("T", 1000)
@@ -138,7 +138,7 @@ async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
     assert [client.sent for client in clients] == [[], *[[b"0", b"1", b"2", b"3"]] * 3, []]
 
 
-async def test_deferred_answer_is_built_later_even_if_it_is_short() -> None:
+async def test_short_deferred_answer_is_built_later_too() -> None:
     gradually = SlowAnswers(wake=lambda: None, clock=trio.current_time)
     client, begun = _Connection(), False
 

@@ -56,7 +56,7 @@ async def test_changes_are_refused_while_too_much_waits(
         assert (await client.request(code, ext, body)).code == ResponseCode.SUCCESS
 
 
-async def test_answered_commit_is_not_ignored_however_many_wait(tmp_path: Path) -> None:
+async def test_answered_commit_is_never_dropped_under_overload(tmp_path: Path) -> None:
     limits = limited(consume={"commits_pending_max": 1})
     async with broker_client(tmp_path, queues=2, offset_commit_seconds=1000, limits=limits) as client:
         for queue_id in (0, 1):

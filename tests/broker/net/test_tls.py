@@ -37,7 +37,7 @@ async def connected(broker: RunningBroker, tls: ssl.SSLContext | None) -> Client
     return Client(cast("trio.SocketStream", stream))
 
 
-async def test_both_kinds_of_clients_on_one_port(tmp_path: Path, authority: Authority) -> None:
+async def test_tls_and_plaintext_clients_share_one_port(tmp_path: Path, authority: Authority) -> None:
     async with running(tmp_path / "n0", **authority.settings("permissive")) as broker:
         for tls in (authority.client(), None, authority.client()):
             client = await connected(broker, tls)
@@ -99,7 +99,7 @@ async def test_log_reports_clients_that_leave_during_the_handshake(tmp_path: Pat
     assert "closed" in failed["reason"]
 
 
-async def test_plaintext_client_is_disconnected_where_tls_is_required(tmp_path: Path, authority: Authority) -> None:
+async def test_plaintext_client_is_disconnected_when_tls_is_required(tmp_path: Path, authority: Authority) -> None:
     settings = authority.settings("enforcing")
     with capture_logs() as logs:
         async with running(tmp_path / "n0", tls=authority.client(), **settings) as broker:
@@ -139,9 +139,7 @@ async def test_tls_client_on_a_plain_port_is_logged(tmp_path: Path, authority: A
     assert "speaks TLS" in bad["error"]
 
 
-async def test_clients_without_a_certificate_are_refused_where_one_is_wanted(
-    tmp_path: Path, authority: Authority
-) -> None:
+async def test_clients_without_a_required_certificate_are_refused(tmp_path: Path, authority: Authority) -> None:
     settings = authority.settings("permissive", tls_clients_ca=authority.file)
     async with running(tmp_path / "n0", **settings) as broker:
         client = await connected(broker, authority.client(certificate=authority.sign("client", "someone")))

@@ -24,7 +24,7 @@ async def send_some(directory: Path, messages: int, queues: int = 1) -> list[byt
     return bodies
 
 
-async def test_others_are_served_while_a_pop_waits_for_the_disk(tmp_path: Path, reads: Reads) -> None:
+async def test_other_clients_are_served_during_a_cold_pop(tmp_path: Path, reads: Reads) -> None:
     bodies = await send_some(tmp_path, 20)
     async with running(tmp_path) as broker:
         reads.gate.clear()
@@ -76,7 +76,7 @@ async def test_old_messages_of_the_retry_topic_are_loaded_as_well(tmp_path: Path
         assert reads.by_loop == 0
 
 
-async def test_two_pops_waiting_for_the_same_cold_messages_share_them(tmp_path: Path, reads: Reads) -> None:
+async def test_two_pops_waiting_for_cold_messages_divide_the_messages(tmp_path: Path, reads: Reads) -> None:
     bodies = await send_some(tmp_path, 60)
     async with running(tmp_path) as broker:
         reads.gate.clear()
@@ -140,7 +140,7 @@ async def peek(client: Client, **given: Any) -> list[bytes]:
     return [record.body for record in answer.records]
 
 
-async def test_others_are_served_while_a_peek_waits_for_the_disk(tmp_path: Path, reads: Reads) -> None:
+async def test_other_clients_are_served_during_a_cold_peek(tmp_path: Path, reads: Reads) -> None:
     bodies = await send_some(tmp_path, 20)
     async with running(tmp_path) as broker:
         reads.gate.clear()

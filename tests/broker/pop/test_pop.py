@@ -271,7 +271,7 @@ async def test_one_new_message_wakes_one_consumer_of_each_group(broker: RunningB
     assert (await sender.info())["raftmq.heldPops"] == "2"
 
 
-async def test_only_wanted_messages_are_popped_and_the_others_are_passed(client: Client) -> None:
+async def test_pop_skips_messages_that_the_filter_rejects(client: Client) -> None:
     await client.create_topic("T")
     for number in range(40):
         await client.send(body=b"%d" % number, i=properties(TAGS="a" if number % 10 == 5 else "b", n=str(number)))

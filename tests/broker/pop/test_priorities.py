@@ -197,7 +197,7 @@ async def test_last_level_gets_its_share_while_the_second_fills_every_pop(tmp_pa
         assert got.total() // 20 - 4 <= got[0] <= got.total() // 20 + 4  # the lower levels take turns
 
 
-async def test_lower_priority_gets_no_share_for_messages_it_lacked(tmp_path: Path) -> None:
+async def test_lower_priority_saves_no_share_while_empty(tmp_path: Path) -> None:
     async with broker_client(tmp_path, lower_priorities_percent=50) as client:
         await make_topic(client)
         await sent(client, *[9] * 20)

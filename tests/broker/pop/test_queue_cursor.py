@@ -33,7 +33,7 @@ STATES = st.tuples(
 
 
 @given(st.lists(STATES, min_size=QUEUES, max_size=QUEUES), st.booleans(), st.booleans(), st.booleans())
-def test_no_queue_is_left_out_that_has_something(
+def test_pop_visits_every_queue_with_messages(
     states: list[tuple[int, int, int, int | None]], at_end: bool, young: bool, in_order: bool
 ) -> None:
     def read_each(places: list[RecordSpan]) -> Sequence[bytes]:

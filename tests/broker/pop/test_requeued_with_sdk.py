@@ -95,7 +95,7 @@ async def test_requeued_dead_letters_keep_their_priority() -> None:
 
 
 @on_virtual_time
-async def test_requeued_dead_letter_that_fails_again_can_be_requeued_again() -> None:
+async def test_failing_requeued_dead_letter_can_be_requeued_again() -> None:
     async with open_kit() as kit, Admin(kit.namesrv) as admin, Producer(kit.namesrv) as producer:
         await admin.create_topic("T")
         await producer.send(Message("T", b"letter"))

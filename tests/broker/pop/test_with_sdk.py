@@ -170,7 +170,7 @@ async def test_invisible_time_starts_when_a_waiting_pop_gets_its_message(namesrv
         await consumer.ack(message)
 
 
-async def test_receipts_are_those_of_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_receipts_of_the_sdk_equal_those_of_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(props, "SENT_PROPERTIES_BYTES_MAX", props.PROPERTIES_BYTES_MAX)  # as earlier releases
     forged = [
         str(Receipt(QueueOffset(9), 1, 1, 0, "0", "b", 0, QueueOffset(0)).encode()),
@@ -255,7 +255,7 @@ async def test_message_that_is_extended_twice_at_the_same_time_stays_hidden(name
                 await consumer.ack(message)
 
 
-async def test_message_that_is_renewed_is_handled_once(namesrv: str) -> None:
+async def test_renewed_message_is_handled_once(namesrv: str) -> None:
     async with Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))
         with trio.fail_after(60):

@@ -92,6 +92,6 @@ async def test_invalid_time_is_refused(client: Client, time: str) -> None:
     assert "is not a number of milliseconds" in str(answer.remark)
 
 
-async def test_without_a_sequence_number_nothing_is_a_copy(client: Client) -> None:
+async def test_copy_without_a_sequence_number_is_refused(client: Client) -> None:
     answer = await send(client, [born(1, DELAY="3")], properties(RAFTMQ_COPIED="true"))
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL

@@ -112,7 +112,7 @@ async def test_properties_of_the_greatest_length_pass_and_longer_ones_are_refuse
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
 
 
-async def test_topic_and_queue_are_checked_as_those_of_any_message(client: Client) -> None:
+async def test_topic_and_queue_of_a_reply_are_checked(client: Client) -> None:
     for ext, code in (
         ({"b": "a b"}, ResponseCode.INVALID_PARAMETER),
         ({"b": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION),
@@ -126,7 +126,7 @@ async def test_topic_and_queue_are_checked_as_those_of_any_message(client: Clien
     assert (made.code, made.ext["queueOffset"]) == (ResponseCode.SYSTEM_ERROR, "0")
 
 
-async def test_one_way_reply_is_pushed_and_not_answered(broker: RunningBroker) -> None:
+async def test_oneway_reply_is_pushed_without_an_answer(broker: RunningBroker) -> None:
     asker, replier = await broker.connect(), await broker.connect()
     await produces(asker, "asker")
     opaque = await replier.post(V2, reply_ext(), b"answer", oneway=True)

@@ -149,7 +149,7 @@ async def test_reconsume_limit_accepts_any_32_bit_number(client: Client, clock: 
     assert dead.reconsume_times == min(times + 1, 2**31 - 1)
 
 
-async def test_only_a_real_message_can_be_given_back(client: Client, clock: WallClock) -> None:
+async def test_giving_back_a_nonexistent_message_is_refused(client: Client, clock: WallClock) -> None:
     await client.heartbeat("c", "G")
     real = await one_message(client)
     inner = bytearray((await client.pull()).body)

@@ -173,7 +173,7 @@ async def test_rules_of_automatic_creation(client: Client) -> None:
         assert (await client.pull("New")).code == ResponseCode.TOPIC_NOT_EXIST, given
 
 
-async def test_without_automatic_creation_an_unknown_topic_is_refused(tmp_path: Path) -> None:
+async def test_unknown_topic_is_refused_when_automatic_creation_is_off(tmp_path: Path) -> None:
     async with broker_client(tmp_path, auto_create_topics=False) as client:
         assert (await client.send("New")).code == ResponseCode.TOPIC_NOT_EXIST
         assert (await client.create_topic("New")).code == ResponseCode.SUCCESS
@@ -268,7 +268,7 @@ async def test_limits_themselves_are_allowed(tmp_path: Path) -> None:
 # -- many, large, one-way ----------------------------------------------------------------------------------------------
 
 
-async def test_one_way_messages_are_stored_and_not_answered(client: Client) -> None:
+async def test_oneway_messages_are_stored_without_an_answer(client: Client) -> None:
     await client.create_topic("T", 1)
     for number in range(3):
         await client.post(RequestCode.SEND_MESSAGE_V2, send_ext(), b"%d" % number, oneway=True)

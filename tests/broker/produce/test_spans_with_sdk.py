@@ -149,7 +149,7 @@ async def test_failed_handler_is_an_error_and_giving_back_is_a_span(namesrv: str
         assert (settled.kind, attributes(settled)["messaging.operation.type"]) == (SpanKind.CLIENT, "settle")
 
 
-async def test_deliveries_and_streams_are_spans_until_they_are_settled(namesrv: str, spans: Recorded) -> None:
+async def test_spans_of_deliveries_end_when_settled(namesrv: str, spans: Recorded) -> None:
     async with (
         Producer(namesrv, otel=spans.provider) as producer,
         PushConsumer(namesrv, "G", consume_from="first", otel=spans.provider) as consumer,
@@ -177,7 +177,7 @@ async def test_deliveries_and_streams_are_spans_until_they_are_settled(namesrv: 
         ]
 
 
-async def test_batch_is_one_span_and_receiving_spans_link_to_it(namesrv: str, spans: Recorded) -> None:
+async def test_receiving_spans_link_to_the_single_span_of_a_batch(namesrv: str, spans: Recorded) -> None:
     async with (
         Producer(namesrv, otel=spans.provider) as producer,
         PullConsumer(namesrv, "G", consume_from="first", otel=spans.provider) as consumer,

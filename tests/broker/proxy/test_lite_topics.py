@@ -226,7 +226,7 @@ async def test_suspended_lite_topic_is_redelivered_without_counting(kit: Kit, pr
     assert (await proxy.acknowledge(GROUP, a)).status.code == pb.OK
 
 
-async def test_messages_stay_invisible_while_a_push_consumer_handles_them(proxy: InMemoryProxy) -> None:
+async def test_messages_stay_invisible_during_handling_by_a_push_consumer(proxy: InMemoryProxy) -> None:
     async with proxy.telemetry("c1", settings(pb.LITE_PUSH_CONSUMER)) as (_, answer):
         assert answer.settings.subscription.lite_subscription_quota == 2000
         await sync(proxy, "s1")

@@ -59,7 +59,7 @@ async def test_grpc_consumers_do_not_see_the_number_of_a_message(kit: Kit, proxy
     assert (got.body, dict(got.user_properties)) == (b"one", {"color": "red"})
 
 
-async def test_messages_arrive_by_priority_and_keep_it_when_they_fail(
+async def test_messages_arrive_by_priority_and_retries_keep_the_priority(
     kit: Kit, proxy: InMemoryProxy, admin: Admin
 ) -> None:
     await admin.create_topic("Urgent", 10, message_type="PRIORITY")

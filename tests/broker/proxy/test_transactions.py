@@ -43,7 +43,7 @@ async def end(
     return await proxy.ask("EndTransaction", request, pb.EndTransactionResponse)
 
 
-async def test_another_proxy_ends_a_transaction_for_its_producer(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_producer_ends_its_transaction_through_another_proxy(kit: Kit, proxy: InMemoryProxy) -> None:
     sent = await proxy.send("Payments", "yes", "no, not this one", message_type=pb.TRANSACTION)
     assert sent.status.code == pb.OK
     yes, no = (entry.transaction_id for entry in sent.entries)

@@ -82,7 +82,7 @@ async def test_offsets_by_time_are_exact(client: Client, clock: Clock, serializa
         assert (await by_time(client, BEGIN_MS, **nothing)).ext == {"offset": "0"}
 
 
-async def test_with_falling_store_times_a_search_finds_where_they_pass_the_time(client: Client, clock: Clock) -> None:
+async def test_search_by_time_handles_falling_store_times(client: Client, clock: Clock) -> None:
     seconds = [1, 5, 9, 3, 4, 6, 2, 8]
     await stored(client, clock, *seconds)
     for wanted in range(11):

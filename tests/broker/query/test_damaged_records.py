@@ -32,7 +32,7 @@ async def send_half(client: Client, name: str) -> Answer:
     return answer
 
 
-async def test_damaged_messages_are_not_delivered_or_copied_until_they_are_restored(
+async def test_damaged_messages_are_neither_delivered_nor_copied_before_repair(
     tmp_path: Path, clock: WallClock
 ) -> None:
     given_back: list[Answer] = []

@@ -52,7 +52,7 @@ async def test_many_queues_are_answered_as_each_alone(client: Client, clock: Clo
     assert (await told(client, QueueQuestion(topic="U"))) == [[QueueSight(0, FIRST_OFFSET, FIRST_OFFSET, 0, None)]]
 
 
-async def test_offsets_by_position_are_those_of_the_next_message(client: Client, clock: Clock) -> None:
+async def test_offset_by_position_belongs_to_the_next_message(client: Client, clock: Clock) -> None:
     await client.create_topic("T", 2)
     first, second, third = await stored(client, clock, 0, 1, 2)
 

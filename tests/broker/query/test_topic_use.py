@@ -19,7 +19,7 @@ async def use_of(client: Client, topic: str = "T") -> TopicUse:
     return TopicUse.decode(answer.body)
 
 
-async def test_bytes_of_queues_are_those_of_their_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_bytes_equal_the_sum_of_their_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker_client(tmp_path, queues=3) as client:
         for number in range(40):
             answer = await client.send(body=b"x" * (7 * number), e=number % 2)
@@ -34,7 +34,7 @@ async def test_bytes_of_queues_are_those_of_their_messages(tmp_path: Path, monke
         assert abs(sampled.nbytes - stored[0]) < stored[0] / 4
 
 
-async def test_senders_are_named_while_they_are_connected(tmp_path: Path) -> None:
+async def test_topic_use_names_connected_senders(tmp_path: Path) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, broker):
         async with Producer(namesrv, group="shop") as producer:
             for _ in range(5):

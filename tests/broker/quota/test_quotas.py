@@ -229,13 +229,13 @@ async def test_broker_without_accounts_knows_no_users(client: Client) -> None:
     assert await put_quota(client, "ann", produce_messages=1) == ResponseCode.NO_PERMISSION
 
 
-async def test_older_replicas_would_ignore_a_quota_so_there_is_none(tmp_path: Path) -> None:
+async def test_quotas_are_refused_while_a_replica_is_too_old(tmp_path: Path) -> None:
     async with broker_client(tmp_path, format_level_max=7) as client:
         await client.wait_for(lambda info: int(info["raftmq.formatLevel"]) == 7)
         assert await limit(client, produce_messages=1) == ResponseCode.VERSION_NOT_SUPPORTED
 
 
-async def test_without_quotas_nothing_stands_in_the_way(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_requests_without_quotas_are_not_delayed(tmp_path: Path, brokers: list[Broker]) -> None:
     async with broker_client(tmp_path, queues=1) as client:
         await client.create_topic("Another")
         services = brokers[0].services
@@ -253,7 +253,7 @@ async def test_without_quotas_nothing_stands_in_the_way(tmp_path: Path, brokers:
         assert "T" in services.sends._messages.writable
 
 
-async def test_quota_bounds_the_sends_it_holds(tmp_path: Path) -> None:
+async def test_sends_held_by_a_quota_are_bounded(tmp_path: Path) -> None:
     limits = limited(quota={"held_max": 3})
     async with broker_client(tmp_path, group="q-k", limits=limits) as client:
         await limit(client, produce_messages=5)

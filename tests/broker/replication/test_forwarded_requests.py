@@ -50,7 +50,7 @@ def inner_answer(answer: Answer) -> Response:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_message_is_stored_as_that_of_the_client(broker: RunningBroker, serialization: int) -> None:
+async def test_message_is_stored_as_sent_by_the_client(broker: RunningBroker, serialization: int) -> None:
     client = await connect_replica(broker)
     frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T", e=1), b"hello")
     answer = await forward(broker, client, frame, serialization=serialization)
@@ -86,7 +86,7 @@ async def test_refusal_is_an_answer_for_the_client(tmp_path: Path) -> None:
         )
 
 
-async def test_one_way_requests_are_done_and_only_acknowledged(broker: RunningBroker) -> None:
+async def test_oneway_forwarded_requests_are_served_and_acknowledged(broker: RunningBroker) -> None:
     client = await connect_replica(broker)
     await client.create_topic("T")
     sent = await forward(broker, client, inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello", oneway=True))
@@ -174,7 +174,7 @@ async def test_client_on_the_host_of_a_replica_is_not_believed(broker: RunningBr
     assert (await replica.request(RequestCode.ANNOUNCE_REPLICA, announced)).code == ResponseCode.SUCCESS
 
 
-async def test_replica_must_prove_which_member_it_is_and_where_it_dialled(
+async def test_forwarding_replica_must_prove_its_identity_and_dialled_address(
     broker: RunningBroker, client: Client
 ) -> None:
     frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")

@@ -249,7 +249,7 @@ async def test_forwarder_retries_at_a_leader_that_is_not_ready(world: World) -> 
     await until(lambda: client.opaques == [1, 2])
 
 
-async def test_after_a_leader_crash_sends_are_in_doubt_and_commits_are_repeated(world: World) -> None:
+async def test_leader_crash_leaves_sends_in_doubt_and_repeats_commits(world: World) -> None:
     leader = await world.leader()
     sender, consumer, returner = FakeConnection(), FakeConnection(), FakeConnection()
     world.ask(sender, send(1))
@@ -304,7 +304,7 @@ async def test_answer_of_unknown_outcome_closes_the_connection_of_the_sender_onl
     assert (unlucky.closed, lucky.closed) == (True, False)
 
 
-async def test_without_a_leader_requests_wait_and_are_then_refused(tmp_path: Path) -> None:
+async def test_requests_wait_for_a_leader_and_are_then_refused(tmp_path: Path) -> None:
     async with a_world(tmp_path, forwarded_seconds_max=0.1) as world:
         client, oneway = FakeConnection(), FakeConnection()
         world.ask(client, send(1), serialization=BINARY)
@@ -383,7 +383,7 @@ async def test_bytes_that_wait_are_bounded(tmp_path: Path) -> None:
         world.ask(client, send(4), bytes(600_000))
 
 
-async def test_request_that_fits_no_frame_with_ours_around_it_is_refused(world: World) -> None:
+async def test_request_too_large_to_be_forwarded_is_refused(world: World) -> None:
     with pytest.raises(RequestRefused, match="MESSAGE_ILLEGAL"):
         world.ask(FakeConnection(), send(1), bytes(16 * 1024 * 1024 - 300))
 

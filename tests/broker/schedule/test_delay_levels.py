@@ -30,7 +30,7 @@ SEND_V2 = RequestCode.SEND_MESSAGE_V2
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-async def test_delayed_message_comes_when_it_is_due(
+async def test_delayed_message_arrives_when_due(
     tmp_path: Path, clock: WallClock, code: int, serialization: int
 ) -> None:
     text = properties(KEYS="k", TAGS="café", WAIT="true", UNIQ_KEY="0A0B", own="\u20ac", DELAY="3")
@@ -85,7 +85,7 @@ async def test_every_delay_level_delays_by_its_time(client: Client, clock: WallC
 
 
 @pytest.mark.parametrize("delay", ["0", "-5", "-99999999999999999999"])
-async def test_no_delay_is_none(client: Client, clock: WallClock, delay: str) -> None:
+async def test_zero_delay_delivers_at_once(client: Client, clock: WallClock, delay: str) -> None:
     assert (await client.send(i=properties(DELAY=delay))).ext["queueOffset"] == "0"
     assert len(await stored(client)) == 1
 
@@ -174,7 +174,7 @@ async def test_message_of_a_deleted_topic_is_dropped(client: Client, clock: Wall
     assert await stored(client, "Gone") == []
 
 
-async def test_messages_that_the_log_lost_before_they_were_due_are_counted(
+async def test_messages_deleted_from_the_log_before_due_are_counted(
     client: Client, clock: WallClock, brokers: list[Broker]
 ) -> None:
     for number in range(10):
@@ -287,7 +287,7 @@ async def test_deliveries_in_progress_when_the_disk_fills_are_not_repeated(
         assert await client.offset(RequestCode.GET_MAX_OFFSET) == 200
 
 
-async def test_no_message_waits_longer_when_the_clock_goes_back(client: Client, clock: WallClock) -> None:
+async def test_clock_set_back_prolongs_no_delay(client: Client, clock: WallClock) -> None:
     for number in range(100):
         await client.send(body=b"%d" % number, i=properties(DELAY="1"))
         clock.now_ms += 1

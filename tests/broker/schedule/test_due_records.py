@@ -142,7 +142,7 @@ def test_record_that_failed_to_load_is_read_later_and_raises_then(tmp_path: Path
     assert records.may_read(queue, QueueOffset(0), PhysicalOffset(0), 100), "else it would be loaded for ever"
 
 
-def test_one_job_is_bounded(tmp_path: Path) -> None:
+def test_reading_job_is_bounded_by_record_count(tmp_path: Path) -> None:
     count = 3 * LOADED_AT_ONCE
     queue, log, jobs = queue_of(tmp_path, count), Log(memory_pos=count * 100), list[Job]()
     records = DueRecords(log, jobs.append)
@@ -154,7 +154,7 @@ def test_one_job_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "apart", "count"), [(2**20, 0, 1), (200_000, 0, 2), (100, 2**20, 7), (1024, 1024, 128)]
 )
-def test_job_is_bounded_by_the_log_range_it_reads(tmp_path: Path, size: int, apart: int, count: int) -> None:
+def test_reading_job_is_bounded_by_its_log_range(tmp_path: Path, size: int, apart: int, count: int) -> None:
     queue, log, jobs = queue_of(tmp_path, 200, size, apart), Log(memory_pos=2**30), list[Job]()
     records = DueRecords(log, jobs.append)
     records.load(queue, QueueOffset(0), lambda: None)

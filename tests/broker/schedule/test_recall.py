@@ -43,7 +43,7 @@ def test_recall_finds_each_of_many_rolled_messages(machine: TimerMachine) -> Non
         machine.recalls.handle(Call(client, recall_request("nobody", START_MS + 3 * DAY, 0), b"", 0))
 
 
-def test_message_being_stored_again_is_recalled_afterwards(machine: TimerMachine) -> None:
+def test_message_is_recalled_after_its_daily_copy(machine: TimerMachine) -> None:
     machine.send(2 * DAY, 0, 3)
     machine.store_pending()
     machine.pass_time(DAY)

@@ -169,7 +169,7 @@ async def test_broker_refuses_invalid_delivery_times(tmp_path: Path, clock: Wall
         assert await figure(client, "timersPending") == 1
 
 
-async def test_message_far_ahead_is_stored_again_each_day(client: Client, clock: WallClock, brokers: Any) -> None:
+async def test_message_due_far_ahead_is_copied_each_day(client: Client, clock: WallClock, brokers: Any) -> None:
     start_ms = clock.now_ms
     due_ms = start_ms + 3 * DAY + 5 * MINUTE + 7
     slot = timer_slot(due_ms)
@@ -289,7 +289,7 @@ async def test_message_that_the_disk_does_not_give_holds_up_no_other(
         assert [message.body for message in await wait_stored(client, 3)][2:] == [b"damaged"]
 
 
-async def test_messages_that_the_log_lost_before_they_were_due_are_counted(
+async def test_messages_deleted_from_the_log_before_due_are_counted(
     client: Client, clock: WallClock, brokers: list[Broker]
 ) -> None:
     due_ms = clock.now_ms + 10 * MINUTE
@@ -347,7 +347,7 @@ async def test_custom_delay_levels_replace_the_defaults(tmp_path: Path, clock: W
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_recalled_message_never_comes(tmp_path: Path, clock: WallClock, serialization: int) -> None:
+async def test_recalled_message_is_never_delivered(tmp_path: Path, clock: WallClock, serialization: int) -> None:
     due_ms = clock.now_ms + 50
     async with broker_client(tmp_path) as client:
         first, second = [await send_at(client, due_ms, body) for body in (b"first", b"second")]

@@ -90,7 +90,9 @@ async def test_unreadable_delayed_message_delays_no_other_and_comes_once(
         assert sorted(message.body for message in await stored(client)) == [*names, b"m6", b"m7"]
 
 
-async def test_it_is_tried_ever_less_often(client: Client, clock: WallClock, disk: Disk) -> None:
+async def test_unreadable_delayed_message_is_retried_less_and_less_often(
+    client: Client, clock: WallClock, disk: Disk
+) -> None:
     disk.lost = {b"m0"}
     await send(client, b"m0")
     clock.now_ms += SECONDS * 1000

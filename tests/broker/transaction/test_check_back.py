@@ -61,7 +61,7 @@ async def test_producer_is_asked_about_an_open_message_and_its_answer_counts(
         assert len(await stored(client, "T", 3)) == 1
 
 
-async def test_after_the_last_check_a_message_is_put_aside_once(tmp_path: Path) -> None:
+async def test_half_message_is_put_aside_once_after_its_last_check(tmp_path: Path) -> None:
     async with running(tmp_path, transaction_checks_max=3, **FAST) as broker:
         client, producer = await broker.connect(), await broker.connect()
         await produce(producer)
@@ -178,7 +178,7 @@ async def test_number_of_checks_outlives_a_restart(tmp_path: Path) -> None:
         await grows(producer, "transactionsGivenUp")
 
 
-async def test_more_or_fewer_checks_than_before_lose_nothing(tmp_path: Path) -> None:
+async def test_changing_the_maximum_of_checks_loses_no_half_message(tmp_path: Path) -> None:
     for most in (1, 4, 2):
         async with broker_client(tmp_path, transaction_checks_max=most, **FAST) as client:
             await send_half(client, b"%d" % most)

@@ -24,7 +24,7 @@ async def send_halves(directory: Path, count: int) -> list[Answer]:
         return [await send_half(client, b"%d" % number * 1000) for number in range(count)]
 
 
-async def test_others_are_served_while_an_end_waits_for_the_disk(tmp_path: Path, reads: Reads) -> None:
+async def test_other_clients_are_served_during_a_cold_transaction_end(tmp_path: Path, reads: Reads) -> None:
     (half,) = await send_halves(tmp_path, 1)
     async with running(tmp_path) as broker:
         reads.gate.clear()

@@ -467,7 +467,7 @@ def test_message_that_was_put_off_may_be_ended_any_time(machine: TransactionsMac
     assert list(machine.leader.metadata.checks.put_off) == [1]
 
 
-def test_when_too_many_are_put_off_others_wait(machine: TransactionsMachine) -> None:
+def test_half_messages_wait_while_too_many_are_postponed(machine: TransactionsMachine) -> None:
     machine.begin(PUT_OFF_MAX + 1, False, 5, True)
     machine.begin(1, False, 5, False)
     pass_time(machine, TIMEOUT + (CHECKS_MAX + 1) * (INTERVAL + 9))

@@ -261,7 +261,7 @@ async def test_older_replica_prevents_sets_in_its_group() -> None:
                 await transaction.send(Message("A", b"1"))
 
 
-def test_threads_have_it_too() -> None:
+def test_sync_facade_offers_transactions_of_sets() -> None:
     with running_kit() as kit, SyncProducer(kit.namesrv) as sender:
         queue = sender.send(Message("Numbers", b"2")).queue
         sender.send(Message("Numbers", b"3"), queue=queue)

@@ -177,7 +177,7 @@ async def test_check_may_be_a_plain_function(tmp_path: Path) -> None:
         assert message.body == b"yes"
 
 
-async def test_another_process_of_the_group_is_asked_that_never_sent(tmp_path: Path) -> None:
+async def test_check_back_reaches_a_group_member_that_never_sent(tmp_path: Path) -> None:
     async with cluster(tmp_path, **FAST) as namesrv:
         first = TransactionProducer(namesrv, "P", check=never)
         async with first as producer, producer.transaction(Message("T", b"left")) as transaction:

@@ -221,7 +221,7 @@ def test_steady_half_counts_children_separately() -> None:
     assert found["CPU of a replica's child processes, steady"] == 25
 
 
-def test_own_cpu_time_is_without_that_of_children() -> None:
+def test_own_cpu_time_excludes_children() -> None:
     own, whole = own_cpu_seconds(os.getpid()), cpu_seconds(os.getpid())
     subprocess.run([sys.executable, "-c", "sum(range(20_000_000))"], check=True)
     assert cpu_seconds(os.getpid()) - whole >= 0.05
@@ -258,7 +258,7 @@ def test_rated_messages_are_sent_when_due_and_wait_for_a_slot() -> None:
     assert not sender.late
 
 
-def test_how_late_requests_are_sent_counts_from_when_they_were_due() -> None:
+def test_lateness_of_requests_counts_from_their_due_time() -> None:
     class Line:
         unsent = None
 
@@ -278,13 +278,13 @@ def test_how_late_requests_are_sent_counts_from_when_they_were_due() -> None:
     assert list(sender.late) == pytest.approx([0.0025, 0.0015, 0.0025, 0.0015])
 
 
-def test_disk_alone_writes_as_often_as_it_should_and_leaves_nothing(tmp_path: Path) -> None:
+def test_disk_benchmark_writes_at_its_rate_and_removes_its_files(tmp_path: Path) -> None:
     counts = write_alone(DiskJob(str(tmp_path), writers=2, nbytes=4096, rate=200.0, seconds=0.1, file_bytes=65536))
     assert sum(counts.values()) == 40
     assert not list(tmp_path.iterdir())
 
 
-def test_writes_are_those_between_two_readings_and_have_a_bound() -> None:
+def test_disk_writes_are_the_difference_of_two_readings() -> None:
     counts = (10.0, 90.0, *[100.0] * (len(BOUNDS) - 1))
     start, end = Writes(5.0, 1000.0, counts), Writes(7.0, 3000.0, tuple(3 * count for count in counts))
     found = end.since(start)
@@ -316,7 +316,7 @@ def test_why_leaders_stopped_is_read_from_their_logs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", [b'"code":14', b""])
-def test_load_that_survives_opens_a_failed_connection_again_and_counts_its_requests(last: bytes) -> None:
+def test_load_reopens_a_failed_connection_and_counts_its_requests(last: bytes) -> None:
     """The first connection ends with a refusal, or is closed after ten replies."""
 
     def reply(frame: bytes, code: bytes) -> bytes:

@@ -63,7 +63,7 @@ def test_table_and_picture_have_every_point() -> None:
         assert 0 < float(each.attrib["cy"]) < 320
 
 
-def test_one_replica_has_no_line_of_followers() -> None:
+def test_curve_of_one_replica_has_no_follower_line() -> None:
     samples = [sample("1", 10.0, None), sample("2", 20.0, None)]
     assert "follower" not in picture(CURVE, samples)
     assert "| 1 | 12,345 | 1.5 / 9.0 | 10.0 (9.5 to 10.5) | - |" in section(CURVE, samples, machine="", date="")
@@ -110,7 +110,7 @@ def test_slots_take_turns_in_the_queues_of_all_topics() -> None:
     assert places == [(topic, queue) for topic in ("Bench", "Bench1") for queue in "012"]
 
 
-def test_consumers_find_in_each_record_when_it_was_due() -> None:
+def test_records_carry_their_due_time_for_consumers() -> None:
     host = encode_host("127.0.0.1", 10911)
     records = [
         encode_record(

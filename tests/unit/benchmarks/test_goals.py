@@ -33,7 +33,7 @@ def test_distance_is_a_share_or_from_twice_on_a_factor(figure: Figure, distance:
     assert figure.distance == distance
 
 
-def test_missed_goals_come_first_and_figures_without_a_goal_do_not_come(tmp_path: Path) -> None:
+def test_missed_goals_come_first_and_figures_without_goals_are_omitted(tmp_path: Path) -> None:
     figures = [
         Figure("load", "CPU", 1.0, "us", 2.0),
         Figure("load", "p99", 9.0, "ms", 3.0),

@@ -53,7 +53,7 @@ def test_page_has_a_row_for_each_rate_and_lists_omissions() -> None:
     assert BUSY in section(about, busy, {}, command="c", machine="m", date="d")
 
 
-def test_cpu_is_divided_by_the_messages_acknowledged_not_by_those_due() -> None:
+def test_cpu_is_divided_by_acknowledged_messages_only() -> None:
     """A machine too busy for a rate acknowledges a quarter of it: each message has cost four times as much."""
     slow = replace(sample(50, 9.0, 0.02), acknowledged=125)
     text = section({"raftmq": "ours"}, {"raftmq": [slow]}, {}, command="c", machine="m", date="d")

@@ -121,7 +121,7 @@ def test_every_peer_durability_has_a_colour() -> None:
     assert len(PEERS) >= 9
 
 
-def test_only_a_full_run_of_all_is_written() -> None:
+def test_only_a_full_run_of_all_peers_is_written() -> None:
     assert not parse_arguments([]).no_write
     for arguments in (["--quick"], ["--peer", "nats"], ["--no-write"]):
         assert parse_arguments(arguments).no_write

@@ -44,7 +44,7 @@ def test_worker_holds_an_eta_beyond_the_broker_limit_for_the_rest() -> None:
 
 
 @pytest.mark.parametrize("eta", [None, "2026-03-01T11:00:00+00:00", NOW.isoformat(), "tomorrow", 17, ""])
-def test_no_eta_or_one_that_has_passed_is_sent_at_once(eta: object) -> None:
+def test_message_without_a_future_eta_is_sent_at_once(eta: object) -> None:
     assert deliver_at(eta) is None
 
 
@@ -81,7 +81,7 @@ def test_expiration_counts_from_the_store_time_by_the_clock_of_the_brokers() -> 
     assert not is_expired(received({}), 2 * STORED_MS)
 
 
-def test_expiration_of_a_message_that_is_delivered_again_and_of_a_tick() -> None:
+def test_expiration_applies_to_redelivered_messages_and_ticks() -> None:
     at_once = encode(message(expiration="5000"), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS)
     popped_at = {"1ST_POP_TIME": str(STORED_MS - 2000)}
     assert life_ms(received({**at_once.properties, **popped_at})) == 3000

@@ -200,7 +200,7 @@ async def test_messages_of_a_single_queue_arrive_by_held_pops(autojump_clock: Mo
     assert broker.requests.count("wait") == 0
 
 
-async def test_event_loop_stands_back_before_it_asks_for_the_next_message(
+async def test_intake_yields_before_requesting_the_next_message(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that handles a message waited until the request for the next one was on its way."""
@@ -238,7 +238,7 @@ async def test_held_pop_hands_over_before_its_task_runs_again(autojump_clock: Mo
     assert broker.acknowledged == [1], "the foreign message was not settled, or another one was"
 
 
-async def test_worker_that_has_all_it_wants_holds_no_pop(autojump_clock: MockClock) -> None:
+async def test_worker_with_full_prefetch_holds_no_pop(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(offset) for offset in range(3)]
     async with running(intake_of(broker, delivered, prefetch=2)) as intake:
@@ -269,7 +269,7 @@ async def test_held_pop_of_a_cancelled_consumer_gives_the_message_back(autojump_
     assert delivered == []
 
 
-async def test_with_a_second_queue_pops_are_not_held(autojump_clock: MockClock) -> None:
+async def test_pops_are_not_held_with_a_second_queue(autojump_clock: MockClock) -> None:
     """What there is room for may come from either."""
     broker, delivered = OneQueue(), list[Delivery]()
     intake = intake_of(broker, delivered, prefetch=2)

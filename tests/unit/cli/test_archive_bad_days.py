@@ -63,7 +63,7 @@ def log() -> MessageLog:
     ],
     ids=lambda given: getattr(given, "code", ""),
 )
-def test_refused_writes_stop_archiving_until_they_are_accepted(
+def test_archiving_stops_while_the_store_refuses_writes(
     storage: ObjectStorage, log: MessageLog, refusal: Refusal, remedy: str
 ) -> None:
     running = steps(log, storage)

@@ -63,7 +63,7 @@ def test_message_is_missing_from_its_acknowledgement_to_its_delivery() -> None:
     assert arrivals.latencies.as_milliseconds()["max"] == pytest.approx(500, rel=0.01)
 
 
-def test_message_that_is_delivered_before_it_is_acknowledged_is_not_missing() -> None:
+def test_message_delivered_before_its_acknowledgement_is_not_missing() -> None:
     arrivals = Arrivals()
     arrivals.sent(range(1), due_at=1.0)
     assert arrivals.delivered(0, now=1.1)

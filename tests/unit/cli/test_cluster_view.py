@@ -213,7 +213,7 @@ def test_status_shows_waiting_messages_of_the_leader() -> None:
     assert "waiting" not in shown(group)
 
 
-def test_memory_that_clients_take_is_shown_when_it_is_much() -> None:
+def test_status_shows_large_client_memory() -> None:
     taken: dict[str, Any] = {
         "unfinishedBytes": "120000000",
         "unreadBytes": "999999",

@@ -71,7 +71,7 @@ def test_unknown_and_wrong_settings_are_named() -> None:
         checked(lambda: BrokerSettings.load(None, transactions="maybe", transaction_check_second=3))
 
 
-def test_lone_error_in_nested_nurseries_comes_out_as_itself() -> None:
+def test_lone_error_in_nested_nurseries_is_raised_unwrapped() -> None:
     async def main() -> None:
         async with trio.open_nursery() as outer:
             async with trio.open_nursery() as inner:
@@ -195,7 +195,7 @@ def test_directory_with_a_running_group_is_refused_and_left_unchanged(tmp_path: 
         pass
 
 
-def test_ports_that_are_taken_are_not_remembered(tmp_path: Path) -> None:
+def test_occupied_ports_are_not_remembered(tmp_path: Path) -> None:
     first, others = Ports.free(1), Ports.free(1)
     choose_ports(tmp_path, 1, first, None)
     with socket.create_server(("127.0.0.1", others.namesrv)), pytest.raises(ServersFailed):

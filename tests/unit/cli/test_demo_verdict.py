@@ -28,7 +28,7 @@ class Story:
         return self
 
 
-def test_everything_acknowledged_and_consumed_in_order_is_good() -> None:
+def test_history_consumed_completely_in_order_is_good() -> None:
     story = Story().send(0, Q0, 0).send(1, Q1, 0).send(2, Q0, 1)
     verdict = story.get(0, Q0, 0).get(2, Q0, 1).get(1, Q1, 0, by="c2").history.verdict()
     assert verdict.is_good

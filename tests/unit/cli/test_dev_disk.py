@@ -56,7 +56,7 @@ def test_new_group_is_not_started_on_a_full_disk() -> None:
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_nothing_is_started_on_a_disk_on_which_no_leader_could_serve(is_new: bool) -> None:
+def test_dev_refuses_to_start_on_a_nearly_full_disk(is_new: bool) -> None:
     with pytest.raises(ServersFailed) as failed:
         note(99.2, is_new=is_new)
     assert str(failed.value) == (
@@ -66,7 +66,7 @@ def test_nothing_is_started_on_a_disk_on_which_no_leader_could_serve(is_new: boo
 
 
 @pytest.mark.parametrize("percent", [90, 91.2, 96.9])
-def test_setting_that_is_proposed_is_enough(percent: float) -> None:
+def test_proposed_setting_is_enough(percent: float) -> None:
     with pytest.raises(ServersFailed) as failed:
         note(percent, is_new=True)
     ratio = float(str(failed.value).rpartition("disk_full_ratio=")[2])

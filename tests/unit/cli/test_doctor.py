@@ -169,7 +169,7 @@ def test_replica_that_does_not_answer() -> None:
     assert what.endswith("does not answer; broker-a tolerates no further failure")
 
 
-def test_no_leader_comes_before_everything_else() -> None:
+def test_doctor_lists_a_missing_leader_first() -> None:
     findings = found(group(figures("n0", "candidate", diskUsed="0.85"), None, None), consumers=None)
     assert findings[0].severity is Severity.CRITICAL
     assert findings[0].what == "has no leader and accepts no messages"
@@ -202,7 +202,7 @@ def test_broker_of_apache_rocketmq_is_not_judged_by_raft() -> None:
     assert found(status) == []
 
 
-def test_differing_settings_are_reported_except_those_of_one_replica() -> None:
+def test_differing_settings_are_reported_except_replica_specific_ones() -> None:
     settings = {
         "10.0.0.0:10911": {"raftmq.retention_hours": "72", "raftmq.node_id": "n0", "fileReservedTime": "72"},
         "10.0.0.1:10911": {"raftmq.retention_hours": "48", "raftmq.node_id": "n1", "fileReservedTime": "48"},
@@ -328,7 +328,7 @@ def test_offset_beyond_the_end() -> None:
 
 
 @pytest.mark.parametrize(("age_ms", "severity"), [(1000, Severity.WARNING), (2 * HOUR_MS, Severity.NOTICE)])
-def test_dead_letters_are_worse_while_they_are_fresh(age_ms: int, severity: Severity) -> None:
+def test_fresh_dead_letters_raise_the_severity(age_ms: int, severity: Severity) -> None:
     letters = {"billing": [QueueEnds(QueueOffset(1), QueueOffset(4), NOW_MS - age_ms)]}
     was, what = only(found(consumers=replace(IDLE, dead_letters=letters)))
     assert was is severity

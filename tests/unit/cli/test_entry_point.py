@@ -28,7 +28,7 @@ def test_command_list_shows_the_first_line_of_each_help(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_each_group_is_there_with_its_commands(name: str) -> None:
+def test_each_command_group_lists_its_commands(name: str) -> None:
     shown = CliRunner().invoke(app, [name, "-h"]).output
     assert GROUPS[name][1] in " ".join(shown.split())
     assert "Commands:" in shown

@@ -55,7 +55,7 @@ async def transferred(leader: Leader) -> tuple[bool, float]:
     return answer.done, trio.current_time() - begin
 
 
-async def test_new_member_leads_once_it_has_answered_a_heartbeat(autojump_clock: MockClock) -> None:
+async def test_new_member_leads_once_it_answered_a_heartbeat(autojump_clock: MockClock) -> None:
     done, seconds = await transferred(Leader(trio.current_time() + 0.35))
     assert done
     assert 0.35 <= seconds < 0.6

@@ -146,7 +146,7 @@ def test_cut_discards_entries_behind_the_damage_only_with_consent(data_dir: Path
     assert (told["last_index"], told["abstaining"]) == (found["last_index"], True)
 
 
-def test_both_slots_bad_ends_with_code_2(data_dir: Path) -> None:
+def test_verify_exits_with_2_if_both_vote_slots_are_bad(data_dir: Path) -> None:
     (data_dir / "commitlog" / "meta").write_bytes(b"garbage" * 1000)
     assert refusal(run("verify", data_dir)).exit_code == EXIT_REFUSED
     assert "no slot" in str(refusal(run("dump", data_dir)))

@@ -162,7 +162,7 @@ async def test_many_topics_are_created_at_once(autojump_clock: MockClock) -> Non
     assert len(said) == 10 * AT_ONCE
 
 
-async def test_no_topic_is_begun_after_one_was_refused(autojump_clock: MockClock) -> None:
+async def test_mirror_stops_creating_topics_after_a_refusal(autojump_clock: MockClock) -> None:
     target: Any = SlowTopics(refused="T001")
     with pytest.raises(BrokerError, match="no room"):
         await create_topics(target, topics(10 * AT_ONCE), lambda _: None)

@@ -33,7 +33,7 @@ def test_time_is_printed_in_utc(milliseconds: int | None, text: str | None) -> N
     assert time_of(milliseconds) == text
 
 
-def test_time_that_was_printed_can_be_given_to_another_command() -> None:
+def test_printed_time_can_be_given_to_another_command() -> None:
     text = time_of(1_772_357_400_007)
     assert text is not None
     assert parse_time(text) == dt.datetime(2026, 3, 1, 9, 30, 0, 7000, tzinfo=dt.UTC)

@@ -291,7 +291,7 @@ def test_backup_without_credentials_is_refused(storage: ObjectStorage, monkeypat
     assert (failed.exit_code, "Unable to locate credentials" in str(failed)) == (EXIT_REFUSED, True)
 
 
-def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_boto3_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     imported = builtins.__import__
 
     def without(name: str, *arguments: Any) -> Any:

@@ -83,7 +83,7 @@ def test_setup_script_reports_present_packages(
     assert done.stderr.startswith(err)
 
 
-def test_no_python_at_all_is_one_line_that_names_the_packages(tmp_path: Path, deploy: Path) -> None:
+def test_missing_python_prints_one_line_naming_the_packages(tmp_path: Path, deploy: Path) -> None:
     for script in deploy.iterdir():
         script.write_text(script.read_text().replace("/usr/bin/python3.11", "/nowhere/python3.11"))
     commands = tmp_path / "bin"
@@ -101,7 +101,7 @@ def test_no_python_at_all_is_one_line_that_names_the_packages(tmp_path: Path, de
     ("says", "found"),
     [('openjdk version "11.0.2" 2019-01-15', "is Java 11"), ('java version "1.8.0_202"', "is Java 1"), ("", "no Java")],
 )
-def test_without_java_17_is_one_line_that_names_the_package(tmp_path: Path, says: str, found: str) -> None:
+def test_missing_java_17_prints_one_line_naming_the_package(tmp_path: Path, says: str, found: str) -> None:
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
     java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")

@@ -7,7 +7,7 @@ import pytest
 from mq.cli.tables import borderless_table, print_table
 
 
-def test_nothing_is_cut_off_in_a_narrow_terminal(
+def test_tables_are_complete_in_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`raftmq topic route` used to print 127.0.0.1:109… into a pipe, and `group status` half of a reason."""

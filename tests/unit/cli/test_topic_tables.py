@@ -66,7 +66,7 @@ def test_wrong_file_is_refused_by_every_command(command: str, file: Path) -> Non
     assert failed.exit_code == 2
 
 
-def test_without_spark_the_remedy_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_spark_names_the_remedy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_version(name: str) -> str:
         raise PackageNotFoundError(name)
 
@@ -134,7 +134,7 @@ def test_second_signal_gives_up_the_commit(file: Path, monkeypatch: pytest.Monke
     assert (seen, Driver.stdin.closed) == (["terminated"], True)
 
 
-def test_driver_ends_when_the_process_that_started_it_has_gone() -> None:
+def test_driver_ends_with_its_parent_process() -> None:
     program = (
         "import time; from spark.tables.pace import end_with_input as end; end(); print(1, flush=True); time.sleep(600)"
     )

@@ -15,7 +15,7 @@ from tests.unit.client.fake_cluster import FakeCluster
 pytestmark = pytest.mark.anyio
 
 
-async def test_created_topic_is_there_on_every_group_when_the_call_returns() -> None:
+async def test_created_topic_exists_on_every_group_on_return() -> None:
     async with FakeCluster.start(groups=2) as cluster, Admin(cluster.namesrv) as admin:
         route = await admin.create_topic("T", queues=3)
         assert [group.topics for group in cluster.groups.values()] == [{"T": 3}, {"T": 3}]

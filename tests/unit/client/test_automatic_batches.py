@@ -91,7 +91,7 @@ async def test_producer_that_awaits_each_send_is_not_kept_waiting() -> None:
         assert (cluster.leader.count(SEND), cluster.leader.count(SEND_BATCH)) == (20, 0)
 
 
-async def test_while_a_batch_is_in_flight_others_wait_for_its_answer() -> None:
+async def test_messages_wait_while_a_batch_is_in_flight() -> None:
     async with sending(linger=FOREVER, attempt_timeout=0.5) as (cluster, producer):
         await warm_up(producer)
         await begin_silence(cluster, producer)  # until its next attempt
@@ -141,7 +141,7 @@ ALONE = [
 
 
 @pytest.mark.parametrize("message", ALONE, ids=["delay level", "delay", "compressed", "numbered", "retry topic"])
-async def test_messages_that_no_batch_may_contain_go_alone_after_those_that_wait(message: Message) -> None:
+async def test_unbatchable_messages_are_sent_alone_after_waiting_ones(message: Message) -> None:
     topics = {"T": 1, "%RETRY%g": 1}
     async with FakeCluster.start(topics=topics) as cluster, producer_of(cluster, linger=0) as producer:
         await warm_up(producer)
@@ -157,7 +157,7 @@ async def test_messages_that_no_batch_may_contain_go_alone_after_those_that_wait
             assert batches(cluster) == [[b"0", b"1", b"2", b"3"]]
 
 
-async def test_sharding_keys_and_queues_are_kept_and_so_is_their_order() -> None:
+async def test_batches_keep_sharding_keys_queues_and_order() -> None:
     async with FakeCluster.start(groups=2, topics={"T": 4}) as cluster:
         async with producer_of(cluster) as producer:
             keys = {f"key{number}" for number in range(6)}

@@ -59,7 +59,7 @@ def test_producer_refuses_codec_that_does_not_exist() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-async def test_consumer_waits_at_message_it_cannot_inflate(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_consumer_waits_at_a_message_with_a_missing_codec(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         cluster.group.append("T", 0, stored(b"first"))
         cluster.group.append("T", 0, compressed(codec, b"second  " * 600))

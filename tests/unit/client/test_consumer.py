@@ -142,7 +142,7 @@ DAMAGES = (
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("damages", DAMAGES)
-async def test_answer_that_cannot_be_read_is_asked_for_at_another_replica(
+async def test_unreadable_pull_answer_is_requested_from_another_replica(
     replicas: int, damages: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeCluster.start(topics={"T": 1}, replicas=3) as cluster, consumer_of(cluster) as consumer:
@@ -238,7 +238,7 @@ async def test_handlers_get_their_topics_and_offsets_are_stored_on_leaving() -> 
         assert cluster.group.offsets["cg", "U", 0] == 1
 
 
-async def test_consumer_begins_where_the_group_ended() -> None:
+async def test_consumer_begins_at_the_committed_offset_of_its_group() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         bodies = fill(cluster, 10)
         received: list[bytes] = []

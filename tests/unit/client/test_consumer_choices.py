@@ -36,7 +36,7 @@ async def test_messages_are_chosen_by_an_expression() -> None:
         assert subscribed["tagsSet"] == subscribed["codeSet"] == []
 
 
-async def test_wrong_expression_is_refused_where_it_is_given() -> None:
+async def test_wrong_expression_is_refused_when_subscribing() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         with pytest.raises(SubscriptionError, match="character 5"):
             consumer.subscribe("T", sql("n > 'x'"))
@@ -69,7 +69,7 @@ async def test_consumer_ignores_a_suggested_replica_outside_the_route(unknown: s
         assert [message.body for message in await take(consumer, 200)] == bodies
 
 
-async def test_when_the_replica_dies_the_leader_serves() -> None:
+async def test_leader_serves_after_the_suggested_replica_dies() -> None:
     async with FakeCluster.start(topics={"T": 1}, replicas=3) as cluster, consumer_of(cluster) as consumer:
         leader, follower = cluster.group.replicas[0], cluster.group.replicas[2]
         leader.suggests = follower.suggests = "3"

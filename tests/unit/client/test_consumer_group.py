@@ -257,7 +257,7 @@ async def test_consumer_resumes_pulling_from_a_restarted_broker() -> None:
         assert [message.body for message in await take(consumer, 1)] == [b"000"]
 
 
-async def test_offset_below_the_first_kept_message_moves_up_to_it() -> None:
+async def test_offset_below_the_first_kept_message_moves_up() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         fill(cluster, 10)
         cluster.group.offsets["cg", "T", 0] = 2

@@ -15,7 +15,7 @@ def written(path: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-def test_keys_come_from_the_environment_or_from_a_file_that_it_names(tmp_path: Path) -> None:
+def test_credentials_come_from_the_environment_or_a_named_file(tmp_path: Path) -> None:
     assert Credentials.from_environment({}) is None
     keys = Credentials("RocketMQ", "12345678")
     assert Credentials.from_environment({"RAFTMQ_ACCESS_KEY": "RocketMQ", "RAFTMQ_SECRET_KEY": "12345678"}) == keys
@@ -25,7 +25,7 @@ def test_keys_come_from_the_environment_or_from_a_file_that_it_names(tmp_path: P
         Credentials.from_environment({"RAFTMQ_ACCESS_KEY": "RocketMQ"})
 
 
-def test_settings_take_them_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remoting_settings_take_credentials_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RemotingSettings().credentials is None
     monkeypatch.setenv("RAFTMQ_ACCESS_KEY", "RocketMQ")
     monkeypatch.setenv("RAFTMQ_SECRET_KEY", "12345678")

@@ -63,7 +63,7 @@ async def test_failing_message_is_given_back_and_redelivered() -> None:
         assert all("maxReconsumeTimes" not in ext for ext in given_back)
 
 
-async def test_after_the_last_repetition_it_is_dead() -> None:
+async def test_message_becomes_a_dead_letter_after_its_last_retry() -> None:
     async with filled(2) as cluster:
         consumer = consumer_of(cluster, ordered=False, max_reconsume_times=2)
         seen = failing(consumer, failures=99)
@@ -84,7 +84,7 @@ async def test_new_group_reads_its_retry_topic_from_the_beginning() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 26, 3])
-async def test_message_that_the_broker_does_not_take_is_tried_again_here(code: int) -> None:
+async def test_message_is_retried_locally_if_the_broker_refuses_the_retry(code: int) -> None:
     async with filled(2) as cluster:
         cluster.leader.fail_codes[SEND_BACK] = code
         consumer = consumer_of(cluster, ordered=False, commit_seconds=0.01)

@@ -30,7 +30,7 @@ async def test_closing_consumer_waits_for_the_next_leader() -> None:
         assert offset_of(cluster) == 3
 
 
-async def test_consumer_names_offsets_that_it_cannot_store(caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_consumer_names_offsets_it_failed_to_store(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1}, replicas=2) as cluster:
         fill(cluster, 4)
         async with consumer_of(cluster, remoting=IMPATIENT) as consumer:

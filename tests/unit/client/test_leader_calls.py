@@ -165,7 +165,7 @@ async def test_request_may_define_its_own_busy_codes(autojump_clock: MockClock) 
         await ask(Brokers(busy(code), served), Repeat.ALWAYS)
 
 
-async def test_one_attempt_is_one_attempt(autojump_clock: MockClock) -> None:
+async def test_single_attempt_call_is_never_repeated(autojump_clock: MockClock) -> None:
     brokers = Brokers(busy(), served)
     with pytest.raises(BrokerError):
         await ask(brokers, Repeat.NEVER)

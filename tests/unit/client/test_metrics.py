@@ -86,7 +86,7 @@ async def test_sends_are_counted_by_their_outcome_and_end_with_the_client(regist
         assert registry.series() == set()
 
 
-async def test_attempt_that_is_made_again_has_a_reason(registry: Registry) -> None:
+async def test_repeated_attempt_has_a_reason(registry: Registry) -> None:
     async with sending(metrics=PrometheusMetrics(registry)) as (cluster, producer):
         await producer.send(Message("T", b"first"))
         assert not [each for each in registry.series() if "send_retries" in each[0]], "it waited for its first route"
@@ -133,7 +133,7 @@ async def test_metrics_count_deliveries_by_outcome(registry: Registry) -> None:
     assert registry.series() == set()
 
 
-async def test_delivery_is_work_until_it_is_settled(registry: Registry) -> None:
+async def test_unsettled_delivery_counts_as_work(registry: Registry) -> None:
     async with consuming(1, metrics=PrometheusMetrics(registry)) as (_, consumer):
         with anyio.fail_after(60):
             delivery = await anext(consumer.deliveries())
@@ -144,7 +144,7 @@ async def test_delivery_is_work_until_it_is_settled(registry: Registry) -> None:
         assert registry.value("handlers_running", CONSUMER) == 0
 
 
-async def test_lag_of_a_topic_is_that_of_all_its_queues(registry: Registry) -> None:
+async def test_lag_of_a_topic_sums_its_queues(registry: Registry) -> None:
     pull = {"client": "1", "kind": "pull_consumer", "client_group": "G"}
     async with (
         FakeCluster.start(topics={"T": 2}) as cluster,
@@ -179,7 +179,7 @@ async def test_two_clients_of_a_group_are_distinguished_and_free_numbers_are_reu
         await second.aclose()
 
 
-async def test_topics_beyond_the_limit_share_a_label_until_there_is_room(registry: Registry) -> None:
+async def test_topics_beyond_the_limit_share_a_metric_label(registry: Registry) -> None:
     names = [f"T{number}" for number in range(9)]
     async with FakeCluster.start(topics=dict.fromkeys(names, 1)) as cluster:
         for _ in range(2):
@@ -341,11 +341,11 @@ print(registry.get_sample_value("raftmq_client_open_connections", labels))
 """
 
 
-def test_processes_that_were_forked_add_up(tmp_path: Path) -> None:
+def test_metrics_of_forked_processes_add_up(tmp_path: Path) -> None:
     assert python(PREFORK, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)).splitlines() == ["21.0", "3.0"]
 
 
-def test_names_are_those_of_no_server() -> None:
+def test_client_metric_names_differ_from_server_metrics() -> None:
     names = {family.name for family in ALL}
     assert names.isdisjoint({"connections", "connections_refused", "connections_dropped"}), "metrics of brokers"
     assert len(names) == len(ALL)

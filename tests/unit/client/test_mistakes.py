@@ -107,7 +107,7 @@ def test_functions_that_no_message_can_be_given_to_are_refused() -> None:
         SyncPushConsumer(NAMESRV, "G").on("A")(plain)
 
 
-def test_settings_of_another_type_are_refused_where_they_are_given() -> None:
+def test_settings_of_a_wrong_type_are_refused_at_once() -> None:
     wrong: Any = {"request_seconds": 1}
     for make in (Admin, Producer):
         with pytest.raises(TypeError, match=r"remoting is a RemotingSettings, not \{"):
@@ -124,7 +124,7 @@ def test_settings_of_another_type_are_refused_where_they_are_given() -> None:
         ({"pull": {"batch_max": 5}}, "pull is a PullSettings, not"),
     ],
 )
-def test_options_of_another_type_are_refused_when_they_are_given(options: dict[str, Any], said: str) -> None:
+def test_options_of_a_wrong_type_are_refused_at_once(options: dict[str, Any], said: str) -> None:
     """An empty mapping meant the defaults; the others ended the consumer when it was assigned its first queue."""
     with pytest.raises(TypeError, match=said):
         PushConsumer(NAMESRV, "G", **options)
@@ -353,7 +353,7 @@ def test_message_representation_does_not_contain_large_bodies() -> None:
     assert repr(Message("T", bytes(4_000_000))) == "Message('T', <4000000 bytes>)"
 
 
-def test_errors_name_the_codes_they_are_about() -> None:
+def test_errors_name_their_response_codes() -> None:
     assert str(BrokerError(16, None, "a:1")) == "a:1 answered code 16 NO_PERMISSION: no remark"
     assert str(BrokerError(9999, "odd", "a:1")) == "a:1 answered code 9999: odd"
     assert str(RequestTimeout("a:1", 15, 3.0)) == "no answer from a:1 to request 15 UPDATE_CONSUMER_OFFSET within 3 s"

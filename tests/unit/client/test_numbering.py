@@ -112,7 +112,7 @@ async def test_group_that_certainly_has_not_the_message_is_left() -> None:
         assert {number for _, number in sent(cluster)} == {"0", "1"}
 
 
-async def test_message_is_retried_only_at_the_group_possibly_holding_it() -> None:
+async def test_message_is_retried_only_at_its_possible_owner() -> None:
     async with sending(groups=2, numbered=True, timeout=1.0) as (cluster, producer):
         for group in cluster.groups.values():
             group.replicas[0].misdeeds = [Misdeed("hang_up", store=True), *[Misdeed("refuse", code=14)] * 1000]

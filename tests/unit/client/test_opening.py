@@ -219,7 +219,7 @@ async def test_opening_may_be_given_up(how: str) -> None:
         await consumer.aclose()
 
 
-async def test_consumer_that_is_closed_ends_run_and_commits() -> None:
+async def test_closed_consumer_ends_run_and_commits() -> None:
     async with filled(3) as cluster:
         consumer = PushConsumer(cluster.namesrv, "cg", consume_from="first")
         handled: list[bytes] = []

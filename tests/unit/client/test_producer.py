@@ -36,7 +36,7 @@ from tests.unit.client.sending import sending
 pytestmark = pytest.mark.anyio
 
 
-async def test_send_stores_the_message_with_all_it_carries() -> None:
+async def test_send_stores_all_parts_of_the_message() -> None:
     async with sending(group="pg") as (cluster, producer):
         message = Message("T", b"hello", tags="A", keys=["k1", "k2"], properties={"colour": "red"}, flag=7)
         result = await producer.send(message)
@@ -213,7 +213,7 @@ async def test_leader_that_cannot_be_reached_is_named() -> None:
         assert failed.value.address == cluster.leader.address
 
 
-async def test_other_groups_serve_while_one_has_no_leader() -> None:
+async def test_other_groups_serve_while_one_lacks_a_leader() -> None:
     async with sending(2, groups=2) as (cluster, producer):
         cluster.groups["b-0"].leader = None
         results = [await producer.send(Message("T", b"x")) for _ in range(6)]

@@ -45,7 +45,7 @@ async def poll_all(consumer: PullConsumer, count: int, count_max: int = 32) -> l
     return bodies
 
 
-async def test_it_reads_its_assignment_and_commits_only_on_request() -> None:
+async def test_pull_consumer_reads_its_assignment_and_commits_only_on_request() -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster:
         bodies = fill(cluster, 200, queues=2)
         async with puller_of(cluster) as consumer:
@@ -87,7 +87,7 @@ async def test_poll_takes_from_several_queues_and_keeps_the_order_of_each() -> N
         assert [len(await consumer.poll(count_max=15)), await consumer.poll(timeout=0.01)] == [5, []]
 
 
-async def test_it_seeks_to_the_requested_position() -> None:
+async def test_pull_consumer_seeks_to_the_requested_position() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, puller_of(cluster, consume_from="last") as consumer:
         for number in range(50):
             message = stored(b"%d" % number)
@@ -180,7 +180,7 @@ async def test_queue_of_an_unknown_broker_group_is_refused_within_two_seconds() 
             assert len(await consumer.poll()) == 1
 
 
-async def test_commit_that_is_refused_is_an_error() -> None:
+async def test_refused_commit_is_an_error() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, puller_of(cluster) as consumer:
         await consumer.assign([Q0])
         cluster.leader.fail_codes[COMMIT] = 16
@@ -203,7 +203,7 @@ async def test_queues_waits_until_name_servers_know_the_topic() -> None:
             assert await consumer.queues("%DLQ%cg") == [MessageQueue("%DLQ%cg", "b-0", 0)]
 
 
-async def test_it_works_only_within_its_block_and_never_joins_the_group() -> None:
+async def test_pull_consumer_works_only_within_its_block() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         consumer = puller_of(cluster)
         with pytest.raises(ClientClosed):
@@ -216,7 +216,7 @@ async def test_it_works_only_within_its_block_and_never_joins_the_group() -> Non
             await consumer.assign([Q0])
 
 
-async def test_paused_queue_gives_nothing_until_it_is_resumed() -> None:
+async def test_paused_queue_returns_nothing_until_resumed() -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster, puller_of(cluster) as consumer:
         fill(cluster, 10, queues=2)
         await consumer.assign([Q0, Q1])

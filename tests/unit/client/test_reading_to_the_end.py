@@ -63,7 +63,7 @@ async def test_loop_ends_behind_messages_that_no_filter_lets_through() -> None:
         assert list(reader.positions.values()) == [6]
 
 
-async def test_loop_that_is_left_loses_nothing() -> None:
+async def test_leaving_the_loop_loses_nothing() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         PullConsumer(cluster.namesrv, "G", consume_from="first") as reader,

@@ -45,7 +45,7 @@ async def test_connection_that_opens_while_its_client_closes_is_ended(monkeypatc
             await until(lambda: not cluster.leader.connections)
 
 
-async def test_cancelled_client_keeps_its_connections_until_it_closes() -> None:
+async def test_cancelled_client_keeps_its_connections_until_closed() -> None:
     async with FakeCluster.start() as cluster:
         with anyio.CancelScope() as scope, anyio.fail_after(60):
             async with ClientCore.open([cluster.namesrv]) as remoting:

@@ -16,7 +16,7 @@ def kept_out(reason: str = "it hangs") -> Response:
     return Response(code=ResponseCode.SERVICE_NOT_AVAILABLE, opaque=1, flag=1, ext=ext)
 
 
-def test_broker_that_has_forgotten_a_removal_does_not_end_it_elsewhere() -> None:
+def test_removal_lasts_although_one_broker_forgot_the_member() -> None:
     """One that was restarted answers in turn with those that keep the client out: it told the application each time."""
     events: list[ClientEvent] = []
     removal = Removal("billing", events.append)

@@ -44,7 +44,7 @@ async def renewing() -> AsyncIterator[Broker]:
         nursery.cancel_scope.cancel()
 
 
-async def test_message_is_renewed_at_half_time_until_it_is_released(autojump_clock: MockClock) -> None:
+async def test_held_message_is_renewed_at_half_its_invisible_time(autojump_clock: MockClock) -> None:
     async with renewing() as broker:
         start = trio.current_time()
         message = popped_message(0, 1000)
@@ -122,7 +122,7 @@ async def test_message_is_not_renewed_while_its_receipt_changes(autojump_clock: 
         assert len(broker.asked) == 2
 
 
-async def test_end_wakes_those_that_wait_for_a_receipt(autojump_clock: MockClock) -> None:
+async def test_closing_wakes_tasks_that_wait_for_a_receipt(autojump_clock: MockClock) -> None:
     broker = Broker()
     broker.seconds = 1e9
     running = trio.CancelScope()

@@ -95,7 +95,7 @@ async def test_permanent_refusals_are_not_repeated_per_group(groups: int, option
         assert rejected.value.attempts == sum(asked)
 
 
-async def test_without_a_leader_attempts_continue_until_one_is_elected() -> None:
+async def test_sends_are_retried_until_a_leader_is_elected() -> None:
     async with sending(replicas=2, timeout=10.0) as (cluster, producer):
         await producer.send(Message("T", b"first"))
         old, new = cluster.group.replicas
@@ -130,7 +130,7 @@ async def test_killed_leader_is_bridged_by_a_long_timeout() -> None:
         assert results[0].queue_offset == 1
 
 
-async def test_without_any_leader_the_timeout_ends_it_as_not_stored() -> None:
+async def test_send_without_any_leader_times_out_unstored() -> None:
     async with sending(timeout=1) as (cluster, producer):
         cluster.group.leader = None
         await producer.queues("T")  # so that the error cannot be that there was no time to ask for the route
@@ -179,7 +179,7 @@ async def test_connection_lost_after_the_write_is_retried_as_maybe_duplicated() 
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_without_retry_unknown_a_lost_connection_is_raised_at_once(store: bool) -> None:
+async def test_lost_connection_raises_at_once_without_retry_unknown(store: bool) -> None:
     async with sending(retry_unknown=False) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("hang_up", store=store)]
         with pytest.raises(SendOutcomeUnknown) as unknown:

@@ -95,7 +95,7 @@ async def test_stuck_pop_consumer_logs_the_reason(caplog: pytest.LogCaptureFixtu
     assert "reason='code 2: as told'" in caplog.text
 
 
-async def test_spare_member_reports_why_it_has_no_queue(caplog: pytest.LogCaptureFixture) -> None:
+async def test_spare_member_reports_the_reason_for_having_no_queue(caplog: pytest.LogCaptureFixture) -> None:
     def said(event: str) -> list[str]:
         lines = [record.getMessage() for record in caplog.records]
         reason = "the group has 2 members for 1 queues; add queues, or stop members"
@@ -125,7 +125,7 @@ async def test_wait_assigned_without_a_subscription_logs_the_remedy(caplog: pyte
         tasks.cancel_scope.cancel()
 
 
-async def test_full_queue_reports_why_it_is_not_pulled(caplog: pytest.LogCaptureFixture) -> None:
+async def test_full_queue_reports_the_reason_for_not_pulling(caplog: pytest.LogCaptureFixture) -> None:
     limits = FlowLimits(count_max=4)
     async with filled(12) as cluster:
         consumer = consumer_of(cluster, remoting=IMPATIENT, pull=PullSettings(batch_max=4, limits=limits))

@@ -34,7 +34,7 @@ class Sends:
 
 
 @pytest.mark.anyio
-async def test_errors_report_whether_the_message_is_stored() -> None:
+async def test_send_spans_record_if_the_message_was_stored() -> None:
     sends = Sends()
     async with sending(otel=sends.provider, retries=0, attempt_timeout=1.0) as (cluster, producer):
         await producer.send(Message("T", b"x"))
@@ -89,7 +89,7 @@ print("opentelemetry.trace" in sys.modules)
 """
 
 
-def test_clients_import_it_only_on_request() -> None:
+def test_clients_import_opentelemetry_only_on_request() -> None:
     assert python(CLIENTS.format(before="", option="")) == "False"
     assert python(CLIENTS.format(before="", option=", otel=True")) == "True"
 

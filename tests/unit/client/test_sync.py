@@ -130,7 +130,7 @@ def test_handlers_run_in_threads(cluster: FakeCluster, ordered: bool) -> None:
     assert cluster.group.offsets["cg", "T", 0] == 20
 
 
-def test_notebook_may_use_them_in_its_event_loop(cluster: FakeCluster) -> None:
+def test_sync_clients_work_within_the_event_loop_of_a_notebook(cluster: FakeCluster) -> None:
     async def cell() -> list[bytes]:
         with SyncProducer(cluster.namesrv) as producer:
             producer.send(Message("T", b"0"))

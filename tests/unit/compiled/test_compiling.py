@@ -154,7 +154,7 @@ def test_library_of_another_version_is_not_used(tmp_path: Path, change: str, use
 
 @pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
 @pytest.mark.parametrize("missing", ["plain_sends", "queue_merge", "received_records"])
-def test_without_one_of_the_libraries_none_is_used(tmp_path: Path, missing: str) -> None:
+def test_compiled_modules_are_unused_if_one_library_is_missing(tmp_path: Path, missing: str) -> None:
     # As after an upgrade to a version with one more.
     package = tmp_path / "mq" / "compiled"
     ignored = shutil.ignore_patterns("__pycache__", f"{missing}.*.so")

@@ -13,7 +13,7 @@ SOURCES = [path for path in PATH.parent.iterdir() if path.suffix in (".pyx", ".p
 NUMBER = re.compile(r"^    ([A-Z][A-Z0-9_]*) = ", re.MULTILINE)
 
 
-def test_constants_of_compiled_code_are_those_of_python() -> None:
+def test_compiled_constants_equal_those_of_python() -> None:
     assert PATH.read_text() == text(), "python -m mq.compiled.constants writes it"
 
 

@@ -69,7 +69,7 @@ def test_core_sends_the_unsent_acknowledgement() -> None:
     assert follower.finish(effects) == [effects.acknowledgement]
 
 
-def test_nothing_is_acknowledged_while_the_term_is_not_durable() -> None:
+def test_acknowledgement_waits_until_the_term_is_durable() -> None:
     effects = Follower().append(B, 2, NONE, 1)
     assert effects.storage is not None
     assert effects.storage.hard_state is not None
@@ -92,7 +92,7 @@ def test_acknowledgement_of_an_older_term_reports_nothing_in_the_new_term() -> N
     assert (answer.dst, answer.term, answer.durable) == (C, 3, 2)
 
 
-def test_without_durable_commits_nothing_waits_for_a_write() -> None:
+def test_follower_without_durable_commits_sends_the_acknowledgement_itself() -> None:
     follower = Follower(CoreConfig(durable_commit=False))
     told_term(follower)
     effects = follower.append(B, 2, LogId(LogIndex(1), Term(2)), 3)

@@ -78,7 +78,7 @@ def test_successive_configurations_overlap(old: ConfState, new: ConfState) -> No
 
 
 @given(confs(), confs(), st.dictionaries(nodes, st.booleans()), st.dictionaries(nodes, st.integers(0, 5)))
-def test_joint_decisions_are_those_of_the_deciding_sets(
+def test_joint_decisions_need_the_same_sets_as_the_definition(
     new: ConfState, old: ConfState, votes: dict[NodeId, bool], match: dict[NodeId, int]
 ) -> None:
     conf = ConfState(new.voters, old.voters)

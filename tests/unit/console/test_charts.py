@@ -19,7 +19,7 @@ def group(name: str = "broker-a", role: str = "leader", **figures: str) -> Group
 @pytest.mark.parametrize(
     ("text", "expected"), [("1.5 2 3", 1.5), ("0.0 0.0 0.0", 0.0), ("", None), ("x", None), ("nothing", None)]
 )
-def test_rate_is_that_of_ten_seconds(text: str, expected: float | None) -> None:
+def test_rate_covers_ten_seconds(text: str, expected: float | None) -> None:
     assert rates_of(group(putTps=text, getTransferredTps="7 8 9")) == (expected, 7.0)
 
 
@@ -75,7 +75,7 @@ def test_errors_are_a_rate_between_two_looks() -> None:
     assert history.errors("broker-a", 51.0) is None, "brokers of Apache RocketMQ and of earlier releases do not count"
 
 
-def test_errors_have_a_chart_if_there_were_any() -> None:
+def test_error_chart_appears_only_after_errors() -> None:
     points = [Rates(0.0, 1.0, 1.0, None), Rates(10.0, 1.0, 1.0, 0.0), Rates(20.0, 1.0, 1.0, 5.0)]
     found = error_chart(points, 20.0)
     assert found is not None
@@ -103,7 +103,7 @@ def test_time_without_answers_is_a_gap() -> None:
     assert (len(found.sent), len(found.read)) == (1, 1)
 
 
-def test_one_point_makes_no_chart() -> None:
+def test_chart_needs_two_points() -> None:
     assert chart([Rates(0.0, 1.0, 1.0)], 0.0) is None
     assert chart([], 0.0) is None
 
@@ -114,7 +114,7 @@ def test_rates_of_nothing_are_a_line_at_the_bottom() -> None:
     assert all(pair.endswith(f",{HEIGHT:.1f}") for pair in found.sent[0].split())
 
 
-def test_replica_reports_how_long_it_lags() -> None:
+def test_chart_shows_the_lag_of_a_replica_in_time() -> None:
     history = History()
     leader = ReplicaStatus("n0", "10.0.0.1:10911", "leader")
     follower = replace(leader, node_id="n2", role="follower", commit_position=500, lag_entries=7, lag_bytes=1500)

@@ -157,7 +157,7 @@ def test_stuck_group_reports_the_reason(members: list[Member], expected: str) ->
     assert expected in " ".join(said)
 
 
-def test_nothing_is_wrong_where_nothing_waits() -> None:
+def test_group_without_waiting_messages_has_no_problem() -> None:
     assert reasons(waits(0), [], {}, NOW_MS) == []
     assert reasons({RETRY: waits(5)[Q0]}, [], {}, NOW_MS) == [], "redeliveries wait for their time"
 

@@ -130,7 +130,7 @@ def test_preview_shows_the_effect_of_a_reset() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "number", "rows"), [(1, 1, 50), (3, 3, 20), (99, 3, 20), (0, 1, 50)])
-def test_page_that_is_not_there_is_the_nearest(wanted: int, number: int, rows: int) -> None:
+def test_missing_page_number_shows_the_nearest_page(wanted: int, number: int, rows: int) -> None:
     page = paged(list(range(120)), wanted)
     assert (page.number, len(page.rows), page.pages, page.total) == (number, rows, 3, 120)
 
@@ -186,7 +186,7 @@ def test_kinds_of_topics() -> None:
         ({"by": "time", "value": "4711"}, "time"),
     ],
 )
-def test_field_that_is_filled_chooses_messages(query: dict[str, str], by: str) -> None:
+def test_filled_field_chooses_messages(query: dict[str, str], by: str) -> None:
     """Whoever types a key and does not say "those with a key" wants these all the same."""
     assert by_of(query) == by
 

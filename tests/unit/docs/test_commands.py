@@ -122,7 +122,7 @@ def json_option(command: typer.core.TyperCommand) -> Any:
     return next((each for each in command.params if "--json" in each.opts), None)
 
 
-def test_every_command_that_prints_a_result_prints_it_for_programs() -> None:
+def test_every_command_with_a_result_has_a_json_option() -> None:
     without = {name for name, command in commands() if json_option(command) is None}
     assert without == NO_RESULT
 

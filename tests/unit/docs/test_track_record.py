@@ -57,7 +57,7 @@ def test_track_record_lists_the_newest_fixes_first() -> None:
     assert dates == sorted(dates, reverse=True)
 
 
-def test_bug_that_was_seen_has_a_command() -> None:
+def test_observed_bug_has_a_command() -> None:
     for entry in entries():
         assert entry.seen.startswith(("yes", "no")), entry
         if entry.seen.startswith("yes"):

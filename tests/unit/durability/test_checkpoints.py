@@ -87,7 +87,7 @@ def test_power_cut_at_any_step_leaves_a_checkpoint_fitting_its_queues(root: Path
     assert steps > 10 * FINAL
 
 
-def test_checkpoint_that_is_reported_survives_with_all_it_names(root: Path) -> None:
+def test_reported_checkpoint_survives_with_all_its_files(root: Path) -> None:
     log = Log()
     with watched(root) as files:
         store = open_store(str(root / "data" / "store"), TINY).queues
@@ -99,7 +99,7 @@ def test_checkpoint_that_is_reported_survives_with_all_it_names(root: Path) -> N
         store.close()
 
 
-def test_index_of_keys_has_its_content_when_it_has_its_name(root: Path, tmp_path: Path) -> None:
+def test_key_index_file_is_complete_before_its_rename(root: Path, tmp_path: Path) -> None:
     log = SegmentLog.open(str(root / "log"), cluster_id="c", node_id="n1", segment_bytes=4096, disk=RealDisk())
     log.append(NORMAL, LogIndex(1), Term(1), b"")
     log.submit(1)

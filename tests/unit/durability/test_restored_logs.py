@@ -63,7 +63,7 @@ def entries_of_backup(directory: Path) -> int:
         backup.close()
 
 
-def test_backup_that_is_reported_survives_a_power_cut(root: Path, data_dir: Path, tmp_path: Path) -> None:
+def test_reported_backup_survives_a_power_cut(root: Path, data_dir: Path, tmp_path: Path) -> None:
     target = root / "a" / "b" / "backup"
     with watched(root) as files:
         for last in (ENTRIES, ENTRIES + 30):
@@ -96,7 +96,7 @@ def test_power_cut_at_any_step_leaves_the_earlier_backup(root: Path, data_dir: P
     assert steps >= 5
 
 
-def test_restore_that_is_reported_survives_a_power_cut(root: Path, data_dir: Path, tmp_path: Path) -> None:
+def test_reported_restore_survives_a_power_cut(root: Path, data_dir: Path, tmp_path: Path) -> None:
     take(tmp_path / "backup", data_dir)
     targets = [root / "new" / "a" / "n0", root / "n1"]
     with watched(root) as files:

@@ -20,7 +20,7 @@ def test_all_tags(expression: str) -> None:
 
 
 @pytest.mark.parametrize("expression", ["A||B", " A || B ", "||A||||B||", "B||A||A"])
-def test_some_tags(expression: str) -> None:
+def test_tag_expressions_are_parsed(expression: str) -> None:
     some = parse_tags("T1", expression)
     assert not some.all_tags
     assert some.tags == {"A", "B"}
@@ -69,7 +69,7 @@ def test_wrong_expression_is_refused_with_the_position(length: int) -> None:
 
 
 @pytest.mark.parametrize("expression_type", ["SQL", "sql92", "x" * 10_000])
-def test_other_types_are_unknown(expression_type: str) -> None:
+def test_unknown_expression_types_are_refused(expression_type: str) -> None:
     with pytest.raises(SubscriptionError, match="known: TAG, SQL92") as refused:
         parse_subscription("T1", "a", expression_type)
     assert len(str(refused.value)) < 200

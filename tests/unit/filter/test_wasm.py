@@ -37,5 +37,5 @@ def test_invalid_input_is_refused(imports: list[str], exports: dict[str, Signatu
 @pytest.mark.parametrize(
     ("nbytes", "room"), [(0, ROOM_MIN), (ROOM_MIN, ROOM_MIN), (ROOM_MIN + 1, 2 * ROOM_MIN), (5_000_000, 1 << 23)]
 )
-def test_room_is_asked_for_in_few_sizes(nbytes: int, room: int) -> None:
+def test_wasm_memory_is_requested_in_few_sizes(nbytes: int, room: int) -> None:
     assert room_for(nbytes) == room

@@ -13,7 +13,7 @@ def test_group_that_uses_less_than_its_share_does_not_wait() -> None:
     assert budget.wait_seconds(100.0) == 0
 
 
-def test_above_its_share_it_waits() -> None:
+def test_group_above_its_share_waits() -> None:
     budget = GroupBudget(0.5, now=0.0)
     budget.spend(1.5, 0.0)
     assert budget.wait_seconds(0.0) == 2.0
@@ -21,7 +21,7 @@ def test_above_its_share_it_waits() -> None:
     assert budget.wait_seconds(2.0) == 0
 
 
-def test_it_saves_up_for_one_second_at_most() -> None:
+def test_group_budget_saves_at_most_one_second() -> None:
     budget = GroupBudget(0.5, now=0.0)
     budget.spend(1.0, 1000.0)
     assert budget.wait_seconds(1000.0) == 1.0

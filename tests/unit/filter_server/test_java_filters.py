@@ -88,7 +88,7 @@ def test_class_sees_the_message_and_its_group(loaded: JavaFilter) -> None:
 
 
 @needs_jdk
-def test_each_failure_is_that_of_its_message(loaded: JavaFilter) -> None:
+def test_each_failure_belongs_to_its_message(loaded: JavaFilter) -> None:
     verdicts = loaded.run(block("a", "throws", "prints", "exits", "b", "endless", "c"))
     assert verdicts.passes == [True, False, True, False, True, False, True]
     assert "boom" in verdicts.failures[1]

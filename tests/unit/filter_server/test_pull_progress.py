@@ -46,7 +46,7 @@ def found(
     progress.picked(Picked([memoryview(b"x")] * passed, passed, next_offset, cut), now)
 
 
-def test_pull_is_answered_once_it_has_all_that_is_at_hand() -> None:
+def test_filtered_pull_is_answered_with_all_available_messages() -> None:
     progress = PullProgress(0, 32, 15.0, 0.0)
     found(progress, 10, 20, 0.0, passed=2)
     assert not progress.is_over()
@@ -135,7 +135,7 @@ def test_passed_records_keep_their_bytes() -> None:
         ([True], {}, 1, 8),  # the filter had no time for the others
     ],
 )
-def test_next_offset_is_that_of_the_first_undecided(
+def test_next_offset_is_at_the_first_undecided_message(
     passes: list[bool], limits: dict[str, int], taken: int, next_offset: int
 ) -> None:
     found = picked(records(b"a", b"b", b"c", first=7), passes, **limits)

@@ -40,20 +40,20 @@ def messages(*bodies: bytes, properties: bytes = b"TAGS\x01A\x02") -> Block:
     return block_of([Message(properties, body) for body in bodies])
 
 
-def test_it_decides_on_the_body(sandbox: Sandbox) -> None:
+def test_wasm_filter_decides_by_the_body(sandbox: Sandbox) -> None:
     verdicts = sandbox.load(begins_with("a")).run(messages(b"ab", b"b", b"a", b""))
     assert verdicts.passes[:3] == [True, False, True]
     assert not verdicts.failures
 
 
-def test_it_sees_the_properties(sandbox: Sandbox) -> None:
+def test_wasm_filter_sees_the_properties(sandbox: Sandbox) -> None:
     fifth = module("(i32.eq (i32.load8_u offset=5 (local.get $p)) (i32.const 65))")
     loaded = sandbox.load(fifth)
     assert loaded.run(messages(b"")).passes == [True]
     assert loaded.run(messages(b"", properties=b"TAGS\x01B\x02")).passes == [False]
 
 
-def test_sizes_are_those_of_the_message(sandbox: Sandbox) -> None:
+def test_wasm_filter_sees_the_sizes_of_the_message(sandbox: Sandbox) -> None:
     loaded = sandbox.load(module("(i32.eq (i32.mul (local.get $ps) (local.get $bs)) (i32.const 21))"))
     assert loaded.run(messages(b"abc", b"ab")).passes == [True, False]
 
@@ -81,7 +81,7 @@ def test_many_messages_take_several_runs(sandbox: Sandbox) -> None:
         ("(return (i32.const -1))", "returned -1"),
     ],
 )
-def test_failure_is_that_of_one_message(sandbox: Sandbox, failure: str, reason: str) -> None:
+def test_failure_affects_one_message(sandbox: Sandbox, failure: str, reason: str) -> None:
     content = module(
         f"(if (i32.eq {FIRST_BYTE} (i32.const 102)) (then {failure})) (i32.const 1)", more="(func $deep (call $deep))"
     )
@@ -91,7 +91,7 @@ def test_failure_is_that_of_one_message(sandbox: Sandbox, failure: str, reason: 
     assert re.search(reason, verdicts.failures[2]), verdicts.failures[2]
 
 
-def test_message_fails_only_if_it_alone_needs_too_much(sandbox: Sandbox) -> None:
+def test_message_fails_only_if_it_exceeds_the_budget_alone(sandbox: Sandbox) -> None:
     """Each of the messages needs nearly all fuel of one."""
     loop = """(local $n i32) (loop $l (local.set $n (i32.add (local.get $n) (i32.const 1)))
               (br_if $l (i32.lt_u (local.get $n) (i32.const 200000)))) (i32.const 1)"""

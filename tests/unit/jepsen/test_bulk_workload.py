@@ -44,7 +44,7 @@ def recorded(path: Path, body: bytes) -> History:
         return gather(decode_events(lines))
 
 
-def test_queue_the_replica_did_not_scan_continues_where_it_began(tmp_path: Path) -> None:
+def test_unscanned_queue_continues_at_its_beginning(tmp_path: Path) -> None:
     body = encode_answer_head({0: FIRST_OFFSET}, [], [], without_bodies=False)
     reads = list(recorded(tmp_path, body).named("bulk-read"))
     assert [(read.outcome, read.value, read.result, read.offset) for read in reads] == [("ok", 0, [], 0)] * QUEUES

@@ -46,7 +46,7 @@ def test_file_before_one_that_is_only_prepared_is_still_written(commitlog: Path)
     assert [path.name for path in closed_files(commitlog)] == [f"{at:020d}" for at in (0, 10_000, 20_000)]
 
 
-def test_flipped_bit_is_one_byte_of_difference_until_it_is_repaired(commitlog: Path) -> None:
+def test_flipped_bit_is_one_differing_byte_until_repaired(commitlog: Path) -> None:
     (damaged,) = flip_bits(Random(1), closed_files(commitlog)[:1], bits_max=1)
     assert (damaged.is_changed, damaged.changed_bytes, damaged.returns) == (True, 1, True)
     damaged.path.write_bytes(CONTENT)
@@ -174,7 +174,7 @@ def record(topic: str, own: dict[str, str]) -> bytes:
     )
 
 
-def test_flipped_property_is_that_of_a_message_of_a_client(tmp_path: Path) -> None:
+def test_bit_is_flipped_in_a_property_of_a_client_message(tmp_path: Path) -> None:
     path = tmp_path / f"{0:020d}"
     internal = record("RMQ_SYS_TRANS", {"jepsen": "9.9.9"})
     path.write_bytes(b"entry header" + internal + record("Log", {"jepsen": "3.0.0"}))
@@ -187,7 +187,7 @@ def test_flipped_property_is_that_of_a_message_of_a_client(tmp_path: Path) -> No
     assert now.properties["jepsen"] == "2.0.0"
 
 
-def test_reader_that_is_handed_a_changed_property_notices() -> None:
+def test_reader_detects_a_changed_property() -> None:
     sent = record("Log", {"jepsen": "3.0.0"})
     message = decode_record(memoryview(sent))
     assert serves(message, sent)

@@ -95,6 +95,6 @@ async def test_each_broker_has_its_own_link_to_each_name_server() -> None:
 
 
 @pytest.mark.parametrize("network", [Networks(5), Containers(5)], ids=["netns", "docker"])
-def test_no_two_servers_have_one_address(network: Networks | Containers) -> None:
+def test_server_addresses_are_unique(network: Networks | Containers) -> None:
     names = [*(f"n{number}" for number in range(5)), *NAME_SERVERS]
     assert len({network.clients_reach(name)[0] for name in names}) == len(names)

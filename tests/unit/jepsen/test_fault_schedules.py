@@ -20,7 +20,7 @@ class FakeCluster:
         return "n0"
 
 
-async def test_late_steps_are_skipped_unless_they_are_the_first_of_their_kind(
+async def test_late_fault_steps_are_skipped_except_first_of_their_kind(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     done = []

@@ -48,5 +48,5 @@ def test_checker_finds_an_offset_passing_a_message() -> None:
     assert check_filtered_offsets(script.history()).anomalies == {"passed-over": 1}
 
 
-def test_without_offsets_the_verdict_is_open() -> None:
+def test_verdict_without_offsets_is_unknown() -> None:
     assert check_filtered_offsets(Script().history()).valid == "unknown"

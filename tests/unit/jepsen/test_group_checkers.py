@@ -21,7 +21,7 @@ def handled(script: Script, *offsets: int, process: int = 20) -> None:
         script.add(process, "ok", "handle", k=QUEUE, o=offset)
 
 
-def test_one_owner_after_the_other_is_valid() -> None:
+def test_consecutive_owners_of_a_queue_are_valid() -> None:
     script = Script()
     handled(script, 0, 1)
     script.add(20, "invoke", "handle", k=QUEUE, o=2)  # this one leaves in the middle

@@ -39,7 +39,7 @@ def test_acknowledged_message_that_a_replica_lacks_is_lost() -> None:
     assert check_grpc(script.history()).anomalies == {"lost": 3}
 
 
-def test_refused_message_that_is_stored_is_unexpected() -> None:
+def test_stored_refused_message_is_unexpected() -> None:
     script = Script()
     sent(script, A)
     sent(script, B, "fail")

@@ -52,7 +52,7 @@ def test_operation_without_an_end_is_open_for_ever() -> None:
     assert (operation.outcome, operation.ended) == ("info", None)
 
 
-def test_consumer_is_handed_messages_while_it_asks_for_something_else() -> None:
+def test_consumer_may_receive_messages_during_another_request() -> None:
     script = Script()
     script.add(50, "invoke", "leave")
     script.received("1.1.10", 0)
@@ -91,7 +91,7 @@ FAULT = {"id": 1, "kind": "kill", "what": "kill n0", "nodes": ["n0"], "majority"
 BEGINS = {"p": NEMESIS, "type": "info", "f": "begins", "v": FAULT}
 
 
-def test_events_with_all_that_they_need_are_read() -> None:
+def test_complete_events_are_decoded() -> None:
     assert len(decoded(BEGIN, SEND, SENT, READ, BEGINS)) == 5
 
 
@@ -155,7 +155,7 @@ def test_value_that_is_nested_too_deeply_is_named() -> None:
         ([BEGINS, *2 * [{**BEGINS, "f": "ends", "v": {"id": 1}}]], "fault 1 ends twice"),
     ],
 )
-def test_event_that_does_not_fit_those_before_is_named(events: list[dict[str, Any]], reason: str) -> None:
+def test_event_inconsistent_with_earlier_events_is_named(events: list[dict[str, Any]], reason: str) -> None:
     with pytest.raises(HistoryDamaged, match=rf"^line {len(events) + 1}: .*{re.escape(reason)}"):
         gather(decoded(BEGIN, *events))
 

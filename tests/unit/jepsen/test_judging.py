@@ -34,7 +34,7 @@ def recorder_at(path: Path) -> Recorder:
     return Recorder(path, lambda: next(ticks))
 
 
-def test_history_is_in_its_file_while_it_is_written(tmp_path: Path) -> None:
+def test_history_reaches_its_file_during_the_run(tmp_path: Path) -> None:
     path = tmp_path / HISTORY
     with recorder_at(path) as recorder:
         worker = Worker(recorder)
@@ -85,7 +85,7 @@ def good_run() -> Script:
     return script
 
 
-def test_run_in_which_everything_held_is_valid(tmp_path: Path) -> None:
+def test_run_without_anomalies_is_valid(tmp_path: Path) -> None:
     assert judge(stored(good_run(), tmp_path)).valid is True
     assert json.loads((tmp_path / VERDICT).read_text())["valid"] is True
     assert "valid" in (tmp_path / REPORT).read_text()
@@ -101,7 +101,7 @@ def test_lost_message_breaks_the_run(tmp_path: Path) -> None:
     assert "lost-write" in (tmp_path / REPORT).read_text()
 
 
-def test_run_that_was_killed_is_unknown(tmp_path: Path) -> None:
+def test_killed_run_is_unknown(tmp_path: Path) -> None:
     script = good_run()
     script.events = script.events[:-1]
     assert judge(stored(script, tmp_path)).valid == "unknown"
@@ -158,7 +158,7 @@ def test_failing_checker_does_not_count_as_a_broken_promise(monkeypatch: pytest.
     assert ended.value.code == 2
 
 
-def test_run_that_ended_before_it_began_is_not_a_run(tmp_path: Path) -> None:
+def test_judging_a_run_without_events_is_refused(tmp_path: Path) -> None:
     (tmp_path / HISTORY).write_bytes(b"")
     with pytest.raises(NotARun, match="before it began"):
         judge(tmp_path)

@@ -49,7 +49,7 @@ def test_kernel_reports_a_closed_sender() -> None:
         assert ("127.0.0.1", own_port) in list(still_sending(Path("/proc/net/tcp").read_text(), [port]))
 
 
-async def test_replicas_are_read_again_until_they_agree(
+async def test_replicas_are_reread_until_they_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     rounds = []

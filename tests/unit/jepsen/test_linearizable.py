@@ -55,7 +55,7 @@ def test_linearizability_search_agrees_with_trying_all_orders(accesses: list[Acc
     assert is_linearizable(accesses, None) is tried_in_every_order(accesses)
 
 
-def test_search_gives_up_after_so_many_steps() -> None:
+def test_search_gives_up_after_its_maximum_of_steps() -> None:
     assert is_linearizable([Access(0, 1, is_write=True, value=1)], None, steps_max=1) is None
 
 

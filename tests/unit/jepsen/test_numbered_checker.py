@@ -27,7 +27,7 @@ def sent_twice(script: Script, value: str, offset: int, second: int | None = Non
     script.add(1, "ok", "send", k=QUEUE, v=value, o=offset)
 
 
-def test_number_that_is_sent_again_and_stored_once_is_valid() -> None:
+def test_resent_number_stored_once_is_valid() -> None:
     script = Script()
     sent_twice(script, "1.0.0", 0, second=0)
     attempted(script, "1.0.0", "fail", err="code 14: no leader")

@@ -92,7 +92,7 @@ def test_listing_continues_after_a_thousand_names(store: S3Store, tmp_path: Path
     assert list(store.names("log")) == [f"{number:05d}" for number in range(2001)]
 
 
-def test_manifest_is_replaced_only_by_a_client_that_read_it(store: S3Store, tmp_path: Path) -> None:
+def test_client_replaces_only_a_manifest_read_before(store: S3Store, tmp_path: Path) -> None:
     assert store.load_manifest() is None
     store.replace_manifest(b"first")
     store.check_conditions()

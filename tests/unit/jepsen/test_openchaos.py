@@ -20,11 +20,11 @@ def test_every_fault_is_one_of_ours_and_documented(name: str) -> None:
     assert all(what in row for what in whats), f"{whats} are not all named in {row}"
 
 
-def test_there_are_as_many_as_in_openchaos() -> None:
+def test_all_openchaos_faults_are_mapped() -> None:
     assert len(OPENCHAOS) == 15
 
 
-def test_run_has_no_other_variant_than_those_that_are_meant() -> None:
+def test_run_uses_only_the_requested_fault_variants() -> None:
     kinds = kinds_of(["major-suspend", "leader-suspend", "leader-kill"])
     steps = draw(Random(1), list(kinds), 60, kinds=kinds)
     assert {(step.kind, step.variant.what) for step in steps} == {

@@ -155,7 +155,7 @@ def test_run_without_redeliveries_leaves_the_verdict_open() -> None:
 # ------------------------------------------------------------------------------------------------ in order
 
 
-def test_next_messages_come_when_those_before_are_acknowledged() -> None:
+def test_checker_accepts_later_messages_after_earlier_acknowledgements() -> None:
     script = Script()
     popped(script, A, B)
     told(script, "ack", A)

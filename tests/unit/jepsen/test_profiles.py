@@ -90,7 +90,7 @@ def row(verdict: str, **fields: object) -> Row:
         ([], 2),
     ],
 )
-def test_exit_code_is_that_of_the_worst(verdicts: list[str], code: int) -> None:
+def test_exit_code_reports_the_worst_result(verdicts: list[str], code: int) -> None:
     assert worst([row(verdict) for verdict in verdicts]) == code
 
 
@@ -118,7 +118,7 @@ def test_report_of_several_days_counts_runs_by_day(tmp_path: Path) -> None:
     assert "Runs by day: 1 on 2026-11-24, 1 on 2026-11-26." in report.read_text()
 
 
-def test_report_distinguishes_rare_states_never_met_from_those_not_sought(tmp_path: Path) -> None:
+def test_report_separates_unmet_rare_states_from_unsought_ones(tmp_path: Path) -> None:
     report = tmp_path / "jepsen.md"
     older = row("valid", met={HANDED_OVER: 2})
     write_report(report, NIGHTLY, [older], [], planned=9)

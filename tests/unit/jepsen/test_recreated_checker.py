@@ -52,7 +52,7 @@ def test_replica_that_keeps_the_old_topic_is_broken() -> None:
     assert check_recreated(script.history()).anomalies == {"came-back": 1, "lost-write": 1}
 
 
-def test_run_that_made_no_topic_again_tested_nothing() -> None:
+def test_run_without_a_recreated_topic_tested_nothing() -> None:
     script = Script(sent=[OLD])
     script.final_everywhere([OLD])
     assert check_recreated(script.history()).valid == "unknown"

@@ -36,7 +36,7 @@ def test_messages_below_the_base_of_the_log_are_removed_in_their_time() -> None:
     assert result.counts["removed in their time"] == 3
 
 
-def test_one_replica_may_have_removed_more_than_another() -> None:
+def test_replicas_may_have_removed_different_prefixes() -> None:
     script = three_sent()
     for node, first in zip(NODES, (0, 1, 2), strict=True):
         script.final([A, B, C][first:], node=node, first=first, base=1000 * first)
@@ -113,7 +113,7 @@ class RemovedMeanwhile:
         ), b""
 
 
-async def test_replica_is_read_from_where_it_begins_although_that_moves(tmp_path: Path) -> None:
+async def test_replica_is_read_from_its_moving_beginning(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with Recorder(path, lambda: 0) as recorder:
         await read_queue(Worker(recorder), cast("Any", RemovedMeanwhile()), "n1", "T", 0)

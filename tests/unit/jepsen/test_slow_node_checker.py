@@ -43,7 +43,7 @@ def test_group_that_is_always_slow_is_not_slowed() -> None:
     assert check_slow_node(run(SLOW, calm=SLOW).history()).valid is True
 
 
-def test_without_enough_sends_nothing_is_known() -> None:
+def test_slow_node_verdict_needs_enough_sends() -> None:
     script = Script(nemeses=("slow-disk",))
     send(script, 1, "n1", FAST)
     assert check_slow_node(script.history()).valid == "unknown"

@@ -41,7 +41,7 @@ def usual() -> Script:
     return script
 
 
-def test_late_commit_after_a_rollback_must_not_make_it_visible() -> None:
+def test_late_commit_must_not_reveal_a_rolled_back_message() -> None:
     script = usual()
     ended(script, B, "commit", "info")
     script.final_everywhere([A, B, C])

@@ -127,7 +127,7 @@ def test_children_die_with_their_parent(tmp_path: Path, starts_late: bool) -> No
 
 
 @pytest.mark.parametrize("has_pipe", [True, False])
-def test_program_that_is_not_there_is_an_error_at_once(tmp_path: Path, has_pipe: bool) -> None:
+def test_starting_a_missing_program_fails_at_once(tmp_path: Path, has_pipe: bool) -> None:
     with pytest.raises(FileNotFoundError, match="no-such-program"):
         Processes(tmp_path).start("server", ["no-such-program"], input_pipe=has_pipe)
 

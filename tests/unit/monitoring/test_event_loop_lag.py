@@ -16,7 +16,7 @@ def test_longest_delay_is_kept_for_a_minute() -> None:
     assert lateness.longest(1061.0) == 0.0
 
 
-def test_smaller_ones_come_forward_when_it_is_over() -> None:
+def test_smaller_delays_show_once_the_longest_expired() -> None:
     lateness = EventLoopLag()
     for second in range(1000, 1120):
         lateness.note(0.4 if second == 1010 else 0.01, float(second))

@@ -71,7 +71,7 @@ def test_metrics_with_labels_of_earlier_scrapes_are_rendered_as_without(scrapes:
         assert result_of(render(some, accept, texts)) == by_the_library(some, accept)
 
 
-def test_only_the_labels_of_the_last_scrape_are_kept() -> None:
+def test_only_labels_of_the_last_scrape_are_kept() -> None:
     texts = LabelTexts()
     for scrape in range(3):
         samples = [((str(number),), 1) for number in range(scrape, scrape + 100)]
@@ -81,6 +81,6 @@ def test_only_the_labels_of_the_last_scrape_are_kept() -> None:
     assert set(last["topic",]) == {(str(number),) for number in range(2, 102)}
 
 
-def test_no_step_renders_more_than_some_samples() -> None:
+def test_rendering_steps_have_a_bounded_number_of_samples() -> None:
     family = Family("a", Kind.GAUGE, "Help.", ("topic",), [((str(number),), number) for number in range(1000)])
     assert sum(1 for _ in render([family], "")) >= 15

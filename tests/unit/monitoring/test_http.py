@@ -127,7 +127,7 @@ async def test_frequent_scrapes_share_one_collection(mock_clock: MockClock) -> N
         assert server.collected == 2
 
 
-async def test_others_get_their_turn_while_much_is_collected(mock_clock: MockClock) -> None:
+async def test_other_tasks_run_during_a_long_collection(mock_clock: MockClock) -> None:
     """Each slice of this broker takes a millisecond, and a task that waits for a millisecond is not held up."""
     turns = 0
 

@@ -67,7 +67,7 @@ def filled(**values: str) -> KvConfig:
     return config
 
 
-async def test_file_is_that_of_stock_name_servers(tmp_path: Path) -> None:
+async def test_kv_file_equals_the_file_of_stock_name_servers(tmp_path: Path) -> None:
     config = KvConfig()
     file = KvFile(config, tmp_path / "made")
     assert file.load() is None

@@ -116,7 +116,7 @@ async def test_name_server_refuses_invalid_requests(
         assert await peer.route("T0") is not None
 
 
-async def test_registered_topic_is_in_the_routes_until_it_is_deleted() -> None:
+async def test_registered_topic_has_a_route_until_deleted() -> None:
     async with name_server() as server:
         peer = await server.connect()
         await fill(peer)

@@ -73,7 +73,7 @@ def test_route_has_queues_and_all_brokers_of_the_group(table: RouteTable) -> Non
     assert table.cluster_info().clusters == {"c1": ["b-a", "b-b"]}
 
 
-def test_only_the_leader_brings_topics(table: RouteTable) -> None:
+def test_only_leaders_register_topics(table: RouteTable) -> None:
     table.register_broker(0, broker(1, B), topics("T1"), "conn-b")
     assert table.route("T1") is None
     assert addresses(table) == {1: B}

@@ -129,7 +129,7 @@ async def test_request_in_single_bytes() -> None:
         assert (response.opaque, response.code) == (9, ResponseCode.SUCCESS)
 
 
-async def test_one_way_requests_are_not_answered() -> None:
+async def test_oneway_requests_are_not_answered() -> None:
     async with name_server() as server:
         peer = await server.connect()
         await peer.stream.send_all(encode_request(106, 1, oneway=True) + encode_request(106, 2))
@@ -208,7 +208,7 @@ async def test_name_server_enforces_connection_and_frame_limits() -> None:
         assert await first.closed()
 
 
-async def test_large_requests_wait_for_memory_and_stopped_ones_give_it_up() -> None:
+async def test_large_requests_wait_for_memory_freed_by_stalled_ones() -> None:
     async with name_server(partial_request_bytes_max=1024 * 1024) as server:
         stopped, waits, small = await server.connect(), await server.connect(), await server.connect()
         await stopped.stream.send_all(struct.pack(">ii", 1024 * 1024 - 4, 100) + bytes(100_000))

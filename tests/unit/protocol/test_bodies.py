@@ -305,7 +305,7 @@ def test_plain_json_is_in_the_dialect(value: object) -> None:
 
 @steady
 @given(st.text(alphabet='{}[]":,01ab$ref.\\ ', max_size=40))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_decoded_or_refused(text: str) -> None:
     try:
         fastjson.parse(text.encode())
     except BodyError:

@@ -103,7 +103,7 @@ print(*sorted(name for name in sys.modules if name.startswith(("mq.", "hash"))))
 """
 
 
-def test_client_imports_no_requests_that_it_does_not_make() -> None:
+def test_client_imports_only_its_own_requests() -> None:
     said = subprocess.run([sys.executable, "-c", CLIENT], check=True, capture_output=True, text=True, cwd=ROOT).stdout
     imported = set(said.split())
     assert "mq.protocol.requests.namesrv" in imported

@@ -79,7 +79,7 @@ def test_every_field_of_every_request(kind: type[Request], serialization: int) -
         assert msgspec.structs.asdict(request.ext) == expected  # type: ignore[attr-defined]
 
 
-def test_both_send_requests_look_the_same_to_a_handler() -> None:
+def test_handler_sees_both_send_requests_alike() -> None:
     short = {"a": "pg", "b": "T1", "c": "TBW102", "d": "4", "e": "-1", "f": "0", "g": "1", "h": "9", "n": "b-a"}
     long = {
         "producerGroup": "pg",

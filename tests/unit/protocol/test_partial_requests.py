@@ -68,7 +68,7 @@ def test_request_larger_than_all_the_room_goes_alone() -> None:
     assert second.reads
 
 
-def test_one_that_stops_is_dropped_when_others_wait() -> None:
+def test_stalled_request_is_dropped_when_others_wait() -> None:
     receiver = Receiver()
     stopped = receiver.begin(4 * MIB)
     for now in range(10):
@@ -98,7 +98,7 @@ def test_request_arriving_quickly_enough_is_not_closed() -> None:
     assert quick.closed
 
 
-def test_without_others_only_silence_ends_a_request() -> None:
+def test_lone_request_is_closed_only_for_silence() -> None:
     receiver = Receiver(seconds_max=30)
     drips, stopped = receiver.begin(MIB), receiver.begin(MIB)
     for now in range(31):
@@ -145,7 +145,7 @@ def test_stalled_partial_requests_are_closed() -> None:
     assert receiver.partial_requests.waiting == 0
 
 
-def test_waiting_messages_and_the_memory_of_them_are_bounded() -> None:
+def test_waiting_requests_and_their_memory_are_bounded() -> None:
     receiver = Receiver(4 * MIB)
     receiver.begin(4 * MIB)
     room = 4 * MIB // WAITING_BYTES

@@ -23,7 +23,7 @@ from mq.protocol.requests.receipts import (
 )
 
 
-def test_bits_of_a_batch_are_those_of_the_protocols_sample() -> None:
+def test_acknowledgement_bits_match_the_protocol_sample() -> None:
     text = b'{"acks":[{"b":"BQI=","c":"cg","it":60000,"pt":1600000000000,"q":1,"r":"0","rq":3,"so":100,"t":"T1"}]}'
     (row,) = BatchAck.decode(text).acks
     assert row.bits == 1 << 0 | 1 << 2 | 1 << 9
@@ -109,7 +109,7 @@ def test_invalid_pop_counts_are_refused(text: str) -> None:
         read_count_info(text)
 
 
-def test_retry_topic_has_the_name_that_clients_know_while_it_fits() -> None:
+def test_retry_topic_keeps_its_usual_name_if_short_enough() -> None:
     assert pop_retry_topic("G", "T") == "%RETRY%G_T"
     assert pop_retry_topic("G", "%RETRY%G_T") == "%RETRY%G_T"
     long = pop_retry_topic("g" * 120, "t" * 127)

@@ -20,7 +20,7 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 FIELDS = st.dictionaries(TEXT, TEXT, max_size=6)
 
 
-def test_signature_is_that_of_the_java_client() -> None:
+def test_signature_equals_that_of_the_java_client() -> None:
     """`AclUtils.calSignature` over the values in the order of their names, then the body."""
     fields = signed("RocketMQ", "12345678", {"topic": "T", "a": "x", "queueId": "3"}, b"body")
     content = b"RocketMQ" + b"x" + b"3" + b"T" + b"body"  # AccessKey, a, queueId, topic
@@ -69,7 +69,7 @@ def test_bytes_that_are_not_a_header_have_no_fields() -> None:
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=100), st.binary(max_size=300))
-def test_it_is_hmac_for_secrets_of_any_length(secret: str, body: bytes) -> None:
+def test_signature_is_hmac_for_secrets_of_any_length(secret: str, body: bytes) -> None:
     expected = hmac.new(secret.encode(), b"v" + body, sha1).digest()
     assert Signer(secret).signature({"f": "v", SIGNATURE: "x"}, body) == b64encode(expected)
 
@@ -140,6 +140,6 @@ def test_text_within_a_message_cannot_pass_as_another_request() -> None:
     assert not SIGNER.is_signed(again, b"")
 
 
-def test_lengths_are_those_of_bytes() -> None:
+def test_signed_lengths_count_bytes() -> None:
     fields = {ACCESS_KEY: "k", SIGNATURE: "s", "b": "", "a": "é\u20ac"}
     assert lengths(fields, b"xy") == ":lengths:a=5,b=0;2"

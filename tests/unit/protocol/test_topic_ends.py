@@ -48,7 +48,7 @@ def test_bytes_that_name_no_topics_are_refused(body: bytes) -> None:
 
 @steady
 @given(st.binary(max_size=64))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
     for decode in (decode_topics, decode_ends):
         try:
             decode(data)

@@ -56,7 +56,7 @@ def test_records_survive_encoding_and_decoding(records: list[TraceRecord]) -> No
 
 
 @given(st.lists(st.builds(Sent, timestamp_ms=st.just(1), tags=st.text(), keys=st.text(), topic=st.text()), max_size=4))
-def test_no_field_breaks_its_neighbours(records: list[Sent]) -> None:
+def test_field_with_separators_leaves_its_neighbours_intact(records: list[Sent]) -> None:
     read, unreadable = decode_trace("".join(map(encode_trace, records)))
     assert (len(read), unreadable) == (len(records), 0)
 

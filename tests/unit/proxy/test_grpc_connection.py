@@ -136,7 +136,7 @@ def test_data_for_an_ended_call_costs_the_connection_nothing() -> None:
     assert loop.client.http2.outbound_flow_control_window > WINDOW // 2
 
 
-def test_unread_calls_that_are_cancelled_give_their_window_back() -> None:
+def test_cancelled_unread_calls_give_their_window_back() -> None:
     loop = Loop(GrpcLimits(connection_window_bytes=WINDOW, stream_window_bytes=WINDOW))
     for _ in range(20):
         stream_id = begin(loop, messages=[bytes(10_000), bytes(10_000)], end=False)
@@ -257,7 +257,7 @@ def test_answers_take_turns_by_frame(loop: Loop) -> None:
     assert min(sizes[1:]) >= 16_384, f"some got nothing: {sizes}"
 
 
-def test_window_that_opens_costs_the_same_however_many_answers_wait() -> None:
+def test_window_update_costs_the_same_for_any_number_of_answers() -> None:
     def cost(calls: int) -> int:
         loop = Loop()
         loop.client.reads = False

@@ -136,7 +136,7 @@ def test_answers_are_compressed_if_the_client_compresses_and_accepts_gzip() -> N
     assert not parse_head([*HEAD, gzip_both[1]]).gzip_answers
 
 
-def test_unknown_encoding_is_refused_with_those_that_are_known() -> None:
+def test_unknown_encoding_is_refused_with_the_known_ones() -> None:
     with pytest.raises(CallRefused) as refused:
         parse_head([*HEAD, (b"grpc-encoding", b"br")])
     assert refused.value.status is Status.UNIMPLEMENTED

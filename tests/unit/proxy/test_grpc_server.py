@@ -216,7 +216,7 @@ async def test_slow_handshake_is_cut_off(first: bytes, autojump_clock: MockClock
         assert server.counters.connections == 0
 
 
-async def test_haproxy_names_the_client_if_it_is_trusted(autojump_clock: MockClock) -> None:
+async def test_trusted_haproxy_names_the_client_address(autojump_clock: MockClock) -> None:
     async with serving(trusts=lambda host: host == "memory") as server:
         for first in (HAPROXY, b"PROXY UNKNOWN\r\n", b""):
             client = await server.connect(first=first)
@@ -267,7 +267,7 @@ async def test_self_signed_certificate_is_named_by_its_fingerprint() -> None:
     assert hashlib.sha256(seen).hexdigest() == made.fingerprint.replace(":", "").lower()
 
 
-async def test_plain_text_is_refused_where_tls_is_required(autojump_clock: MockClock) -> None:
+async def test_plaintext_is_refused_when_tls_is_required(autojump_clock: MockClock) -> None:
     made = SelfSigned(["localhost"], lambda: time.time_ns() // 1_000_000)
     with capture_logs() as logs:
         async with serving(tls=made, tls_required=True) as server:

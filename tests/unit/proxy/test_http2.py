@@ -108,7 +108,7 @@ def test_data_after_the_clients_end_of_stream_resets_the_stream() -> None:
     assert not loop.server.streams
 
 
-def test_more_data_than_a_window_allows() -> None:
+def test_data_beyond_a_window_is_refused() -> None:
     limits = GrpcLimits(stream_window_bytes=1_000, connection_window_bytes=70_000)
     loop = Loop(limits)
     loop.feed(headers(1).serialize())
@@ -119,7 +119,7 @@ def test_more_data_than_a_window_allows() -> None:
     assert ends_with(loop, *frames) == ErrorCode.FLOW_CONTROL_ERROR
 
 
-def test_client_may_use_the_usual_window_until_it_knows_the_settings() -> None:
+def test_client_may_use_the_default_window_before_the_settings() -> None:
     loop = Loop(GrpcLimits(stream_window_bytes=1_000))
     early = Loop(GrpcLimits(stream_window_bytes=1_000))
     early.server.__init__(early.limits, early.partial_requests, early.now, early.begun.append)  # type: ignore[misc]

@@ -16,7 +16,7 @@ def test_messages_are_compiled_from_the_present_source() -> None:
     assert compiled.endswith(f"# Made from messaging.proto with the SHA-256 {digest}\n"), "run make proto"
 
 
-def test_bytes_are_those_of_clients() -> None:
+def test_encoded_messages_equal_those_of_real_clients() -> None:
     """As the official client for Python encodes them."""
     message = pb.Message(
         topic=pb.Resource(name="T"),

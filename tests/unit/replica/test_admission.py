@@ -60,7 +60,7 @@ def test_wrong_cluster_uuid() -> None:
     assert "not 'g' of other" in str(mine.hears(other))
 
 
-def test_another_segment_size_is_refused_with_both_sizes_and_changes_nothing() -> None:
+def test_different_segment_size_is_refused_and_both_sizes_named() -> None:
     """So the caller may come back with another directory, which has files of the right size."""
     mine, other = Side("n0", THREE), Side("n1", THREE)
     other.admission.identity = Identity("c", "g", NodeId("n1"), 2 * SEGMENT_BYTES, "store-n1")

@@ -89,7 +89,7 @@ def after(writer: HeldWriter) -> AfterSync:
     return AfterSync(writer)
 
 
-def test_writer_sends_it_when_it_is_durable(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_writer_sends_the_acknowledgement_once_durable(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     writer.sync(1)
     assert after.has_left()
@@ -123,7 +123,7 @@ def test_acknowledgement_does_not_overtake_unsent_bytes(pair: Pair, after: After
     assert pair.came(5) == [b"other"]
 
 
-def test_one_frame_waits_at_a_time(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_only_one_frame_waits_for_the_sync(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     assert not after.put(pair.stream, pair.seal, b"ack 2", 2)
     writer.sync(1)

@@ -115,7 +115,7 @@ def test_restored_replica_has_the_new_members_and_elects_in_a_new_term() -> None
     assert not core.abstaining
 
 
-def test_other_members_come_in_steps_that_any_replica_accepts() -> None:
+def test_restored_members_are_added_in_acceptable_steps() -> None:
     home = Home()
     home.put(50)
     home.back_up()
@@ -211,7 +211,7 @@ def test_founders_are_the_outgoing_voters_of_the_first_change() -> None:
     assert founding_configuration(ConfState((N0, N1, N2), (), (N3,), OLD.addresses)) == OLD
 
 
-def test_more_members_than_a_configuration_holds_are_refused() -> None:
+def test_members_beyond_the_limit_are_refused() -> None:
     many = tuple(NodeId(f"m{number}") for number in range(9))
     with pytest.raises(MembersRefused, match="18 members"):
         steps_to(ConfState(many), {NodeId(f"n{number}"): f"h{number}:1" for number in range(9)})

@@ -177,7 +177,7 @@ async def test_needed_empty_voter_is_sent_entries(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_files_may_be_dropped_while_a_question_about_them_is_pending(tmp_path: Path) -> None:
+async def test_requested_files_may_be_dropped_meanwhile(tmp_path: Path) -> None:
     async with led_group(tmp_path) as (nodes, leader):
         silent = nodes.others(leader)[0]
         await silent.stop()

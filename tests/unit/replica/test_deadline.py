@@ -54,7 +54,9 @@ async def test_timer_does_not_wake_up_for_a_postponed_deadline(waited: Waited, a
     assert len(waited.fired_at) == 1
 
 
-async def test_it_never_fires_before_a_deadline_that_moved_a_little(waited: Waited, autojump_clock: MockClock) -> None:
+async def test_timer_never_fires_before_a_slightly_postponed_deadline(
+    waited: Waited, autojump_clock: MockClock
+) -> None:
     await trio.sleep(0.9)
     waited.due_at = 1.05
     waited.timer.refresh()

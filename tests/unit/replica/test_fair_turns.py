@@ -68,7 +68,7 @@ def test_clients_not_reached_in_a_long_turn_are_served_first_next(stage: Stage) 
     assert max(counts) - min(counts) <= 2
 
 
-def test_peers_are_heard_in_every_turn_however_long(stage: Stage) -> None:
+def test_peers_are_served_in_every_long_turn(stage: Stage) -> None:
     for number in range(5):
         stage.add_client(f"client {number}", 2 * TURN_SECONDS)
     stage.add(lambda: stage.work("peer", 0.0), patient=False)
@@ -131,7 +131,7 @@ def test_client_that_took_more_than_its_share_comes_behind_the_others(stage: Sta
     assert {slow.count(f"slow {number}") for number in range(10)} <= {1, 2, 3}
 
 
-def test_client_that_takes_less_than_its_share_again_gets_its_place_back(stage: Stage) -> None:
+def test_client_back_below_its_share_regains_its_place(stage: Stage) -> None:
     seconds = 2 * TURN_SECONDS
     stage.add(lambda: stage.work("mended", seconds), patient=True)
     assert [stage.turn(), stage.turn()] == [["mended"], ["mended"]]
@@ -184,7 +184,7 @@ def test_client_keeps_its_place_when_the_process_did_not_run_meanwhile(stage: St
     assert [stage.turn()[0] for _ in range(10)] == ["modest"] * 10
 
 
-def test_client_that_is_closed_while_it_is_measured_leaves_nothing(stage: Stage) -> None:
+def test_client_closed_during_its_measurement_leaves_no_state(stage: Stage) -> None:
     def close() -> None:
         stage.work("closed", 2 * TURN_SECONDS)
         if stage.served.count("closed") and closes:
@@ -237,7 +237,7 @@ def test_clients_served_together_come_first_and_share_the_remaining_time_equally
     assert shares == [True, False]
 
 
-def test_one_that_took_long_when_served_together_is_measured_the_next_time(stage: Stage) -> None:
+def test_slow_client_served_together_is_measured_next_time(stage: Stage) -> None:
     begun = 1
 
     def together(ready: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, Callable[[], None]]]]:
@@ -278,7 +278,7 @@ def test_clients_served_together_do_not_lengthen_a_turn(stage: Stage) -> None:
     assert "begun 3" not in stage.turn()
 
 
-def test_no_turn_follows_one_that_failed_in_another_task(stage: Stage) -> None:
+def test_turn_that_failed_in_another_task_is_the_last(stage: Stage) -> None:
     """Entries after one that cannot be applied were applied, before the failure had ended the reactor."""
 
     def fail() -> None:

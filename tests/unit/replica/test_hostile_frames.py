@@ -175,7 +175,7 @@ def attack_often() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_frame_trips_an_assertion(seed: int) -> None:
+def test_hostile_frames_never_trip_an_assertion(seed: int) -> None:
     outcomes = attack(seed)
     assert outcomes["taken"] > 20, outcomes
     assert outcomes["WireError"] > 20, outcomes

@@ -22,7 +22,7 @@ class Machine:
         self.boot += seconds
 
 
-def test_time_in_which_the_machine_was_suspended_counts() -> None:
+def test_lease_clock_counts_suspended_time() -> None:
     machine = Machine()
     clock = LeaseClock(lambda: machine.monotonic - 90.0, lambda: machine.monotonic, lambda: machine.boot)
     assert clock() == 10.0

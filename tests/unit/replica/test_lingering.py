@@ -28,7 +28,7 @@ def test_distant_requests_end_lingering_for_requests_but_not_for_messages_in_fli
     assert pays_after(*10 * message) == (False, True)
 
 
-def test_requests_one_after_the_other_bring_it_back() -> None:
+def test_consecutive_requests_resume_lingering() -> None:
     assert pays_after(*10 * [(False, LATE)]) == (False, True)
     assert pays_after(*10 * [(False, LATE)], *20 * [(False, SOON)]) == (True, True)
 
@@ -37,5 +37,5 @@ def test_reactor_does_not_linger_for_late_answers() -> None:
     assert pays_after(*10 * [(True, LATE)]) == (True, False)
 
 
-def test_one_late_event_among_many_changes_nothing() -> None:
+def test_single_late_event_does_not_stop_lingering() -> None:
     assert pays_after(*20 * [(False, SOON)], (False, LATE)) == (True, True)

@@ -44,7 +44,7 @@ class BadBlock:
         return write
 
 
-async def test_scrub_finds_it_and_peers_give_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scrub_finds_a_lost_sector_that_peers_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         for member in nodes.others(leader):
             await member.until(lambda member: member.application.bodies == BODIES)

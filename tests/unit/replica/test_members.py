@@ -247,7 +247,7 @@ async def test_lone_node_serves_with_a_damaged_entry(tmp_path: Path) -> None:
         assert leader.runs == 2
 
 
-async def test_after_power_loss_in_relaxed_mode_a_replica_abstains_until_caught_up(
+async def test_relaxed_replica_abstains_after_power_loss_until_caught_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relaxed = dataclasses.replace(CONFIG, durable_commit=False)

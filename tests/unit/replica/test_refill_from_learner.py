@@ -83,6 +83,6 @@ async def test_replicas_in_other_states_need_no_promotion(replica: ShortLeader, 
     assert await told(replica) == []
 
 
-async def test_without_disk_room_no_needed_promotion_is_reported(autojump_clock: MockClock) -> None:
+async def test_needed_promotion_is_not_reported_without_disk_room(autojump_clock: MockClock) -> None:
     assert await told(ShortLeader(), room=0) == []
     assert await told(ShortLeader(), room=-1) == []

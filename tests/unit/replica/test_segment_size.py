@@ -77,7 +77,7 @@ def member(tmp_path: Path) -> Member:
     return Member(tmp_path, "n3", free_ports(1)[0], {})
 
 
-async def test_node_that_joins_takes_it_from_the_leader_that_calls(tmp_path: Path) -> None:
+async def test_joining_node_takes_the_segment_size_of_its_leader(tmp_path: Path) -> None:
     async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         new = nodes.make("n3", {})
         new.settings = dataclasses.replace(new.settings, segment_bytes=2 * SEGMENT_BYTES)

@@ -34,7 +34,7 @@ def wait_for(sock: socket.socket, *, writable: bool = False) -> None:
     assert any(found), "nothing happened"
 
 
-def test_receive_ends_at_the_buffer_and_not_where_a_send_ended(pair: Pair) -> None:
+def test_receive_fills_its_buffer_across_sends(pair: Pair) -> None:
     server, client = pair
     client.sendall(b"first")
     client.sendall(b"second")

@@ -98,7 +98,7 @@ def test_silence_while_the_process_does_not_run_leads_to_none() -> None:
     assert [*roles, stage.core.role] == [Role.FOLLOWER, Role.PRE_CANDIDATE]
 
 
-def test_turns_are_asked_for_often_enough_to_notice_a_stall() -> None:
+def test_replica_requests_turns_often_enough_to_notice_a_stall() -> None:
     stage = Stage()
     stage.turn()
     assert stage.replica.next_deadline() <= stage.now + 1.25 * CONFIG.heartbeat_seconds

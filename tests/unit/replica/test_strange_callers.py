@@ -126,7 +126,7 @@ async def test_many_strangers_from_one_host_do_not_interrupt_a_handshake_from_an
             await trio.aclose_forcefully(stream)
 
 
-async def test_member_that_records_its_directory_is_called_again_without_a_warning(tmp_path: Path) -> None:
+async def test_member_recording_its_directory_is_redialled_without_a_warning(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, _):
         refused_twice = trio.Event()
         callers: list[object] = []

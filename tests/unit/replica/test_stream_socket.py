@@ -199,7 +199,7 @@ async def test_buffers_leave_in_order_and_once() -> None:
         assert server.stream.out_bytes == 0
 
 
-async def test_slow_reader_gets_everything_when_it_reads() -> None:
+async def test_slow_reader_gets_all_output_eventually() -> None:
     buffers: list[bytes | memoryview] = [bytes([number % 251]) * (1 + 2 * number) for number in range(1200)]
     expected = b"".join(buffers)
     async with reacting() as reactor, connected(reactor, send_buffer=65536) as (server, client):
@@ -454,7 +454,7 @@ async def test_aborting_resets_the_connection() -> None:
 # -- listening, and values of other threads ----------------------------------------------------------------------------
 
 
-async def test_listener_hands_over_whoever_calls() -> None:
+async def test_listener_hands_over_every_connection() -> None:
     async with reacting() as reactor:
         servers: list[Server] = []
         listener = Listener(reactor, "127.0.0.1", 0, lambda sock: servers.append(Server(reactor, sock)))

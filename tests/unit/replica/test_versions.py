@@ -73,7 +73,7 @@ def test_replicas_with_levels_in_between_stay_connected() -> None:
         assert why_apart(ours, Software(level=level, level_newest=newest), "n1") is None
 
 
-def test_whoever_is_refused_is_refused_by_both_sides() -> None:
+def test_incompatible_versions_refuse_each_other() -> None:
     addresses = {"n0": "a:1", "n1": "b:1"}
     sides = []
     for name, newest in (("n0", 1), ("n1", 2)):

@@ -178,7 +178,7 @@ def decode(kind: Kind, payload: memoryview) -> object:
     [([b"first", b"", b"third" * 5], [b"hint", b"", b"x"]), ([b"only"], [b""]), ([], [])],
     ids=["annotated", "plain", "empty"],
 )
-def test_no_flipped_bit_of_an_append_frame_is_taken(bodies: list[bytes], annotations: list[bytes]) -> None:
+def test_flipped_bit_in_an_append_frame_is_rejected(bodies: list[bytes], annotations: list[bytes]) -> None:
     """It is refused, or the frame seems longer and the connection waits for bytes that never fit."""
     _, data, _ = append_frame(bodies, annotations)
     for bit in range(8 * len(data)):

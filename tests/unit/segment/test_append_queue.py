@@ -90,7 +90,7 @@ def test_queued_writes_share_one_write_and_report(home: Home) -> None:
     assert (writes.end_pos, writes.last_index, writes.chain, writes.commit_hint) == (home.pos, 2, 14, 4)
 
 
-def test_other_operations_stay_in_their_place(home: Home) -> None:
+def test_append_queue_keeps_the_order_of_other_operations(home: Home) -> None:
     first, vote, last = home.op(b"first"), home.op(term=Term(2)), home.op(b"last")
     for op in (first, vote, last, None):
         home.writes.submit(op)
@@ -114,7 +114,7 @@ def test_operations_are_taken_up_to_the_size_of_a_sync(home: Home) -> None:
 @pytest.mark.parametrize(
     "field", [{"cut": object()}, {"hard_state": (2, "n1")}, {"notes": {}}, {"base": object()}, {"closed": ((0, b""),)}]
 )
-def test_only_entries_are_plain(home: Home, field: dict[str, object]) -> None:
+def test_only_writes_of_entries_are_plain(home: Home, field: dict[str, object]) -> None:
     plain = home.op(b"body")
     home.writes.submit(WriteOp(plain.ticket, plain.entries, plain.nbytes, **field))  # type: ignore[arg-type]
     assert home.run()
@@ -140,7 +140,7 @@ def test_writes_without_an_open_file_finish_without_writing(home: Home) -> None:
     assert (home.writes.done_ticket, home.writes.commit_hint, home.writes.failure) == (1, 5, 0)
 
 
-def test_one_write_has_at_most_the_bytes_of_a_sync(home: Home) -> None:
+def test_single_write_is_limited_to_the_bytes_of_a_sync(home: Home) -> None:
     for _ in range(5):
         home.writes.submit(home.op(bytes(352)))  # 400 with the header
     assert not home.run()
@@ -149,7 +149,7 @@ def test_one_write_has_at_most_the_bytes_of_a_sync(home: Home) -> None:
     assert home.run(), "one that is larger is not plain"
 
 
-def test_one_write_has_at_most_the_buffers_the_system_accepts(home: Home) -> None:
+def test_single_write_is_limited_to_the_buffers_of_the_system(home: Home) -> None:
     home.writes = home.form(home.done_fd, 1 << 20)
     for number in range(600):
         home.writes.submit(home.op(b"%d" % number))
@@ -290,7 +290,7 @@ def test_frame_that_the_system_does_not_take_whole_is_signalled(home: Home) -> N
         assert (home.reports(), home.writes.take_back()) == (1, 0)
 
 
-def test_only_wanted_reports_are_signalled(home: Home) -> None:
+def test_writer_signals_only_requested_reports(home: Home) -> None:
     assert home.writes.signal_from(2) == 0
     home.writes.submit(home.op(b"one"))
     home.run()

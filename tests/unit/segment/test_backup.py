@@ -70,7 +70,7 @@ def test_backup_of_a_running_log_has_committed_entries_only() -> None:
     assert operator.log.last_index == 201
 
 
-def test_files_of_a_backup_are_those_of_the_log() -> None:
+def test_backup_files_equal_the_log_files() -> None:
     operator = Operator(200)
     operator.run()
     segments = operator.log.segments()

@@ -123,7 +123,7 @@ def test_configs_below_the_base_are_forgotten() -> None:
     assert [index for index, _ in home_again(home).configs] == [5, 6]
 
 
-def test_segments_report_which_entries_lie_where() -> None:
+def test_segments_report_the_entries_they_hold() -> None:
     _, log = filled()
     log.drop_prefix(2048, b"")
     found = log.segments()
@@ -179,7 +179,7 @@ def test_drop_prefix_crash_each_step() -> None:
     assert seen == {0, 3072}
 
 
-def test_one_damaged_slot_never_brings_back_an_older_base() -> None:
+def test_damaged_vote_slot_never_restores_an_older_base() -> None:
     home, log = filled()
     log.drop_prefix(3072, b"new")
     home.submit(log)
@@ -189,7 +189,7 @@ def test_one_damaged_slot_never_brings_back_an_older_base() -> None:
         assert decoded[1].starts_at.pos == 3072
 
 
-def test_only_a_few_dozen_files_are_open(tmp_path: str) -> None:
+def test_log_keeps_only_a_few_dozen_files_open(tmp_path: str) -> None:
     """Also while several threads read, none of which ever gets bytes of another file."""
     log = SegmentLog.open(
         f"{tmp_path}/log",
@@ -222,7 +222,7 @@ def test_only_a_few_dozen_files_are_open(tmp_path: str) -> None:
     log.close()
 
 
-def test_reader_on_another_thread_keeps_a_dropped_file_until_it_is_done() -> None:
+def test_dropped_file_stays_open_for_a_reader_on_another_thread() -> None:
     class SlowDisk(MemoryDisk):
         def __init__(self) -> None:
             super().__init__()

@@ -271,7 +271,7 @@ def test_damaged_last_entry_is_refetched_from_a_peer(home: LogHome, peer: LogHom
     assert not home.open().notes
 
 
-def test_nothing_is_cut_before_every_peer_has_refused(home: LogHome) -> None:
+def test_damaged_log_is_cut_only_after_every_peer_refused(home: LogHome) -> None:
     closed(home)
     flip(home, 3 * 4096 + 960)
     repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
@@ -291,7 +291,7 @@ def test_nothing_is_cut_before_every_peer_has_refused(home: LogHome) -> None:
     repair.close()
 
 
-def test_nothing_intact_is_cut_while_a_peer_has_the_same_damage(home: LogHome, peer: LogHome) -> None:
+def test_intact_entries_stay_while_a_peer_has_the_same_damage(home: LogHome, peer: LogHome) -> None:
     before = closed(home)
     healthy = write(peer)
     flip(home, 5000)
@@ -431,7 +431,7 @@ def test_repaired_bytes_are_on_the_disk_when_a_repair_is_finished(home: LogHome,
             assert home.disk.first_undurable(path, 0, len(content)) is None, f"{name} after a failure of sync {attempt}"
 
 
-def test_noted_damage_in_a_closed_file_is_looked_for_and_repaired(home: LogHome, peer: LogHome) -> None:
+def test_noted_damage_in_a_closed_file_is_located_and_repaired(home: LogHome, peer: LogHome) -> None:
     """Opening trusts closed files, unless a running node wrote down that it found something."""
     before = closed(home)
     flip(home, 5000)

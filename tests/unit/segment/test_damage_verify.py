@@ -118,7 +118,7 @@ def test_verify_names_a_truncated_meta_slot(full: LogHome) -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_both_slots_bad_or_no_vote_file_at_all(full: LogHome, gone: bool) -> None:
+def test_verify_reports_bad_vote_slots_and_missing_vote_files(full: LogHome, gone: bool) -> None:
     if gone:
         full.disk.unlink(META)
     else:

@@ -36,7 +36,7 @@ def test_every_byte_belongs_to_its_entry(tail_bytes_max: int) -> None:
     home.close_all()
 
 
-def test_no_entry_lies_at_impossible_offsets() -> None:
+def test_impossible_offsets_hold_no_entry() -> None:
     home = LogHome()
     log = home.open()
     assert log.entry_at(0) is None

@@ -40,7 +40,7 @@ def assert_durable(home: LogHome, log: SegmentLog) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("clean", [True, False])
-def test_entries_of_a_failed_sync_are_written_again_before_they_count(home: LogHome, seed: int, clean: bool) -> None:
+def test_entries_of_a_failed_sync_are_rewritten_before_counting(home: LogHome, seed: int, clean: bool) -> None:
     log = home.open()
     home.put(log, b"a" * 1000)
     fail_sync(home, lambda: home.put(log, b"b" * 1400))

@@ -65,7 +65,7 @@ def test_newest_write_is_read_back() -> None:
 
 @pytest.mark.parametrize("writes", [2, 3, 4, 5])
 @pytest.mark.parametrize("slot", [0, 1])
-def test_one_damaged_slot_leaves_the_other(writes: int, slot: int) -> None:
+def test_vote_file_survives_one_damaged_slot(writes: int, slot: int) -> None:
     disk = written(*range(1, writes + 1))
     disk.flip_bit(PATH, slot * SLOT_BYTES + 50)
     newest_slot = (writes - 1) % 2

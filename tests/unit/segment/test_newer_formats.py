@@ -148,7 +148,7 @@ def test_entries_of_a_newer_peer_are_refused_with_both_numbers() -> None:
         scan_entries(memoryview(data), 8)  # not what the predecessor's chain leads to
 
 
-def test_another_checksum_algorithm_needs_another_version() -> None:
+def test_unknown_checksum_algorithm_is_refused_as_newer_format() -> None:
     data = bytearray(newer_entry(1, 1, 0, b"newer", 7, version=FLAGS | 0x100)[0])
     assert HEADER.unpack_from(data)[5] == 0x101
     with pytest.raises(FrameCorrupt, match="unknown format"):

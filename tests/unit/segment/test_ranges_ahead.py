@@ -29,7 +29,7 @@ def test_all_ranges_come_in_order_and_ends_are_known() -> None:
     ahead.close()
 
 
-def test_object_that_is_longer_than_it_was_said_does_not_end() -> None:
+def test_object_longer_than_announced_has_no_last_range() -> None:
     ahead = RangesAhead(fetch, [("log/350", 349)], 100)
     ends = [taken[1] for at in (0, 100, 200, 300) if (taken := ahead.take("log/350", at)) is not None]
     assert ends == [False] * 4
@@ -52,7 +52,7 @@ def test_ranges_ahead_raise_failures_and_ignore_other_ranges() -> None:
     ahead.close()
 
 
-def test_only_a_few_ranges_are_requested_before_they_are_wanted() -> None:
+def test_few_ranges_are_requested_ahead() -> None:
     asked: list[int] = []
     all_asked = threading.Event()
 

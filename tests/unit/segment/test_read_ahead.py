@@ -36,7 +36,7 @@ def test_error_of_the_iterator_comes_after_its_items() -> None:
         next(ahead)
 
 
-def test_other_thread_has_ended_when_the_items_are_closed() -> None:
+def test_closing_read_ahead_ends_its_thread() -> None:
     before = threading.active_count()
     with closing(read_ahead(count())) as ahead:
         assert list(islice(ahead, 3)) == [0, 1, 2]

@@ -236,9 +236,7 @@ def test_log_that_caught_up_meanwhile_is_kept(home: LogHome, leader: LogHome) ->
 
 
 @pytest.mark.parametrize("committed", [1000, 40])
-def test_damaged_log_is_replaced_and_abstains_if_it_had_acknowledged_more(
-    home: LogHome, leader: LogHome, committed: int
-) -> None:
+def test_replaced_damaged_log_abstains_if_it_acknowledged_more(home: LogHome, leader: LogHome, committed: int) -> None:
     """What it acknowledged last counts, whatever it had heard of commits: nobody may be elected without it."""
     source = leader.opened[0]
     log = fill(home, 95, committed=committed)

@@ -114,7 +114,7 @@ def test_retention_deletes_archived_segments_first(tier: dict[str, Any], now: di
     assert all(segment.end > now["archived_pos"] for segment in early)
 
 
-def test_only_the_files_that_go_and_one_more_are_looked_into() -> None:
+def test_retention_opens_only_expired_files_and_one_more() -> None:
     asked: list[int] = []
 
     def noting(segment: SegmentInfo) -> int | None:

@@ -118,7 +118,7 @@ def test_shorter_object_fails_the_comparison() -> None:
     assert not put(client)
 
 
-def test_object_that_is_not_there_after_its_upload_was_not_compared() -> None:
+def test_upload_without_a_resulting_object_was_not_compared() -> None:
     def missing(**given: Any) -> dict[str, Any]:
         raise ClientError({"Error": {"Code": "404"}}, "HeadObject")
 

@@ -134,7 +134,7 @@ def act(home: Home, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_files_have_the_same_bytes_as_those_of_the_inline_writer(tmp_path: Path, kind: str, seed: int) -> None:
+def test_threaded_and_inline_writers_produce_the_same_files(tmp_path: Path, kind: str, seed: int) -> None:
     found = []
     for each in ("inline", kind):
         home = Home(tmp_path / each, each)
@@ -159,7 +159,7 @@ def test_files_have_the_same_bytes_as_those_of_the_inline_writer(tmp_path: Path,
     assert found[0] == found[1]
 
 
-def test_everything_queued_is_durable_when_the_writer_is_closed(home: Home) -> None:
+def test_closing_the_writer_makes_all_queued_writes_durable(home: Home) -> None:
     bodies = [b"%d" % number for number in range(2000)]
     for body in bodies:
         home.put(body)
@@ -374,7 +374,7 @@ while True:
 
 
 @pytest.mark.parametrize("lines", [3, 40, 160])
-def test_killed_process_loses_nothing_that_it_called_durable(tmp_path: Path, kind: str, lines: int) -> None:
+def test_killed_process_loses_no_write_reported_durable(tmp_path: Path, kind: str, lines: int) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path), kind], stdout=subprocess.PIPE, text=True
     ) as child:

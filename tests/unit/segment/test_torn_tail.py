@@ -148,7 +148,7 @@ def test_stale_entries_of_another_history_do_not_link(home: LogHome) -> None:
     reopen_and_go_on(home, [b"mine"])
 
 
-def test_blank_without_an_entry_behind_it_is_dropped(home: LogHome) -> None:
+def test_trailing_blank_is_dropped(home: LogHome) -> None:
     """The next file's first write was lost; another leader may send a smaller entry that still fits the old file."""
     log = home.open()
     home.put(log, b"a" * 4000, b"b" * 4000)

@@ -36,7 +36,7 @@ def lose(home: LogHome, block: int, start: int = 0) -> None:
     home.disk.lose_sectors(home.segment(start), block * BLOCK_BYTES, BLOCK_BYTES)
 
 
-def test_running_log_takes_it_for_damage(home: LogHome) -> None:
+def test_running_log_reports_an_unreadable_sector_as_damage(home: LogHome) -> None:
     log, bodies = filled(home)
     hurt = next(index for index in range(1, 150) if log.locate(LogIndex(index)).pos > 2 * BLOCK_BYTES)
     ref = log.locate(LogIndex(hurt))
@@ -57,7 +57,7 @@ def test_running_log_takes_it_for_damage(home: LogHome) -> None:
 
 
 @pytest.mark.parametrize(("block", "start"), [(0, 0), (2, 0), (7, 0), (3, SEGMENT_BYTES), (0, 2 * SEGMENT_BYTES)])
-def test_start_finds_which_bytes_are_lost_and_peers_give_them_back(home: LogHome, block: int, start: int) -> None:
+def test_lost_sectors_found_at_start_are_refetched_from_peers(home: LogHome, block: int, start: int) -> None:
     peer = LogHome()
     source, _ = filled(peer)
     log, bodies = filled(home)

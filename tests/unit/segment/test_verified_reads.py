@@ -60,7 +60,7 @@ def test_reads_across_files_have_the_blanks_in_between(home: LogHome) -> None:
 
 
 @pytest.mark.parametrize("run_bytes", [1, 3000, 1 << 20])
-def test_runs_are_whole_entries_each_of_them_once(home: LogHome, run_bytes: int) -> None:
+def test_verified_runs_are_whole_entries(home: LogHome, run_bytes: int) -> None:
     home.limits = LogLimits(verified_run_bytes=run_bytes)
     log, refs, _ = filled(home)
     end = refs[-2].pos + refs[-2].size

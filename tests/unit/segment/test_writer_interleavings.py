@@ -242,7 +242,7 @@ def check_all_done(threads: Threads) -> None:
 
 @pytest.mark.parametrize("put", [plain_only, vote_last, vote_first, hint_alone])
 @pytest.mark.parametrize("form", FORMS)
-def test_nothing_that_is_queued_is_forgotten(form: Form, put: Put) -> None:
+def test_every_queued_operation_is_carried_out(form: Form, put: Put) -> None:
     assert all_orders(form, put, check_all_done) > 500
 
 
@@ -253,7 +253,7 @@ def test_wait_may_return_early(form: Form) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_nothing_is_done_or_kept_after_a_failure(form: Form) -> None:
+def test_failed_writer_carries_out_nothing_more(form: Form) -> None:
     failed = 0
 
     def check(threads: Threads) -> None:

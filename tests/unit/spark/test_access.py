@@ -83,7 +83,7 @@ def server() -> Iterator[Answering]:
     opened.close()
 
 
-def test_without_variables_nothing_is_signed(server: Answering) -> None:
+def test_requests_without_configured_credentials_are_unsigned(server: Answering) -> None:
     assert access() is NOBODY
     connection = Connection(server.address, 5)
     assert connection.ask(RequestCode.GET_MIN_OFFSET, {"topic": "T"}).ext == {"topic": "T"}
@@ -161,7 +161,7 @@ def test_tls_connection_checks_the_certificate(tmp_path: Path) -> None:
         server.close()
 
 
-def test_tls_to_a_server_without_it_is_named(server: Answering, tmp_path: Path) -> None:
+def test_tls_to_a_plaintext_server_fails_with_a_clear_error(server: Answering, tmp_path: Path) -> None:
     os.environ |= {TLS: "on", TLS_CA: str(Authority(tmp_path).file)}
     with pytest.raises(Unreachable, match=r"TLS fails, .*does it use TLS"):
         Connection(server.address, 1)

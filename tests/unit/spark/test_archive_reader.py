@@ -243,7 +243,7 @@ def in_trouble_for_good(name: str, operation: str) -> None:
     raise StoreFailed(name, operation, "503 SlowDown")
 
 
-def test_endpoint_of_the_query_replaces_that_of_brokers(group: Group) -> None:
+def test_endpoint_of_the_query_replaces_the_broker_endpoint(group: Group) -> None:
     part = group.planned(*WHOLE, archiveEndpointUrl="https://store.example:9000")
     assert part.archived is not None
     assert part.archived.archive.endpoint_url == "https://store.example:9000"

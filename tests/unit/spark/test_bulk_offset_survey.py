@@ -201,7 +201,7 @@ def test_places_of_several_pages_are_put_together() -> None:
     assert found.places == {("T", "a"): [dict.fromkeys(range(5), 1), dict.fromkeys(range(5), 2)]}
 
 
-def test_without_a_leader_the_latest_ends_are_not_known(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_latest_ends_are_unknown_without_a_leader(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     asked: list[dict[str, str]] = []
     for replica in cluster.replicas.values():
         answer = replica.answer
@@ -256,7 +256,7 @@ def archived(index: int) -> ArchivedLog:
     return ArchivedLog("s3://bucket", None, "c", 10, (index, 1, 10 * index, 7))
 
 
-def test_archive_is_that_of_a_replica_confirmed_by_the_leader(cluster: Cluster) -> None:
+def test_archive_position_comes_from_a_replica_confirmed_by_the_leader(cluster: Cluster) -> None:
     for name, index in {"f1:1": 900, "f2:1": 50, "leader:1": 60}.items():
         cluster.replicas[name].archived = index
     cluster.replicas["f1:1"].has_leader = False  # its disk was put back, and it has not found the leader yet
@@ -268,7 +268,7 @@ def test_archive_is_that_of_a_replica_confirmed_by_the_leader(cluster: Cluster) 
     assert detailed(cluster, proves_archives=False).archives == {("T", "a"): archived(900)}
 
 
-def test_without_a_leader_all_replicas_speak_of_the_archive(cluster: Cluster) -> None:
+def test_archive_end_comes_from_all_replicas_without_a_leader(cluster: Cluster) -> None:
     for name, index in {"f1:1": 40, "f2:1": 50, "leader:1": 0}.items():
         cluster.replicas[name].archived = index
         cluster.replicas[name].has_leader = False

@@ -194,7 +194,7 @@ def places(reader: TaskReader) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_of_messages_that_need_only_be_there_none_is_sent(cluster: BulkCluster, is_old: bool) -> None:
+def test_counting_reads_transfer_no_messages(cluster: BulkCluster, is_old: bool) -> None:
     replica = cluster.bulk_replicas["f1:1"]
     replica.is_old = is_old
     reader = cluster.reader(*RANGES, columns=PLACES)
@@ -312,7 +312,7 @@ def test_busy_replica_is_asked_again_after_its_pause(cluster: BulkCluster) -> No
     assert list(reader.statistics.replicas) == ["f1:1"]
 
 
-def test_one_that_is_always_busy_is_left(cluster: BulkCluster) -> None:
+def test_reader_leaves_a_replica_that_is_always_busy(cluster: BulkCluster) -> None:
     busy = memoryview(encode_no_records(BulkStatus.BUSY, pause_ms=50))
     cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer._replace(body=busy)] * 1000
     reader = cluster.reader(*RANGES)
@@ -366,13 +366,13 @@ def test_messages_deleted_by_one_replica_are_read_from_another(cluster: BulkClus
     assert (reader.statistics.skipped, list(reader.statistics.replicas)) == (0, ["f2:1"])
 
 
-def test_only_the_leader_has_not_deleted_the_messages(cluster: BulkCluster) -> None:
+def test_reader_uses_the_leader_if_followers_deleted_the_messages(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].first = cluster.bulk_replicas["f2:1"].first = 10
 
     assert rows(cluster.reader(*RANGES)) == cluster.expected(*RANGES)
 
 
-def test_only_messages_that_all_replicas_deleted_are_lost(cluster: BulkCluster) -> None:
+def test_messages_are_lost_only_if_deleted_on_all_replicas(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].first = 30
     cluster.bulk_replicas["f2:1"].first = 10
     cluster.bulk_replicas["leader:1"].first = 20
@@ -404,7 +404,7 @@ def test_reading_a_recreated_topic_as_its_predecessor_fails(cluster: BulkCluster
 
 
 @pytest.mark.parametrize("tag", ["even", "odd"])
-def test_only_messages_with_a_wanted_tag(cluster: BulkCluster, tag: str) -> None:
+def test_task_reads_only_messages_with_a_wanted_tag(cluster: BulkCluster, tag: str) -> None:
     reader = cluster.reader(*RANGES, tags=(tag,))
 
     assert rows(reader) == [row for row in cluster.expected(*RANGES) if (row[1] % 2 == 0) == (tag == "even")]

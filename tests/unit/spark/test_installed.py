@@ -55,7 +55,7 @@ def test_missing_java_error_names_the_package(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("all_packages")
-def test_nothing_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_installation_reports_nothing_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java(tmp_path, monkeypatch, 'openjdk version "21.0.1" 2023-10-17')
 
     assert installed.missing() is None

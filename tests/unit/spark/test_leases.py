@@ -25,7 +25,7 @@ def positions(*ranges: tuple[QueueRange, ...]) -> set[tuple[str, int]]:
     return {(part.lease_id, part.lease_position) for part in with_leases(parts(*ranges), FOUND, lambda _: next(names))}
 
 
-def test_lease_begins_in_the_file_where_the_scan_begins() -> None:
+def test_lease_begins_in_the_first_file_of_the_scan() -> None:
     assert positions((QueueRange(0, 0, 50),)) == {("id0", 100)}
     assert positions((QueueRange(0, 10, 50),)) == {("id0", 1000)}
     assert positions((QueueRange(0, 19, 50), QueueRange(1, 50, 60))) == {("id0", 1000)}

@@ -70,7 +70,7 @@ def test_position_text_is_independent_of_queue_order() -> None:
     assert parse_position(json.loads(text)) == one
 
 
-def test_beginning_stays_one_when_it_was_written_down() -> None:
+def test_stored_beginning_stays_a_beginning() -> None:
     start = position(began=True, a0=7)
     back = parse_position(json.loads(json.dumps(start.to_json())))
 
@@ -104,7 +104,7 @@ def test_micro_batch_reads_available_messages_and_new_queues_from_the_start() ->
     assert end == position(a0=8, a1=9, b0=3)
 
 
-def test_without_new_messages_no_micro_batch_starts() -> None:
+def test_micro_batch_starts_only_with_new_messages() -> None:
     assert next_position(position(a0=5), seen(a0=(0, 5)), Limits()) is None
     assert next_position(position(a0=5), seen(), Limits()) is None
 
@@ -131,7 +131,7 @@ def test_stream_of_available_messages_stops_at_each_queue_cap() -> None:
     assert next_position(last, there, Limits(), cap) is None
 
 
-def test_first_micro_batch_carries_where_it_begins() -> None:
+def test_first_micro_batch_carries_its_beginning() -> None:
     start = position(began=True, a0=40)
     end = next_position(start, seen(a0=(0, 50)), Limits())
     assert end is not None
@@ -142,7 +142,7 @@ def test_first_micro_batch_carries_where_it_begins() -> None:
     assert after == position(a0=60)
 
 
-def test_topic_that_was_created_again_is_read_from_its_first_message() -> None:
+def test_recreated_topic_is_read_from_its_first_message() -> None:
     there = seen(topic_id="t2", a0=(0, 4), a1=(0, 0))
     start = position("t1", a0=90, a1=80)
 
@@ -291,7 +291,7 @@ def test_of_many_queues_ten_are_named() -> None:
     assert "and 4 more queues" in text
 
 
-def test_another_cluster_is_an_error() -> None:
+def test_positions_of_another_cluster_are_refused() -> None:
     check_cluster(position(a0=1), seen(cluster="B,C", a0=(0, 1)))
     check_cluster(position(a0=1), seen(cluster="", a0=(0, 1)))
     with pytest.raises(ClusterChanged, match="belongs to the cluster 'C', the name servers lead to 'D'"):

@@ -42,7 +42,7 @@ def test_reader_accepts_patterns_and_assigned_queues() -> None:
     assert assigned == Queues(frozenset({("T", "broker-a", 0), ("T", "b:c", 12)}))
 
 
-def test_where_to_begin_and_end() -> None:
+def test_starting_and_ending_offsets_are_parsed() -> None:
     def read(**options: str) -> tuple[object, object]:
         found = parse_read_options({**NEEDED, **options}, "batch")
         return found.starting, found.ending

@@ -171,7 +171,7 @@ def test_repeated_micro_batch_has_the_same_tasks() -> None:
     assert max(sum(each.message_count for each in ranges) for ranges in before) <= 64 * 1024
 
 
-def test_without_new_messages_the_start_is_returned_unchanged() -> None:
+def test_latest_offset_is_unchanged_without_new_messages() -> None:
     progress = Cluster().progress()
     start = at(a0=10, a1=20)
 
@@ -331,7 +331,7 @@ def test_micro_batches_in_between_do_not_make_a_loss_younger(cluster: Cluster) -
     assert 119 < cluster.now < 125
 
 
-def test_without_fail_on_data_loss_the_query_continues_and_warns_once(
+def test_query_with_fail_on_data_loss_off_warns_once_and_continues(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     progress = cluster.progress(failOnDataLoss="false")
@@ -477,7 +477,7 @@ def test_name_servers_are_asked_at_once_when_something_is_missed(cluster: Cluste
     assert cluster.routes_asked == routes_asked + 1
 
 
-def test_stream_of_the_archive_asks_again_for_a_topic_that_is_new(cluster: Cluster) -> None:
+def test_archive_stream_asks_again_for_a_new_topic(cluster: Cluster) -> None:
     progress = cluster.progress(readMode="archive")
     begin = progress.beginning()
     end = progress.latest(begin, is_limited=False)

@@ -115,7 +115,7 @@ def test_deleted_messages_fail_the_query_or_are_counted(cluster: Cluster) -> Non
     assert reader.statistics.skipped == 17
 
 
-def test_read_from_earliest_ignores_messages_deleted_before_it(cluster: Cluster) -> None:
+def test_read_from_earliest_starts_at_the_first_kept_message(cluster: Cluster) -> None:
     for replica in cluster.replicas.values():
         replica.first = 10
     reader = cluster.reader(*RANGES, from_earliest=True)
@@ -145,7 +145,7 @@ def test_fully_deleted_range_ends(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("tag", ["even", "odd"])
-def test_only_messages_with_a_wanted_tag(tag: str) -> None:
+def test_task_reads_only_messages_with_a_wanted_tag(tag: str) -> None:
     reader = Cluster().reader(*RANGES, tags=(tag,))
 
     assert rows(reader) == [row for row in expected(*RANGES) if (row[1] % 2 == 0) == (tag == "even")]

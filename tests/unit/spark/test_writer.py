@@ -222,7 +222,7 @@ def test_rows_are_stored_in_their_order_over_all_queues() -> None:
     assert cluster.now == 0.0
 
 
-def test_repeated_task_adds_nothing_however_its_rows_are_split() -> None:
+def test_repeated_task_adds_no_message_in_any_split() -> None:
     cluster, sent = Cluster("a", "b"), bodies(200)
     columns: dict[str, list[Any]] = {"topic": ["T", "U", None, "U", "T"] * 40, "queue_id": [0, None, 1, None, 1] * 40}
     columns["broker_name"] = ["a", "b", "b", None, "a"] * 40

@@ -14,7 +14,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1
 
 
 @given(SPANS, st.binary(max_size=20))
-def test_commands_are_those_of_the_entry(spans: list[Span], runs: bytes) -> None:
+def test_commands_cut_by_annotation_equal_those_of_the_entry(spans: list[Span], runs: bytes) -> None:
     annotation = join_commands(spans, ANNOTATION_START + runs)
     expected = [BODY[start : start + nbytes] for start, nbytes in spans]
     assert split_commands(annotation, BODY) == (expected, ANNOTATION_START + runs)
@@ -22,7 +22,7 @@ def test_commands_are_those_of_the_entry(spans: list[Span], runs: bytes) -> None
 
 
 @given(SPANS, st.data())
-def test_annotation_that_is_cut_is_refused(spans: list[Span], data: st.DataObject) -> None:
+def test_truncated_annotation_is_refused(spans: list[Span], data: st.DataObject) -> None:
     annotation = join_commands(spans, ANNOTATION_START)
     with pytest.raises(AnnotationDamaged):
         split_commands(annotation[: data.draw(st.integers(0, len(annotation) - 1))], BODY)

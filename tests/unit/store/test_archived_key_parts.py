@@ -82,7 +82,7 @@ def test_full_disk_costs_no_files_of_archived_parts(home: Home) -> None:
     assert home.make() > 0
 
 
-def test_archived_part_that_failed_is_not_copied_again_at_once(home: Home) -> None:
+def test_failed_archived_part_is_not_recopied_at_once(home: Home) -> None:
     fill(home)
     kept_behind_the_log(home)
     home.index.expire()

@@ -62,7 +62,7 @@ def checkpointed(directory: Path) -> tuple[QueueStore, Log, Checkpoint]:
     return store, log, take(directory, store, log)
 
 
-def test_nothing_there_is_an_empty_state(tmp_path: Path) -> None:
+def test_missing_checkpoint_is_an_empty_state(tmp_path: Path) -> None:
     opened = open_store(str(tmp_path / "new"), TINY)
     assert opened.checkpoint == Checkpoint()
     assert opened.checkpoint.applied_index == 0
@@ -113,7 +113,7 @@ def test_entries_after_the_checkpoint_are_replayed(tmp_path: Path) -> None:
     assert contents(opened.queues) == derived(log)
 
 
-def test_without_a_checkpoint_queue_files_count_for_nothing(tmp_path: Path) -> None:
+def test_queue_files_without_a_checkpoint_are_ignored(tmp_path: Path) -> None:
     store, _ = fill(tmp_path)
     store.flush_all()
     opened = open_store(str(tmp_path), TINY)
@@ -267,7 +267,7 @@ def test_queue_files_are_synced_before_the_checkpoint(tmp_path: Path, monkeypatc
     assert str(tmp_path) in synced
 
 
-def test_after_a_failed_sync_no_checkpoint_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sync_prevents_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
     pending = prepare(checkpointer, log, 4)
@@ -284,7 +284,7 @@ def test_after_a_failed_sync_no_checkpoint_is_taken(tmp_path: Path, monkeypatch:
         prepare(checkpointer, log, 4)
 
 
-def test_after_a_full_disk_everything_is_synced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_after_a_full_disk_syncs_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
     first = prepare(checkpointer, log, 4)
@@ -306,7 +306,7 @@ def test_after_a_full_disk_everything_is_synced_again(tmp_path: Path, monkeypatc
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
 
-def test_topic_dropped_after_the_checkpoint_is_there_again_after_a_crash(tmp_path: Path) -> None:
+def test_topic_dropped_after_the_checkpoint_reappears_after_a_crash(tmp_path: Path) -> None:
     store, log, written = checkpointed(tmp_path)
     before = contents(store)
     for event in (log.send("A", 0, 2), log.drop("A"), log.send("A", 0, 7), log.drop("A"), log.send("A", 1, 1)):
@@ -357,7 +357,7 @@ def test_topic_dropped_between_the_halves_postpones_the_checkpoint(tmp_path: Pat
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
 
-def test_topic_dropped_and_created_between_the_halves_postpones_it_too(tmp_path: Path) -> None:
+def test_topic_recreated_between_checkpoint_halves_postpones_the_checkpoint(tmp_path: Path) -> None:
     """The paths are there again, but what was synced under them is the new topic's."""
     store, log = fill(tmp_path)
     store.flush_all()
@@ -390,7 +390,7 @@ def test_expired_files_are_deleted_only_after_the_next_checkpoint(tmp_path: Path
     assert (queue.min_offset, queue.max_offset) == (6, 9)
 
 
-def test_new_topic_keeps_its_files_when_those_of_its_namesake_expire(tmp_path: Path) -> None:
+def test_new_topic_keeps_its_files_when_its_namesake_expires(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
     assert store.expire_some(PhysicalOffset(9 * ENTRY_BYTES)) == 0
@@ -420,7 +420,7 @@ def test_encoding_round_trips_large_tables(tmp_path: Path, queues_each: int) -> 
     assert load_checkpoint(str(tmp_path)) == written
 
 
-def test_with_very_many_queues_checkpoints_take_no_larger_share_of_a_processor() -> None:
+def test_checkpoints_of_many_queues_take_a_bounded_processor_share() -> None:
     assert seconds_between_checkpoints(10.0, 0) == seconds_between_checkpoints(10.0, 100_000) == 10.0
     assert seconds_between_checkpoints(10.0, 1_000_000) == pytest.approx(100.0)
     assert seconds_between_checkpoints(600.0, 1_000_000) == 600.0

@@ -79,7 +79,7 @@ def home(tmp_path: Path) -> Home:
 
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.binary(max_size=300)), min_size=1, max_size=20))
-def test_hashes_of_a_file_are_those_of_a_query(texts: list[tuple[bytes, bytes]]) -> None:
+def test_index_and_query_use_the_same_key_hashes(texts: list[tuple[bytes, bytes]]) -> None:
     """The first and the last few bytes of a key count, and those of its topic."""
     data = b"".join(topic + key for topic, key in texts) + PADDING
     lengths = np.array([[len(topic), len(key)] for topic, key in texts])
@@ -154,7 +154,7 @@ def test_thousands_of_messages_with_one_key_fill_several_blocks(tmp_path: Path) 
     assert home.search(query).records == home.expected(query)
 
 
-def test_search_reports_that_it_stopped_early(home: Home) -> None:
+def test_search_reports_an_early_stop(home: Home) -> None:
     fill(home)
     assert not home.search(wanted("nobody"), lambda: True).is_complete
     home.limit(KeyIndexLimits(direct_parts_max=2))
@@ -253,7 +253,7 @@ def test_failed_key_file_jobs_wait_for_a_retry(home: Home) -> None:
     assert home.index.jobs() == jobs
 
 
-def test_more_parts_wait_the_larger_is_their_share_of_a_core(home: Home) -> None:
+def test_indexing_takes_more_processor_the_more_parts_wait(home: Home) -> None:
     fill(home)
     shares = []
     while jobs := home.index.jobs():
@@ -302,7 +302,7 @@ def framed(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("window_bytes", [1, 60, 1000, 3000])
-def test_no_bit_of_the_entries_is_indexed_when_it_is_wrong(
+def test_entries_with_a_flipped_bit_are_not_indexed(
     home: Home, monkeypatch: pytest.MonkeyPatch, window_bytes: int
 ) -> None:
     fill(home, 10)

@@ -146,7 +146,7 @@ def _checkpointed(tmp_path: Path, log: Log, *indexes: int) -> Path:
 
 
 @pytest.mark.parametrize("lost", ["checkpoint", "queues"])
-def test_without_the_log_s_beginning_the_checkpoint_before_is_good_enough(tmp_path: Path, lost: str) -> None:
+def test_older_checkpoint_is_used_if_the_log_beginning_is_gone(tmp_path: Path, lost: str) -> None:
     log = random_log(5, 40)
     own = _checkpointed(tmp_path, log, 20, 30)
     if lost == "checkpoint":
@@ -163,7 +163,7 @@ def test_without_the_log_s_beginning_the_checkpoint_before_is_good_enough(tmp_pa
     assert state(opened.queues, base_pos) == whole(tmp_path / "full", log, base_pos)
 
 
-def test_without_any_record_of_the_log_s_beginning_nothing_is_made_up(tmp_path: Path) -> None:
+def test_missing_log_beginning_without_a_record_is_reported(tmp_path: Path) -> None:
     log = random_log(5, 40)
     own = _checkpointed(tmp_path, log, 10, 12)
     with pytest.raises(StoreLost, match=r"begins at entry 16.*begins after entry 12"):

@@ -124,7 +124,7 @@ def test_flush_takes_full_queues_at_once_and_others_when_old(tmp_path: Path, sto
     assert store.table()["YOUNG"] == [(0, 0, 1, b"")]
 
 
-def test_one_flush_stands_for_the_calls_of_a_timer_that_rested(store: QueueStore) -> None:
+def test_late_flush_counts_for_several_timer_calls(store: QueueStore) -> None:
     assert (store.dirty_count, store.is_flush_due) == (0, False)
     store.append_run(run_of("SMALL", 0, 0, 1))
     assert (store.dirty_count, store.is_flush_due) == (1, False)
@@ -249,7 +249,7 @@ def test_captured_content_stays_unchanged(store: QueueStore) -> None:
     assert store.capture_ends()() == {"A": [(0, 8, 8, b"")], "B": [(0, 3, 3, b"")], "C": [(0, 1, 1, b"")]}
 
 
-def test_ends_are_those_of_the_moment_of_capture(store: QueueStore) -> None:
+def test_captured_ends_ignore_later_messages(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 5))
     ends = store.capture_ends()
     store.append_run(run_of("A", 0, 5, 6))
@@ -261,9 +261,7 @@ WAYS = ("run", "shipped", "built", "flush", "gather")
 
 
 @given(st.lists(st.tuples(st.sampled_from(WAYS), st.sampled_from("AB"), st.integers(0, 2)), max_size=30), st.data())
-def test_queues_changed_before_they_are_gathered_are_captured_unchanged(
-    steps: list[tuple[str, str, int]], data: st.DataObject
-) -> None:
+def test_capture_is_unaffected_by_later_queue_changes(steps: list[tuple[str, str, int]], data: st.DataObject) -> None:
     """Whatever way entries take, and whenever files are written."""
     begin = data.draw(st.integers(0, len(steps)), label="steps before the capture")
     with TemporaryDirectory() as directory:

@@ -45,7 +45,7 @@ async def sent_to(groups: _Groups, *, may_be_in: MessageQueue | None = None) -> 
     return await send_by_level(producer, MESSAGE, turn=0, priority=0, seconds=30, may_be_in=may_be_in)
 
 
-async def test_message_a_lost_group_may_have_is_retried_there_until_timeout(autojump_clock: MockClock) -> None:
+async def test_possibly_stored_message_is_retried_at_its_group_until_timeout(autojump_clock: MockClock) -> None:
     began = trio.current_time()
     groups = _Groups(SendOutcomeUnknown, {"a": began + 20, "b": began})
     assert cast("Any", await sent_to(groups)) == "a"

@@ -25,7 +25,7 @@ def record(body: bytes = b"body", **properties: str) -> bytes:
     )
 
 
-def test_only_the_last_message_of_a_key_is_its_newest() -> None:
+def test_newest_keys_keep_the_last_message_of_a_key() -> None:
     keys = NewestKeys()
     a, b = hash_of(record(KEYS="a")), hash_of(record(KEYS="b"))
     assert a is not None

@@ -79,7 +79,7 @@ def test_member_that_the_log_keeps_out_leaves_at_once() -> None:
     started.registry.check_invariants()
 
 
-def test_one_that_is_let_in_meanwhile_is_left_alone() -> None:
+def test_client_readmitted_during_the_removal_stays() -> None:
     started = Started()
     started.keep_out("c1")
     started.service.follow_and_expire()

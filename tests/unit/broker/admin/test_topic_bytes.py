@@ -65,7 +65,7 @@ def test_oldest_messages_go_and_the_limit_stays(tmp_path: Path) -> None:
     assert topic.expire(limited) == []
 
 
-def test_nothing_goes_below_the_limit(tmp_path: Path) -> None:
+def test_topic_below_its_byte_limit_loses_no_message(tmp_path: Path) -> None:
     topic, limited = Topic(tmp_path, 1), TopicBytes(10 * CHUNK_BYTES)
     topic.add(0, CHUNK_BYTES, 10)
     assert topic.expire(limited) == []

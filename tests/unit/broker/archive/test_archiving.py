@@ -180,12 +180,12 @@ def test_other_replicas_archive_if_nothing_is_archived(node: str, turn: int) -> 
 
 
 @pytest.mark.parametrize("given", [{"level": 5}, {"leader": None}])
-def test_nothing_is_archived_below_the_format_level_or_without_a_leader(given: dict[str, Any]) -> None:
+def test_archiving_needs_a_leader_and_the_format_level(given: dict[str, Any]) -> None:
     replica = Replica(**given)
     assert replica.looks() is None
 
 
-def test_file_is_not_complete_before_an_entry_behind_it_is_committed() -> None:
+def test_file_is_complete_once_a_later_entry_is_committed() -> None:
     replica = Replica()
     complete = replica.messages.complete_index
     first = next(each for each in replica.messages.log.segments() if each.closed)

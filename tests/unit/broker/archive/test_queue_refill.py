@@ -11,7 +11,7 @@ from mq.broker.base.archive_tier import QUEUES_FROM
 
 
 @pytest.mark.parametrize("lacks_older", [False, True])
-def test_start_makes_durable_where_incomplete_queues_begin(lacks_older: bool) -> None:
+def test_start_stores_the_beginnings_of_incomplete_queues(lacks_older: bool) -> None:
     context = MagicMock()
     context.tier.lacks_older = lacks_older
     context.replica.log.notes = {QUEUES_FROM: b"131072"}

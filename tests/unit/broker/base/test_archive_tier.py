@@ -98,7 +98,7 @@ class LaterThanOthers:
         return Beginning.LATER, NodeId("n2")
 
 
-def test_beginning_is_that_of_the_archive() -> None:
+def test_planned_beginning_is_the_archive_beginning() -> None:
     whole, log, _ = tier(400, noted(500), tier_at(100))
     log.notes[QUEUES_FROM] = b"100"
     beginning = LogBeginning(LaterThanOthers(), whole)

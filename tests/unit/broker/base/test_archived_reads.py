@@ -93,7 +93,7 @@ def test_sequential_readers_get_large_requests_and_read_ahead() -> None:
     assert not archive.load((CHUNK_BYTES * 2 * REQUEST_CHUNKS, 1)), "it is there already"
 
 
-def test_nothing_is_requested_behind_the_archive() -> None:
+def test_archive_reads_stop_at_the_archived_end() -> None:
     archive = Archive()
     archive.load((END - 2 * CHUNK_BYTES, 1))
     archive.work()
@@ -113,7 +113,7 @@ def test_missing_archive_block_is_refused_then_loaded() -> None:
     assert archive.reads.block_at(BLOCK + 3) == (BLOCK, bytes([1]) * BLOCK)
 
 
-def test_store_that_fails_is_not_asked_again_for_a_moment() -> None:
+def test_failing_store_is_not_asked_again_for_a_moment() -> None:
     archive = Archive(read_retry_seconds=1.0)
     archive.error = StoreFailed("s3://b/log/0", "reading it", "SlowDown")
     assert archive.load((10, 5), name="failed")

@@ -53,7 +53,9 @@ def test_all_up_to_the_last_old_entry_is_old() -> None:
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=60), st.integers(0, 101), st.data())
 @pytest.mark.usefixtures("known_times")
-def test_nothing_young_is_before_the_place(times: list[int], before_ms: int, data: st.DataObject) -> None:
+def test_position_of_young_messages_follows_only_old_messages(
+    times: list[int], before_ms: int, data: st.DataObject
+) -> None:
     stamps = dict(enumerate(sorted(times), 1))
     unstamped = data.draw(st.sets(st.sampled_from(sorted(stamps)), max_size=min(NEAR, len(stamps)) - 1))
     log = Log({index: stamp for index, stamp in stamps.items() if index not in unstamped}, 1, len(times))

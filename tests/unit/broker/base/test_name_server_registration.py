@@ -15,7 +15,7 @@ from tests.support.waiting import until
 from tests.unit.namesrv.serving import name_server
 
 
-async def test_topic_that_was_created_again_while_it_was_deleted_is_registered() -> None:
+async def test_topic_recreated_during_its_deletion_is_registered() -> None:
     """Who deletes a topic asks brokers first and name servers then; a consumer may create it again in between."""
     body = RegisterBrokerBody(topics={"T1": TopicConfig("T1", 4, 4, 6)}, data_version=DataVersion(1, 2)).encode()
     asked: list[Collection[str] | None] = []

@@ -47,7 +47,7 @@ def test_actions_due_together_cause_one_reaction() -> None:
     assert reactions == [0.02, 0.04, 0.06, 0.08, 0.1]
 
 
-def test_nothing_is_more_than_ten_milliseconds_ahead() -> None:
+def test_periodic_task_runs_at_most_ten_milliseconds_early() -> None:
     assert done_in(0.105, 0.09, 0.099)[:2] == [[0.09], [0.09]]
     assert done_in(0.105, 0.08, 0.099)[:2] == [[0.08], [0.099]]
 

@@ -72,7 +72,7 @@ def test_small_requests_do_not_starve_large_requests() -> None:
     assert passed[5000] > 0.7 * passed[10], passed
 
 
-def test_those_that_wait_pass_in_their_order() -> None:
+def test_waiting_requests_pass_in_order() -> None:
     buckets, quota, chance = QuotaBuckets(), Quota(produce_bytes=1000, produce_messages=20), random.Random(2)
     due = []
     now = 0.0
@@ -113,7 +113,7 @@ def test_raised_rate_pays_a_large_debt_sooner() -> None:
     assert bucket.wait(0.0) == pytest.approx(1.0)  # those that wait already pass first
 
 
-def test_users_have_buckets_of_their_own_and_share_those_of_the_topic() -> None:
+def test_each_user_has_a_bucket_and_topics_share_theirs() -> None:
     buckets, each, together = QuotaBuckets(), Quota(produce_messages=10), Quota(produce_messages=15)
     ann, bob = ([(Limited(USER, name, PRODUCE), each), (WHO, together)] for name in ("ann", "bob"))
     buckets.take(ann, 11, 0, 0.0)

@@ -118,7 +118,7 @@ def test_repeated_reads_give_each_record_once_in_log_order(log: Log, bytes_max: 
 
 
 @given(_logs, st.frozensets(st.integers(0, 2), min_size=1))
-def test_of_tags_only_those_that_are_wanted_and_the_rest_is_passed(log: Log, codes: frozenset[int]) -> None:
+def test_selection_returns_wanted_tags_and_skips_the_rest(log: Log, codes: frozenset[int]) -> None:
     found = select(log.spans(), codes, 1 << 30, PhysicalOffset(LIMIT))
     codes_at = {at: code for queue in log.entries.values() for at, _, code in queue}
     assert list(found.positions) == [at for at, *_ in log.records if codes_at[at] in codes]
@@ -126,7 +126,7 @@ def test_of_tags_only_those_that_are_wanted_and_the_rest_is_passed(log: Log, cod
 
 
 @given(_logs, st.integers(0, 100_000))
-def test_nothing_behind_the_limit_is_read_or_passed(log: Log, limit: int) -> None:
+def test_selection_stops_at_the_limit(log: Log, limit: int) -> None:
     found = select(log.spans(), frozenset(), 1 << 30, PhysicalOffset(limit))
     assert list(found.positions) == [at for at, *_ in log.records if at < limit]
     assert found.offsets == {queue_id: sum(at < limit for at, _, _ in queue) for queue_id, queue in log.entries.items()}

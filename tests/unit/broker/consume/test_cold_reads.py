@@ -151,7 +151,7 @@ def test_evicted_chunk_is_loaded_again(stage: Stage) -> None:
     assert stage.work() == [stage.chunk(4), stage.chunk(5)]
 
 
-def test_only_so_many_chunks_are_remembered() -> None:
+def test_remembered_chunks_are_bounded() -> None:
     stage = Stage(ConsumeLimits(cold_chunks_seen_max=3))
     for number in (10, 10, 20, 20, 30, 30):
         stage.bring("", (number * CHUNK_BYTES, 500))
@@ -163,7 +163,7 @@ def test_only_so_many_chunks_are_remembered() -> None:
     assert stage.work() == [(11 * CHUNK_BYTES, 11 * CHUNK_BYTES + 500)]
 
 
-def test_prefetch_skips_deleted_records_and_those_in_memory() -> None:
+def test_prefetch_skips_deleted_records_and_records_in_memory() -> None:
     stage = Stage(base_pos=PLACE + 100, memory_pos=PLACE + 1000)
     assert not stage.bring("in memory", (PLACE + 1000, 500))
     assert stage.bring("partly", (PLACE, 500), (PLACE + 900, 500))
@@ -180,7 +180,7 @@ def test_failing_disk_is_noticed_by_the_reader(stage: Stage) -> None:
     assert stage.done == ["a"]
 
 
-def test_only_so_many_wait() -> None:
+def test_waiting_cold_reads_are_bounded() -> None:
     stage = Stage(ConsumeLimits(cold_reads_waiting_max=20))
     for number in range(20):
         assert stage.bring(str(number), (number * 1000, 500))

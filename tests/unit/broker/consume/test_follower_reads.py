@@ -161,7 +161,7 @@ def following(leader_base: int | None) -> FollowerReads:
     return home.slow
 
 
-def test_by_default_the_limit_is_a_share_of_the_memory() -> None:
+def test_default_lag_limit_is_a_share_of_memory() -> None:
     slow = FollowerReads(
         context_of(settings=BrokerSettings(), replica=Leader(), metadata=Metadata(), clock=lambda: 0.0)
     )

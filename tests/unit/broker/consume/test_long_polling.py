@@ -49,14 +49,16 @@ def test_message_wakes_the_pulls_of_its_queue_in_order_of_arrival(polling: LongP
 @pytest.mark.parametrize(
     ("codes", "woken"), [((1,), ["one"]), ((2,), []), ((2, 3, 1), ["one", "three"]), ((-5,), ["negative"]), ((), [])]
 )
-def test_only_a_matching_tag_wakes(codes: tuple[int, ...], woken: list[str], polling: LongPolling[Pull]) -> None:
+def test_waiting_pull_wakes_only_for_a_matching_tag(
+    codes: tuple[int, ...], woken: list[str], polling: LongPolling[Pull]
+) -> None:
     for name, code in (("one", 1), ("three", 3), ("negative", -5)):
         polling.hold(KEY, QueueOffset(0), 10.0, Pull(name, frozenset([code])), "c1")
     assert [pull.name for pull in polling.grown(KEY, entries(*codes))] == woken
     assert len(polling) == 3 - len(woken)
 
 
-def test_with_a_first_offset_only_entries_from_the_wanted_one_on_count(polling: LongPolling[Pull]) -> None:
+def test_waiting_pull_wakes_only_for_entries_from_its_offset(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(12), 10.0, Pull("late", frozenset([1])), "c1")
     assert polling.grown(KEY, entries(1, 1), first_offset=QueueOffset(10)) == []
     assert polling.grown(KEY, entries(1, 2, 3), first_offset=QueueOffset(11)) == []
@@ -70,7 +72,7 @@ class Rival(Pull):
     group: str = "g"
 
 
-def test_group_is_left_as_soon_as_none_of_it_takes_more() -> None:
+def test_waking_a_group_stops_when_no_pull_takes_more() -> None:
     polling: LongPolling[Rival] = LongPolling()
     for number in range(100):
         for group in ("g", "h"):
@@ -95,7 +97,7 @@ def test_group_is_left_as_soon_as_none_of_it_takes_more() -> None:
     polling.check_invariants()
 
 
-def test_pulls_that_are_held_again_wait_for_the_next_message() -> None:
+def test_resumed_pulls_wait_for_the_next_message() -> None:
     polling: LongPolling[Rival] = LongPolling()
     for number in range(40):
         assert polling.hold(KEY, QueueOffset(0), 10.0, Rival(str(number)), "c1", rivals="g")
@@ -189,7 +191,7 @@ def test_all_are_taken_out_at_the_end_of_time(polling: LongPolling[Pull]) -> Non
     assert polling.expired(math.inf) == []
 
 
-def test_too_many_in_all_are_refused_until_there_is_room() -> None:
+def test_pulls_beyond_the_total_limit_are_refused() -> None:
     polling: LongPolling[Pull] = LongPolling(held_max=2)
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("b"), "c2")
@@ -219,7 +221,7 @@ def test_overload_of_one_connection_affects_no_other() -> None:
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("d"), "c1")
 
 
-def test_pulls_that_were_answered_do_not_pile_up(polling: LongPolling[Pull]) -> None:
+def test_answered_pulls_do_not_pile_up(polling: LongPolling[Pull]) -> None:
     polling.hold(("quiet", 0), QueueOffset(0), 1e9, Pull("quiet"), "c0")
     for _ in range(2000):
         polling.hold(KEY, QueueOffset(0), 1e9, Pull("a"), "c1")

@@ -83,7 +83,7 @@ def test_unchanged_heartbeat_sends_no_notifications(registry: ClientRegistry[str
     ],
     ids=["added", "removed", "replaced", "other order", "other expression"],
 )
-def test_set_of_topics_decides_whether_members_are_notified(
+def test_members_are_notified_only_when_the_topic_set_changes(
     before: list[str | SubscriptionData], after: list[str | SubscriptionData], told: bool, registry: ClientRegistry[str]
 ) -> None:
     beat(registry, "c1", "one", consumer("g", *before))

@@ -38,7 +38,7 @@ def test_few_unread_bytes_block_no_connection() -> None:
     assert [one.waits, one.closed] == [False, False]
 
 
-def test_from_half_on_whoever_asks_for_more_waits_until_it_has_read() -> None:
+def test_client_over_half_its_limit_waits_until_it_has_read() -> None:
     one, other = Connection(3 * MIB), Connection(2 * MIB)
     kept = unread(one, other)
     kept.grown(other)

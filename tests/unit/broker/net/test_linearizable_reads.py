@@ -58,7 +58,7 @@ def test_single_attempt_is_not_repeated_and_fails_once_roles_are_known() -> None
     assert (world.told, world.asked) == ([False], [])
 
 
-def test_reads_are_bounded_wherever_they_wait() -> None:
+def test_waiting_linearizable_reads_are_bounded() -> None:
     world = World(waiting_max=4)
     for _ in range(2):
         world.reads.read(world.told.append)

@@ -102,7 +102,7 @@ def test_second_of_two_equal_numbers_waits_for_the_first(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_lower_number_that_is_new_is_stored_too(form: str) -> None:
+def test_new_lower_number_is_stored_too(form: str) -> None:
     broker, client = Broker(form=form), Connection(HOST)
     broker.receive(client, numbered(5) + numbered(2) + numbered(5) + numbered(9))
     broker.receive(client, numbered(7) + numbered(7) + numbered(6))
@@ -111,7 +111,7 @@ def test_lower_number_that_is_new_is_stored_too(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_numbers_that_were_not_stored_are_new_again(form: str) -> None:
+def test_numbers_that_were_not_stored_count_as_new(form: str) -> None:
     broker, client, other = Broker(form=form), Connection(HOST), Connection(HOST)
     broker.receive(client, numbered(1) + numbered(2) + batch(3, 2))
     broker.receive(other, numbered(2))
@@ -127,7 +127,7 @@ def test_numbers_that_were_not_stored_are_new_again(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_lost_leadership_gives_back_sends_and_those_that_wait(form: str) -> None:
+def test_lost_leadership_returns_sends_and_their_waiting_repeats(form: str) -> None:
     broker, client, other = Broker(form=form), Connection(HOST), Connection(HOST)
     broker.receive(client, numbered(1) + numbered(2))
     broker.receive(other, numbered(2))
@@ -137,7 +137,7 @@ def test_lost_leadership_gives_back_sends_and_those_that_wait(form: str) -> None
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_unknown_outcome_closes_the_senders_and_those_that_wait(form: str) -> None:
+def test_unknown_outcome_disconnects_senders_and_their_waiting_repeats(form: str) -> None:
     broker, client, other = Broker(form=form), Connection(HOST), Connection(HOST)
     broker.receive(client, numbered(1) + numbered(2))
     broker.receive(other, numbered(2))

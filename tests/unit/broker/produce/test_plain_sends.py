@@ -98,7 +98,7 @@ FRAMES = frames()
 @pytest.mark.slow
 @settings(max_examples=400)
 @given(st.lists(st.lists(FRAMES, max_size=6).map(b"".join), max_size=5))
-def test_any_requests_give_the_same_log_and_the_same_replies(chunks: list[bytes]) -> None:
+def test_both_forms_give_the_same_log_and_replies(chunks: list[bytes]) -> None:
     compare(chunks)
 
 
@@ -189,7 +189,7 @@ def test_both_forms_read_the_same_headers(raw: str) -> None:
     compare([frame(raw=raw.encode())])
 
 
-def test_most_sends_of_stock_clients_are_plain() -> None:
+def test_common_sends_of_stock_clients_are_plain() -> None:
     chunk = b"".join(frame(b"%d" % n, e=str(n % 4), n="broker-a", l="16", header={"opaque": n}) for n in range(100))
     broker = compare([chunk])
     assert broker.taken_plain == len(chunk)
@@ -215,7 +215,7 @@ def test_block_of_requests_is_given_back_whole_when_leadership_is_lost() -> None
     assert len(seen[0]) == 3
 
 
-def test_with_too_much_pending_each_send_is_refused() -> None:
+def test_sends_are_refused_while_too_much_is_pending() -> None:
     broker, client = Broker(form="compiled", uncommitted_bytes_max=1000), Connection(HOST)
     for number in range(30):
         broker.receive(client, frame(b"x" * 100, header={"opaque": number}))

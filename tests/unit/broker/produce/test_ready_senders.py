@@ -113,7 +113,7 @@ CHUNKS = st.builds(lambda frames, cut: b"".join(frames)[cut:], st.lists(ANY, max
 
 @both_forms
 @given(st.lists(CHUNKS, min_size=1, max_size=6))
-def test_any_chunks_are_stored_and_answered_as_by_the_reference(form: str, chunks: list[bytes]) -> None:
+def test_chunks_of_many_clients_equal_the_reference(form: str, chunks: list[bytes]) -> None:
     with ExitStack() as undo:
         crowd = Crowd(form, len(chunks), undo)
         for client, chunk in zip(crowd.clients, chunks, strict=True):
@@ -150,7 +150,7 @@ def test_turn_receives_from_each_sender_once_until_its_buffer_is_full(form: str,
 
 
 @both_forms
-def test_more_messages_than_a_block_may_have_make_more_blocks(form: str, undo: ExitStack) -> None:
+def test_messages_beyond_a_block_begin_another_block(form: str, undo: ExitStack) -> None:
     crowd = Crowd(form, 3, undo, body_bytes_max=20_000)
     batch = frame(b"".join(batched(b"", "UNIQ_KEY\x01A\x02") for _ in range(50)), header={"code": 320}, i="")
     for client in crowd.clients:
@@ -290,7 +290,7 @@ def test_sends_are_received_by_the_function_for_simulated_sockets(form: str, und
 
 
 @both_forms
-def test_more_bytes_than_fit_are_never_taken_from_the_function(form: str, undo: ExitStack) -> None:
+def test_receiver_rejects_more_bytes_than_fit(form: str, undo: ExitStack) -> None:
     crowd = Crowd(form, 1, undo, receive_into=lambda descriptor, buffer: len(buffer) + 1)
     with pytest.raises(AssertionError, match="65537 bytes were received"):
         crowd.broker.sends.receive(crowd.ready)

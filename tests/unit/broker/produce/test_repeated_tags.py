@@ -41,7 +41,7 @@ def test_second_tags_do_not_take_a_send_off_the_quick_path(last: str) -> None:
     assert [code for _, body, _ in broker.log.framed for *_, code in scan_fixed(body)] == [tag_code(last or "A")] * 3
 
 
-def test_tag_of_a_batch_hides_that_of_its_messages() -> None:
+def test_tag_of_a_batch_overrides_tags_of_its_messages() -> None:
     messages = batched(b"", "UNIQ_KEY\x01K\x02TAGS\x01A") + batched(b"", "UNIQ_KEY\x01L\x02")
     broker = compare([frame(messages, m="true", i="TAGS\x01B\x02POP_CK\x01receipt")])
     [[_, body, _]] = broker.log.framed

@@ -187,7 +187,7 @@ def test_stopping_broker_waits_for_sends_but_not_for_pulls() -> None:
     assert not clients.gate.has_unsent_replies()
 
 
-def test_refused_oneway_sends_do_not_take_the_room_of_those_that_wait() -> None:
+def test_refused_oneway_sends_take_no_room_of_waiting_sends() -> None:
     clients = Clients(Quota(produce_messages=5), QuotaLimits(held_max=20))
     connection = clients.connection()
     for number in range(1000):

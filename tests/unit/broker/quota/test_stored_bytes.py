@@ -28,7 +28,7 @@ class Counted:
         return read
 
 
-def test_messages_that_come_faster_than_they_are_counted_count_once() -> None:
+def test_messages_arriving_during_a_count_are_counted_once() -> None:
     """A topic with 5,000 messages per second was full when it had half of what it may have."""
     stored = StoredBytes(cast("QueueStore", SimpleNamespace(ends=lambda topic: (), get=None)))
     stored.limit("T", 1_000_000 * SIZE)

@@ -34,7 +34,7 @@ def test_clock_that_went_back_repeats_nothing(catch_up: str) -> None:
     assert tick(5 * MINUTE, 0, catch_up=catch_up) is None
 
 
-def test_only_the_last_of_many_is_sent() -> None:
+def test_only_the_latest_due_tick_is_sent() -> None:
     assert tick(0, 10 * MINUTE + 5, catch_up="last") == Tick(10 * MINUTE, 10 * MINUTE, 9)
     # After a year, and after thirty years of seconds: without counting them one by one.
     assert tick(0, 365 * DAY, catch_up="last") == Tick(365 * DAY, 365 * DAY, 365 * 1440 - 1)
@@ -48,7 +48,7 @@ def test_last_missed_cron_tick_is_searched_by_bisection() -> None:
     assert found == Tick(365 * DAY, 365 * DAY, 1000)  # of the given up ones, a thousand are counted
 
 
-def test_late_one_is_not_sent_if_it_is_to_be_skipped() -> None:
+def test_late_tick_is_skipped_by_its_policy() -> None:
     hour = 60 * MINUTE
     given = {"every_ms": hour, "catch_up": "skip"}
     assert tick(0, hour + ON_TIME_MS, **given) == Tick(hour, hour, 0)
@@ -75,7 +75,7 @@ def test_all_that_are_too_late_are_given_up_at_once() -> None:
     assert tick(found.settled_ms, 3 * DAY + 5000, **given) is None
 
 
-def test_nothing_is_due_behind_the_end() -> None:
+def test_no_tick_is_due_after_the_end() -> None:
     assert tick(0, 10 * MINUTE, end_ms=3 * MINUTE) == Tick(2 * MINUTE, 2 * MINUTE, 1)
     assert tick(2 * MINUTE, 10 * MINUTE, end_ms=3 * MINUTE) is None
 

@@ -60,11 +60,11 @@ def ticks(rule: Rule, after: str, count: int) -> list[str]:
         ("0 9 * * MON-FRI", "2026-03-27T12:00", ["30 09:00 +0200", "31 09:00 +0200"]),
     ],
 )
-def test_where_clocks_change(expression: str, after: str, expected: list[str]) -> None:
+def test_ticks_across_changes_of_daylight_saving_time(expression: str, after: str, expected: list[str]) -> None:
     assert ticks(Cron(expression, VIENNA), after, len(expected)) == expected
 
 
-def test_both_days_must_match_if_that_is_wanted() -> None:
+def test_both_cron_days_must_match_if_requested() -> None:
     either, both = Cron("0 8 13 * FRI", VIENNA), Cron("0 8 13 * FRI", VIENNA, both_days=True)
     assert ticks(either, "2026-02-14T00:00", 2) == ["20 08:00 +0100", "27 08:00 +0100"]
     assert ticks(both, "2026-02-14T00:00", 2) == ["13 08:00 +0100", "13 08:00 +0100"]  # in March and November
@@ -128,7 +128,7 @@ def test_invalid_time_zone_is_refused(zone: str) -> None:
 
 @given(st.text(alphabet="0123456789*/,-#LW MONFRIJAN?", max_size=30))
 @settings(max_examples=100, deadline=None)
-def test_any_text_is_a_rule_or_is_refused(text: str) -> None:
+def test_any_cron_text_is_parsed_or_refused(text: str) -> None:
     try:
         found = Cron(text, VIENNA).next_after(ms("2026-03-29T01:59:59"))
     except RuleInvalid:

@@ -153,7 +153,7 @@ def test_tick_with_an_unknown_outcome_is_left_to_the_next_leader() -> None:
     rig.check_tick(2 * SECOND)
 
 
-def test_schedule_does_not_tick_while_it_is_changed() -> None:
+def test_schedule_does_not_tick_during_its_change() -> None:
     rig = Rig()
     first, second = rig.ticks.change("a"), rig.ticks.change("a")
     rig.check_no_tick(SECOND)
@@ -211,13 +211,13 @@ def test_mark_is_in_each_entry() -> None:
     assert mark == SettleTick(name="a", version=1, settled_ms=SECOND, due_ms=SECOND)
 
 
-def test_more_ticks_are_skipped_than_one_command_may_count() -> None:
+def test_skipped_ticks_of_centuries_fit_into_one_command() -> None:
     """As when the clock of a leader is wrong by centuries."""
     rig = Rig()
     rig.check_tick(2 * 10**9 * SECOND)
 
 
-def test_it_rests_until_the_next_tick() -> None:
+def test_scheduler_rests_until_the_next_tick() -> None:
     rig = Rig()
     [(_, _, rests_until)] = rig.ticks.periodic()
     assert rests_until() == float("-inf"), "the next ticks are not known yet"
@@ -231,7 +231,7 @@ def test_it_rests_until_the_next_tick() -> None:
     assert rests_until() == float("inf")
 
 
-def test_yearly_schedule_that_is_changed_again_and_again_costs_no_memory() -> None:
+def test_repeatedly_changed_yearly_schedule_costs_no_memory() -> None:
     """Its ticks of former versions are due in a year, and would stay until then."""
     rig = Rig(every_ms=365 * 86_400 * SECOND)
     for number in range(1000):

@@ -133,7 +133,7 @@ def test_deleting_for_good_removes_restorable_topics(group: Group) -> None:
     assert group.apply(put(queues=1)).begun_queues == (("T", 0, 100), ("T", 1, 50))
 
 
-def test_topic_that_was_created_again_cannot_be_restored(group: Group) -> None:
+def test_recreated_topic_cannot_be_restored(group: Group) -> None:
     group.apply(DELETED)
     assert group.apply(put(queues=1)).begun_queues == (("T", 0, 100), ("T", 1, 50))
     assert not group.metadata.deleted_topics.rows

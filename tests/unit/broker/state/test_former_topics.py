@@ -61,7 +61,7 @@ def test_late_offset_of_deleted_topic_becomes_first_offset(command: CommitOffset
     assert metadata.consumer_offset("G", "T", 0) == 101
 
 
-def test_ends_never_go_back_however_often_topic_is_deleted() -> None:
+def test_queue_ends_never_go_back_over_repeated_deletions() -> None:
     metadata = recreated()
     delete(metadata, q0=100)
     delete(metadata, q0=130)  # messages came while it did not exist

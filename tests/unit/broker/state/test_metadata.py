@@ -146,7 +146,7 @@ def test_invalid_metadata_commands_are_not_encoded(command: Command) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_command_or_refused(body: bytes) -> None:
+def test_any_bytes_decode_to_a_command_or_are_refused(body: bytes) -> None:
     try:
         command = decode_command(body)
     except CommandUnknown:
@@ -205,7 +205,7 @@ def test_delete_topic_takes_its_offsets_along(metadata: Metadata) -> None:
     assert metadata.consumer_offset("g", "T", 0) is None
 
 
-def test_topic_has_an_identity_of_its_own_until_it_is_deleted() -> None:
+def test_topic_keeps_its_identity_until_deleted() -> None:
     metadata = metadata_with(topic("T"), topic("U"))
     first, other = metadata.topic_identity("T"), metadata.topic_identity("U")
     metadata.apply(put("T", queues=8, timestamp_ms=1234))
@@ -350,7 +350,7 @@ def test_delays_never_go_back(metadata: Metadata) -> None:
     assert metadata.delay_offsets == {1: 3, 2: 5}
 
 
-def test_snapshot_from_before_there_were_delays_can_be_read() -> None:
+def test_snapshot_of_a_release_without_delays_can_be_read() -> None:
     metadata = restored(metadata_with(topic("A")), without=["delay_offsets"])
     assert (list(metadata.topics), metadata.delay_offsets) == (["A"], {})
 

@@ -238,7 +238,7 @@ def ready() -> Metadata:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=30), st.integers(1, 5))
-def test_in_order_the_offset_is_that_of_the_first_open_message(steps: list[tuple[bool, int]], at_once: int) -> None:
+def test_ordered_group_offset_is_at_the_first_open_message(steps: list[tuple[bool, int]], at_once: int) -> None:
     """Against a list of what is acknowledged: pops begin at its first gap, and the group's offset is there."""
     metadata, done, popped_ms, end = ready(), -1, 0, 0
     count: dict[int, int] = {}

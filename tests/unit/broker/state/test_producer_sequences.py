@@ -417,7 +417,7 @@ def test_only_valid_sequence_ranges_are_parsed(text: str, last: int | None) -> N
     assert expected is None or range_properties(expected) == properties
 
 
-def test_no_batch_goes_beyond_the_highest_number() -> None:
+def test_batch_beyond_the_highest_number_is_refused() -> None:
     properties = {props.PRODUCER_ID: "p", props.SEQUENCE: str(SEQUENCE_MAX - 1)}
     assert sent_range(properties, 2) == SequenceRange("p", SEQUENCE_MAX - 1, SEQUENCE_MAX)
     assert sent_range(properties, 3) is None

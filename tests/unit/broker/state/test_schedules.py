@@ -32,7 +32,7 @@ def put(table: Schedules, expected: int = ANY_VERSION, at_ms: int = 100, **given
     return table.table[wanted.name]
 
 
-def test_schedule_begins_when_it_is_created_and_advances_with_its_ticks() -> None:
+def test_schedule_begins_at_its_creation_and_advances_with_ticks() -> None:
     table = Schedules(StateLimits())
     assert put(table) == Schedule(definition(), 1, 100)
     table.apply(SettleTick(name="a", version=1, settled_ms=1000, due_ms=1000, skipped=2))

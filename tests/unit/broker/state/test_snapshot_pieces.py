@@ -23,7 +23,7 @@ def filled() -> Metadata:
     return metadata
 
 
-def test_no_piece_holds_more_than_a_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_pieces_hold_a_few_rows_each(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[int] = []
     encoded = module._encoded
 
@@ -39,7 +39,7 @@ def test_no_piece_holds_more_than_a_few_rows(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("count", [0, 1, 23, 24, 255, 256, 70_000])
-def test_heads_are_those_of_the_library(count: int) -> None:
+def test_cbor_heads_equal_those_of_the_library(count: int) -> None:
     assert module._cbor_head(module._CBOR_ARRAY, count) == cbor2.dumps([0] * count)[: -count or None]
 
 

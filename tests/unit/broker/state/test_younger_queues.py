@@ -41,7 +41,7 @@ def test_added_queues_are_younger_than_groups_with_offsets(metadata: Metadata) -
 
 
 @pytest.mark.parametrize("config", [put(2), put(4, 2), put(4, 4), put(2, 4)])
-def test_queues_that_were_there_are_not_younger(metadata: Metadata, config: PutTopic) -> None:
+def test_existing_queues_are_not_younger(metadata: Metadata, config: PutTopic) -> None:
     metadata.apply(config)
     assert younger(metadata) == []
 

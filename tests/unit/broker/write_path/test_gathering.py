@@ -120,7 +120,7 @@ def test_no_round_waits_longer_than_its_limit() -> None:
         assert max(seen.waits) <= WAIT_SHARE * ROUND_SECONDS + 1e-9
 
 
-def test_after_a_stall_of_the_disk_the_limit_is_still_short() -> None:
+def test_round_limit_stays_short_after_a_disk_stall() -> None:
     gathering = Gathering()
     gathering.round_started(0.0)
     gathering.round_answered(10.0, 10, 5)

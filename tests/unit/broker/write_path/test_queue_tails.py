@@ -55,7 +55,7 @@ def test_topic_recreated_during_its_deletion_starts_at_zero() -> None:
     assert next_offsets(applied) == [0, 0]
 
 
-def test_queue_beyond_those_of_a_shrunk_topic_starts_at_zero() -> None:
+def test_new_queue_beyond_a_shrunk_topic_starts_at_zero() -> None:
     applied = Applied()
     applied.create("T", 1)
     applied.ends["T", 3] = 5
@@ -73,7 +73,7 @@ def test_last_of_several_deletions_counts() -> None:
     assert applied.tails.get("T", 0).next_offset == 0
 
 
-def test_after_an_applied_deletion_the_store_decides_where_queues_end() -> None:
+def test_queue_ends_come_from_the_store_after_a_deletion() -> None:
     applied = Applied()
     applied.create("T")
     applied.tails.reset("T")

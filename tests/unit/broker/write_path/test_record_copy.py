@@ -63,7 +63,7 @@ def test_copy_is_the_same_message_in_another_queue(read: Callable[[bytes], RawRe
 @pytest.mark.parametrize(
     ("born_ip", "store_ip", "kept"), [("10.0.0.1", "fe80::2", True), ("fe80::1", "10.0.0.2", False)]
 )
-def test_hosts_of_a_copy_are_those_of_ipv4(
+def test_copy_keeps_only_ipv4_hosts(
     read: Callable[[bytes], RawRecord | StoredMessage], born_ip: str, store_ip: str, kept: bool
 ) -> None:
     copy = copy_record(read(record(born_ip=born_ip, store_ip=store_ip)), TAIL, b"")
@@ -79,7 +79,7 @@ def test_copy_may_change_its_transaction_state_and_attempts() -> None:
     assert copy_record(stored, TAIL, b"", transaction=0).sys_flag == COMPRESSED
 
 
-def test_where_messages_wait_the_tag_code_is_not_that_of_the_tags() -> None:
+def test_copy_in_the_schedule_topic_has_no_tag_code() -> None:
     assert (
         copy_record(
             split_record(record()), QueueTail(TopicName(SCHEDULE_TOPIC), 1, QueueOffset(0)), b"TAGS\x01b\x02"

@@ -123,7 +123,7 @@ def test_run_fits_a_batch() -> None:
     assert [len(run.messages) for run in large] == [1, 1, 1]
 
 
-def test_run_is_halved_until_it_is_one_message() -> None:
+def test_refused_batch_is_halved_down_to_one_message() -> None:
     [run] = runs_of([stored(n) for n in range(5)])
     assert [[each.queue_offset for each in half.messages] for half in run.halves()] == [[0, 1], [2, 3, 4]]
     [one] = runs_of([stored()])

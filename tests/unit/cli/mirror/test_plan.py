@@ -155,11 +155,11 @@ def test_retry_topics_of_pops_get_names_that_raftmq_accepts() -> None:
     assert [each.target_topic for each in found.queues] == ["%RETRY%g_T"]
 
 
-def test_no_broker_at_the_target_is_refused() -> None:
+def test_mirror_target_without_brokers_is_refused() -> None:
     with pytest.raises(PlanRefused, match="no broker group"):
         plan({"T": {"a": topic("T")}}, brokers=())
 
 
-def test_more_queues_than_brokers_remember_producers_are_refused() -> None:
+def test_mirroring_more_queues_than_remembered_producers_is_refused() -> None:
     with pytest.raises(PlanRefused, match="at most 9000"):
         plan({f"T{n}": {"a": topic(f"T{n}", 1000)} for n in range(10)})

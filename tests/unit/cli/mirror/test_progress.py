@@ -23,7 +23,7 @@ def test_progress_reports_a_mirror_falling_behind() -> None:
     assert progress.note(2.0, 2_100, 0).text().endswith("caught up")
 
 
-def test_rates_are_those_of_the_last_half_minute() -> None:
+def test_rates_cover_the_last_half_minute() -> None:
     progress = Progress()
     for second in range(100):
         figures = progress.note(float(second), min(second, 50) * 100, 7)

@@ -28,7 +28,7 @@ def test_types_are_written_unchanged(written: str) -> None:
     assert str(parse_type(written)) == written
 
 
-def test_other_spellings_are_known() -> None:
+def test_alternative_type_names_are_accepted() -> None:
     assert [str(parse_type(each)) for each in ("LONG", " Integer ", "decimal", "struct<a int, b : bool>")] == [
         "bigint",
         "int",

@@ -39,7 +39,7 @@ def test_messages_between_two_positions_are_ranges_of_queues() -> None:
     assert shown_position(END) == "a:0 5, b:0 0, b:1 2"
 
 
-def test_nothing_is_between_the_first_end_and_itself() -> None:
+def test_range_from_an_end_to_itself_is_empty() -> None:
     # The end of the first micro-batch also has its start: that must not be read again.
     assert messages_between(END, END) == {}
 

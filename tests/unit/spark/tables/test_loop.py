@@ -248,7 +248,7 @@ def test_dead_letters_of_a_killed_commit_are_repeated_with_the_same_range() -> N
     assert sent > 0
 
 
-def test_pipeline_killed_before_its_first_rows_begins_where_it_began() -> None:
+def test_pipeline_killed_before_its_first_rows_keeps_its_beginning() -> None:
     world = World(ends=dict.fromkeys(QUEUES, 4))
 
     def die(name: str) -> None:

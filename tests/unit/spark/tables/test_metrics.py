@@ -15,7 +15,7 @@ from spark.tables.metrics import Metrics, PortUnusable
 from spark.tables.pipeline import parse_pipeline
 
 
-def test_metrics_port_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_occupied_metrics_port_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(*_: object, **__: object) -> None:
         raise OSError(errno.EADDRINUSE, "Address already in use")
 

@@ -179,7 +179,7 @@ def test_many_processes_at_once_commit_each_number_once(storage: ObjectStorage) 
     assert contents(storage) == expected(*won)
 
 
-def test_next_commit_completes_that_of_a_killed_process(storage: ObjectStorage) -> None:
+def test_next_commit_completes_a_commit_of_a_killed_process(storage: ObjectStorage) -> None:
     """The one that was overtaken goes on, and the faster one has died before it moved its objects."""
 
     def die(step: str) -> None:
@@ -227,7 +227,7 @@ def test_late_process_changes_no_committed_table(storage: ObjectStorage) -> None
 
 
 @pytest.mark.parametrize("method", ["PUT", "GET"])
-def test_without_permission_it_stops_and_loses_nothing(storage: ObjectStorage, method: str) -> None:
+def test_pipeline_without_permission_stops_and_loses_nothing(storage: ObjectStorage, method: str) -> None:
     where = directory(storage)
     where.open()
     add(storage, where, 0)
@@ -315,7 +315,7 @@ def test_rows_are_written_by_folder_and_read_back(storage: ObjectStorage) -> Non
     assert list(divided(empty, "day")) == []
 
 
-def test_task_writes_more_folders_than_it_keeps_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_writes_more_folders_than_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     class Kept:
         """Keeps the objects that are written."""
 

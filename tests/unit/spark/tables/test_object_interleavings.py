@@ -206,7 +206,7 @@ def interleaved(seed: int, processes: int, faults: float) -> Iterator[Bucket]:
 
 
 @pytest.mark.parametrize(("processes", "faults"), [(1, 0.05), (2, 0.0), (3, 0.02)])
-def test_whoever_stops_or_dies_each_row_is_seen_once(processes: int, faults: float) -> None:
+def test_each_row_is_stored_once_across_stops_and_kills(processes: int, faults: float) -> None:
     for seed in range(60):
         before: dict[int, str] = {}
         for bucket in interleaved(seed, processes, faults):

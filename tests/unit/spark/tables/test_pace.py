@@ -62,7 +62,7 @@ def test_continuous_pipeline_commits_new_messages_at_each_look() -> None:
     assert 10.2 <= commits[2][0] <= 10.2 + IDLE_SECONDS
 
 
-def test_once_ends_when_everything_is_committed() -> None:
+def test_once_mode_ends_when_everything_is_committed() -> None:
     day = Day(1000, {0.0: 25})
     assert day.run(None) == [(0, 10), (2, 10), (4, 5)]
     assert day.now == 6

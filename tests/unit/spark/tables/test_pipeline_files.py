@@ -169,7 +169,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
         (BOMB, "the file has more than 100,000 values"),
     ],
 )
-def test_other_documents_are_refused(text: str, said: str) -> None:
+def test_documents_that_are_not_pipelines_are_refused(text: str, said: str) -> None:
     assert said in refusal(text)
 
 

@@ -35,7 +35,7 @@ def test_tasks_import_no_packages_of_the_driver() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_only_a_relative_path_that_is_not_here_is_in_an_archive(tmp_path: Path) -> None:
+def test_missing_relative_interpreter_is_expected_in_an_archive(tmp_path: Path) -> None:
     assert is_in_archive("./env/bin/python", tmp_path)
     assert not is_in_archive("python3", tmp_path)  # found by PATH
     assert not is_in_archive("/opt/env/bin/python", tmp_path)

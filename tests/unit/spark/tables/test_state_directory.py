@@ -12,7 +12,7 @@ from spark.tables.parquet_directory import Locked
 from spark.tables.state_directory import StateDirectory
 
 
-def test_only_one_process_runs_a_pipeline_and_status_detects_it(tmp_path: Path) -> None:
+def test_second_process_of_a_pipeline_is_refused(tmp_path: Path) -> None:
     one, two = StateDirectory(tmp_path / "s"), StateDirectory(tmp_path / "s")
     assert not two.is_running()
     one.open()
@@ -47,7 +47,7 @@ def test_run_starts_while_another_process_asks(tmp_path: Path, monkeypatch: pyte
     os.close(asking)
 
 
-def test_one_that_asks_for_ever_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_the_lock_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "running").touch()
     asking = os.open(tmp_path / "running", os.O_RDONLY)
     fcntl.flock(asking, fcntl.LOCK_SH)

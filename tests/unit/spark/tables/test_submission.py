@@ -36,7 +36,7 @@ def told(found: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def test_on_one_machine_only_the_loopback_address_is_used(tmp_path: Path) -> None:
+def test_local_spark_uses_only_the_loopback_address(tmp_path: Path) -> None:
     found = arguments(tmp_path)
     assert found[:6] == ["--master", "local[*]", "--driver-memory", "2g", "--packages", "g:a:1,g:b:2"]
     settings = told(found)

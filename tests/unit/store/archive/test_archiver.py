@@ -78,7 +78,7 @@ def test_each_complete_file_is_stored_once_and_reported_after_its_manifest() -> 
     assert archived(bucket) == log.sent[: log.complete_index]
 
 
-def test_nothing_is_archived_before_a_file_is_complete() -> None:
+def test_only_complete_files_are_archived() -> None:
     log, bucket = sent(3)
     assert list(steps(log, bucket)) == [ArchiveStep(is_last=True)]
     assert bucket.objects == {}
@@ -255,7 +255,7 @@ def test_archiver_continues_after_local_deletion() -> None:
     assert archived(bucket) == log.sent[: log.complete_index]
 
 
-def test_files_deleted_before_they_were_archived_are_reported() -> None:
+def test_files_deleted_before_archiving_are_reported() -> None:
     log, bucket = sent(40)
     list(steps(log, bucket))
     log.send(100)

@@ -218,7 +218,7 @@ def test_index_that_is_not_of_its_file_is_named(tmp_path: Path, what: str) -> No
     archive.check(2 * SEGMENT_BYTES, 3 * SEGMENT_BYTES)
 
 
-def test_files_are_followed_from_where_the_local_log_begins(tmp_path: Path) -> None:
+def test_archived_files_are_verified_back_from_the_local_beginning(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path / "cache", cache_bytes=0)
     first = archive.source.state
     assert first.starts_at.pos == 0

@@ -125,6 +125,6 @@ def join(seed: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("first", [0, 20])
-def test_joined_log_is_that_of_the_group(first: int) -> None:
+def test_joined_log_equals_the_log_of_the_group(first: int) -> None:
     sums = [sum(each) for each in zip(*(join(seed) for seed in range(first, first + 20)), strict=True)]
     assert min(sums) > 10, f"from the archive, from the leader, kills: {sums}"

@@ -71,7 +71,7 @@ def test_newest_file_of_a_backup_is_read_without_an_index() -> None:
     assert ArchiveReader(BucketStore(bucket)).verify() == len([name for name in bucket.objects if "index/" in name])
 
 
-def test_no_altered_object_is_shown_as_intact() -> None:
+def test_altered_object_is_never_reported_intact() -> None:
     _, bucket = filled(60)
     intact = dict(bucket.objects)
     for name, content in intact.items():
@@ -128,7 +128,7 @@ def test_index_of_a_newer_version_is_refused() -> None:
         decode_file_index(b"", name)
 
 
-def test_index_names_tags_only_while_there_are_few() -> None:
+def test_index_lists_tags_only_if_few() -> None:
     log = MessageLog()
     log.send(9)
     source = log.source()

@@ -68,7 +68,7 @@ def test_messages_with_a_time_in_the_future_do_not_hold_their_files(tmp_path: Pa
     home.check()
 
 
-def test_without_a_snapshot_nothing_is_deleted(tmp_path: Path) -> None:
+def test_archive_deletes_nothing_without_a_snapshot(tmp_path: Path) -> None:
     home = Home(tmp_path, files=0)
     home.log.send(100)
     home.run(has_retention=False)  # the limit was set later
@@ -149,7 +149,7 @@ def test_archive_is_whole_wherever_a_run_is_killed(tmp_path: Path, seed: int) ->
             home.checkpoint()
 
 
-def test_reader_of_the_manifest_before_finds_all_it_names(tmp_path: Path) -> None:
+def test_reader_of_the_previous_manifest_finds_all_its_objects(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.run(bytes_max=KEPT, begin_pos=SEGMENT_BYTES)
     reader, names = ArchiveReader(BucketStore(home.bucket)), home.manifest.objects.names  # type: ignore[union-attr]

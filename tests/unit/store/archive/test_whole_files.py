@@ -28,7 +28,7 @@ def opened(archive: ReadArchive, archived: Base | None = None, identity: str = "
 
 
 @pytest.mark.parametrize("nbytes", [SEGMENT_BYTES, 1024, 512, 7])
-def test_files_from_the_archive_are_those_of_the_log(tmp_path: Path, nbytes: int) -> None:
+def test_archived_files_equal_those_of_the_log(tmp_path: Path, nbytes: int) -> None:
     archive = ReadArchive(tmp_path)
     reader = opened(archive)
     for pos in range(0, archive.end.pos, SEGMENT_BYTES):
