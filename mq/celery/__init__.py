@@ -5,7 +5,7 @@
 | `transport`, `channel` | what kombu sees, in the application's threads |
 | `session` | what all connections of a process share: one thread with an event loop, and its clients |
 | `blocking_send` | the short way of a message to a known queue, by a connection of the publishing thread |
-| `intake` | what a channel consumes: pops as many messages as it may have |
+| `channel_consumer` | what a channel consumes: pops as many messages as it may have |
 | `deliveries` | messages that a channel has: renews their invisible time, settles them |
 | `acknowledgements` | gathers what is done, so one request acknowledges several messages |
 | `topics` | topics of queues and exchanges, and the bindings between them |

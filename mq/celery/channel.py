@@ -17,8 +17,8 @@ from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
 from mq.celery import envelope
+from mq.celery.channel_consumer import ChannelConsumer
 from mq.celery.deliveries import Delivery
-from mq.celery.intake import Intake
 from mq.celery.session import Session, Unsure, now_ms
 from mq.celery.topics import Binding
 from mq.client.errors import ClientError, SendOutcomeUnknown, TopicNotFound
@@ -34,7 +34,7 @@ _PROPERTIES: Final = frozenset({"delivery_info", *(name for name, _ in AmqpMessa
 
 
 class QoS(virtual.QoS):
-    """What is unacknowledged is known by the intake."""
+    """What is unacknowledged is known by the consumer."""
 
     def ack(self, delivery_tag: str) -> None:
         """Done; returns before a broker has stored that."""
@@ -74,8 +74,8 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        self._intake: Intake | None = None
-        self._session_of_intake: Session | None = None
+        self._channel_consumer: ChannelConsumer | None = None
+        self._consumer_session: Session | None = None
         self._handlers: dict[str, Any] = {}
         self._no_ack: set[str] = set()
         self._transient: set[str] = set()
@@ -248,47 +248,47 @@ class Channel(virtual.Channel):
     @property
     def owns_deliveries(self) -> bool:
         """Whether this process has popped them: not so in a process forked later."""
-        return self._session_of_intake is not None and self._session_of_intake.is_alive
+        return self._consumer_session is not None and self._consumer_session.is_alive
 
-    def _taking(self) -> tuple[Session, Intake]:
+    def _open_consumer(self) -> tuple[Session, ChannelConsumer]:
         session = self._session
-        if self._intake is None or self._session_of_intake is not session:
+        if self._channel_consumer is None or self._consumer_session is not session:
             transport = self.connection
-            self._intake = session.intake(
+            self._channel_consumer = session.open_consumer(
                 lambda deliveries: transport.arrived(self, deliveries), transport.failed, self._dead_letter
             )
-            self._session_of_intake = session
-            session.call_now(self._intake.limit, self.qos.prefetch_count)
-        return session, self._intake
+            self._consumer_session = session
+            session.call_now(self._channel_consumer.limit, self.qos.prefetch_count)
+        return session, self._channel_consumer
 
     def acknowledge(self, tag: str) -> None:
-        """Tell the intake that a delivery is done."""
-        session, intake = self._session_of_intake, self._intake
-        if session is not None and intake is not None:
-            session.soon(partial(intake.deliveries.acknowledge, tag))
+        """Tell the consumer that a delivery is done."""
+        session, consumer = self._consumer_session, self._channel_consumer
+        if session is not None and consumer is not None:
+            session.soon(partial(consumer.deliveries.acknowledge, tag))
 
     def settle(self, tag: str, how: str, *args: Any, waits: bool = False) -> None:
-        """Acknowledge, reject or requeue a delivery at the intake."""
-        session, intake = self._session_of_intake, self._intake
-        if session is None or intake is None:
+        """Acknowledge, reject or requeue a delivery at the consumer."""
+        session, consumer = self._consumer_session, self._channel_consumer
+        if session is None or consumer is None:
             return
         if waits:
-            session.call(getattr(intake.deliveries, how), tag, *args)
+            session.call(getattr(consumer.deliveries, how), tag, *args)
         else:
-            session.start(getattr(intake.deliveries, how), tag, *args)
+            session.start(getattr(consumer.deliveries, how), tag, *args)
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:
         """Consume from a queue."""
-        session, intake = self._taking()
+        session, consumer = self._open_consumer()
         self._tag_to_queue[consumer_tag] = queue
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)
         self._handlers[queue] = callback
         (self._no_ack.add if no_ack else self._no_ack.discard)(queue)
         if (transient := session.broadcasts.get(queue)) is not None:
-            session.call_now(intake.consume_transient, transient)
+            session.call_now(consumer.consume_transient, transient)
         else:
-            session.call(intake.consume, queue)
+            session.call(consumer.consume, queue)
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Stop consuming; delivered messages may still be acknowledged."""
@@ -300,14 +300,14 @@ class Channel(virtual.Channel):
         if queue in self._active_queues:
             return
         self._handlers.pop(queue, None)
-        if self.owns_deliveries and self._intake is not None and self._session_of_intake is not None:
-            self._session_of_intake.call_now(self._intake.cancel, queue)
+        if self.owns_deliveries and self._channel_consumer is not None and self._consumer_session is not None:
+            self._consumer_session.call_now(self._channel_consumer.cancel, queue)
 
     def hand_over(self, delivery: Delivery) -> None:
         """Call the consumer of a delivery; in the application's thread."""
-        callback, intake = self._handlers.get(delivery.queue), self._intake
-        if intake is not None:
-            intake.handed += 1
+        callback, consumer = self._handlers.get(delivery.queue), self._channel_consumer
+        if consumer is not None:
+            consumer.handed += 1
         if callback is None:
             self.settle(delivery.tag, "give_back")
             return
@@ -320,17 +320,17 @@ class Channel(virtual.Channel):
 
     def note_handed(self) -> None:
         """Deliveries were taken: without a prefetch limit, others may come."""
-        if self._intake is not None and not self.qos.prefetch_count and self._session_of_intake is not None:
-            self._session_of_intake.soon(self._intake.note_handed)
+        if self._channel_consumer is not None and not self.qos.prefetch_count and self._consumer_session is not None:
+            self._consumer_session.soon(self._channel_consumer.note_handed)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """The next message, None if there is none."""
-        session, intake = self._taking()
+        session, consumer = self._open_consumer()
         if (transient := session.broadcasts.get(queue)) is not None:
-            delivery = session.call_now(intake.get_transient, transient)
+            delivery = session.call_now(consumer.get_transient, transient)
         else:
             try:
-                delivery = session.call(intake.get, queue, GET_SECONDS)
+                delivery = session.call(consumer.get, queue, GET_SECONDS)
             except TopicNotFound:
                 delivery = None
         if delivery is None:
@@ -351,8 +351,8 @@ class Channel(virtual.Channel):
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         """How many messages may be unacknowledged; 0 for any number."""
         self.qos.prefetch_count = prefetch_count or 0
-        if self._intake is not None and self._session_of_intake is not None:
-            self._session_of_intake.call_now(self._intake.limit, self.qos.prefetch_count)
+        if self._channel_consumer is not None and self._consumer_session is not None:
+            self._consumer_session.call_now(self._channel_consumer.limit, self.qos.prefetch_count)
 
     def drain_events(self, timeout: float | None = None, callback: Any = None) -> None:
         """Wait for a message of any channel of the connection."""
@@ -369,7 +369,7 @@ class Channel(virtual.Channel):
         if (target := self._dead_letter_exchanges.get(delivery.queue)) is None or "body" not in delivery.payload:
             return reason == "expired"
         exchange, routing_key = target
-        payload, session = delivery.payload, self._session_of_intake
+        payload, session = delivery.payload, self._consumer_session
         assert session is not None, "a delivery without a session"
         info = payload["properties"].setdefault("delivery_info", {})
         routing_key = routing_key if routing_key is not None else str(info.get("routing_key", ""))
@@ -383,17 +383,17 @@ class Channel(virtual.Channel):
         if self.closed:
             return
         self.connection.forget(self)
-        session, intake = self._session_of_intake, self._intake
+        session, consumer = self._consumer_session, self._channel_consumer
         try:
             for tag in list(self._consumers):
                 self.basic_cancel(tag)
-            if session is not None and intake is not None and session.is_alive:
-                session.end_intake(intake)
+            if session is not None and consumer is not None and session.is_alive:
+                session.close_consumer(consumer)
                 for queue in self._transient:
                     session.call_now(session.broadcasts.delete, queue)
         except ClientError:
             pass  # the session has ended meanwhile
         if self._qos is not None:
             self._qos.restore_unacked_once()
-        self._intake = self._session_of_intake = None
+        self._channel_consumer = self._consumer_session = None
         super().close()

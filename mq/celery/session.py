@@ -23,9 +23,9 @@ from kombu.transport.virtual.exchange import TopicExchange
 from mq.celery.address import Address
 from mq.celery.blocking_send import BlockingSends, TaskProducer
 from mq.celery.broadcasts import Broadcasts
+from mq.celery.channel_consumer import ChannelConsumer
 from mq.celery.deliveries import Delivery
 from mq.celery.envelope import Outgoing
-from mq.celery.intake import Intake
 from mq.celery.topics import Binding, Topics, queues_of
 from mq.client.errors import ClientClosed, ClientError, SendOutcomeUnknown, TopicNotFound
 from mq.client.logs import log
@@ -85,7 +85,7 @@ class Session:
         )
         self._thread = LoopThread("raftmq.celery")
         self._reading: Future[None] | None = None
-        self._intakes: dict[Intake, Future[None]] = {}
+        self._channel_consumers: dict[ChannelConsumer, Future[None]] = {}
         try:
             self._thread.call(self._open)
             self._reading = self._thread.portal.start_task_soon(self.broadcasts.run)
@@ -150,8 +150,8 @@ class Session:
 
     async def _close(self) -> None:
         async with anyio.create_task_group() as tasks:
-            for intake in self._intakes:
-                tasks.start_soon(intake.close)
+            for consumer in self._channel_consumers:
+                tasks.start_soon(consumer.close)
         await self._producer.aclose()
         await self.calls.aclose()
 
@@ -323,15 +323,15 @@ class Session:
 
     # Consuming.
 
-    def intake(
+    def open_consumer(
         self,
         emit: Callable[[list[Delivery]], None],
         fail: Callable[[BaseException], None],
         unwanted: Callable[[Delivery, str], Awaitable[bool]],
-    ) -> Intake:
-        """What a channel consumes with; `end_intake` ends it."""
-        intake = self.call_now(
-            lambda: Intake(
+    ) -> ChannelConsumer:
+        """What a channel consumes with; `close_consumer` ends it."""
+        consumer = self.call_now(
+            lambda: ChannelConsumer(
                 self.calls,
                 self.topics,
                 invisible=self.address.visibility_timeout,
@@ -341,16 +341,16 @@ class Session:
                 unwanted=unwanted,
             )
         )
-        self._intakes[intake] = self.start(intake.run)
-        return intake
+        self._channel_consumers[consumer] = self.start(consumer.run)
+        return consumer
 
-    def end_intake(self, intake: Intake) -> None:
-        """Return the messages of an intake, and end its task."""
-        running = self._intakes.pop(intake, None)
+    def close_consumer(self, consumer: ChannelConsumer) -> None:
+        """Return the messages of a consumer, and end its task."""
+        running = self._channel_consumers.pop(consumer, None)
         if running is None or not self.is_alive:
             return
         try:
-            self.call(intake.close)
+            self.call(consumer.close)
         except ClientError as error:
             log.warning("close_failed", client="raftmq.celery", reason=str(error))
         running.cancel()

@@ -43,7 +43,7 @@ class HeldMessage(MessageProxy):
         """Whether its retry could not be sent: then it is given back instead of acknowledged."""
 
 
-class _Intake:
+class _Prefetcher:
     """Pops for one consumer; belongs to the event loop of the session, but for `ready`."""
 
     def __init__(self, session: Session, queue_name: str, prefetch: int) -> None:
@@ -179,16 +179,16 @@ class RaftmqConsumer(Consumer):
         self._timeout = timeout_ms / 1000
         self._max_deliveries = max_deliveries
 
-        async def intake() -> _Intake:
-            return _Intake(session, queue_name, prefetch)
+        async def prefetcher() -> _Prefetcher:
+            return _Prefetcher(session, queue_name, prefetch)
 
-        self._intake = session.call(intake)
-        session.start(self._intake.run)
+        self._prefetcher = session.call(prefetcher)
+        session.start(self._prefetcher.run)
 
     def __next__(self) -> MessageProxy | None:
         """The next message, None after `timeout` without one. Raises ConnectionClosed if it may not consume."""
         try:
-            item = self._intake.ready.get(timeout=self._timeout)
+            item = self._prefetcher.ready.get(timeout=self._timeout)
         except queue.Empty:
             return None
         if isinstance(item, ClientError):
@@ -227,14 +227,14 @@ class RaftmqConsumer(Consumer):
         async def give_back() -> None:
             await self._session.give_back(held)
             for each in held:
-                self._intake.settled(each)
+                self._prefetcher.settled(each)
 
         if held:
             self._call(give_back)
 
     def close(self) -> None:
         """Take no more messages; those that the worker has are still its own."""
-        self._call(self._intake.close)
+        self._call(self._prefetcher.close)
 
     def _refuse(self, popped: PoppedMessage[Any], reason: str) -> None:
         log.error("a message of %s (%s) becomes a dead letter: %s", self._queue, popped.message_id, reason)
@@ -243,7 +243,7 @@ class RaftmqConsumer(Consumer):
     def _settle(self, function: Any, popped: PoppedMessage[Any], *args: str) -> None:
         async def settle() -> None:
             await function(popped, *args)
-            self._intake.settled(popped)
+            self._prefetcher.settled(popped)
 
         self._call(settle)
 

@@ -1,4 +1,4 @@
-"""What an intake does with messages that it has popped."""
+"""What a consumer does with messages that it has popped."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from mq.celery.channel_consumer import STAND_BACK_SECONDS, ChannelConsumer
 from mq.celery.deliveries import Delivery
-from mq.celery.intake import STAND_BACK_SECONDS, Intake
 from mq.celery.limits import DEFAULT
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.errors import ConnectionLost, NoRoute
@@ -139,8 +139,8 @@ def letter(offset: int) -> PoppedMessage:
     return message
 
 
-def intake_of(broker: OneQueue | mock.Mock, delivered: list[Delivery], prefetch: int) -> Intake:
-    intake = Intake(
+def consumer_of(broker: OneQueue | mock.Mock, delivered: list[Delivery], prefetch: int) -> ChannelConsumer:
+    consumer = ChannelConsumer(
         cast("Any", broker),
         mock.Mock(of_queue=lambda queue: queue, limits=DEFAULT),
         invisible=60.0,
@@ -149,17 +149,17 @@ def intake_of(broker: OneQueue | mock.Mock, delivered: list[Delivery], prefetch:
         fail=lambda error: pytest.fail(str(error)),
         unwanted=mock.AsyncMock(),
     )
-    intake.limit(prefetch)
-    return intake
+    consumer.limit(prefetch)
+    return consumer
 
 
 @asynccontextmanager
-async def running(intake: Intake) -> AsyncIterator[Intake]:
-    """Runs an intake that consumes from the queue q."""
-    await intake.consume("q")
+async def running(consumer: ChannelConsumer) -> AsyncIterator[ChannelConsumer]:
+    """Runs a consumer that consumes from the queue q."""
+    await consumer.consume("q")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
-        yield intake
+        nursery.start_soon(consumer.run)
+        yield consumer
         nursery.cancel_scope.cancel()
 
 
@@ -179,20 +179,20 @@ async def test_high_priority_messages_are_delivered_even_if_lower_pops_fail(auto
         refresh=mock.AsyncMock(),
     )
     delivered: list[Delivery] = []
-    async with running(intake_of(calls, delivered, prefetch=5)):
+    async with running(consumer_of(calls, delivered, prefetch=5)):
         await trio.sleep(1)
     assert [offset_of(each) for each in delivered] == [0]
 
 
 async def test_messages_of_a_single_queue_arrive_by_held_pops(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
-    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
+    async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         for offset in range(3):
             await trio.sleep(1)
             broker.waiting.append(letter(offset))
             await trio.sleep(1)
             assert len(delivered) == offset + 1
-            intake.deliveries.acknowledge(delivered[-1].tag)
+            consumer.deliveries.acknowledge(delivered[-1].tag)
         await trio.sleep(1)
     assert broker.acknowledged == [0, 1, 2]
     # The first one finds out that there is nothing yet. One for one message is held while the first is at work.
@@ -207,12 +207,13 @@ async def test_intake_yields_before_requesting_the_next_message(
     broker, batches = OneQueue(), list[list[Delivery]]()
     seen: list[tuple[float, int, str]] = []
     monkeypatch.setattr(
-        "mq.celery.intake.time.sleep", lambda seconds: seen.append((seconds, len(batches), broker.requests[-1]))
+        "mq.celery.channel_consumer.time.sleep",
+        lambda seconds: seen.append((seconds, len(batches), broker.requests[-1])),
     )
     broker.waiting = [letter(0)]
-    intake = intake_of(broker, [], prefetch=3)
-    intake._emit = batches.append
-    async with running(intake):
+    consumer = consumer_of(broker, [], prefetch=3)
+    consumer._emit = batches.append
+    async with running(consumer):
         await trio.sleep(1)
         assert len(batches) == 1
         assert seen == [], "it waited although the pop was not held"
@@ -225,7 +226,7 @@ async def test_intake_yields_before_requesting_the_next_message(
 async def test_held_pop_hands_over_before_its_task_runs_again(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.until_task_runs = 0.5
-    async with running(intake_of(broker, delivered, prefetch=3)):
+    async with running(consumer_of(broker, delivered, prefetch=3)):
         await trio.sleep(1)
         foreign = popped_message(1, 1000)
         foreign.body = b"not of kombu"
@@ -241,28 +242,28 @@ async def test_held_pop_hands_over_before_its_task_runs_again(autojump_clock: Mo
 async def test_worker_with_full_prefetch_holds_no_pop(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(offset) for offset in range(3)]
-    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
+    async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         await trio.sleep(60)
         assert [len(delivered), len(broker.waiting)] == [2, 1]
-        intake.deliveries.acknowledge(delivered[0].tag)
+        consumer.deliveries.acknowledge(delivered[0].tag)
         await trio.sleep(1)
         assert [len(delivered), len(broker.waiting)] == [3, 0]
 
 
 async def test_closed_channel_takes_no_message_by_a_held_pop(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
-    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
+    async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         await trio.sleep(1)
         assert broker.requests[-1] == "held pop 2"
-    await intake.close()
+    await consumer.close()
     assert [line.lost is not None for line in broker.lines] == [True]
 
 
 async def test_held_pop_of_a_cancelled_consumer_gives_the_message_back(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
-    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
+    async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         await trio.sleep(1)
-        intake.cancel("q")
+        consumer.cancel("q")
         broker.waiting.append(letter(0))
         await trio.sleep(1)
     assert broker.given_back == [0]
@@ -272,11 +273,11 @@ async def test_held_pop_of_a_cancelled_consumer_gives_the_message_back(autojump_
 async def test_pops_are_not_held_with_a_second_queue(autojump_clock: MockClock) -> None:
     """What there is room for may come from either."""
     broker, delivered = OneQueue(), list[Delivery]()
-    intake = intake_of(broker, delivered, prefetch=2)
-    await intake.consume("q")
-    await intake.consume("r")
+    consumer = consumer_of(broker, delivered, prefetch=2)
+    await consumer.consume("q")
+    await consumer.consume("r")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(intake.run)
+        nursery.start_soon(consumer.run)
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert broker.requests == ["pop 2", "pop 2", "wait", "wait"]
@@ -285,7 +286,7 @@ async def test_pops_are_not_held_with_a_second_queue(autojump_clock: MockClock) 
 async def test_lost_connection_is_reopened(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.refresh = mock.AsyncMock()  # type: ignore[attr-defined]
-    async with running(intake_of(broker, delivered, prefetch=2)):
+    async with running(consumer_of(broker, delivered, prefetch=2)):
         await trio.sleep(1)
         broker.lines[0].close("the leader was killed")
         await trio.sleep(1)
@@ -299,9 +300,9 @@ async def test_messages_of_one_pop_are_delivered_at_once(autojump_clock: MockClo
     """The application may take the first one, and cancel its consumer before the next one is there."""
     broker, batches = OneQueue(), list[list[Delivery]]()
     broker.waiting = [letter(0), letter(1)]
-    intake = intake_of(broker, [], prefetch=2)
-    intake._emit = batches.append
-    async with running(intake):
+    consumer = consumer_of(broker, [], prefetch=2)
+    consumer._emit = batches.append
+    async with running(consumer):
         await trio.sleep(1)
     assert [len(batch) for batch in batches] == [2]
 
@@ -310,9 +311,9 @@ async def test_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidden(
     """Tasks that were done ran again because no broker had answered for 10 s."""
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0)]
-    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
+    async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         await trio.sleep(1)
-        intake.deliveries.acknowledge(delivered[0].tag)
+        consumer.deliveries.acknowledge(delivered[0].tag)
         await trio.sleep(1)
     assert broker.acknowledge_seconds == 60.0
 
@@ -320,10 +321,10 @@ async def test_acknowledgement_is_repeated_for_as_long_as_the_message_is_hidden(
 async def test_messages_done_in_short_succession_are_acknowledged_together(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0), letter(1), letter(2)]
-    async with running(intake_of(broker, delivered, prefetch=3)) as intake:
+    async with running(consumer_of(broker, delivered, prefetch=3)) as consumer:
         await trio.sleep(1)
         for delivery in delivered:
-            intake.deliveries.acknowledge(delivery.tag)
+            consumer.deliveries.acknowledge(delivery.tag)
             await trio.sleep(0.01)
         assert broker.acknowledged == []
         await trio.sleep(1)
@@ -335,10 +336,10 @@ async def test_arriving_message_does_not_flush_earlier_acknowledgements(autojump
     """Each of one task after the other was a request, which the broker stored before the next task."""
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting = [letter(0)]
-    async with running(intake_of(broker, delivered, prefetch=1)) as intake:
+    async with running(consumer_of(broker, delivered, prefetch=1)) as consumer:
         await trio.sleep(1)
         for number in range(1, 4):
-            intake.deliveries.acknowledge(delivered[-1].tag)
+            consumer.deliveries.acknowledge(delivered[-1].tag)
             broker.waiting.append(letter(number))
             await trio.sleep(0.01)
         assert len(delivered) == 4
@@ -352,12 +353,12 @@ async def test_arriving_message_does_not_flush_earlier_acknowledgements(autojump
 async def test_closing_channel_sends_pending_acknowledgements(autojump_clock: MockClock, seconds: float) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.waiting, broker.answer_seconds = [letter(0)], 0.5
-    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
+    async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         await trio.sleep(1)
-        intake.deliveries.acknowledge(delivered[0].tag)
+        consumer.deliveries.acknowledge(delivered[0].tag)
         await trio.sleep(seconds)
     assert broker.acknowledged == []
-    await intake.close()
+    await consumer.close()
     assert broker.acknowledged == [0]
     assert broker.given_back == []
 
@@ -366,12 +367,12 @@ async def test_closing_channel_sends_pending_acknowledgements(autojump_clock: Mo
 async def test_message_popped_while_its_channel_closes_is_given_back(autojump_clock: MockClock, comes: bool) -> None:
     """It was hidden until the visibility timeout: nobody read the answer of the broker."""
     broker, delivered = OneQueue(), list[Delivery]()
-    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
+    async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         await trio.sleep(1.05)
         if comes:
             broker.waiting.append(letter(0))
         began = trio.current_time()
-        await intake.close()
+        await consumer.close()
     assert trio.current_time() - began < 0.5
     assert broker.given_back == ([0] if comes else [])
     assert delivered == []
@@ -380,9 +381,9 @@ async def test_message_popped_while_its_channel_closes_is_given_back(autojump_cl
 async def test_messages_popped_during_close_are_returned(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.levels, broker.answer_seconds = 3, 0.2
-    async with running(intake_of(broker, delivered, prefetch=2)) as intake:
+    async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         await trio.sleep(0.1)
         broker.waiting.append(letter(0))
-        await intake.close()
+        await consumer.close()
     assert broker.given_back == [0]
     assert delivered == []

@@ -18,7 +18,7 @@ import anyio.abc
 from mq.celery.broadcasts import TransientQueue
 from mq.celery.deliveries import Deliveries, Delivery
 from mq.celery.envelope import decode, priority_of
-from mq.celery.pop_line import PopLine
+from mq.celery.held_pop_connection import HeldPopConnection
 from mq.celery.topics import Topics
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.errors import ClientError, TopicNotFound
@@ -55,11 +55,11 @@ class _ConsumedQueue:
         self.empty_seconds = 0.0
 
 
-class Intake:
+class ChannelConsumer:
     """Receives the messages of one channel; belongs to one event loop.
 
     `emit` is called there with deliveries, and must hand them to the application's thread, all at once. `fail` is
-    called with what ends the intake.
+    called with what ends the consumer.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Intake:
             unwanted=unwanted,
             on_settled=self._note_room,
         )
-        self._line = PopLine(calls, self._start)
+        self._held_pops = HeldPopConnection(calls, self._start)
         self._consumed: list[_ConsumedQueue] = []
         self._transient: list[TransientQueue] = []
         self._prefetch = 0
@@ -186,13 +186,13 @@ class Intake:
             each.on_message = None
         if self._tasks is not None:
             with anyio.move_on_after(LAST_POPS_SECONDS):
-                await self._line.finish()
+                await self._held_pops.finish()
                 while self._pops:
                     self._popped = anyio.Event()
                     await self._popped.wait()
             self._running.cancel()
             await self._ended.wait()
-        self._line.close()
+        self._held_pops.close()
         await self.deliveries.close()
 
     # Popping.
@@ -358,7 +358,7 @@ class Intake:
                 self._give(deliveries)
                 time.sleep(STAND_BACK_SECONDS)
 
-        messages = await self._line.pop(consumed.source, count, self._invisible, give)
+        messages = await self._held_pops.pop(consumed.source, count, self._invisible, give)
         taken = await self._wanted(consumed, [each for each in messages if id(each) not in given])
         consumed.empty_seconds = 0.0
         await self._give_all(consumed, taken)

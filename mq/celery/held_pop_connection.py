@@ -20,7 +20,7 @@ HOLD_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.2
 
 
-class PopLine:
+class HeldPopConnection:
     """Of one channel, for one pop at a time; `start` runs the connection in a task, whose end closes it."""
 
     def __init__(self, calls: QueueCalls, start: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
