@@ -43,7 +43,7 @@ class Heal:
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class LinkQuality:
     """How links treat each frame: chances of loss, duplication and a flipped bit, and latency in seconds.
 
     Every frame draws its own latency, so a wide range also reorders.
@@ -255,7 +255,7 @@ Fault = (
     | CutLink
     | Isolated
     | Heal
-    | Weather
+    | LinkQuality
     | Crash
     | PowerCut
     | Stop

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from chaos.buggify import Buggify
-from chaos.faults import CutLink, Heal, Isolated, OneWay, Partition, Weather
+from chaos.faults import CutLink, Heal, Isolated, LinkQuality, OneWay, Partition
 from raftlog.consensus.types import NodeId
 from raftlog.net.transport import Lane
 
@@ -22,13 +22,13 @@ STUCK_FRAMES_MAX = 1000
 class Network:
     """Which links work, and how well."""
 
-    def __init__(self, nodes: Sequence[NodeId], weather: Weather, rng: random.Random) -> None:
+    def __init__(self, nodes: Sequence[NodeId], link_quality: LinkQuality, rng: random.Random) -> None:
         self._nodes = tuple(nodes)
         self._rng = rng
         self._cut: set[tuple[NodeId, NodeId]] = set()
-        self.weather = weather
+        self.link_quality = link_quality
 
-    def disturb(self, fault: Partition | OneWay | CutLink | Isolated | Heal | Weather) -> None:
+    def disturb(self, fault: Partition | OneWay | CutLink | Isolated | Heal | LinkQuality) -> None:
         """Change links; cuts add up until `Heal`."""
         match fault:
             case Partition(groups):
@@ -42,8 +42,8 @@ class Network:
                 self._cut |= {link for link in self._links() if node in link}
             case Heal():
                 self._cut.clear()
-            case Weather():
-                self.weather = fault
+            case LinkQuality():
+                self.link_quality = fault
 
     def reconnect(self, node: NodeId) -> None:
         """All links of ``node`` work again."""
@@ -55,8 +55,8 @@ class Network:
 
     def latency(self) -> float:
         """Seconds that the next frame takes."""
-        weather = self.weather
-        return self._rng.uniform(weather.latency_seconds_min, weather.latency_seconds_max)
+        link_quality = self.link_quality
+        return self._rng.uniform(link_quality.latency_seconds_min, link_quality.latency_seconds_max)
 
     def _links(self) -> list[tuple[NodeId, NodeId]]:
         return [(src, dst) for src in self._nodes for dst in self._nodes if src != dst]
@@ -112,12 +112,12 @@ class Wires:
         """Send one frame; returns False when its lane has no connection or no room."""
         if self._buggify("no-room-in-lane"):
             return False
-        weather, rng, now = self._network.weather, self._rng, self._now()
+        link_quality, rng, now = self._network.link_quality, self._rng, self._now()
         connected = self._network.connected(src, dst)
         self.blocked += not connected
         if not self._as_streams:
-            if connected and rng.random() >= weather.loss:
-                for _ in range(2 if rng.random() < weather.duplication else 1):
+            if connected and rng.random() >= link_quality.loss:
+                for _ in range(2 if rng.random() < link_quality.duplication else 1):
                     self._at(now + self._network.latency(), self._arrive, src, dst, frame)
             return True
         stream = self._stream(src, dst, lane)
@@ -126,7 +126,7 @@ class Wires:
         if not connected:
             stream.stuck.append(frame)
             return len(stream.stuck) < STUCK_FRAMES_MAX
-        if weather.loss and rng.random() < weather.loss / 4:
+        if link_quality.loss and rng.random() < link_quality.loss / 4:
             self._break(stream)
             return True
         stream.arrives_at = max(stream.arrives_at, now + self._network.latency())
@@ -168,7 +168,7 @@ class Wires:
 
     def _arrive(self, src: NodeId, dst: NodeId, frame: bytes) -> bool:
         data = bytearray(frame)
-        garbled = self._network.weather.garbling > 0 and self._rng.random() < self._network.weather.garbling
+        garbled = self._network.link_quality.garbling > 0 and self._rng.random() < self._network.link_quality.garbling
         if garbled:
             data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
         return self._deliver(src, dst, data, garbled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from chaos.faults import HitNewLeaders, WallStep, Weather
+from chaos.faults import HitNewLeaders, LinkQuality, WallStep
 from chaos.limits import draw
 from chaos.log_sim.schedule import Scenario, Timed, bit_rot, draw_config, draw_faults, draw_limits, drops, queue_rot
 from mq.broker.limits import DEFAULT, TEST_MIN, BrokerLimits
@@ -14,7 +14,7 @@ from raftlog.consensus.types import NodeId
 SAFETY_SECONDS = 20.0
 
 KINDS = (
-    "partition", "one-way", "cut-link", "deaf", "weather", "crash", "crash-all", "pause", "depose", "transfer",
+    "partition", "one-way", "cut-link", "deaf", "link-quality", "crash", "crash-all", "pause", "depose", "transfer",
     "clock", "slow-disk", "rumors",
 )  # fmt: skip
 """The faults of the log simulation that need no repair afterwards."""
@@ -43,9 +43,9 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
     nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((1, 3, 3, 3, 3, 3, 3, 5))))
     hunted = rng.random() < 0.2
     kinds = tuple(kind for kind in KINDS if rng.random() < (0.1 if hunted else 0.3))
-    weather = Weather(latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.001, 0.01, 0.05)))
+    link_quality = LinkQuality(latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.001, 0.01, 0.05)))
     config = draw_config(rng, hunted=hunted, uncommitted_bytes_max=(10_000, 64 * 1024 * 1024))
-    faults = draw_faults(rng, nodes, kinds, weather, safety_seconds)
+    faults = draw_faults(rng, nodes, kinds, link_quality, safety_seconds)
     if retention := rng.random() < 0.4:
         faults += drops(rng, nodes, safety_seconds)
         kinds += ("retention",)
@@ -70,7 +70,7 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
             spares = tuple(NodeId(f"n{len(nodes) + number}") for number in range(hard.choice((1, 1, 2))))
         machines = nodes + spares
         usual = ("crash", "transfer") if kind == "membership" else ("crash",)
-        faults += draw_faults(hard, machines, (kind, kind, *usual), weather, safety_seconds)
+        faults += draw_faults(hard, machines, (kind, kind, *usual), link_quality, safety_seconds)
     rot = random.Random(f"{seed} bit rot")
     if not hunted and not spares and rot.random() < 0.25:
         kinds += ("bit-rot",)
@@ -85,7 +85,7 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
         spares=spares,
         priorities=(0,) * len(nodes + spares),
         config=config,
-        weather=weather,
+        link_quality=link_quality,
         clock_rates=(*(rng.choice((1.0, 1.0, 0.95, 1.05)) for _ in nodes), *(1.0 for _ in spares)),
         safety_seconds=safety_seconds,
         proposal_seconds=rng.choice((0.02, 0.05, 0.1)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from chaos.faults import Stall, Weather
+from chaos.faults import LinkQuality, Stall
 from chaos.log_sim.schedule import Scenario, Timed, draw_scenario
 from raftlog.consensus.types import CoreConfig, NodeId
 
@@ -26,7 +26,7 @@ def draw_busy_host(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenari
     """The scenario of ``seed``; the same for ever as long as the schedules are the same."""
     rng = random.Random(f"{seed} busy host")
     nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((3, 3, 3, 5))))
-    weather = Weather(latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.001, 0.01)))
+    link_quality = LinkQuality(latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.001, 0.01)))
     config = CoreConfig(lease_reads=rng.random() < 0.3)
     kind = rng.choice(("each", "follower", "host"))
     draw = {"each": _each_node, "follower": _a_follower, "host": _whole_host}[kind]
@@ -36,7 +36,7 @@ def draw_busy_host(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenari
         spares=(),
         priorities=(0,) * len(nodes),
         config=config,
-        weather=weather,
+        link_quality=link_quality,
         clock_rates=(1.0,) * len(nodes),
         disk_seconds_max=0.005,
         proposal_seconds=0.1,

@@ -91,7 +91,7 @@ class Cluster:
         self.healing = False
         self.paused: dict[NodeId, list[Callable[[], None]]] = {}
         machines = scenario.nodes + scenario.spares
-        self.network = Network(machines, scenario.weather, self.rng)
+        self.network = Network(machines, scenario.link_quality, self.rng)
         self.wires = Wires(
             self.network,
             streams=scenario.streams,

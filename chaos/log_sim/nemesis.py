@@ -22,6 +22,7 @@ from chaos.faults import (
     Heal,
     HitNewLeaders,
     Isolated,
+    LinkQuality,
     OneWay,
     Partition,
     Pause,
@@ -36,7 +37,6 @@ from chaos.faults import (
     Stop,
     Transfer,
     WallStep,
-    Weather,
 )
 from chaos.log_sim.group import Group
 from chaos.log_sim.node import DIRECTORY, Node, Process
@@ -122,7 +122,7 @@ class Nemesis:
         cluster = self._cluster
         self._ambush = None
         self.strike(everything)
-        self.strike(cluster.scenario.weather)
+        self.strike(cluster.scenario.link_quality)
         for node in cluster.nodes.values():
             node.disk.no_faults()
             node.disk_seconds_max = cluster.scenario.disk_seconds_max
@@ -208,7 +208,7 @@ class Nemesis:
                 for name, blocked in cuts:
                     self.effective[name] += cluster.wires.blocked > blocked
                 return bool(cuts)
-            case Weather():
+            case LinkQuality():
                 cluster.network.disturb(fault)
                 return True
 
@@ -405,7 +405,7 @@ class Nemesis:
         self._read(node)
         self.strike(Pause(old))
         # A node that hears from the leader after the rumor discards it.
-        self._spread_that_it_ended(old, cluster.scenario.weather.latency_seconds_max)
+        self._spread_that_it_ended(old, cluster.scenario.link_quality.latency_seconds_max)
         patience = cluster.scenario.config.election_timeout_seconds_min
         for _ in range(4):
             cluster.at(cluster.now + self._rng.uniform(0.2, 1.0) * patience, cluster.ask_newest)

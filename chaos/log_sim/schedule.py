@@ -27,6 +27,7 @@ from chaos.faults import (
     Heal,
     HitNewLeaders,
     Isolated,
+    LinkQuality,
     OneWay,
     Partition,
     Pause,
@@ -40,7 +41,6 @@ from chaos.faults import (
     Stall,
     Stop,
     Transfer,
-    Weather,
 )
 from chaos.limits import draw
 from raftlog.consensus.types import CoreConfig, NodeId
@@ -66,7 +66,7 @@ class Scenario:
     spares: tuple[NodeId, ...]
     priorities: tuple[int, ...]
     config: CoreConfig
-    weather: Weather
+    link_quality: LinkQuality
     clock_rates: tuple[float, ...]
     safety_seconds: float
     proposal_seconds: float
@@ -94,7 +94,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     forgetful: list[Timed] = []
     if relaxed:
         kinds = tuple(kind for kind in kinds if kind not in _NOT_RELAXED)
-    weather = Weather(
+    link_quality = LinkQuality(
         latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.01, 0.05) if hunted else (0.001, 0.01, 0.05))
     )
     config = draw_config(rng, hunted=hunted)
@@ -102,7 +102,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     if "membership" in kinds:
         spares = tuple(NodeId(f"n{len(nodes) + number}") for number in range(rng.choice((1, 1, 2))))
     machines = nodes + spares
-    faults = draw_faults(rng, machines, kinds, weather, safety_seconds)
+    faults = draw_faults(rng, machines, kinds, link_quality, safety_seconds)
     if relaxed:
         config = replace(config, durable_commit=False)
         faults = [(at, _spared(fault, nodes[1])) for at, fault in faults]
@@ -125,7 +125,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         spares=spares,
         priorities=tuple(rng.choice((0, 0, 0, 1, 2)) if "transfer" in kinds else 0 for _ in machines),
         config=config,
-        weather=weather,
+        link_quality=link_quality,
         clock_rates=tuple(rng.choice((1.0, 1.0, 0.95, 1.05)) for _ in machines),
         safety_seconds=safety_seconds,
         proposal_seconds=rng.choice((0.02, 0.1, 0.1, 0.5)),
@@ -292,7 +292,7 @@ Timed = tuple[float, Fault]
 
 
 def draw_faults(
-    rng: random.Random, nodes: Sequence[NodeId], kinds: Sequence[str], calm: Weather, seconds: float
+    rng: random.Random, nodes: Sequence[NodeId], kinds: Sequence[str], calm: LinkQuality, seconds: float
 ) -> list[Timed]:
     """Periods of up to three seconds, a quarter of them without faults; a period may leave its damage behind."""
     faults: list[Timed] = []
@@ -307,26 +307,28 @@ def draw_faults(
     return sorted(faults, key=lambda timed: timed[0])
 
 
-def _partition(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _partition(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     shuffled = rng.sample(nodes, len(nodes))
     cut = rng.randint(1, max(1, len(nodes) - 1))
     return [(start, Partition((tuple(shuffled[:cut]), tuple(shuffled[cut:]))))]
 
 
-def _one_way(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _one_way(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     return [(start, OneWay(*rng.sample(nodes, 2)))] if len(nodes) > 1 else []
 
 
-def _cut_link(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _cut_link(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     return [(start, CutLink(*rng.sample(nodes, 2)))] if len(nodes) > 1 else []
 
 
-def _deaf(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _deaf(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     return [(start, Isolated(rng.choice(nodes)))]
 
 
-def _weather(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
-    storm = Weather(
+def _link_quality(
+    rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float
+) -> list[Timed]:
+    storm = LinkQuality(
         loss=rng.choice((0.0, 0.05, 0.3)),
         duplication=rng.choice((0.0, 0.1, 0.5)),
         garbling=rng.choice((0.0, 0.0, 0.02)),
@@ -336,7 +338,7 @@ def _weather(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: 
     return [(start, storm), (end, calm)]
 
 
-def _crash(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _crash(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     faults: list[Timed] = []
     for _ in range(rng.randint(1, 3)):
         node = rng.choice(nodes)
@@ -346,39 +348,41 @@ def _crash(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: fl
     return faults
 
 
-def _crash_all(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _crash_all(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     restarts: list[Timed] = [(rng.uniform(start, end), Restart(node)) for node in nodes]
     end_of = rng.choice((Crash, PowerCut, PowerCut))
     return [*((start, end_of(node)) for node in nodes), *restarts]
 
 
-def _pause(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _pause(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     node = rng.choice(nodes)
     return [(start, Pause(node)), (end, Resume(node))]
 
 
-def _clock(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _clock(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     jumps = rng.randint(1, 3)
     return [(rng.uniform(start, end), ClockJump(rng.choice(nodes), rng.choice((0.1, 1.0, 30.0)))) for _ in range(jumps)]
 
 
-def _disk_error(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _disk_error(
+    rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float
+) -> list[Timed]:
     operation = rng.choice(("fdatasync", "pwritev", "pread", "rename", "sync_directory", "unlink"))
     number = rng.choice((errno.EIO, errno.EIO, errno.ENOSPC))
     return [(start, DiskError(rng.choice(nodes), operation, number))]
 
 
-def _disk_full(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _disk_full(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     node = rng.choice(nodes)
     return [(start, DiskRoom(node, rng.choice((0, 1000, 20_000)))), (end, DiskRoom(node, None))]
 
 
-def _slow_disk(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _slow_disk(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     node = rng.choice(nodes)
     return [(start, DiskSpeed(node, rng.choice((0.05, 0.5, 3.0)))), (end, DiskSpeed(node, 0.005))]
 
 
-def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     # Always the same node of a run, so that what it holds is intact elsewhere.
     victim = nodes[1 % len(nodes)]
     if len(nodes) < 3:
@@ -407,37 +411,39 @@ def queue_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> li
     return faults
 
 
-def _membership(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _membership(
+    rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float
+) -> list[Timed]:
     return [(rng.uniform(start, end), ChangeMembers(rng.random())) for _ in range(rng.randint(2, 8))]
 
 
-def _transfer(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _transfer(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     times = [rng.uniform(start, end) for _ in range(rng.randint(1, 4))]
     return [(at, Transfer(rng.choice((None, *nodes)))) for at in times]
 
 
-def _retention(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _retention(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     times = [rng.uniform(start, end) for _ in range(rng.randint(1, 6))]
     return [(at, Retention(rng.choice(nodes), rng.random())) for at in times]
 
 
-def _depose(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _depose(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     return [(start, Depose())]
 
 
-def _rumors(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
+def _rumors(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
     return [
         (rng.uniform(start, end), FalseProcessEnd(rng.choice(nodes), rng.choice(nodes)))
         for _ in range(rng.randint(1, 6))
     ]
 
 
-_KINDS: dict[str, Callable[[random.Random, Sequence[NodeId], Weather, float, float], list[Timed]]] = {
+_KINDS: dict[str, Callable[[random.Random, Sequence[NodeId], LinkQuality, float, float], list[Timed]]] = {
     "partition": _partition,
     "one-way": _one_way,
     "cut-link": _cut_link,
     "deaf": _deaf,
-    "weather": _weather,
+    "link-quality": _link_quality,
     "crash": _crash,
     "crash-all": _crash_all,
     "pause": _pause,
