@@ -204,8 +204,8 @@ class Archive(Workload):
         cluster.at(self.rng.uniform(0.5, 3.0), self._change_mood)
         cluster.at(self.rng.uniform(1.0, 8.0), self._harm)
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         self.send(self.new("plain", {}))
 
     def _change_mood(self) -> None:

@@ -270,7 +270,7 @@ class BrokerCluster(Cluster):
     def ask_newest(self) -> None:
         """See `Cluster.ask_newest`."""
         if not self.healing:
-            self.workload.act()
+            self.workload.run_operation()
 
     def _check_liveness(self) -> None:
         """A leader is elected in time, everything pending ends, and all replicas agree."""

@@ -73,8 +73,8 @@ class Compacted(Workload):
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         chance = self.rng.random()
         if not self._exists or chance < _AGAIN:
             self._create()

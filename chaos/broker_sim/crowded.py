@@ -95,8 +95,8 @@ class Crowded(Workload):
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         rng = self.rng
         topic, group = f"C{rng.randrange(_NAMES)}", f"CG{rng.randrange(_NAMES)}"
         chance = rng.random()

@@ -66,8 +66,8 @@ class Dedup(Workload):
         self._known: set[int] = set()
         """Values that were acknowledged without a place."""
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         if self.rng.random() < 0.1:
             self.send(self.new("plain", {}))
             return

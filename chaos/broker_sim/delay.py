@@ -55,8 +55,8 @@ class Delay(Workload):
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         choice = self.rng.random()
         # Pending messages keep the log from being dropped.
         brief = "retention" in self.cluster.plan.kinds

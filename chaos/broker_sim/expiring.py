@@ -45,8 +45,8 @@ class Expiring(Workload):
         """See `Workload.changed_limits`: an hour is short."""
         return replaced(topic_expiry, "_HOUR_MS", _KEPT_MS)
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         if not self._is_limited or self.rng.random() < _AGAIN:
             self._limit()
         self.send(self.new("plain", {}))

@@ -57,8 +57,8 @@ class FilteredPulls(Workload):
         for member in self._members:
             self.cluster.at(self.rng.uniform(0.0, 1.0), member.pull)
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         if self.rng.random() < _RESTARTS:
             self.counts["restarts of the filter server"] += 1
             self.loaded.clear()

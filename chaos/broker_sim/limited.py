@@ -36,8 +36,8 @@ class Limited(Workload):
         self._limited_at = -1.0
         self._total = 0
 
-    def act(self) -> None:
-        """See `Workload.act`: without a quota, nothing is sent."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`: without a quota, nothing is sent."""
         if self._limited_at < 0:
             self._limit()
             return

@@ -91,8 +91,8 @@ class Lite(OrderedPop):
             self.cluster.at(self.rng.uniform(0.5, 1.5), self._say_again, member)
         self.cluster.at(1.0, self._look_for_hidden)
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         if self._to_create:
             self._create_next()
         elif self.rng.random() < 0.05:

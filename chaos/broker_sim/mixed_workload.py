@@ -94,8 +94,8 @@ class Mixed(Workload):
             self.cluster.at(self.rng.uniform(0.0, 0.5), self._send_in_order, queue_id, 0)
         self.cluster.at(1.0, self._disturb)
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         choice = self.rng.random()
         if choice < 0.5:
             self.send(self.new("single", {}))

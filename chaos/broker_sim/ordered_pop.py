@@ -100,8 +100,8 @@ class OrderedPop(Workload):
         for consumer in self._consumers:
             self.cluster.at(self.rng.uniform(0.5, 1.0), self._pop_next, consumer, "")
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         self.send(self.new("plain", {}))
 
     def _pop_next(self, consumer: Client, again: str) -> None:

@@ -153,8 +153,8 @@ class Pop(Workload):
         for consumer in self._consumers:
             self.cluster.at(self.rng.uniform(0.5, 1.0), self._pop_next, consumer)
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         if self._priorities is None:
             self.send(self.new("plain", {}))
         elif not self._is_created:

@@ -69,8 +69,8 @@ class Recreated(Workload):
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         chance = self.rng.random()
         if chance < _DELETE and self._level >= LEVEL_OF_CONTINUED_OFFSETS:
             self._delete()

@@ -63,8 +63,8 @@ class Scan(Workload):
         """See `Workload.settings`."""
         return {"bulk_reads_max": self.rng.choice((1, 4)), "log_lease_seconds_max": 60.0}
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         chance = self.rng.random()
         if chance < 0.1 and len(self.scans) < _SCANS_MAX:
             self.scans.append(ScanRead(self, self.rng.choice((self.topic, self.topic, _PASSING)), is_last=False))

@@ -83,8 +83,8 @@ class ScheduledMessages(Workload):
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         if not self._exists:
             ext = {"topic": self.topic, "defaultTopic": "TBW102", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
             ext |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False}

@@ -94,7 +94,7 @@ class SetTransactions:
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
-    def act(self) -> None:
+    def run_operation(self) -> None:
         """Begin a transaction."""
         if self._workload.rng.random() < 0.4:
             self._stage(0, [self._output(None) for _ in range(self._workload.rng.randint(1, 4))], [])

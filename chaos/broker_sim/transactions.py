@@ -81,11 +81,11 @@ class Transactions(Workload):
                 client.request(node, RequestCode.HEART_BEAT, None, body, lambda _: None)
         self.cluster.at(self.cluster.now + _HEARTBEAT_SECONDS, self._beat)
 
-    def act(self) -> None:
-        """See `Workload.act`."""
+    def run_operation(self) -> None:
+        """See `Workload.run_operation`."""
         drawn = self.rng.random()
         if drawn < 0.3:
-            self._sets.act()
+            self._sets.run_operation()
         elif drawn < 0.45:
             self.send(self.new("plain", {}))
         else:

@@ -131,9 +131,9 @@ class Workload:
         """What of the production code is other in this workload, for as long as it runs."""
         return nullcontext()
 
-    def act(self) -> None:
+    def run_operation(self) -> None:
         """Do the next operation."""
-        raise AssertionError("the workload has no acts")
+        raise AssertionError("the workload has no operations")
 
     def stored(self, stored: Stored) -> None:
         """A record was committed, the next one in the log."""
@@ -209,7 +209,7 @@ class Workload:
 
     def _go_on(self) -> None:
         if not self.stopped:
-            self.act()
+            self.run_operation()
             if self.rng.random() < 0.005:
                 self.counts["resets by clients"] += 1
                 self.rng.choice(self.clients).reset()

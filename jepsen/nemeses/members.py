@@ -214,7 +214,7 @@ async def confirm_members(injection: Injection, number: int) -> None:
 
 
 async def change_members(
-    cluster: Cluster, roles: Mapping[str, str | None], act: Callable[[GroupSession], Awaitable[GroupAnswer]]
+    cluster: Cluster, roles: Mapping[str, str | None], operation: Callable[[GroupSession], Awaitable[GroupAnswer]]
 ) -> None:
     """The effect of a `raftmq group` command, until these nodes have these roles, None for none. Raises ClusterFailed.
 
@@ -225,7 +225,7 @@ async def change_members(
         while True:
             try:
                 async with operators.open_session(cluster) as session:
-                    told = (await act(session)).text
+                    told = (await operation(session)).text
                     members = (await session.status()).view.members
             except ClientError as error:
                 told = str(error)

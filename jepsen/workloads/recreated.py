@@ -98,11 +98,11 @@ class RecreatedWorkload(Workload):
         await self._until_done(lambda admin: admin.create_topic(self.topic, read_queues=QUEUES, write_queues=QUEUES))
         worker.ok("recreate", v=generation)
 
-    async def _until_done(self, act: Callable[[Admin], Awaitable[object]]) -> None:
+    async def _until_done(self, operation: Callable[[Admin], Awaitable[object]]) -> None:
         while True:
             try:
                 async with Admin(self.cluster.namesrv) as admin:
-                    await act(admin)
+                    await operation(admin)
                 return
             except ClientError:
                 await trio.sleep(RETRY_SECONDS)

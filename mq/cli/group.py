@@ -110,10 +110,10 @@ def _member(text: str) -> tuple[str, str]:
     return node, address
 
 
-def _run(namesrv: str, group: str | None, act: Callable[[GroupSession], Awaitable[GroupAnswer]]) -> GroupAnswer:
+def _run(namesrv: str, group: str | None, operation: Callable[[GroupSession], Awaitable[GroupAnswer]]) -> GroupAnswer:
     async def main() -> GroupAnswer:
         async with open_session(namesrv, group, on_progress=partial(print, file=sys.stderr)) as session:
-            return await act(session)
+            return await operation(session)
 
     with client_errors():
         return run_trio(main)

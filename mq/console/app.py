@@ -41,7 +41,7 @@ from mq.console.pages import (
     tail,
     topics,
 )
-from mq.console.pages.visit import Act, Build, Form, NotFound, Page, Refused, Visit
+from mq.console.pages.visit import Build, Change, Form, NotFound, Page, Refused, Visit
 from mq.console.records import Record, Records
 from mq.console.sessions import LoginLimit, Session, Sessions
 from mq.console.settings import ConsoleSettings
@@ -86,7 +86,7 @@ PAGES: Final[Mapping[str, Build]] = {
     "/accounts": accounts.accounts,
     "/account": accounts.account,
 }
-CHANGES: Final[Mapping[str, tuple[str, Act]]] = {
+CHANGES: Final[Mapping[str, tuple[str, Change]]] = {
     "/create-topic": ("create topic", topics.create),
     "/change-topic": ("change topic", topics.change),
     "/change-attribute": ("change attribute", topics.change_attribute),
@@ -259,7 +259,7 @@ class Console:
 
     # Changes.
 
-    async def _change(self, name: str, act: Act, request: Request) -> Response:
+    async def _change(self, name: str, change: Change, request: Request) -> Response:
         session, _ = await self._session(request)
         if session is None:
             return RedirectResponse("/login", status_code=303)
@@ -273,7 +273,7 @@ class Console:
             return self._refused(visit, 403, fault_of_form)
         target = " ".join(filter(None, (form.get("name") or form.get("group") or [""])))
         try:
-            done = await act(visit, form)
+            done = await change(visit, form)
         except (Refused, NotFound, NameRefused, ValueError) as error:
             return self._failed(visit, name, target, str(error), 400)
         except ClientError as error:

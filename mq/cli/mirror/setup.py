@@ -104,7 +104,7 @@ async def create_topics(target: ClusterAdmin, topics: Iterable[NewTopic], say: S
     return refused
 
 
-async def _some_at_once(items: Iterable[T], act: Callable[[T], Awaitable[None]]) -> None:
+async def _some_at_once(items: Iterable[T], operation: Callable[[T], Awaitable[None]]) -> None:
     """Act on all items. Raises the first ClientError, after the others that were begun were cancelled."""
     waiting = iter(items)
     fault: ClientError | None = None
@@ -113,7 +113,7 @@ async def _some_at_once(items: Iterable[T], act: Callable[[T], Awaitable[None]])
         nonlocal fault
         for item in waiting:
             try:
-                await act(item)
+                await operation(item)
             except ClientError as error:
                 fault = fault or error
                 nursery.cancel_scope.cancel()

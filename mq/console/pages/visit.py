@@ -91,7 +91,7 @@ class Done:
 
 Form = Mapping[str, list[str]]
 Build = Callable[[Visit], Awaitable[Page]]
-Act = Callable[[Visit, Form], Awaitable[Done]]
+Change = Callable[[Visit, Form], Awaitable[Done]]
 
 
 def fault_of(seen: CachedAnswer[Any]) -> str:
