@@ -70,15 +70,15 @@ class BatchSends:
         if numbers is None:
             self._appender.add(SendBlock(batch))
             return
-        flight = self._dedup.admit_batch(call, numbers, keys)
-        if flight is None:
+        numbered = self._dedup.admit_batch(call, numbers, keys)
+        if numbered is None:
             return
         try:
-            batch.call = flight.call
-            _keep_new(batch, numbers, flight.stored, is_copy=is_copied(call.request.ext.properties))
+            batch.call = numbered.call
+            _keep_new(batch, numbers, numbered.stored, is_copy=is_copied(call.request.ext.properties))
             self._check_bytes(batch.nbytes, batch.messages)
         except RequestRefused:
-            flight.end()
+            numbered.end()
             raise
         self._appender.add(SendBlock(batch))
 

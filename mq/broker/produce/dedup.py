@@ -64,7 +64,7 @@ class Dedup(Service):
         self._reply_template = SendReplyTemplate(context.store_host)
         self._log = context.replica.log
         self._record_bytes_max = context.settings.segment_bytes
-        self._flights = InFlightSends()
+        self._in_flight = InFlightSends()
         self.answered = 0
 
     def counters(self) -> dict[str, int]:
@@ -72,21 +72,21 @@ class Dedup(Service):
 
     def resign(self) -> None:
         """This replica stopped leading. Sends in flight still report their outcome to waiting requests."""
-        self._flights = InFlightSends()
+        self._in_flight = InFlightSends()
 
     def check_invariants(self) -> None:
-        self._flights.check_invariants()
+        self._in_flight.check_invariants()
         if self._appender.is_idle:
-            assert self._flights.is_empty, "numbered sends are in flight, and nothing is pending"
+            assert self._in_flight.is_empty, "numbered sends are in flight, and nothing is pending"
 
     def highest(self, producer: str) -> int:
         """The highest number of this producer that is stored or in flight; -1 without any."""
-        stored, in_flight = self._sequences.highest(producer), self._flights.highest(producer)
+        stored, in_flight = self._sequences.highest(producer), self._in_flight.highest(producer)
         return in_flight if in_flight > stored else stored  # noqa: FURB136 - twice as fast as max
 
     def begin_block(self, highest: Mapping[str, int], sends_of: SendsOf) -> NumberedBlock:
         """Mark the numbered sends of a finished block as in flight. See `NumberedBlock`."""
-        return NumberedBlock(self._flights, self._reserve, highest, sends_of)
+        return NumberedBlock(self._in_flight, self._reserve, highest, sends_of)
 
     def admit(self, call: Call[SendRequest], properties: dict[str, str]) -> NumberedSend | None:
         """Admit a message with a sequence number. Returns None for a repeat, which is answered or waits.
@@ -99,7 +99,7 @@ class Dedup(Service):
         if stored is None:
             return None
         if not stored:
-            return NumberedSend(self._flights, self._reserve, numbers, (), call)
+            return NumberedSend(self._in_flight, self._reserve, numbers, (), call)
         [one] = stored
         if one.position is None:
             raise self._forgotten(numbers)
@@ -119,16 +119,16 @@ class Dedup(Service):
         if stored is None:
             return None
         if sum(one.last - one.first + 1 for one in stored) < numbers.message_count:
-            return NumberedSend(self._flights, self._reserve, numbers, stored, call)
+            return NumberedSend(self._in_flight, self._reserve, numbers, stored, call)
         answer = self._batch_answer(call, numbers, stored, unique_keys)
         self._repeated(call, answer)
         return None
 
     def _look_up(self, numbers: SequenceRange, call: Call[SendRequest]) -> list[Stored] | None:
         """Which of these are stored; None if some are in flight, for which the request now waits."""
-        flight = self._flights.overlapping(numbers)
-        if flight is not None:
-            self._wait(flight, call)
+        overlap = self._in_flight.overlapping(numbers)
+        if overlap is not None:
+            self._wait(overlap, call)
             return None
         stored = self._sequences.find(numbers)
         if stored is None:
@@ -146,9 +146,9 @@ class Dedup(Service):
             f"remembers the last {self._window} sends of a producer",
         )
 
-    def _wait(self, found: Overlap, call: Call[SendRequest]) -> None:
-        flight, place, numbers = found
-        if not flight.wait(place, call):
+    def _wait(self, overlap: Overlap, call: Call[SendRequest]) -> None:
+        sends, place, numbers = overlap
+        if not sends.wait(place, call):
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
                 f"[REJECTREQUEST]system busy, {WAITING_MAX} resends of message {numbers.first} of producer "

@@ -52,13 +52,13 @@ class Placement:
         if is_copy or props.SEQUENCE not in properties:
             self._add(call, properties, topic, queue_id, None)
             return
-        flight = self._dedup.admit(call, properties)
-        if flight is None:
+        numbered = self._dedup.admit(call, properties)
+        if numbered is None:
             return
         try:
-            self._add(flight.call, properties, topic, queue_id, flight.numbers)
+            self._add(numbered.call, properties, topic, queue_id, numbered.numbers)
         except RequestRefused:
-            flight.end()
+            numbered.end()
             raise
 
     def _add(

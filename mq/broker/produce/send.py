@@ -195,13 +195,13 @@ class Sends(Service):
         appender.add(SendBlock(self._messages.queued(call, tails[queue_id])))
 
     def _add_numbered(self, call: Call[SendRequest], tail: QueueTail) -> None:
-        flight = self._dedup.admit(call, props.decode(call.request.ext.properties))
-        if flight is None:
+        numbered = self._dedup.admit(call, props.decode(call.request.ext.properties))
+        if numbered is None:
             return
         try:
-            send = self._messages.queued(flight.call, tail, numbers=flight.numbers)
+            send = self._messages.queued(numbered.call, tail, numbers=numbered.numbers)
         except RequestRefused:
-            flight.end()
+            numbered.end()
             raise
         self._appender.add(SendBlock(send))
 

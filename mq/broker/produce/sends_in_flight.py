@@ -1,8 +1,8 @@
 """Numbered sends in flight: their numbers, and the repeats that wait for the outcome.
 
-Theory of operation. A *flight* is one or more sends whose outcome will be known together. `NumberedSend` is a single
-send, and stands for the connection of its sender. `NumberedBlock` is all numbered ones in a block of plain sends. Each
-of these has a number above all of its producer that are stored or in flight, so it is certainly new.
+Theory of operation. `NumberedSends` are one or more sends whose outcome will be known together. `NumberedSend` is a
+single send, and stands for the connection of its sender. `NumberedBlock` is all numbered ones in a block of plain
+sends. Each of these has a number above all of its producer that are stored or in flight, so it is certainly new.
 
 Nearly all that is ever asked is the highest number of a producer in flight. So a block tells no more than that for each
 of its producers, and which block has the highest is kept by producer. The single numbers of a block are looked up when
@@ -41,10 +41,10 @@ requests of the block.
 
 
 class NumberedSends:
-    """Sends in flight.
+    """Sends in flight whose outcome will be known together.
 
     Attributes:
-        waiting: repeats, by the place in the flight of the send that they wait for.
+        waiting: repeats, by the place among these of the send that they wait for.
     """
 
     __slots__ = ("_reserve", "waiting")
@@ -73,9 +73,9 @@ class NumberedSends:
 
 
 class Overlap(NamedTuple):
-    """A send in flight: its flight, its place there, and its numbers."""
+    """A send in flight: among which sends it is, its place there, and its numbers."""
 
-    flight: NumberedSends
+    sends: NumberedSends
     place: int
     numbers: SequenceRange
 
@@ -84,7 +84,7 @@ class _SingleSends(NamedTuple):
     """The single sends of one producer in flight, in the order of their numbers, which do not overlap."""
 
     firsts: list[int]
-    flights: list[NumberedSend]
+    sends: list[NumberedSend]
 
 
 class InFlightSends:
@@ -109,8 +109,8 @@ class InFlightSends:
         single = self._single.get(producer)
         if single is not None:
             at = bisect_right(single.firsts, high) - 1
-            if at >= 0 and single.flights[at].numbers.last >= low:
-                found = Overlap(single.flights[at], 0, single.flights[at].numbers)
+            if at >= 0 and single.sends[at].numbers.last >= low:
+                found = Overlap(single.sends[at], 0, single.sends[at].numbers)
         for block in self._blocks:
             if block.highest.get(producer, _NONE) < low:
                 continue
@@ -123,30 +123,30 @@ class InFlightSends:
         """The highest number of this producer in flight; -1 without any."""
         block, single = self._latest.get(producer), self._single.get(producer)
         highest = _NONE if block is None else block.highest[producer]
-        return highest if single is None else max(highest, single.flights[-1].numbers.last)
+        return highest if single is None else max(highest, single.sends[-1].numbers.last)
 
-    def add(self, flight: NumberedSend) -> None:
+    def add(self, send: NumberedSend) -> None:
         """Add a send that overlaps no other one."""
-        producer, first, _ = flight.numbers
+        producer, first, _ = send.numbers
         single = self._single.get(producer)
         if single is None:
-            self._single[producer] = _SingleSends([first], [flight])
+            self._single[producer] = _SingleSends([first], [send])
             return
         at = bisect_left(single.firsts, first)
-        assert single.firsts[at : at + 1] != [first], f"{flight.numbers} is in flight already"
+        assert single.firsts[at : at + 1] != [first], f"{send.numbers} is in flight already"
         single.firsts.insert(at, first)
-        single.flights.insert(at, flight)
+        single.sends.insert(at, send)
 
-    def remove(self, flight: NumberedSend) -> None:
+    def remove(self, send: NumberedSend) -> None:
         """Remove a send if it is there."""
-        producer, first, _ = flight.numbers
+        producer, first, _ = send.numbers
         single = self._single.get(producer)
         if single is None:
             return
         at = bisect_left(single.firsts, first)
-        if at == len(single.firsts) or single.flights[at] is not flight:
+        if at == len(single.firsts) or single.sends[at] is not send:
             return
-        del single.firsts[at], single.flights[at]
+        del single.firsts[at], single.sends[at]
         if not single.firsts:
             del self._single[producer]
 
@@ -178,9 +178,9 @@ class InFlightSends:
         ranges: dict[str, list[tuple[int, int]]] = {}
         for producer, single in self._single.items():
             assert single.firsts, f"producer {producer} is listed without sends in flight"
-            assert single.firsts == [each.numbers.first for each in single.flights], f"{producer}: {single.firsts}"
-            assert {each.numbers.producer for each in single.flights} == {producer}, f"{producer} has others' sends"
-            ranges[producer] = [each.numbers[1:] for each in single.flights]
+            assert single.firsts == [each.numbers.first for each in single.sends], f"{producer}: {single.firsts}"
+            assert {each.numbers.producer for each in single.sends} == {producer}, f"{producer} has others' sends"
+            ranges[producer] = [each.numbers[1:] for each in single.sends]
         latest: dict[str, NumberedBlock] = {}
         for block in self._blocks:
             assert block.highest, "a block is listed without sends in flight"
@@ -194,8 +194,8 @@ class InFlightSends:
         for producer, each in ranges.items():
             for (_, last), (first, _) in pairwise(sorted(each)):
                 assert last < first, f"{producer}: {first} is in flight twice, sends up to {last} are"
-        flights: list[NumberedSends] = [*self._blocks, *(each for one in self._single.values() for each in one.flights)]
-        most = max((len(calls) for flight in flights for calls in flight.waiting.values()), default=0)
+        groups: list[NumberedSends] = [*self._blocks, *(each for one in self._single.values() for each in one.sends)]
+        most = max((len(calls) for group in groups for calls in group.waiting.values()), default=0)
         assert most <= WAITING_MAX, f"{most} requests wait for one send; maximum: {WAITING_MAX}"
 
 
@@ -208,18 +208,18 @@ class NumberedSend(NumberedSends):
         call: the first request, changed to want an answer and to have this sender.
     """
 
-    __slots__ = ("_first", "_flights", "call", "host", "numbers", "stored")
+    __slots__ = ("_first", "_in_flight", "call", "host", "numbers", "stored")
 
     def __init__(
         self,
-        flights: InFlightSends,
+        in_flight: InFlightSends,
         reserve: Reserve,
         numbers: SequenceRange,
         stored: Sequence[Stored],
         first: Call[SendRequest],
     ) -> None:
         super().__init__(reserve)
-        self._flights = flights
+        self._in_flight = in_flight
         self._first = first
         self.numbers = numbers
         self.stored = stored
@@ -228,7 +228,7 @@ class NumberedSend(NumberedSends):
         oneway = request.flag & ONEWAY_FLAG
         answered = msgspec.structs.replace(request, flag=request.flag & ~ONEWAY_FLAG) if oneway else request
         self.call = Call(cast("ClientConnection", self), answered, first.body, first.serialization)
-        flights.add(self)
+        in_flight.add(self)
 
     def send(self, data: bytes) -> None:
         """The outcome is known; ``data`` is the answer."""
@@ -250,7 +250,7 @@ class NumberedSend(NumberedSends):
         _serve([self._first, *self.end()])
 
     def end(self) -> list[Call[SendRequest]]:
-        self._flights.remove(self)
+        self._in_flight.remove(self)
         return super().end()
 
 
@@ -262,18 +262,20 @@ class NumberedBlock(NumberedSends):
         sends_of: see `SendsOf`.
     """
 
-    __slots__ = ("_flights", "highest", "sends_of")
+    __slots__ = ("_in_flight", "highest", "sends_of")
 
-    def __init__(self, flights: InFlightSends, reserve: Reserve, highest: Mapping[str, int], sends_of: SendsOf) -> None:
+    def __init__(
+        self, in_flight: InFlightSends, reserve: Reserve, highest: Mapping[str, int], sends_of: SendsOf
+    ) -> None:
         assert highest, "a block without sends that have numbers"
         super().__init__(reserve)
-        self._flights = flights
+        self._in_flight = in_flight
         self.highest = highest
         self.sends_of = sends_of
-        flights.add_block(self)
+        in_flight.add_block(self)
 
     def end(self) -> list[Call[SendRequest]]:
-        self._flights.remove_block(self)
+        self._in_flight.remove_block(self)
         self.sends_of = _no_sends  # which knows the block, and the block this
         return super().end()
 

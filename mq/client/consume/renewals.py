@@ -61,7 +61,7 @@ class Renewals:
         try:
             yield
         finally:
-            self._land(message, mine)
+            self._end_renewal(message, mine)
 
     async def run(self) -> None:
         """Renew for ever."""
@@ -76,8 +76,8 @@ class Renewals:
                     continue
                 for message in self.held():
                     if self._due(message) <= now + TOGETHER * self._seconds:
-                        flight = self._in_flight[id(message)] = anyio.Event()
-                        tasks.start_soon(self._renew, message, flight)
+                        answered = self._in_flight[id(message)] = anyio.Event()
+                        tasks.start_soon(self._renew, message, answered)
 
     def close(self) -> list[PoppedMessage]:
         """`run` was cancelled. Returns the messages that are held."""
@@ -92,7 +92,7 @@ class Renewals:
             return math.inf
         return max(message.hidden_until - self._seconds / 2, self._retry_at.get(id(message), -math.inf))
 
-    async def _renew(self, message: PoppedMessage, flight: anyio.Event) -> None:
+    async def _renew(self, message: PoppedMessage, answered: anyio.Event) -> None:
         try:
             if not await self._extend(message):
                 self._lose(message, "it is not hidden for this consumer any more")
@@ -103,12 +103,12 @@ class Renewals:
             elif id(message) in self._held:
                 self._retry_at[id(message)] = anyio.current_time() + RETRY_SECONDS
         finally:
-            self._land(message, flight)
+            self._end_renewal(message, answered)
 
-    def _land(self, message: PoppedMessage, flight: anyio.Event) -> None:
-        if self._in_flight.get(id(message)) is flight:
+    def _end_renewal(self, message: PoppedMessage, answered: anyio.Event) -> None:
+        if self._in_flight.get(id(message)) is answered:
             del self._in_flight[id(message)]
-        flight.set()
+        answered.set()
         self._changed.set()
 
     def _lose(self, message: PoppedMessage, reason: str) -> None:

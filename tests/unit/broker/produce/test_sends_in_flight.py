@@ -25,7 +25,7 @@ class InFlightModel:
     """What is in flight, as a list that is searched, and as `InFlightSends`."""
 
     def __init__(self) -> None:
-        self.flights = InFlightSends()
+        self.in_flight = InFlightSends()
         self.open: list[tuple[NumberedSends, list[SequenceRange]]] = []
         self.reserved = 0
 
@@ -37,8 +37,8 @@ class InFlightModel:
 
     def overlapping(self, numbers: SequenceRange) -> tuple[NumberedSends, SequenceRange] | None:
         found = [
-            (each.first, flight, each)
-            for flight, sends in self.open
+            (each.first, send, each)
+            for send, sends in self.open
             for each in sends
             if each.producer == numbers.producer and each.first <= numbers.last and each.last >= numbers.first
         ]
@@ -47,8 +47,8 @@ class InFlightModel:
     def send(self, numbers: SequenceRange) -> None:
         """One that is handled by itself, whatever its number."""
         if self.overlapping(numbers) is None:
-            flight = NumberedSend(self.flights, self.reserve, numbers, (), call_of(Connection(HOST)))
-            self.open.append((flight, [numbers]))
+            send = NumberedSend(self.in_flight, self.reserve, numbers, (), call_of(Connection(HOST)))
+            self.open.append((send, [numbers]))
 
     def send_block(self, given: list[tuple[str, int, int]]) -> None:
         """A block of sends, each above all others of its producer."""
@@ -62,12 +62,12 @@ class InFlightModel:
         def sends_of(producer: str) -> list[tuple[int, int, int]]:
             return [(each.first, each.last, at) for at, each in enumerate(sends) if each.producer == producer]
 
-        self.open.append((NumberedBlock(self.flights, self.reserve, highest, sends_of), sends))
+        self.open.append((NumberedBlock(self.in_flight, self.reserve, highest, sends_of), sends))
 
     def end(self, at: int) -> None:
         if self.open:
-            flight, _ = self.open.pop(at % len(self.open))
-            flight.end()
+            send, _ = self.open.pop(at % len(self.open))
+            send.end()
 
 
 PRODUCERS = st.sampled_from("pqr")
@@ -93,17 +93,17 @@ def test_sends_in_flight_agree_with_a_list_model(steps: list[tuple[str, Any]]) -
             model.send_block(given_)
         else:
             model.end(given_)
-        model.flights.check_invariants()
+        model.in_flight.check_invariants()
         for producer in "pqr":
-            assert model.flights.highest(producer) == model.highest(producer)
+            assert model.in_flight.highest(producer) == model.highest(producer)
             for first in range(0, 40, 2):
                 for last in (first, first + 3):
                     numbers = SequenceRange(producer, first, last)
-                    found = model.flights.overlapping(numbers)
-                    assert (found and (found.flight, found.numbers)) == model.overlapping(numbers)
+                    found = model.in_flight.overlapping(numbers)
+                    assert (found and (found.sends, found.numbers)) == model.overlapping(numbers)
     while model.open:
         model.end(0)
-    assert model.flights.is_empty
+    assert model.in_flight.is_empty
 
 
 def test_refused_block_leaves_the_numbers_of_earlier_ones_in_flight() -> None:
@@ -111,27 +111,27 @@ def test_refused_block_leaves_the_numbers_of_earlier_ones_in_flight() -> None:
     model.send_block([("p", 0, 0), ("q", 4, 0)])
     model.send_block([("p", 0, 2)])
     model.end(1)
-    assert (model.flights.highest("p"), model.flights.highest("q")) == (0, 4)
-    model.flights.check_invariants()
+    assert (model.in_flight.highest("p"), model.in_flight.highest("q")) == (0, 4)
+    model.in_flight.check_invariants()
 
 
 def test_repeats_wait_for_their_send_in_the_order_of_the_block() -> None:
     model, connection = InFlightModel(), Connection(HOST)
     model.send_block([("p", 0, 0), ("q", 0, 0), ("p", 0, 0)])
-    [(flight, sends)] = model.open
+    [(send, sends)] = model.open
     for numbers, body in ((sends[2], b"third"), (sends[0], b"first"), (sends[1], b"second"), (sends[0], b"again")):
-        found = model.flights.overlapping(numbers)
+        found = model.in_flight.overlapping(numbers)
         assert found is not None
-        assert found.flight.wait(found.place, call_of(connection, body))
-    model.flights.check_invariants()
+        assert found.sends.wait(found.place, call_of(connection, body))
+    model.in_flight.check_invariants()
     assert model.reserved > 4 * 1024
-    assert [call.body for call in flight.end()] == [b"first", b"again", b"second", b"third"]
+    assert [call.body for call in send.end()] == [b"first", b"again", b"second", b"third"]
     assert model.reserved == 0
 
 
 BROKEN = {
     "p: 0 is in flight twice, sends up to 0 are": lambda model: model.send_block([("p", 0, 1)]),
-    "the latest blocks of": lambda model: model.flights._latest.clear(),
+    "the latest blocks of": lambda model: model.in_flight._latest.clear(),
     "is the highest number of": lambda model: model.open[0][0].highest.update(p=7),
     "a block is listed without sends of x": lambda model: model.open[0][0].highest.update(x=7),
     "17 requests wait for one send": lambda model: model.open[0][0].waiting.update({0: [None] * 17}),
@@ -146,4 +146,4 @@ def test_invariants_name_broken_tables_of_sends_in_flight(complaint: str) -> Non
         model.open.clear()  # so that the model begins at 0 again
     BROKEN[complaint](model)
     with pytest.raises(AssertionError, match=complaint):
-        model.flights.check_invariants()
+        model.in_flight.check_invariants()
