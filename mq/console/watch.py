@@ -154,7 +154,8 @@ class Watch:
     """What one user sees; made by `open`.
 
     Attributes:
-        looking, changing: requests that leave out broker groups without a leader, and those that insist on all.
+        querying_admin: its requests leave out broker groups without a leader.
+        changing_admin: its requests need all broker groups.
         nursery: for what goes on after its request; ends with the last session of the user.
         remoting: how further clients of this user talk to the servers.
     """
@@ -163,30 +164,30 @@ class Watch:
         self,
         namesrv: str,
         remoting: RemotingSettings,
-        looking: QueryingAdmin,
-        changing: ChangingAdmin,
+        querying_admin: QueryingAdmin,
+        changing_admin: ChangingAdmin,
         nursery: trio.Nursery,
         tail_limits: TailLimits = DEFAULT,
     ) -> None:
         self.nursery = nursery
         self.namesrv = namesrv
         self.remoting = remoting
-        self.looking = looking
-        self.changing = changing
-        self.cluster: Shared[list[GroupStatus]] = Shared(partial(ask_brokers, looking), CLUSTER_SECONDS)
-        self.topics: Shared[Topics] = Shared(looking.topic_configs, CATALOGUE_SECONDS)
+        self.querying_admin = querying_admin
+        self.changing_admin = changing_admin
+        self.cluster: Shared[list[GroupStatus]] = Shared(partial(ask_brokers, querying_admin), CLUSTER_SECONDS)
+        self.topics: Shared[Topics] = Shared(querying_admin.topic_configs, CATALOGUE_SECONDS)
         self.pending: Mapping[PendingKind, Shared[Mapping[str, PendingInfo] | None]] = {
-            kind: Shared(partial(looking.pending, kind, SHOWN_MAX), PENDING_SECONDS) for kind in KINDS
+            kind: Shared(partial(querying_admin.pending, kind, SHOWN_MAX), PENDING_SECONDS) for kind in KINDS
         }
-        self.names: Shared[list[str]] = Shared(looking.topics, CATALOGUE_SECONDS)
-        self.groups: Shared[Groups] = Shared(looking.consumer_groups, CATALOGUE_SECONDS)
-        self.progress: Shared[Progress] = Shared(looking.all_progress, CATALOGUE_SECONDS)
-        self.offsets: Shared[Offsets] = Shared(looking.group_offsets, CATALOGUE_SECONDS)
-        self.leases: Shared[OfReplicas[LeaseList]] = Shared(looking.leases, CATALOGUE_SECONDS)
+        self.names: Shared[list[str]] = Shared(querying_admin.topics, CATALOGUE_SECONDS)
+        self.groups: Shared[Groups] = Shared(querying_admin.consumer_groups, CATALOGUE_SECONDS)
+        self.progress: Shared[Progress] = Shared(querying_admin.all_progress, CATALOGUE_SECONDS)
+        self.offsets: Shared[Offsets] = Shared(querying_admin.group_offsets, CATALOGUE_SECONDS)
+        self.leases: Shared[OfReplicas[LeaseList]] = Shared(querying_admin.leases, CATALOGUE_SECONDS)
         self.history = History()
         self.lags = lags.LagHistory()
         self.events = Events()
-        self.tails = Tails(namesrv, remoting, looking, nursery, tail_limits)
+        self.tails = Tails(namesrv, remoting, querying_admin, nursery, tail_limits)
         self._members: dict[str, Shared[list[Member]]] = {}
         self._kept_out: dict[str, Shared[list[KeptOutMember]]] = {}
         self.survey: Shared[Survey] = Shared(
@@ -200,11 +201,11 @@ class Watch:
     ) -> AsyncGenerator[Watch]:
         """Open while the block runs. It connects when something is asked."""
         async with (
-            QueryingAdmin(namesrv, remoting=remoting) as looking,
-            ChangingAdmin(namesrv, remoting=remoting) as changing,
+            QueryingAdmin(namesrv, remoting=remoting) as querying_admin,
+            ChangingAdmin(namesrv, remoting=remoting) as changing_admin,
             trio.open_nursery() as nursery,
         ):
-            watch = cls(namesrv, remoting, looking, changing, nursery, tail_limits)
+            watch = cls(namesrv, remoting, querying_admin, changing_admin, nursery, tail_limits)
             nursery.start_soon(watch.keep_history)
             yield watch
             nursery.cancel_scope.cancel()
@@ -250,7 +251,7 @@ class Watch:
     def members(self, group: str) -> Shared[list[Member]]:
         """The members of a consumer group."""
         if group not in self._members:
-            self._members[group] = Shared(partial(members_of, self.looking, group), MEMBERS_SECONDS)
+            self._members[group] = Shared(partial(members_of, self.querying_admin, group), MEMBERS_SECONDS)
             if len(self._members) > GROUPS_KEPT_MAX:
                 del self._members[next(iter(self._members))]
         return self._members[group]
@@ -258,7 +259,9 @@ class Watch:
     def kept_out(self, group: str) -> Shared[list[KeptOutMember]]:
         """The clients that are kept out of a consumer group."""
         if group not in self._kept_out:
-            self._kept_out[group] = Shared(partial(self.looking.removed_members.kept_out, group), MEMBERS_SECONDS)
+            self._kept_out[group] = Shared(
+                partial(self.querying_admin.removed_members.kept_out, group), MEMBERS_SECONDS
+            )
             if len(self._kept_out) > GROUPS_KEPT_MAX:
                 del self._kept_out[next(iter(self._kept_out))]
         return self._kept_out[group]

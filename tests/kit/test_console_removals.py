@@ -33,8 +33,8 @@ def consumer(kit: SyncKit) -> Iterator[SyncPushConsumer]:
 async def test_removing_a_member_needs_a_confirmation_page(
     kit: SyncKit, consumer: SyncPushConsumer, operator: Browser
 ) -> None:
-    async with Admin(kit.namesrv) as looking:
-        [member] = [each.client_id for each in await looking.group_members("billing")]
+    async with Admin(kit.namesrv) as admin:
+        [member] = [each.client_id for each in await admin.group_members("billing")]
     page = await operator.get("/group?name=billing")
     assert f"member={member.replace('@', '%40').replace('#', '%23')}" in page.content, page.content
     preview = await operator.get(f"/remove-member?name=billing&member={member.replace('#', '%23')}")
@@ -56,8 +56,8 @@ async def test_removing_a_member_needs_a_confirmation_page(
     assert HOSTILE[0] not in page.content
     assert (await operator.get(f"/remove-member?name=billing&member={member.replace('#', '%23')}")).status == 404
     await operator.post("/let-in", {"name": "billing", "member": member})
-    async with Admin(kit.namesrv) as looking:
-        await until(lambda: looking.group_members("billing"))
+    async with Admin(kit.namesrv) as admin:
+        await until(lambda: admin.group_members("billing"))
     changes = (await operator.get("/changes")).content
     assert "remove member" in changes
     assert "let a member in" in changes

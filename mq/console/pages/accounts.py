@@ -56,12 +56,15 @@ class _Known:
 
 async def _ask(visit: Visit, part: str = "") -> _Known:
     """Three requests for the leader of each broker group, and one for each replica, however many users there are."""
-    looking = visit.watch.looking
+    querying_admin = visit.watch.querying_admin
     said = []
     users: Mapping[str, Sequence[UserInfo]] | None = None
     policies: Mapping[str, Sequence[AclInfo]] | None = None
     try:
-        users, policies = await unless_unknown(looking.users(part)), await unless_unknown(looking.policies(part))
+        users, policies = (
+            await unless_unknown(querying_admin.users(part)),
+            await unless_unknown(querying_admin.policies(part)),
+        )
     except BrokerError as error:
         if error.code == ResponseCode.NO_PERMISSION or not await visit.watch.is_stock():  # noqa: ASYNC120 - a cancellation comes first
             raise
@@ -71,10 +74,10 @@ async def _ask(visit: Visit, part: str = "") -> _Known:
             said.append(
                 "These brokers have no users that are created by command: Apache RocketMQ has them from 5.3 on."
             )
-    quotas = await unless_unknown(looking.quotas())
+    quotas = await unless_unknown(querying_admin.quotas())
     if quotas is None:
         said.append("These brokers have no quotas: Apache RocketMQ's do not know them.")
-    files = await looking.accounts()
+    files = await querying_admin.accounts()
     return _Known(users or {}, policies or {}, quotas, files, said + file_words(files))
 
 
@@ -139,10 +142,10 @@ async def set_quota(visit: Visit, form: Form) -> Done:
     name = required(form, "name")
     limits = {field: integer(form, field, 1, QUOTA_MAX) for field in QUOTA_FIELDS if one(form, field)}
     quota = Quota(**limits)
-    known = await visit.watch.changing.quotas()
+    known = await visit.watch.changing_admin.quotas()
     if quota == NO_QUOTA and not any(each.user == name for listed in known.values() for each in listed.users):
         raise Refused("no limit was given, and there is none: nothing was changed")
-    await visit.watch.changing.put_quota(name, quota)
+    await visit.watch.changing_admin.put_quota(name, quota)
     who = "each user without a quota of its own" if name == EVERYBODY else name
     return Done(link("/account", name=name), f"The quota of {who} is now: {quota}.", f"{name}: {quota}")
 
@@ -151,9 +154,9 @@ async def create(visit: Visit, form: Form) -> Done:
     """Create a user in every broker group; it may do nothing until a policy says what."""
     name, kind = required(form, "name"), _kind(form)
     password = _password(form)
-    if name in {each.name for users in (await visit.watch.changing.users(name)).values() for each in users}:
+    if name in {each.name for users in (await visit.watch.changing_admin.users(name)).values() for each in users}:
         raise Refused(f"user {name} exists already; change it on its page")
-    await visit.watch.changing.create_user(UserInfo(name=name, password=password, user_type=kind))
+    await visit.watch.changing_admin.create_user(UserInfo(name=name, password=password, user_type=kind))
     said = f"User {name} was created. It may do nothing until a policy allows it."
     return Done(link("/account", name=name), said, name)
 
@@ -172,7 +175,7 @@ async def change(visit: Visit, form: Form) -> Done:
         )
     state = ENABLED if is_enabled else DISABLED
     user = UserInfo(name=name, password=password, user_type=kind, user_status=state)
-    await visit.watch.changing.update_user(user)
+    await visit.watch.changing_admin.update_user(user)
     said = f"User {name} was changed."
     words = f"{name}: {kind}, {'enabled' if is_enabled else 'disabled'}{', a new password' if password else ''}"
     if is_self and password is not None:  # the session still has the old one, which brokers refuse from now on
@@ -187,7 +190,7 @@ async def delete(visit: Visit, form: Form) -> Done:
         raise Refused(f"type {name} to confirm: nothing was changed")
     if name == visit.signed_as:
         raise Refused(LOCKED_OUT)
-    await visit.watch.changing.delete_user(name)
+    await visit.watch.changing_admin.delete_user(name)
     return Done("/accounts", f"User {name} and its policies were deleted.", name)
 
 
@@ -202,7 +205,7 @@ async def put_policy(visit: Visit, form: Form) -> Done:
         raise Refused(f"{decision[:40]!r} is not {' or '.join(DECISIONS)}")
     sources = one(form, "sources").replace(",", " ").split() or None
     entry = PolicyEntryInfo(resource=resource, actions=actions, source_ips=sources, decision=decision)
-    await visit.watch.changing.put_policies(name, [entry])
+    await visit.watch.changing_admin.put_policies(name, [entry])
     words = f"{decision.lower()} {', '.join(actions)} on {resource}"
     return Done(link("/account", name=name), f"{name}: {words}.", f"{name}: {words}")
 
@@ -210,7 +213,7 @@ async def put_policy(visit: Visit, form: Form) -> Done:
 async def delete_policy(visit: Visit, form: Form) -> Done:
     """Delete the policies of a user for a resource."""
     name, resource = required(form, "name"), required(form, "resource")
-    await visit.watch.changing.delete_policies(name, resource)
+    await visit.watch.changing_admin.delete_policies(name, resource)
     return Done(link("/account", name=name), f"{name} has no policy for {resource} any more.", f"{name}: {resource}")
 
 

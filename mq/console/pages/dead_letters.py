@@ -39,7 +39,7 @@ async def group_list(visit: Visit) -> Page:
     fault = fault_of(names)
     try:
         configs = (await visit.watch.topics.get()).value or {}
-        held = await visit.watch.looking.held({name: list(configs.get(name, ())) for name in page.rows})
+        held = await visit.watch.querying_admin.held({name: list(configs.get(name, ())) for name in page.rows})
     except ClientError as error:
         fault = fault or str(error)
     values = {"page": page, "rows": groups_with_letters(page.rows, held), "fault": fault}
@@ -179,7 +179,9 @@ async def _send(visit: Visit, group: str, picked: Picked, everybody: bool, job: 
                     behind[letter.queue] += 1
                     continue
                 try:
-                    await visit.watch.changing.requeue_dead_letter(group, letter, operator=operator, to_topic=everybody)
+                    await visit.watch.changing_admin.requeue_dead_letter(
+                        group, letter, operator=operator, to_topic=everybody
+                    )
                     job.done += 1
                 except ClientError as error:
                     unknown = "" if error.stored == "no" else "; it may have been sent all the same"

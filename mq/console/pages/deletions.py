@@ -17,7 +17,7 @@ async def topic_preview(visit: Visit) -> Page:
         "kind": "topic",
         "to": "/delete-topic",
         "back": link("/topic", name=name),
-        "said": await losses_of_topic(visit.watch.looking, name),
+        "said": await losses_of_topic(visit.watch.querying_admin, name),
     }
     return Page("delete.html", f"Delete topic {name}", values, live=False)
 
@@ -26,8 +26,8 @@ async def delete_topic(visit: Visit, form: Form) -> Done:
     """Delete a topic in every broker group; its name has to be typed."""
     name = _confirmed(form)
     _check_topic(name)
-    lost = await losses_of_topic(visit.watch.changing, name)
-    await visit.watch.changing.delete_topic(name, restorable=True)
+    lost = await losses_of_topic(visit.watch.changing_admin, name)
+    await visit.watch.changing_admin.delete_topic(name, restorable=True)
     return Done("/topics", f"Topic {name} was deleted.", f"{name}, which {'; '.join(lost)}")
 
 
@@ -40,7 +40,7 @@ async def group_preview(visit: Visit) -> Page:
         "kind": "consumer group",
         "to": "/delete-group",
         "back": link("/group", name=name),
-        "said": await losses_of_group(visit.watch.looking, name, topics=True),
+        "said": await losses_of_group(visit.watch.querying_admin, name, topics=True),
     }
     return Page("delete.html", f"Delete consumer group {name}", values, live=False)
 
@@ -50,8 +50,8 @@ async def delete_group(visit: Visit, form: Form) -> Done:
     name = _confirmed(form)
     await _check_group(visit, name)
     topics = one(form, "topics") == "yes"
-    lost = await losses_of_group(visit.watch.changing, name, topics=topics)
-    await visit.watch.changing.delete_consumer_group(name, topics=topics)
+    lost = await losses_of_group(visit.watch.changing_admin, name, topics=topics)
+    await visit.watch.changing_admin.delete_consumer_group(name, topics=topics)
     return Done("/groups", f"Consumer group {name} was deleted.", f"{name}, which {'; '.join(lost)}")
 
 
@@ -68,6 +68,6 @@ def _check_topic(name: str) -> None:
 
 
 async def _check_group(visit: Visit, name: str) -> None:
-    looking = visit.watch.looking
-    if name not in await looking.consumer_groups() and not await looking.group_progress(name):
+    querying_admin = visit.watch.querying_admin
+    if name not in await querying_admin.consumer_groups() and not await querying_admin.group_progress(name):
         raise NotFound(f"there is no consumer group {name}")

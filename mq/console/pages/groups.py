@@ -55,7 +55,7 @@ async def group_list(visit: Visit) -> Page:
 async def group(visit: Visit) -> Page:
     """One consumer group: its queues, its members, its settings."""
     name = visit.name()
-    progress = await visit.watch.looking.group_progress(name)
+    progress = await visit.watch.querying_admin.group_progress(name)
     configs = (await visit.watch.groups.get()).value
     seen = await visit.watch.members(name).get()
     members = seen.value or []
@@ -84,8 +84,8 @@ async def reset_preview(visit: Visit) -> Page:
     """What a reset would do, before anything is changed."""
     name, topic, to = visit.name(), visit.name("topic"), visit.name("to")
     position = position_of(to, visit.query.get("time", ""))
-    targets = await _targets(visit.watch.looking, topic, position)
-    progress = await visit.watch.looking.group_progress(name)
+    targets = await _targets(visit.watch.querying_admin, topic, position)
+    progress = await visit.watch.querying_admin.group_progress(name)
     values = {
         "name": name,
         "topic": topic,
@@ -100,7 +100,7 @@ async def reset(visit: Visit, form: Form) -> Done:
     """Reset a group in a topic, as the preview said."""
     name, topic, to = required(form, "name"), required(form, "topic"), required(form, "to")
     position = position_of(to, one(form, "time"))
-    offsets = await visit.watch.changing.reset_group(name, topic, position)
+    offsets = await visit.watch.changing_admin.reset_group(name, topic, position)
     said = f"{name} goes on in {topic} at the {_words(position)} in {len(offsets)} queues."
     return Done(link("/group", name=name), said, f"{name} in {topic} to the {_words(position)}")
 
@@ -109,11 +109,11 @@ async def enable(visit: Visit, form: Form) -> Done:
     """Let a group consume, or stop it from that."""
     name = required(form, "name")
     wanted = one(form, "enabled") == "yes"
-    configs = (await visit.watch.changing.consumer_groups()).get(name)
+    configs = (await visit.watch.changing_admin.consumer_groups()).get(name)
     if not configs:
         raise NotFound(f"there is no consumer group {name}")
     config = msgspec.structs.replace(configs[min(configs)], consume_enable=wanted)
-    await visit.watch.changing.put_consumer_group(config)
+    await visit.watch.changing_admin.put_consumer_group(config)
     said = f"{name} {'goes on' if wanted else 'is paused: it gets no messages'}."
     return Done(link("/group", name=name), said, f"{name}: {'goes on' if wanted else 'paused'}")
 

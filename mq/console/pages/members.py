@@ -75,7 +75,7 @@ async def make(visit: Visit, form: Form) -> Done:
 
 
 async def _change(visit: Visit, name: str, change: Change, voter: bool, job: Job) -> GroupAnswer:
-    session = GroupSession(visit.watch.changing, name, job.tell)
+    session = GroupSession(visit.watch.changing_admin, name, job.tell)
     if change.action == "add":
         return await session.add(change.node, change.address, voter=voter, patience=CATCH_UP_SECONDS)
     if change.action == "replace":
@@ -119,7 +119,7 @@ async def _view(visit: Visit, name: str) -> GroupView:
         raise NotFound(f"no broker group {name} is registered at the name servers")
     if group.is_stock:
         raise NotFound(f"{name} is a group of Apache RocketMQ, which has no Raft members")
-    answer = await GroupSession(visit.watch.looking, name, lambda _: None).status()
+    answer = await GroupSession(visit.watch.querying_admin, name, lambda _: None).status()
     if not answer.done:
         raise Refused(answer.text)
     return answer.view

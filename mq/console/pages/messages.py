@@ -70,13 +70,13 @@ async def browse(visit: Visit) -> Page:
     is_partial = False
     fault = following = ""
     looked_at = 0
-    looking = visit.watch.looking
-    ends = await looking.topic_stats(topic)
+    querying_admin = visit.watch.querying_admin
+    ends = await querying_admin.topic_stats(topic)
     try:
         if by in ("key", "id"):
             value = query.get("value", "").strip()
             if value:
-                found = await looking.messages_by_key(topic, value, count_max=min(count, 64), unique=by == "id")
+                found = await querying_admin.messages_by_key(topic, value, count_max=min(count, 64), unique=by == "id")
                 rows = message_rows(found[::-1], hide_bodies=visit.settings.hide_bodies)
         else:
             queues = _chosen(list(ends), query.get("queue", ""))
@@ -86,7 +86,7 @@ async def browse(visit: Visit) -> Page:
             if places := places_of(query.get("at", ""), queues):
                 ranges = _within(ends, places, looked_at or count, is_newest=is_newest)
             else:
-                ranges = await _ranges(looking, ends, queues, by, visit, looked_at or count)
+                ranges = await _ranges(querying_admin, ends, queues, by, visit, looked_at or count)
             wanted = Sql(sql) if sql else tags
             shown, unshown, is_partial = await _read(visit, ranges, count, wanted, is_newest=is_newest)
             rows = [each.row for each in shown]

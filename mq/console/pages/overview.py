@@ -85,7 +85,7 @@ async def transfer(visit: Visit, form: Form) -> Done:
         raise Refused(f"{name} has no leader that could hand over")
     action: GroupAction = "transfer"
     command = GroupCommand(action=action, node=node)
-    answer = await visit.watch.changing.manage_group(leader.address, command, timeout=CHANGE_SECONDS)
+    answer = await visit.watch.changing_admin.manage_group(leader.address, command, timeout=CHANGE_SECONDS)
     if not answer.done:
         raise Refused(f"{answer.code}: {answer.text}")
     return Done(link("/broker-group", name=name), answer.text, f"{name} to {node or 'any voter'}")
@@ -112,7 +112,7 @@ async def replica_settings(visit: Visit) -> Page:
     fault = ""
     found: dict[str, str] = {}
     try:
-        found = await visit.watch.looking.broker_settings(address)
+        found = await visit.watch.querying_admin.broker_settings(address)
     except ClientError as error:
         fault = str(error)
     own = sorted((name.removeprefix("raftmq."), value) for name, value in found.items() if name.startswith("raftmq."))
@@ -130,7 +130,7 @@ async def change_setting(visit: Visit, form: Form) -> Done:
     if group is None:
         raise NotFound(f"no replica at {address} is registered at the name servers")
     wanted = setting if group.is_stock else f"raftmq.{setting}"
-    if wanted not in await visit.watch.changing.broker_settings(address):
+    if wanted not in await visit.watch.changing_admin.broker_settings(address):
         raise Refused(f"there is no setting {setting[:80]}")
     if not value.isprintable():  # they are sent as lines
         raise Refused("the value has characters that no setting can have")
@@ -140,7 +140,7 @@ async def change_setting(visit: Visit, form: Form) -> Done:
     done: list[str] = []
     for each in addresses:
         try:
-            await visit.watch.changing.change_settings(each, {wanted: value})
+            await visit.watch.changing_admin.change_settings(each, {wanted: value})
         except ClientError as error:
             if not done:
                 raise

@@ -41,7 +41,7 @@ async def pending(visit: Visit) -> Page:
 async def recall(visit: Visit, form: Form) -> Done:
     """Recall a timed message: it is not delivered."""
     try:
-        message_id = await visit.watch.changing.recall(required(form, "handle"))
+        message_id = await visit.watch.changing_admin.recall(required(form, "handle"))
     except MessageRefused as error:
         raise Refused(str(error)) from error
     return Done(link("/pending", kind="timed"), f"Message {message_id} was recalled: nobody gets it.", message_id)
@@ -50,7 +50,7 @@ async def recall(visit: Visit, form: Form) -> Done:
 async def resume(visit: Visit, form: Form) -> Done:
     """Let the producers of a transaction that was given up be asked again."""
     broker, message_id = required(form, "broker"), required(form, "id")
-    await visit.watch.changing.resume_transaction(broker, message_id)
+    await visit.watch.changing_admin.resume_transaction(broker, message_id)
     said = f"Transaction {message_id} is open again: its producer group is asked how it ended."
     return Done(link("/pending", kind="half"), said, f"{broker}: {message_id}")
 
@@ -61,7 +61,7 @@ async def schedules(visit: Visit) -> Page:
     fault = await visit.watch.left_out()
     listed: Sequence[ScheduleStatus] = ()
     try:
-        listed = await visit.watch.looking.schedules.list()
+        listed = await visit.watch.querying_admin.schedules.list()
     except BrokerError as error:
         if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise
@@ -77,7 +77,7 @@ async def change_schedule(visit: Visit, form: Form) -> Done:
     """Pause or resume a schedule, or send its message now."""
     name, broker = required(form, "name"), required(form, "broker")
     action = one(form, "action")
-    own = visit.watch.changing.schedules
+    own = visit.watch.changing_admin.schedules
     if action == "pause":
         await own.pause(name, broker=broker)
         said = f"Schedule {name} is paused."

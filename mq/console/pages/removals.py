@@ -18,7 +18,7 @@ async def preview(visit: Visit) -> Page:
     name, member = visit.name(), visit.name("member")
     if await visit.watch.is_stock():
         raise Refused("brokers of Apache RocketMQ cannot keep a member out of its group: end its process instead")
-    members = [each.client_id for each in await visit.watch.looking.group_members(name)]
+    members = [each.client_id for each in await visit.watch.querying_admin.group_members(name)]
     if member not in members:
         raise NotFound(f"{member} is not a member of {name} now")
     values = {
@@ -41,7 +41,7 @@ async def remove(visit: Visit, form: Form) -> Done:
     reason = one(form, "reason")
     if len(reason) > REASON_LENGTH_MAX:
         raise Refused(f"the reason has {len(reason)} characters; maximum: {REASON_LENGTH_MAX}")
-    removal = await visit.watch.changing.removed_members.remove(
+    removal = await visit.watch.changing_admin.removed_members.remove(
         name, member, keep_out=minutes * 60, reason=reason, operator=visit.session.user
     )
     said = f"{member} stays out of {name} for {minutes} minutes."
@@ -56,6 +56,6 @@ async def remove(visit: Visit, form: Form) -> Done:
 async def let_in(visit: Visit, form: Form) -> Done:
     """Let a member in again."""
     name, member = required(form, "name"), required(form, "member")
-    removal = await visit.watch.changing.removed_members.let_in(name, member, operator=visit.session.user)
+    removal = await visit.watch.changing_admin.removed_members.let_in(name, member, operator=visit.session.user)
     said = f"{member} may be a member of {name} again." if removal.was_member else f"{member} was not kept out."
     return Done(link("/group", name=name), said, f"{member} into {name}")

@@ -36,12 +36,12 @@ async def timeline_of(visit: Visit, message: ReceivedMessage) -> dict[str, Any]:
     trace_fault = ""
     copies: list[tuple[str, ReceivedMessage]] = []
     limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
-    looking = visit.watch.looking
+    querying_admin = visit.watch.querying_admin
 
     async def ask_trace() -> None:
         nonlocal story, trace_fault
         try:
-            story = await looking.trace(message.message_id)
+            story = await querying_admin.trace(message.message_id)
         except TopicNotFound:
             return
         except ClientError as error:
@@ -50,7 +50,9 @@ async def timeline_of(visit: Visit, message: ReceivedMessage) -> dict[str, Any]:
     async def ask_copies(group: str, topic: str) -> None:
         async with limiter:
             try:
-                found = await looking.messages_by_key(topic, message.message_id, count_max=COPIES_MAX, unique=True)
+                found = await querying_admin.messages_by_key(
+                    topic, message.message_id, count_max=COPIES_MAX, unique=True
+                )
             except ClientError:
                 return  # the topic went meanwhile, or it may not be read: the rest is shown
             copies.extend((group, each) for each in found)

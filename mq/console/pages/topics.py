@@ -57,7 +57,7 @@ async def topic_list(visit: Visit) -> Page:
     }
     held = None
     try:
-        held = await visit.watch.looking.held(readable)
+        held = await visit.watch.querying_admin.held(readable)
     except ClientError as error:
         fault = fault or str(error)
     fault = fault or await visit.watch.left_out()
@@ -68,18 +68,18 @@ async def topic_list(visit: Visit) -> Page:
 async def topic(visit: Visit) -> Page:
     """One topic: its queues, its settings, and who reads it."""
     name = visit.name()
-    ends = await visit.watch.looking.topic_stats(name)
+    ends = await visit.watch.querying_admin.topic_stats(name)
     fault = ""
     try:
-        configs = await visit.watch.looking.topic_config(name)
+        configs = await visit.watch.querying_admin.topic_config(name)
     except BrokerError as error:
         configs, fault = {}, error.remark or str(error)
     sent: list[dict[str, BrokerStatsData]] = []
     with suppress(BrokerError):  # figures are for administrators
-        sent = [await visit.watch.looking.figure(figure, name) for figure in SENT]
+        sent = [await visit.watch.querying_admin.figure(figure, name) for figure in SENT]
     use: dict[str, TopicUse] | None = None
     with suppress(BrokerError):  # this, too
-        use = await visit.watch.looking.topic_use(name)
+        use = await visit.watch.querying_admin.topic_use(name)
     sizes = sizes_of(use or {})
     progress, offsets = await visit.watch.progress.get(), await visit.watch.offsets.get()
     only = only_offsets(progress.value or {}, offsets.value or {}, ends)
@@ -123,9 +123,9 @@ async def create(visit: Visit, form: Form) -> Done:
         raise Refused(str(error)) from error
     if kind is not None and kind not in MESSAGE_TYPES:
         raise Refused(f"{kind[:40]} is not a type of messages")
-    if name in await visit.watch.changing.topics():
+    if name in await visit.watch.changing_admin.topics():
         raise Refused(f"topic {name} exists already; change it on its page")
-    await visit.watch.changing.create_topic(name, queues, message_type=kind)
+    await visit.watch.changing_admin.create_topic(name, queues, message_type=kind)
     return Done(link("/topic", name=name), f"Topic {name} was created with {queues} queues per broker group.", name)
 
 
@@ -134,7 +134,7 @@ async def change(visit: Visit, form: Form) -> Done:
     name = required(form, "name")
     queues = integer(form, "queues", 1, QUEUES_MAX)
     perm = sum(bit for word, bit in (("read", 4), ("write", 2)) if word in form.get("access", ()))
-    configs = await visit.watch.changing.topic_config(name)
+    configs = await visit.watch.changing_admin.topic_config(name)
     config = next(iter(configs.values()), None)
     if config is None:
         raise NotFound(f"there is no topic {name}")
@@ -143,7 +143,7 @@ async def change(visit: Visit, form: Form) -> Done:
     largest = max(max(each.read_queue_nums, each.write_queue_nums) for each in configs.values())
     if queues < largest:
         raise Refused(f"{name} has {largest} queues, and fewer would hide messages: use raftmq topic update")
-    await visit.watch.changing.create_topic(
+    await visit.watch.changing_admin.create_topic(
         name,
         queues,
         perm=perm,
@@ -165,9 +165,9 @@ async def change_attribute(visit: Visit, form: Form) -> Done:
         )
     if is_system_topic(name):
         raise Refused(f"{name} belongs to the brokers")
-    configs = await visit.watch.changing.topic_config(name)
+    configs = await visit.watch.changing_admin.topic_config(name)
     for broker, config in sorted(configs.items()):
-        await visit.watch.changing.create_topic(
+        await visit.watch.changing_admin.create_topic(
             name,
             read_queues=config.read_queue_nums,
             write_queues=config.write_queue_nums,

@@ -65,8 +65,8 @@ class _Server:
     async def run(
         self, listeners: Sequence[trio.abc.Listener[trio.abc.Stream]], task_status: trio.TaskStatus[None]
     ) -> None:
-        async with trio.open_nursery() as looking:
-            looking.start_soon(self._look_forever)
+        async with trio.open_nursery() as watching:
+            watching.start_soon(self._watch_connections)
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as accepting:
                     await accepting.start(self._listen, list(listeners), connections)
@@ -75,7 +75,7 @@ class _Server:
                     accepting.cancel_scope.cancel()
                 await self._drain()
                 connections.cancel_scope.cancel()
-            looking.cancel_scope.cancel()
+            watching.cancel_scope.cancel()
 
     async def _listen(
         self,
@@ -103,7 +103,7 @@ class _Server:
             await self._gone.wait()
         await trio.lowlevel.checkpoint()
 
-    async def _look_forever(self) -> None:
+    async def _watch_connections(self) -> None:
         while True:
             await trio.sleep(_LOOK_SECONDS)
             now = trio.current_time()

@@ -93,8 +93,8 @@ def test_lag_chart_shows_its_highest_point() -> None:
 def watch_of(nursery: trio.Nursery) -> Watch:
     """A watch that asks nobody but what a test puts into it."""
     remoting = RemotingSettings(credentials=None, tls=None)
-    looking = QueryingAdmin("127.0.0.1:1", remoting=remoting)
-    return Watch("127.0.0.1:1", remoting, looking, ChangingAdmin("127.0.0.1:1", remoting=remoting), nursery)
+    querying_admin = QueryingAdmin("127.0.0.1:1", remoting=remoting)
+    return Watch("127.0.0.1:1", remoting, querying_admin, ChangingAdmin("127.0.0.1:1", remoting=remoting), nursery)
 
 
 async def test_broker_that_answers_nonsense_does_not_end_the_console(autojump_clock: MockClock) -> None:

@@ -303,7 +303,7 @@ ADDRESSES = [f"{path}?{query}" for path in PAGES if path not in ELSEWHERE for qu
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_pages_of_a_large_cluster_are_quick_and_small(watch: Watch, address: str) -> None:
-    asked = cast("Answers", watch.looking).asked
+    asked = cast("Answers", watch.querying_admin).asked
 
     async def main() -> tuple[float, int]:
         users = cast("Users", FakeUsers(watch))
