@@ -48,9 +48,8 @@ def test_relaxed_mode_power_loss(abstaining: bool) -> None:
     assert all(group[node].commit > index for node in group.nodes)
 
 
-def test_idle_follower_wiped_is_refilled_and_votes_again() -> None:
+def test_idle_follower_wiped_is_refilled_and_votes_again(group: Group) -> None:
     """A follower without its log is filled up again although nobody writes, and has a vote again when it is."""
-    group = Group(3).led_by(A)
     group.replicate(A, 4)
     group.disks[C].terms.clear()
     group.start(C, abstaining=True)
@@ -76,9 +75,8 @@ def test_abstaining_denies_votes_and_stands_for_none() -> None:
     assert group.mail == []
 
 
-def test_acknowledgements_of_the_abstaining_count() -> None:
+def test_acknowledgements_of_the_abstaining_count(group: Group) -> None:
     """One voter is cut off and one abstains: the leader goes on committing, since what it sends now is kept."""
-    group = Group(3).led_by(A)
     group.isolate(B)
     group.start(C, abstaining=True)
     group.slow_disks.add(C)
@@ -90,8 +88,7 @@ def test_acknowledgements_of_the_abstaining_count() -> None:
     assert group[A].commit == index
 
 
-def test_abstaining_replica_abstains_until_refetched_entries_are_on_disk() -> None:
-    group = Group(3).led_by(A)
+def test_abstaining_replica_abstains_until_refetched_entries_are_on_disk(group: Group) -> None:
     group.replicate(A, 4)
     group.disks[C].terms.clear()
     group.slow_disks.add(C)
@@ -215,8 +212,7 @@ def test_single_voter_that_abstains_waits_without_haste() -> None:
     assert group[A].role is Role.FOLLOWER
 
 
-def test_release_survives_lost_questions_and_a_change_of_leader() -> None:
-    group = Group(3).led_by(A)
+def test_release_survives_lost_questions_and_a_change_of_leader(group: Group) -> None:
     group.replicate(A, 3)
     group.disks[C].terms.clear()
     group.disks[C].hard_state = HardState(Term(1))

@@ -81,8 +81,7 @@ def test_disk_full_on_follower() -> None:
     assert group[C].term == 2
 
 
-def test_disk_full_leader_hands_over_only_to_peers_with_room() -> None:
-    group = Group(3).led_by(A)
+def test_disk_full_leader_hands_over_only_to_peers_with_room(group: Group) -> None:
     fill(group, B)
     group.pass_time(1.0)
     fill(group, A)

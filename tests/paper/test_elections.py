@@ -181,9 +181,8 @@ def test_figure_7_logs(case: str) -> None:
     assert group[C].commit == 11
 
 
-def test_disruptive_server() -> None:
+def test_disruptive_server(group: Group) -> None:
     """A node that was cut off for long comes back without raising anybody's term."""
-    group = Group(3).led_by(A)
     group.isolate(C)
     group.pass_time(60.0)
     assert group[C].role is Role.PRE_CANDIDATE
@@ -194,9 +193,8 @@ def test_disruptive_server() -> None:
     assert group[C].leader_id == A
 
 
-def test_removed_server_campaigns() -> None:
+def test_removed_server_campaigns(group: Group) -> None:
     """A server with a newer term and log is ignored while a leader is heard; a stranger too."""
-    group = Group(3).led_by(A)
     group.hand_over(VoteReq(C, B, Term(9), log_id(99, 8)))
     group.hand_over(VoteReq(D, B, Term(9), log_id(99, 8)))
     assert group.mail == []
@@ -205,18 +203,16 @@ def test_removed_server_campaigns() -> None:
     assert (group[B].term, group[B].leader_id) == (1, A)
 
 
-def test_asymmetric_partition_one_way() -> None:
+def test_asymmetric_partition_one_way(group: Group) -> None:
     """A follower that hears nothing but is heard keeps asking; the leader stays."""
-    group = Group(3).led_by(A)
     group.cut |= {(A, C), (B, C)}
     group.pass_time(30.0)
     assert any(isinstance(message, PreVoteReq) and message.src == C for message in group.delivered)
     assert (group[A].role, group[A].term) == (Role.LEADER, 1)
 
 
-def test_leader_deaf() -> None:
+def test_leader_deaf(group: Group) -> None:
     """A leader that is heard but hears nobody steps down within the check-quorum window, and another one is elected."""
-    group = Group(3).led_by(A)
     group.cut |= {(B, A), (C, A)}
     group.pass_time(group.config.election_timeout_seconds_min + 2 * group.config.heartbeat_seconds + 0.01)
     assert group[A].role is not Role.LEADER
@@ -224,9 +220,8 @@ def test_leader_deaf() -> None:
     assert any(group[node].role is Role.LEADER for node in (B, C))
 
 
-def test_bridge_node() -> None:
+def test_bridge_node(group: Group) -> None:
     """A and C do not see each other, B sees both: whoever leads, it stays."""
-    group = Group(3).led_by(A)
     group.cut |= {(A, C), (C, A)}
     group.pass_time(10.0)
     term = max(group[node].term for node in group.nodes)
@@ -236,9 +231,8 @@ def test_bridge_node() -> None:
     assert any(group[node].ready for node in group.nodes)
 
 
-def test_leader_two_in_flight_terms() -> None:
+def test_leader_two_in_flight_terms(group: Group) -> None:
     """What a leader sent in an older term is answered with the new term and changes nothing."""
-    group = Group(3).led_by(A)
     group.propose(A)
     old = group.drop(lambda message: isinstance(message, AppendReq) and message.dst == C)
     group.deliver()
@@ -268,9 +262,8 @@ def test_prevote_lower_term_deadlock() -> None:
     assert (group[A].role, group[A].term) == (Role.LEADER, 8)
 
 
-def test_candidate_higher_term_shorter_log() -> None:
+def test_candidate_higher_term_shorter_log(group: Group) -> None:
     """A node stuck in a higher term comes back as a follower after one more election."""
-    group = Group(3).led_by(A)
     group.replicate(A)
     group.isolate(C)
     group[C].receive(VoteReq(B, C, Term(5), NONE, force=True), group.now)
@@ -292,9 +285,8 @@ def test_late_denial_does_not_depose_a_leader() -> None:
     assert (group[A].role, group[A].term) == (Role.LEADER, 1)
 
 
-def test_lost_leader_is_replaced_at_once() -> None:
+def test_lost_leader_is_replaced_at_once(group: Group) -> None:
     """When the end of the leader's process is certain nobody waits for its silence."""
-    group = Group(3).led_by(A)
     group.cut |= {(B, A), (C, A)}
     group[B].peer_lost(A, group.now)
     group.deliver()
@@ -359,9 +351,8 @@ def test_elections_with_slow_and_uneven_fsync() -> None:
     assert max(needed) < 4.5, sorted(needed)[-6:]
 
 
-def test_disk_stall_leader() -> None:
+def test_disk_stall_leader(group: Group) -> None:
     """A leader whose disk hangs asks the best peer to take over, and does not campaign until the disk works."""
-    group = Group(3).led_by(A)
     group.slow_disks.add(A)
     group.propose(A)
     group[A].disk_slow(1.5, group.now)
@@ -379,9 +370,8 @@ def test_disk_stall_leader() -> None:
     assert group[A].role is Role.PRE_CANDIDATE
 
 
-def test_disk_stall_follower() -> None:
+def test_disk_stall_follower(group: Group) -> None:
     """A follower whose disk hangs delays no commit, is not elected, and catches up when the disk works again."""
-    group = Group(3).led_by(A)
     group.slow_disks.add(C)
     for _ in range(5):
         group.replicate(A, 10)
@@ -403,9 +393,8 @@ def test_disk_stall_follower() -> None:
     assert group.terms(C) == group.terms(A)
 
 
-def test_unhealthy_peers_are_not_asked_to_take_over() -> None:
+def test_unhealthy_peers_are_not_asked_to_take_over(group: Group) -> None:
     """A peer whose disk hangs is no better than oneself."""
-    group = Group(3).led_by(A)
     group[B].disk_slow(2.0, group.now)
     group.pass_time(0.5)
     answers = [m for m in group.delivered if isinstance(m, HeartbeatResp) and m.src == B]

@@ -21,12 +21,16 @@ def group_of(size: int = 3, entries: int = 20, **priorities: int) -> Group:
     return group
 
 
+@pytest.fixture
+def group() -> Group:
+    return group_of()
+
+
 def beginning(group: Group, node: NodeId) -> tuple[Beginning, NodeId | None]:
     return group[node].beginning(group.now)
 
 
-def test_leader_with_deleted_beginning_hands_over() -> None:
-    group = group_of()
+def test_leader_with_deleted_beginning_hands_over(group: Group) -> None:
     delete_early(group, A)
     assert beginning(group, A) == (Beginning.LATER, B)
     group.pass_time(1.0)
@@ -42,9 +46,8 @@ def delete_early(group: Group, node: NodeId) -> None:
 
 
 @pytest.mark.parametrize("node", [A, C])
-def test_expired_entries_are_gone_despite_copies_on_other_replicas(node: NodeId) -> None:
+def test_expired_entries_are_gone_despite_copies_on_other_replicas(group: Group, node: NodeId) -> None:
     """Each replica deletes expired files in its own time, and a reader may keep some of them elsewhere."""
-    group = group_of()
     group.compact(node, 8)
     for _ in range(10):
         group.pass_time(10.0)
@@ -53,17 +56,15 @@ def test_expired_entries_are_gone_despite_copies_on_other_replicas(node: NodeId)
     assert group[A].oldest_base == 0
 
 
-def test_expired_entries_are_gone_without_a_leader() -> None:
-    group = group_of()
+def test_expired_entries_are_gone_without_a_leader(group: Group) -> None:
     group.compact(C, 8)
     group.isolate(C)
     group.pass_time(10.0)
     assert beginning(group, C) == (Beginning.FIRST, None)
 
 
-def test_early_deletion_is_compared_with_a_log_that_expired() -> None:
+def test_early_deletion_is_compared_with_a_log_that_expired(group: Group) -> None:
     """The leader has deleted less, and only what had expired."""
-    group = group_of()
     group.compact(A, 4)
     delete_early(group, C)
     group.pass_time(0.5)
@@ -71,8 +72,7 @@ def test_early_deletion_is_compared_with_a_log_that_expired() -> None:
     assert beginning(group, C) == (Beginning.LATER, A)
 
 
-def test_follower_with_deleted_beginning_names_the_leader() -> None:
-    group = group_of()
+def test_follower_with_deleted_beginning_names_the_leader(group: Group) -> None:
     delete_early(group, C)
     group.pass_time(0.5)
     assert group[A].role is Role.LEADER
@@ -103,8 +103,7 @@ def test_replica_with_deleted_beginning_lets_others_campaign() -> None:
         assert group[B].role is Role.LEADER
 
 
-def test_replica_without_leader_does_not_know() -> None:
-    group = group_of()
+def test_replica_without_leader_does_not_know(group: Group) -> None:
     delete_early(group, C)
     group.pass_time(0.5)
     group.isolate(C)
@@ -112,8 +111,7 @@ def test_replica_without_leader_does_not_know() -> None:
     assert beginning(group, C)[0] is Beginning.UNKNOWN
 
 
-def test_new_leader_asks_for_log_beginnings_first() -> None:
-    group = group_of()
+def test_new_leader_asks_for_log_beginnings_first(group: Group) -> None:
     for node in (A, B, C):
         group.compact(node, 8)
     group[A].transfer(B, group.now)
@@ -125,8 +123,7 @@ def test_new_leader_asks_for_log_beginnings_first() -> None:
     assert [beginning(group, node)[0] for node in (A, B, C)] == [Beginning.FIRST] * 3
 
 
-def test_silent_member_counts_only_after_an_early_deletion() -> None:
-    group = group_of()
+def test_silent_member_counts_only_after_an_early_deletion(group: Group) -> None:
     group.isolate(C)
     for node in (A, B):
         group.compact(node, 8)
@@ -138,8 +135,7 @@ def test_silent_member_counts_only_after_an_early_deletion() -> None:
     assert beginning(group, leader) == (Beginning.UNKNOWN, None)
 
 
-def test_leader_does_not_wait_for_log_beginnings_of_older_replicas() -> None:
-    group = group_of()
+def test_leader_does_not_wait_for_log_beginnings_of_older_replicas(group: Group) -> None:
     group.compact(A, 8)
     group.compact(B, 8)
     group.compact(C, 8)
@@ -168,9 +164,8 @@ def run_older_software(monkeypatch: pytest.MonkeyPatch, group: Group, *nodes: No
     group.pass_time(0.5)
 
 
-def test_older_software_leads_after_an_early_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_software_leads_after_an_early_deletion(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have what was deleted, and cannot be asked."""
-    group = group_of()
     run_older_software(monkeypatch, group, B, C)
     delete_early(group, A)
     assert beginning(group, A) == (Beginning.UNKNOWN, None)
@@ -182,8 +177,7 @@ def test_older_software_leads_after_an_early_deletion(monkeypatch: pytest.Monkey
     assert group[leader].role is Role.LEADER
 
 
-def test_known_longer_log_leads_rather_than_older_software(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = group_of()
+def test_known_longer_log_leads_rather_than_older_software(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     run_older_software(monkeypatch, group, B)
     delete_early(group, A)
     group.pass_time(1.0)
@@ -191,8 +185,9 @@ def test_known_longer_log_leads_rather_than_older_software(monkeypatch: pytest.M
     assert beginning(group, A) == (Beginning.LATER, C)
 
 
-def test_expired_files_are_gone_though_older_software_is_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = group_of()
+def test_expired_files_are_gone_though_older_software_is_in_the_group(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_older_software(monkeypatch, group, B, C)
     group.compact(A, 8)
     group.pass_time(2.0)
@@ -200,9 +195,8 @@ def test_expired_files_are_gone_though_older_software_is_in_the_group(monkeypatc
     assert beginning(group, A) == (Beginning.FIRST, None)
 
 
-def test_leader_waits_for_a_silent_member_before_comparing_log_beginnings() -> None:
+def test_leader_waits_for_a_silent_member_before_comparing_log_beginnings(group: Group) -> None:
     """It has told that its log begins earlier, and nothing else yet."""
-    group = group_of()
     group.isolate(C)
     delete_early(group, A)
     group.compact(B, 8)
@@ -219,9 +213,10 @@ def test_leader_waits_for_a_silent_member_before_comparing_log_beginnings() -> N
     assert beginning(group, B) == (Beginning.UNKNOWN, None)
 
 
-def test_new_leader_transfers_leadership_only_knowing_log_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_leader_transfers_leadership_only_knowing_log_beginnings(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a replica that deleted early gets the leadership, gives it back at once, and gets it again."""
-    group = group_of()
     delete_early(group, C)
     post = group[C]._post
 

@@ -267,9 +267,8 @@ def test_joint_shrink_5_to_3() -> None:
         assert (group[A].term, group[E].role is Role.LEADER) == (term, False)
 
 
-def test_remove_leader() -> None:
+def test_remove_leader(group: Group) -> None:
     """It leads until the configuration without it is committed by the others, and a successor is there at once."""
-    group = Group(3).led_by(A)
     change(group, A, remove(A))
     group.deliver(lambda message: not isinstance(message, AppendReq) or message.prev.index < 2)
     assert group[A].conf == ConfState((B, C))
@@ -290,9 +289,8 @@ def test_remove_leader() -> None:
     assert group[successor].term == 2
 
 
-def test_remove_leader_needs_a_majority_of_the_others() -> None:
+def test_remove_leader_needs_a_majority_of_the_others(group: Group) -> None:
     """Without a vote in the final configuration the leader's own log does not count for it."""
-    group = Group(3).led_by(A)
     change(group, A, remove(A))
     group.deliver(lambda message: not isinstance(message, AppendReq) or message.prev.index < 2)
     group.cut |= {(C, A), (A, C)}
@@ -408,9 +406,8 @@ def test_removed_server_campaigns() -> None:
     assert D not in [message.src for message in group.delivered if isinstance(message, VoteReq)]
 
 
-def test_reachable_removed_server_is_notified() -> None:
+def test_reachable_removed_server_is_notified(group: Group) -> None:
     """It gets the entry that removes it, and that this is committed."""
-    group = Group(3).led_by(A)
     change(group, A, remove(C))
     group.deliver()
     assert group[C].conf == ConfState((A, B))

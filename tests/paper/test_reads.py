@@ -72,9 +72,8 @@ def test_single_voter_answers_at_once() -> None:
     assert group.answers.get(group.read(A)) == core.commit == 1
 
 
-def test_stale_read_old_leader() -> None:
+def test_stale_read_old_leader(group: Group) -> None:
     """A leader that was cut off cannot answer, and says so when it finds out that it leads no more."""
-    group = Group(3).led_by(A)
     group.isolate(A)
     first = group.read(A)
     group.drop()
@@ -124,8 +123,7 @@ def test_readindex_duplicate_round_ack() -> None:
     assert group.answers[second] == core.commit
 
 
-def test_lost_round_is_repeated_by_the_next_heartbeat() -> None:
-    group = Group(3).led_by(A)
+def test_lost_round_is_repeated_by_the_next_heartbeat(group: Group) -> None:
     ctx = group.read(A)
     assert group.drop(is_beat)
     group.pass_time(group.config.heartbeat_seconds)
@@ -142,9 +140,8 @@ def test_minority_confirms_no_read(size: int) -> None:
     assert group.answers[ctx] == 1
 
 
-def test_follower_read_applied_wait() -> None:
+def test_follower_read_applied_wait(group: Group) -> None:
     """A follower is told the leader's commit index, which it may not have reached itself: it waits until it has."""
-    group = Group(3).led_by(A)
     group.cut.add((A, B))
     index = group.replicate(A)
     group.cut.clear()
@@ -156,8 +153,7 @@ def test_follower_read_applied_wait() -> None:
     assert group[B].commit == index
 
 
-def test_follower_asks_once_for_all_reads_of_a_turn() -> None:
-    group = Group(3).led_by(A)
+def test_follower_asks_once_for_all_reads_of_a_turn(group: Group) -> None:
     for ctx in (1, 2):
         group[B].read(ctx, group.now)
     sent = group[B].take_effects().send
@@ -165,9 +161,8 @@ def test_follower_asks_once_for_all_reads_of_a_turn() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_follower_read_fails_when_the_leader_changes(known: bool) -> None:
+def test_follower_read_fails_when_the_leader_changes(group: Group, known: bool) -> None:
     """Nobody is left to answer: the reader may ask the next leader."""
-    group = Group(3).led_by(A)
     group.isolate(A)
     ctx = group.read(B)
     if known:
@@ -184,8 +179,7 @@ def test_read_without_a_leader_fails_at_once() -> None:
     assert group.answers.get(group.read(B), 0) is None
 
 
-def test_deposed_leader_answers_the_pending_read_of_a_follower() -> None:
-    group = Group(3).led_by(A)
+def test_deposed_leader_answers_the_pending_read_of_a_follower(group: Group) -> None:
     group.isolate(A)
     group.cut -= {(A, B), (B, A)}
     ctx = group.read(B)
@@ -197,9 +191,8 @@ def test_deposed_leader_answers_the_pending_read_of_a_follower() -> None:
     assert group.answers[ctx] is None
 
 
-def test_answer_of_an_earlier_run_is_ignored() -> None:
+def test_answer_of_an_earlier_run_is_ignored(group: Group) -> None:
     """A replica that restarts counts its reads anew; what it asked before may have been answered with less."""
-    group = Group(3).led_by(A)
     group[B].read(1, group.now)
     old = group[B].take_effects().send[0]
     assert isinstance(old, ReadIndexReq)
@@ -213,17 +206,15 @@ def test_answer_of_an_earlier_run_is_ignored() -> None:
     assert not group[B].take_effects().reads
 
 
-def test_lost_question_is_asked_again_within_a_heartbeat() -> None:
+def test_lost_question_is_asked_again_within_a_heartbeat(group: Group) -> None:
     """As after a restart: the leader is found before there is a connection to it."""
-    group = Group(3).led_by(A)
     lost = group.read(B)
     assert group.drop(lambda message: isinstance(message, ReadIndexReq))
     group.pass_time(2 * group.config.heartbeat_seconds)
     assert group.answers[lost] == group[A].commit
 
 
-def test_answer_to_a_later_read_request_answers_lost_earlier_ones() -> None:
-    group = Group(3).led_by(A)
+def test_answer_to_a_later_read_request_answers_lost_earlier_ones(group: Group) -> None:
     lost = group.read(B)
     assert group.drop(lambda message: isinstance(message, ReadIndexReq))
     later = group.read(B)
@@ -231,8 +222,7 @@ def test_answer_to_a_later_read_request_answers_lost_earlier_ones() -> None:
     assert group.answers == {lost: group[A].commit, later: group[A].commit}
 
 
-def test_answer_to_an_earlier_read_request_does_not_answer_later_ones() -> None:
-    group = Group(3).led_by(A)
+def test_answer_to_an_earlier_read_request_does_not_answer_later_ones(group: Group) -> None:
     earlier = group.read(B)
     [question] = [message for message in group.mail if isinstance(message, ReadIndexReq)]
     group.drop()
@@ -243,8 +233,7 @@ def test_answer_to_an_earlier_read_request_does_not_answer_later_ones() -> None:
     assert later not in group.answers
 
 
-def test_questions_that_are_always_lost_fail() -> None:
-    group = Group(3).led_by(A)
+def test_questions_that_are_always_lost_fail(group: Group) -> None:
     group.cut.add((B, A))
     lost = group.read(B)
     group.pass_time(2.0)
@@ -424,9 +413,8 @@ def test_learner_reads_through_the_leader() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 5])
-def test_answer_to_a_leader_before_its_restart_confirms_nothing(rounds: int) -> None:
+def test_answer_to_a_leader_before_its_restart_confirms_nothing(group: Group, rounds: int) -> None:
     """A heartbeat of its last run comes late, when that node leads again; rounds of reads are counted anew by then."""
-    group = Group(3).led_by(A)
     for _ in range(rounds):
         group.read(A)
         (late,) = group.drop(lambda message: isinstance(message, Heartbeat) and message.dst == B)

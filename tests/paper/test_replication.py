@@ -107,9 +107,8 @@ def _request(terms: list[int], prev: int, last: int, *, seq: int) -> AppendReq:
     return AppendReq(A, C, Term(5), log_id(prev, terms[prev - 1] if prev else 0), tuple(spans), NO_INDEX, seq)
 
 
-def test_delayed_append_after_truncate() -> None:
+def test_delayed_append_after_truncate(group: Group) -> None:
     """A request of a deposed leader that arrives after its entries were replaced does not bring them back."""
-    group = Group(3).led_by(A)
     group.propose(A)
     delayed = [m for m in group.mail if is_append(m) and m.dst == C]
     group.deliver(lambda message: message.dst == C)
@@ -129,9 +128,8 @@ def test_delayed_append_after_truncate() -> None:
     assert group.terms(B) == before
 
 
-def test_stale_leader_truncate() -> None:
+def test_stale_leader_truncate(group: Group) -> None:
     """A deposed leader cannot cut off what its successor wrote."""
-    group = Group(3).led_by(A)
     group.propose(A, 3)
     group.isolate(A)
     group.drop()
@@ -171,9 +169,8 @@ def test_acknowledgement_excludes_unverified_entries() -> None:
 
 
 @pytest.mark.parametrize("lost", [AppendReq, AppendResp])
-def test_lost_last_ack(lost: type[Message]) -> None:
+def test_lost_last_ack(group: Group, lost: type[Message]) -> None:
     """The last request, or its answer, is lost and nothing follows: a heartbeat finds out and the entry commits."""
-    group = Group(3).led_by(A)
     index = group.propose(A)
     group.deliver(lambda message: not isinstance(message, lost))
     group.drop()
@@ -189,9 +186,8 @@ def test_noop_unblocks_commit() -> None:
     assert group.terms(C) == [1, 1, 1, 2]
 
 
-def test_proposal_timeout_unknown() -> None:
+def test_proposal_timeout_unknown(group: Group) -> None:
     """A proposal nobody answered may still commit, once, when the partition heals before anybody else leads."""
-    group = Group(3).led_by(A)
     group.isolate(A)
     index = group.replicate(A)
     assert group[A].commit < index
@@ -202,9 +198,8 @@ def test_proposal_timeout_unknown() -> None:
     assert len(group.terms(B)) == index
 
 
-def test_pending_failed_on_stepdown() -> None:
+def test_pending_failed_on_stepdown(group: Group) -> None:
     """Stepping down names the first proposal whose outcome is open; committed ones are not among them."""
-    group = Group(3).led_by(A)
     done = group.replicate(A)
     group.isolate(A)
     open_index = group.replicate(A, 5)
@@ -225,8 +220,7 @@ def test_truncate_below_commit() -> None:
         )
 
 
-def test_second_leader_of_a_term_is_refused() -> None:
-    group = Group(3).led_by(A)
+def test_second_leader_of_a_term_is_refused(group: Group) -> None:
     with pytest.raises(MessageRefused, match="b claims to lead in term 1, in which a leads"):
         group[A].receive(Heartbeat(B, A, Term(1), 1, NO_INDEX), group.now)
     with pytest.raises(MessageRefused, match="b claims to lead in term 1, in which a leads"):
@@ -270,9 +264,8 @@ def test_write_replaced_before_its_start_needs_no_truncation() -> None:
     assert [(span.first, span.last, span.term) for span in op.spans] == [(1, 2, 1), (3, 3, 2)]
 
 
-def test_commit_before_own_disk() -> None:
+def test_commit_before_own_disk(group: Group) -> None:
     """Two followers commit what the leader has not written yet; its crash loses nothing."""
-    group = Group(3).led_by(A)
     group.slow_disks.add(A)
     index = group.replicate(A)
     assert (group[A].commit, group[A].durable) == (index, index - 1)
@@ -284,9 +277,8 @@ def test_commit_before_own_disk() -> None:
     assert group[A].commit == index + 1
 
 
-def test_follower_acknowledges_only_its_disk() -> None:
+def test_follower_acknowledges_only_its_disk(group: Group) -> None:
     """Nothing commits while both followers' disks are still writing."""
-    group = Group(3).led_by(A)
     group.slow_disks |= {B, C}
     index = group.replicate(A)
     assert group[A].commit == index - 1
@@ -318,9 +310,8 @@ def test_proposals_between_two_looks_travel_together() -> None:
     assert not core.has_effects
 
 
-def test_idle_commit_is_announced_at_once_and_not_answered() -> None:
+def test_idle_commit_is_announced_at_once_and_not_answered(group: Group) -> None:
     """Followers learn of a commit without waiting for a heartbeat, and say nothing to it."""
-    group = Group(3).led_by(A)
     index = group.replicate(A)
     assert {group[node].commit for node in group.nodes} == {index}
     assert not any(isinstance(message, Heartbeat) for message in group.delivered)
@@ -414,9 +405,8 @@ def test_acceptance_is_reported_early_after_much_data() -> None:
         assert [(m.accepted, m.durable) for m in answers] == ([(3, 0)] if number == 2 else [])
 
 
-def test_wiped_follower_is_refilled() -> None:
+def test_wiped_follower_is_refilled(group: Group) -> None:
     """A follower that comes back with nothing gets everything, although nobody writes."""
-    group = Group(3).led_by(A)
     group.replicate(A, 4)
     group.disks[C].terms.clear()
     group.start(C)

@@ -93,11 +93,10 @@ def ask(group: Group) -> list[AppendResp]:
     return [message for message in group.drop() if isinstance(message, AppendResp)]
 
 
-def test_consent_is_not_lent_to_a_question_that_was_rejected() -> None:
+def test_consent_is_not_lent_to_a_question_that_was_rejected(group: Group) -> None:
     """C rejects a question about the base, which is lost, and then answers an older request. Taken for consent, that
     would have the leader look for entries that it has deleted.
     """
-    group = Group(3).led_by(A)
     group.replicate(A, 4)
     older = [m for m in group.delivered if isinstance(m, AppendReq) and m.dst == C and m.seq][-1]
     group.cut.add((A, C))
@@ -151,9 +150,8 @@ def test_retention_races_replication() -> None:
     assert group.terms(C) == group.terms(A)
 
 
-def test_peer_above_a_new_base_continues() -> None:
+def test_peer_above_a_new_base_continues(group: Group) -> None:
     """Entries that a silent peer had not confirmed are deleted; it had them all the same and needs no reset."""
-    group = Group(3).led_by(A)
     group.cut.add((C, A))
     group.replicate(A, 9)
     group.pass_time(3.0)
@@ -226,9 +224,8 @@ def test_new_leader_detects_peers_that_need_a_reset() -> None:
     assert state_of(group, B, C) is PeerState.SNAPSHOT
 
 
-def test_retention_keeps_entries_for_active_peers() -> None:
+def test_retention_keeps_entries_for_active_peers(group: Group) -> None:
     """A slow peer holds deletion back; one that is silent does not, and one that is being reset needs everything."""
-    group = Group(3).led_by(A)
     group.slow_disks.add(C)
     group.replicate(A, 9)
     assert group[A].retain_from() == 2
@@ -243,9 +240,8 @@ def test_retention_keeps_entries_for_active_peers() -> None:
 
 
 @pytest.mark.parametrize("kind", [AppendResp, HeartbeatResp])
-def test_late_answer_does_not_count_for_lost_entries(kind: type[AppendResp | HeartbeatResp]) -> None:
+def test_late_answer_does_not_count_for_lost_entries(group: Group, kind: type[AppendResp | HeartbeatResp]) -> None:
     """A peer acknowledged entries and lost them. An answer from before that arrives when it is known: it is void."""
-    group = Group(3).led_by(A)
     group.replicate(A, 4)
     group.isolate(B)
     index = group.propose(A, 3)

@@ -19,9 +19,13 @@ def settled_group(size: int = 3, voters: int = 0, **priorities: int) -> Group:
     return Group(size, voters=voters, priorities=by_node).led_by(A, 0.5)
 
 
-def test_transfer_ok() -> None:
+@pytest.fixture
+def group() -> Group:
+    return settled_group()
+
+
+def test_transfer_ok(group: Group) -> None:
     """Without any time passing, with proposals under way: none of them is in doubt, all are in the new term's log."""
-    group = settled_group()
     group.propose(A, 5)
     assert group[A].transfer(B, group.now) is None
     assert group[A].transferring
@@ -35,9 +39,8 @@ def test_transfer_ok() -> None:
     assert group.terms(B) == group.terms(A) == group.terms(C) == [1] * 6 + [2]
 
 
-def test_transfer_ok_waits_for_the_disk_of_the_target() -> None:
+def test_transfer_ok_waits_for_the_disk_of_the_target(group: Group) -> None:
     """What the target has only received could be lost with it."""
-    group = settled_group()
     group.slow_disks.add(B)
     group.propose(A)
     group[A].transfer(B, group.now)
@@ -83,27 +86,24 @@ def test_transfer_without_a_target_chooses_the_best_voter() -> None:
     assert leads(group, C)
 
 
-def test_transfer_refusals() -> None:
+def test_transfer_refusals(group: Group) -> None:
     """Only a leader hands over, only to a voter; to itself nothing is to be done."""
-    group = settled_group()
     assert group[B].transfer(C, group.now) is Refusal.NOT_LEADER
     assert group[A].transfer(D, group.now) is Refusal.UNKNOWN_NODE
     assert group[A].transfer(A, group.now) is None
     assert not group[A].transferring
 
 
-def test_transfer_to_dead() -> None:
+def test_transfer_to_dead(group: Group) -> None:
     """Who has not been heard is not waited for."""
-    group = settled_group()
     group.isolate(C)
     group.pass_time(2.0, [A, B])
     assert group[A].transfer(C, group.now) is Refusal.NOT_CAUGHT_UP
     group.propose(A)
 
 
-def test_transfer_to_lagging() -> None:
+def test_transfer_to_lagging(group: Group) -> None:
     """Who lacks much of what is committed would take long; nothing is stopped for it."""
-    group = settled_group()
     group.slow_disks.add(C)
     for _ in range(3):
         group.replicate(A, 10_000)
@@ -116,17 +116,15 @@ def test_transfer_to_lagging() -> None:
     assert group[A].transfer(C, group.now) is None
 
 
-def test_transfer_to_one_with_a_slow_disk() -> None:
+def test_transfer_to_one_with_a_slow_disk(group: Group) -> None:
     """A node that may not lead is not asked to."""
-    group = settled_group()
     group[C].disk_slow(2.0, group.now)
     group.pass_time(0.5)
     assert group[A].transfer(C, group.now) is Refusal.NOT_CAUGHT_UP
 
 
-def test_transfer_target_crashes() -> None:
+def test_transfer_target_crashes(group: Group) -> None:
     """After an election timeout the old leader goes on as before."""
-    group = settled_group()
     group[A].transfer(B, group.now)
     group.isolate(B)
     group.deliver()
@@ -140,9 +138,8 @@ def test_transfer_target_crashes() -> None:
     assert group.now - began < group.config.election_timeout_seconds_max
 
 
-def test_transfer_target_crashes_for_certain() -> None:
+def test_transfer_target_crashes_for_certain(group: Group) -> None:
     """When its process is known to have ended, nothing is waited for."""
-    group = settled_group()
     group[A].transfer(B, group.now)
     group[A].peer_lost(C, group.now)
     assert group[A].transferring
@@ -151,9 +148,8 @@ def test_transfer_target_crashes_for_certain() -> None:
     group.propose(A)
 
 
-def test_transfer_survives_a_lost_message() -> None:
+def test_transfer_survives_a_lost_message(group: Group) -> None:
     """The target is told again with the next heartbeat."""
-    group = settled_group()
     group[A].transfer(B, group.now)
     group.pump()
     assert [message.dst for message in group.drop() if isinstance(message, TimeoutNow)] == [B]
@@ -161,9 +157,8 @@ def test_transfer_survives_a_lost_message() -> None:
     assert leads(group, B)
 
 
-def test_late_leadership_transfer_is_ignored() -> None:
+def test_late_leadership_transfer_is_ignored(group: Group) -> None:
     """The target stands after the old leader went on: the newer term wins, and what was committed stays."""
-    group = settled_group()
     group[A].transfer(B, group.now)
     group.pump()
     late = [message for message in group.drop() if isinstance(message, TimeoutNow)]

@@ -24,15 +24,15 @@ def identity(script: Script, name: str) -> None:
     script.add(50, "ok", "identity", v=name, n="n1")
 
 
-def usual() -> Script:
+@pytest.fixture
+def script() -> Script:
     script = Script(sent=(A, B))
     identity(script, "7")
     read(script, 0, 2, {0: A, 1: B})
     return script
 
 
-def test_whole_read_is_valid() -> None:
-    script = usual()
+def test_whole_read_is_valid(script: Script) -> None:
     script.add(60, "invoke", "bulk-read", k=QUEUE, n="n1", v=2)
     script.add(60, "fail", "bulk-read", k=QUEUE, n="n1", err="BEHIND ")
     script.final_everywhere([A, B])
@@ -69,14 +69,12 @@ def two_topics(script: Script) -> None:
         ("identity-changed", two_topics),
     ],
 )
-def test_checker_finds_broken_bulk_reads(anomaly: str, broken: Callable[[Script], None]) -> None:
-    script = usual()
+def test_checker_finds_broken_bulk_reads(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
     broken(script)
     assert check_bulk(script.history()).anomalies == {anomaly: 1}
 
 
-def test_log_checker_finds_a_row_missing_in_the_final_read() -> None:
-    script = usual()
+def test_log_checker_finds_a_row_missing_in_the_final_read(script: Script) -> None:
     script.failed(C, 9, "info")
     read(script, 2, 3, {2: C})
     script.final_everywhere([A, B])

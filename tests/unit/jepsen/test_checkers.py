@@ -217,8 +217,7 @@ def test_checker_finds_a_broken_log(anomaly: str, broken: Callable[[Script], Non
     assert result.examples[anomaly], "an anomaly without an example convinces nobody"
 
 
-def test_value_sent_again_after_an_unknown_outcome_may_be_stored_twice() -> None:
-    script = Script()
+def test_value_sent_again_after_an_unknown_outcome_may_be_stored_twice(script: Script) -> None:
     script.sent(A, 1, again=True)
     script.final_everywhere([A, A])
     result = check_log(script.history())
@@ -226,8 +225,7 @@ def test_value_sent_again_after_an_unknown_outcome_may_be_stored_twice() -> None
     assert result.counts["stored again after an unknown outcome"] == 1
 
 
-def test_sends_at_the_same_time_may_lie_in_any_order() -> None:
-    script = Script()
+def test_sends_at_the_same_time_may_lie_in_any_order(script: Script) -> None:
     script.add(1, "invoke", "send", k=QUEUE, v=A)
     script.sent(C, 1, process=2)
     script.add(1, "ok", "send", k=QUEUE, v=A, o=0)
@@ -235,8 +233,7 @@ def test_sends_at_the_same_time_may_lie_in_any_order() -> None:
     assert check_log(script.history()).valid is True
 
 
-def test_end_asked_before_the_acknowledgement_may_be_lower() -> None:
-    script = Script()
+def test_end_asked_before_the_acknowledgement_may_be_lower(script: Script) -> None:
     script.add(70, "invoke", "end", k=QUEUE, n="n0")
     script.sent(A, 0)
     script.add(70, "ok", "end", k=QUEUE, n="n0", o=0)
@@ -269,8 +266,7 @@ def test_value_that_was_sent_by_two_operations_leaves_the_verdict_open() -> None
     assert reason.startswith(f"{A} was sent by two operations")
 
 
-def test_late_effect_of_an_unknown_send_is_valid() -> None:
-    script = Script()
+def test_late_effect_of_an_unknown_send_is_valid(script: Script) -> None:
     script.failed(C, 2, "info")
     script.sent(A, 0)
     script.end(1)
@@ -290,8 +286,7 @@ def test_run_that_read_no_replica_leaves_the_verdict_open() -> None:
     assert check_log(two_sent().history()).valid == "unknown"
 
 
-def test_examples_are_few_and_the_count_is_whole() -> None:
-    script = Script()
+def test_examples_are_few_and_the_count_is_whole(script: Script) -> None:
     for number in range(20):
         script.sent(f"1.{number}.10", number)
     script.final_everywhere([])
@@ -335,8 +330,7 @@ def test_checker_reports_an_unsent_message_as_unexpected() -> None:
     assert check_total_queue(script.history()).anomalies == {"unexpected": 1}
 
 
-def test_refused_message_is_unexpected() -> None:
-    script = Script()
+def test_refused_message_is_unexpected(script: Script) -> None:
     script.failed(A, 1)
     script.received(A, 0)
     assert check_total_queue(script.history()).anomalies == {"unexpected": 1}
@@ -393,28 +387,24 @@ def test_sends_of_one_process_in_order_are_valid() -> None:
     assert result.counts["pairs of sends"] == 1
 
 
-def test_checker_finds_sends_out_of_order() -> None:
-    script = Script()
+def test_checker_finds_sends_out_of_order(script: Script) -> None:
     script.sent(A, 5)
     script.sent(B, 4)
     assert check_order(script.history()).anomalies == {"nonmonotonic-send": 1}
 
 
-def test_checker_finds_an_answer_going_back() -> None:
-    script = Script()
+def test_checker_finds_an_answer_going_back(script: Script) -> None:
     script.read({1: B, 0: A})
     assert check_order(script.history()).anomalies == {"int-nonmonotonic-poll": 1}
 
 
-def test_checker_finds_an_answer_with_a_gap() -> None:
-    script = Script()
+def test_checker_finds_an_answer_with_a_gap(script: Script) -> None:
     script.read({0: A, 2: B})
     assert check_order(script.history()).anomalies == {"int-poll-skip": 1}
 
 
 @pytest.mark.parametrize("name", ["read", "final-read"])
-def test_checker_finds_an_answer_beginning_too_late(name: str) -> None:
-    script = Script()
+def test_checker_finds_an_answer_beginning_too_late(script: Script, name: str) -> None:
     script.add(60, "invoke", name, k=QUEUE, n="n0", o=3)
     script.add(60, "ok", name, k=QUEUE, n="n0", v=[[4, A, 7]])
     assert check_order(script.history()).anomalies == {"int-poll-skip": 1}
@@ -432,8 +422,7 @@ def sought(script: Script, offset: int) -> None:
     script.add(40, "ok", "seek", k=QUEUE, o=offset)
 
 
-def test_contiguous_polls_are_valid() -> None:
-    script = Script()
+def test_contiguous_polls_are_valid(script: Script) -> None:
     sought(script, 5)
     polled(script, 5, 6)
     polled(script, 7)
@@ -443,8 +432,7 @@ def test_contiguous_polls_are_valid() -> None:
 
 
 @pytest.mark.parametrize(("offset", "anomaly"), [(8, "poll-skip"), (6, "nonmonotonic-poll")])
-def test_checker_finds_discontinuous_polls(offset: int, anomaly: str) -> None:
-    script = Script()
+def test_checker_finds_discontinuous_polls(script: Script, offset: int, anomaly: str) -> None:
     sought(script, 5)
     polled(script, 5, 6)
     polled(script, offset)
@@ -458,8 +446,7 @@ def test_acknowledged_message_that_no_consumer_polled_is_unseen() -> None:
     assert check_assigned(script.history()).anomalies == {"unseen": 1}
 
 
-def test_message_that_retention_removed_need_not_be_polled() -> None:
-    script = Script()
+def test_message_that_retention_removed_need_not_be_polled(script: Script) -> None:
     script.sent("1.0.10", 0, pos=100)
     script.sent("1.1.10", 1, pos=200)
     sought(script, 1)
@@ -468,8 +455,7 @@ def test_message_that_retention_removed_need_not_be_polled() -> None:
     assert check_assigned(script.history()).valid is True
 
 
-def test_poll_after_a_seek_begins_at_the_sought_offset() -> None:
-    script = Script()
+def test_poll_after_a_seek_begins_at_the_sought_offset(script: Script) -> None:
     sought(script, 5)
     polled(script, 5)
     sought(script, 2)
@@ -477,8 +463,7 @@ def test_poll_after_a_seek_begins_at_the_sought_offset() -> None:
     assert check_assigned(script.history()).anomalies == {"poll-skip": 1}
 
 
-def test_checker_finds_polls_of_unassigned_queues() -> None:
-    script = Script()
+def test_checker_finds_polls_of_unassigned_queues(script: Script) -> None:
     polled(script, 0)
     assert check_assigned(script.history()).anomalies == {"poll-unassigned": 1}
 
@@ -506,8 +491,7 @@ def test_broken_promise_is_broken_although_something_is_unknown() -> None:
     assert in_words(findings.result().valid) == "BROKEN"
 
 
-def test_logs_that_were_not_compared_leave_the_verdict_open() -> None:
-    script = Script()
+def test_logs_that_were_not_compared_leave_the_verdict_open(script: Script) -> None:
     for node in NODES:
         script.add(RUN, "info", "verified", n=node, v="intact")
     assert check_servers(script.history()).unknown == ["the logs were not compared"]

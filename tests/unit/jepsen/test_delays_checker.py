@@ -29,7 +29,8 @@ def polled(script: Script, value: str, offset: int) -> None:
     script.add(60, "ok", "poll", k=QUEUE, v=[[offset, value]])
 
 
-def usual() -> Script:
+@pytest.fixture
+def script() -> Script:
     """One is seen in time, one is recalled."""
     script = Script()
     scheduled(script, A, 1)
@@ -39,8 +40,7 @@ def usual() -> Script:
     return script
 
 
-def test_checker_accepts_delivered_delayed_and_absent_recalled_messages() -> None:
-    script = usual()
+def test_checker_accepts_delivered_delayed_and_absent_recalled_messages(script: Script) -> None:
     script.final_everywhere([A])
     history = script.history()
     assert check_delays(history).valid is True
@@ -48,8 +48,7 @@ def test_checker_accepts_delivered_delayed_and_absent_recalled_messages() -> Non
 
 
 @pytest.mark.parametrize("outcome", ["fail", "info"])
-def test_message_with_an_unanswered_recall_may_be_visible(outcome: Type) -> None:
-    script = usual()
+def test_message_with_an_unanswered_recall_may_be_visible(script: Script, outcome: Type) -> None:
     scheduled(script, C, 1)
     recalled(script, C, outcome)
     script.final_everywhere([A, C])
@@ -87,8 +86,7 @@ def refused_recall_and_never_seen(script: Script) -> None:
     script.final_everywhere([A])
 
 
-def test_times_are_not_judged_when_a_clock_was_set() -> None:
-    script = usual()
+def test_times_are_not_judged_when_a_clock_was_set(script: Script) -> None:
     early(script)
     script.fault("clock")
     assert check_delays(script.history()).valid is True
@@ -103,8 +101,7 @@ def test_times_are_not_judged_when_a_clock_was_set() -> None:
         ("never-seen", refused_recall_and_never_seen),
     ],
 )
-def test_checker_finds_broken_delays(anomaly: str, broken: Callable[[Script], None]) -> None:
-    script = usual()
+def test_checker_finds_broken_delays(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
     broken(script)
     assert check_delays(script.history()).anomalies == {anomaly: 1}
 
@@ -113,8 +110,7 @@ def test_run_without_delays_leaves_the_verdict_open() -> None:
     assert check_delays(Script().history()).valid == "unknown"
 
 
-def test_message_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
-    script = usual()
+def test_message_missing_behind_an_incomplete_read_leaves_the_verdict_open(script: Script) -> None:
     script.final([A], node="n0")
     result = check_delays(script.history())
     assert result.anomalies == {}

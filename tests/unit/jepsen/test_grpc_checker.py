@@ -22,8 +22,7 @@ def finally_stored(script: Script, *values: str, nodes: tuple[str, ...] = ("n0",
         script.final(values, node=node)
 
 
-def test_stored_acknowledged_messages_are_valid_in_any_order() -> None:
-    script = Script()
+def test_stored_acknowledged_messages_are_valid_in_any_order(script: Script) -> None:
     sent(script, A)
     sent(script, B, "info")  # nobody knows, and it is stored
     finally_stored(script, B, A)
@@ -31,31 +30,27 @@ def test_stored_acknowledged_messages_are_valid_in_any_order() -> None:
     assert check_log(script.history()).valid is True  # and it is not out of nowhere
 
 
-def test_acknowledged_message_that_a_replica_lacks_is_lost() -> None:
-    script = Script()
+def test_acknowledged_message_that_a_replica_lacks_is_lost(script: Script) -> None:
     sent(script, A)
     sent(script, B)
     finally_stored(script, A)
     assert check_grpc(script.history()).anomalies == {"lost": 3}
 
 
-def test_stored_refused_message_is_unexpected() -> None:
-    script = Script()
+def test_stored_refused_message_is_unexpected(script: Script) -> None:
     sent(script, A)
     sent(script, B, "fail")
     finally_stored(script, A, B)
     assert check_grpc(script.history()).anomalies == {"unexpected": 3}
 
 
-def test_run_without_acknowledged_messages_leaves_the_verdict_open() -> None:
-    script = Script()
+def test_run_without_acknowledged_messages_leaves_the_verdict_open(script: Script) -> None:
     sent(script, A, "info")
     finally_stored(script, A)
     assert check_grpc(script.history()).valid == "unknown"
 
 
-def test_pop_checker_finds_an_acknowledged_message_never_received() -> None:
-    script = Script()
+def test_pop_checker_finds_an_acknowledged_message_never_received(script: Script) -> None:
     sent(script, A)
     sent(script, B)
     script.add(20, "invoke", "pop", o=20)

@@ -17,8 +17,7 @@ def lines(script: Script) -> list[bytes]:
     return [msgspec.json.encode(event) + b"\n" for event in script.events]
 
 
-def test_events_survive_their_file() -> None:
-    script = Script()
+def test_events_survive_their_file(script: Script) -> None:
     script.sent("1.1.10", 0, again=True)
     assert list(decode_events(lines(script))) == script.events
 
@@ -45,23 +44,20 @@ def test_missing_line_is_named() -> None:
         list(decode_events([lines(script)[0], lines(script)[2]]))
 
 
-def test_operation_without_an_end_is_open_for_ever() -> None:
-    script = Script()
+def test_operation_without_an_end_is_open_for_ever(script: Script) -> None:
     script.add(1, "invoke", "send", k=QUEUE, v="1.1.10")
     (operation,) = script.history().operations
     assert (operation.outcome, operation.ended) == ("info", None)
 
 
-def test_consumer_may_receive_messages_during_another_request() -> None:
-    script = Script()
+def test_consumer_may_receive_messages_during_another_request(script: Script) -> None:
     script.add(50, "invoke", "leave")
     script.received("1.1.10", 0)
     script.add(50, "ok", "leave")
     assert [(op.name, op.outcome) for op in script.history().operations] == [("leave", "ok"), ("receive", "ok")]
 
 
-def test_fault_contains_both_ends_and_its_observation() -> None:
-    script = Script()
+def test_fault_contains_both_ends_and_its_observation(script: Script) -> None:
     script.fault("kill", seen="the process is gone")
     (fault,) = script.history().faults
     assert fault.ended is not None
@@ -69,8 +65,7 @@ def test_fault_contains_both_ends_and_its_observation() -> None:
     assert (fault.kind, fault.seen, fault.nodes) == ("kill", "the process is gone", ("n0",))
 
 
-def test_run_without_an_end_is_not_complete() -> None:
-    script = Script()
+def test_run_without_an_end_is_not_complete(script: Script) -> None:
     assert not gather(script.events).is_complete
     assert script.history().is_complete
 

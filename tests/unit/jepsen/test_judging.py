@@ -180,8 +180,7 @@ def test_page_escapes_faults_and_messages() -> None:
     assert "http" not in text.replace("http-equiv", ""), "the page must not load anything"
 
 
-def test_picture_of_many_sends_stays_small() -> None:
-    script = Script()
+def test_picture_of_many_sends_stays_small(script: Script) -> None:
     for number in range(20_000):
         script.sent(f"1.{number}.10", number)
     picture = draw(script.history())

@@ -65,8 +65,7 @@ def accessed(script: Script, name: str, value: int | None, outcome: Type = "ok",
     script.add(process, outcome, name, k=key, v=value, n="n1")
 
 
-def test_written_values_are_read() -> None:
-    script = Script()
+def test_written_values_are_read(script: Script) -> None:
     accessed(script, "get", None)
     accessed(script, "write", 1)
     accessed(script, "write", 2, "info")
@@ -78,8 +77,7 @@ def test_written_values_are_read() -> None:
     assert check_registers(script.history()).valid is True
 
 
-def test_checker_finds_a_read_of_an_overwritten_value() -> None:
-    script = Script()
+def test_checker_finds_a_read_of_an_overwritten_value(script: Script) -> None:
     accessed(script, "write", 1)
     accessed(script, "write", 2)
     accessed(script, "get", 1)
@@ -88,15 +86,13 @@ def test_checker_finds_a_read_of_an_overwritten_value() -> None:
     assert "read 1 at n1" in result.examples["not-linearizable"][0]
 
 
-def test_checker_finds_a_read_of_a_refused_value() -> None:
-    script = Script()
+def test_checker_finds_a_read_of_a_refused_value(script: Script) -> None:
     accessed(script, "write", 1)
     accessed(script, "write", 3, "fail")
     accessed(script, "get", 3)
     assert check_registers(script.history()).anomalies == {"not-linearizable": 1}
 
 
-def test_run_without_reads_leaves_the_verdict_open() -> None:
-    script = Script()
+def test_run_without_reads_leaves_the_verdict_open(script: Script) -> None:
     accessed(script, "write", 1)
     assert check_registers(script.history()).valid == "unknown"

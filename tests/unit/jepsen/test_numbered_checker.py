@@ -27,8 +27,7 @@ def sent_twice(script: Script, value: str, offset: int, second: int | None = Non
     script.add(1, "ok", "send", k=QUEUE, v=value, o=offset)
 
 
-def test_resent_number_stored_once_is_valid() -> None:
-    script = Script()
+def test_resent_number_stored_once_is_valid(script: Script) -> None:
     sent_twice(script, "1.0.0", 0, second=0)
     attempted(script, "1.0.0", "fail", err="code 14: no leader")
     script.final_everywhere(["1.0.0"])
@@ -71,14 +70,12 @@ def refused_as_forgotten(script: Script) -> None:
         ("forgotten", refused_as_forgotten),
     ],
 )
-def test_checker_finds_broken_numbers(anomaly: str, broken: Callable[[Script], None]) -> None:
-    script = Script()
+def test_checker_finds_broken_numbers(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
     broken(script)
     assert check_numbered(script.history()).anomalies == {anomaly: 1}
 
 
-def test_number_of_unknown_outcome_leaves_the_verdict_open() -> None:
-    script = Script()
+def test_number_of_unknown_outcome_leaves_the_verdict_open(script: Script) -> None:
     sent_twice(script, "1.0.0", 0)
     script.failed("1.1.0", 2, "info")
     script.final_everywhere(["1.0.0"])
@@ -89,8 +86,7 @@ def test_run_without_repeats_leaves_the_verdict_open() -> None:
     assert check_numbered(Script().history()).valid == "unknown"
 
 
-def test_number_missing_behind_an_incomplete_read_leaves_the_verdict_open() -> None:
-    script = Script()
+def test_number_missing_behind_an_incomplete_read_leaves_the_verdict_open(script: Script) -> None:
     sent_twice(script, "1.0.0", 0)
     script.final(["1.0.0"], node="n0")
     result = check_numbered(script.history())

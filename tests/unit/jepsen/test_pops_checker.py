@@ -24,7 +24,8 @@ def told(script: Script, name: str, value: str, outcome: Type = "ok", offset: in
     script.add(process, outcome, name, k=QUEUE, v=value)
 
 
-def usual() -> Script:
+@pytest.fixture
+def script() -> Script:
     """A is forgotten once, comes again when its time is over, and is acknowledged."""
     script = Script(sent=[A])
     popped(script, A)
@@ -35,8 +36,7 @@ def usual() -> Script:
     return script
 
 
-def test_message_redelivered_until_its_acknowledgement_is_valid() -> None:
-    script = usual()
+def test_message_redelivered_until_its_acknowledgement_is_valid(script: Script) -> None:
     popped(script)
     result = check_pops(script.history())
     assert result.valid is True
@@ -104,8 +104,7 @@ def of_nobody(script: Script) -> None:
     popped(script, B)
 
 
-def test_times_are_not_judged_when_a_clock_was_set() -> None:
-    script = usual()
+def test_times_are_not_judged_when_a_clock_was_set(script: Script) -> None:
     too_soon(script)
     script.fault("clock")
     assert check_pops(script.history()).valid is True
@@ -142,8 +141,7 @@ def popped_from_another_place(script: Script) -> None:
         ("unexpected", of_nobody),
     ],
 )
-def test_checker_finds_broken_pops(anomaly: str, broken: Callable[[Script], None]) -> None:
-    script = usual()
+def test_checker_finds_broken_pops(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
     broken(script)
     assert check_pops(script.history()).anomalies == {anomaly: 1}
 

@@ -98,14 +98,12 @@ def test_state_counts_if_the_leader_changed(play: Callable[[Script, Callable[[],
     assert counts("n0") == nothing
 
 
-def test_first_leader_does_not_count_as_a_change() -> None:
-    script = Script()
+def test_first_leader_does_not_count_as_a_change(script: Script) -> None:
     half_then_check(script, lambda: script.add(RUN, "info", "role", n="n0", v=["leader", "1"]))
     assert met_in_history(script.history())[rare_states.CHECKED_BACK] == 0
 
 
-def test_removed_messages_count_at_a_follower_only() -> None:
-    script = Script()
+def test_removed_messages_count_at_a_follower_only(script: Script) -> None:
     script.add(RUN, "info", "role", n="n0", v=["leader", "1"])
     for node in ("n0", "n1"):
         script.add(60, "ok", "removed", k="Log/0", n=node, o=7)

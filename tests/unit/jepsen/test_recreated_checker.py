@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from checkers.recreated import check_recreated
 from tests.unit.jepsen.histories import NODES, Script
 
@@ -9,7 +11,8 @@ OLD, NEW = "1.0.0", "1.1.0"
 PUSH, PULL = 50, 51
 
 
-def started() -> Script:
+@pytest.fixture
+def script() -> Script:
     """Two groups have got the message of the old topic, and the new one has a message at the same offset."""
     script = Script()
     for process, group in ((PUSH, "push"), (PULL, "pull")):
@@ -24,8 +27,7 @@ def started() -> Script:
     return script
 
 
-def test_groups_that_get_both_topics_are_right() -> None:
-    script = started()
+def test_groups_that_get_both_topics_are_right(script: Script) -> None:
     for process in (PUSH, PULL):
         script.received(NEW, 0, process=process)
     script.final_everywhere([NEW])
@@ -34,8 +36,7 @@ def test_groups_that_get_both_topics_are_right() -> None:
     assert result.counts["acknowledged in topic 2"] == 1
 
 
-def test_checker_finds_a_group_continuing_at_the_old_offset() -> None:
-    script = started()
+def test_checker_finds_a_group_continuing_at_the_old_offset(script: Script) -> None:
     script.received(NEW, 0, process=PULL)
     script.final_everywhere([NEW])
     result = check_recreated(script.history())
@@ -43,8 +44,7 @@ def test_checker_finds_a_group_continuing_at_the_old_offset() -> None:
     assert result.examples["unseen"] == ["push never got 1.1.0 at Log/0@0 of topic 2"]
 
 
-def test_replica_that_keeps_the_old_topic_is_broken() -> None:
-    script = started()
+def test_replica_that_keeps_the_old_topic_is_broken(script: Script) -> None:
     for process in (PUSH, PULL):
         script.received(NEW, 0, process=process)
     for node in NODES:

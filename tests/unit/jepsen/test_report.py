@@ -50,8 +50,7 @@ def test_quantile_is_one_of_the_values(part: float, value: int) -> None:
     assert quantile(range(1, 101), part) == value
 
 
-def test_rate_is_drawn_for_each_replica_that_answered() -> None:
-    script = Script()
+def test_rate_is_drawn_for_each_replica_that_answered(script: Script) -> None:
     for node in NODES:
         script.end(1, node=node)
     (rates,) = [
@@ -68,8 +67,7 @@ def test_wrong_clock_is_drawn() -> None:
     assert "at most 2.0 hours" in charts(script.history())
 
 
-def test_charts_of_a_long_run_stay_small() -> None:
-    script = Script()
+def test_charts_of_a_long_run_stay_small(script: Script) -> None:
     for number in range(20_000):
         script.sent(f"1.{number}.10", number, process=number % 100)
     assert len(charts(script.history())) < 1_000_000

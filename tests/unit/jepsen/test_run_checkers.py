@@ -21,8 +21,7 @@ def verified(script: Script, verdict: str = "intact") -> None:
         script.add(RUN, "info", "verified", n=node, v=verdict)
 
 
-def test_servers_that_kept_running_are_valid() -> None:
-    script = Script()
+def test_servers_that_kept_running_are_valid(script: Script) -> None:
     verified(script)
     script.add(RUN, "info", "compared", v=[])
     script.add(RUN, "info", "memory", n="n1", v=MEMORY_BYTES_MAX)
@@ -43,15 +42,13 @@ def test_servers_that_kept_running_are_valid() -> None:
         ("too-much-memory", {"name": "memory", "v": MEMORY_BYTES_MAX + 1}),
     ],
 )
-def test_checker_finds_unexpected_server_events(anomaly: str, fields: dict[str, Any]) -> None:
-    script = Script()
+def test_checker_finds_unexpected_server_events(script: Script, anomaly: str, fields: dict[str, Any]) -> None:
     verified(script)
     script.add(RUN, "info", fields.pop("name"), n="n1", **fields)
     assert check_servers(script.history()).anomalies == {anomaly: 1}
 
 
-def test_checker_finds_a_damaged_log() -> None:
-    script = Script()
+def test_checker_finds_a_damaged_log(script: Script) -> None:
     verified(script, "damaged")
     assert check_servers(script.history()).anomalies == {"log-damaged": 3}
 

@@ -26,8 +26,7 @@ def test_broker_without_the_count_has_no_compiled_messages() -> None:
     assert counts.totals() == {"compiled": 0, "others": 3}
 
 
-def test_run_without_compiled_messages_has_no_verdict() -> None:
-    script = Script()
+def test_run_without_compiled_messages_has_no_verdict(script: Script) -> None:
     assert check_send_path(script.history()).valid == "unknown"
     script.add(RUN, "info", "send-paths", v={"compiled": 0, "others": 9})
     assert check_send_path(script.history()).valid == "unknown"

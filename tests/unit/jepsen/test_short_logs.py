@@ -21,30 +21,28 @@ from tests.unit.jepsen.histories import NODES, Script
 A, B, C = "1.1.10", "1.2.10", "2.1.10"
 
 
-def three_sent() -> Script:
+@pytest.fixture
+def script() -> Script:
     script = Script()
     for offset, value in enumerate((A, B, C)):
         script.sent(value, offset, pos=1000 * offset)
     return script
 
 
-def test_messages_below_the_base_of_the_log_are_removed_in_their_time() -> None:
-    script = three_sent()
+def test_messages_below_the_base_of_the_log_are_removed_in_their_time(script: Script) -> None:
     script.final_everywhere([B, C], first=1, base=1000)
     result = check_log(script.history())
     assert result.valid is True
     assert result.counts["removed in their time"] == 3
 
 
-def test_replicas_may_have_removed_different_prefixes() -> None:
-    script = three_sent()
+def test_replicas_may_have_removed_different_prefixes(script: Script) -> None:
     for node, first in zip(NODES, (0, 1, 2), strict=True):
         script.final([A, B, C][first:], node=node, first=first, base=1000 * first)
     assert check_log(script.history()).valid is True
 
 
-def test_message_above_the_base_of_the_log_is_lost() -> None:
-    script = three_sent()
+def test_message_above_the_base_of_the_log_is_lost(script: Script) -> None:
     for node in NODES:
         script.final([C] if node == "n1" else [B, C], node=node, first=2 if node == "n1" else 1, base=1000)
     assert check_log(script.history()).anomalies == {"lost-write": 1}
@@ -65,8 +63,7 @@ def test_message_that_was_only_read_is_excused_below_the_log_base() -> None:
     assert check_log(script.history()).valid is True
 
 
-def test_hole_behind_the_first_message_is_a_gap() -> None:
-    script = three_sent()
+def test_hole_behind_the_first_message_is_a_gap(script: Script) -> None:
     script.final_everywhere([A, B, C])
     script.add(91, "ok", "removed", k="Log/0", n="n1", o=1)
     script.add(90, "invoke", "final-read", k="Log/0", n="n1")
@@ -75,8 +72,7 @@ def test_hole_behind_the_first_message_is_a_gap() -> None:
     assert {"gap", "replicas-differ"} <= anomalies.keys()
 
 
-def test_removed_messages_were_never_consumed_and_are_not_lost() -> None:
-    script = three_sent()
+def test_removed_messages_were_never_consumed_and_are_not_lost(script: Script) -> None:
     script.received(B, 1)
     script.received(C, 2)
     script.final_everywhere([B, C], first=1, base=1000)
@@ -85,8 +81,7 @@ def test_removed_messages_were_never_consumed_and_are_not_lost() -> None:
     assert result.counts["removed in their time, never consumed"] == 1
 
 
-def test_message_that_one_replica_still_has_was_to_be_consumed() -> None:
-    script = three_sent()
+def test_message_that_one_replica_still_has_was_to_be_consumed(script: Script) -> None:
     script.received(B, 1)
     script.received(C, 2)
     for node in NODES:

@@ -48,8 +48,7 @@ def test_late_commit_must_not_reveal_a_rolled_back_message() -> None:
     assert check_transactions(script.history()).anomalies == {"seen-after-rollback": 1}
 
 
-def test_half_message_stored_twice_may_have_two_outcomes() -> None:
-    script = Script()
+def test_half_message_stored_twice_may_have_two_outcomes(script: Script) -> None:
     script.add(1, "invoke", "half", v=A)
     script.add(1, "ok", "half", v=A, again=True)
     ended(script, A, "commit")
@@ -105,8 +104,7 @@ def test_checker_finds_broken_transactions(anomaly: str, broken: Callable[[Scrip
     assert check_transactions(script.history()).anomalies == {anomaly: 1}
 
 
-def test_read_before_the_commit_is_an_anomaly() -> None:
-    script = Script()
+def test_read_before_the_commit_is_an_anomaly(script: Script) -> None:
     half(script, A)
     half(script, B)
     script.read({0: A})
