@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import anyio
 import anyio.from_thread
@@ -23,4 +23,11 @@ def threads() -> Iterator[FakeCluster]:
         anyio.from_thread.start_blocking_portal("trio") as portal,
         portal.wrap_async_context_manager(FakeCluster.start(topics={"T": 1})) as started,
     ):
+        yield started
+
+
+@pytest.fixture
+async def cluster(anyio_backend: str) -> AsyncIterator[FakeCluster]:
+    """A cluster in the event loop of the test; its topic T has one queue."""
+    async with FakeCluster.start(topics={"T": 1}) as started:
         yield started

@@ -59,29 +59,28 @@ OWN_FAULTS = [cancel_a_task_of_its_own, cancel_itself, close_itself, raise_no_ex
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("fault", OWN_FAULTS)
 async def test_handler_that_cancels_itself_has_failed(
-    anyio_backend: str, fault: Callable[[], Awaitable[None]], ordered: bool
+    cluster: FakeCluster, anyio_backend: str, fault: Callable[[], Awaitable[None]], ordered: bool
 ) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        bodies = fill(cluster, 3)
-        consumer = consumer_of(cluster, ordered=ordered)
-        handled: list[bytes] = []
-        failed = False
+    bodies = fill(cluster, 3)
+    consumer = consumer_of(cluster, ordered=ordered)
+    handled: list[bytes] = []
+    failed = False
 
-        @consumer.on("T")
-        async def handle(message: ReceivedMessage) -> None:
-            nonlocal failed
-            if message.body == bodies[1] and not failed:
-                failed = True
-                await fault()
-            handled.append(message.body)
-            if len(handled) == 3:
-                consumer.stop()
+    @consumer.on("T")
+    async def handle(message: ReceivedMessage) -> None:
+        nonlocal failed
+        if message.body == bodies[1] and not failed:
+            failed = True
+            await fault()
+        handled.append(message.body)
+        if len(handled) == 3:
+            consumer.stop()
 
-        with anyio.fail_after(60):
-            async with consumer:
-                await consumer.run()
-        assert sorted(handled) == bodies
-        assert offset_of(cluster) == 3
+    with anyio.fail_after(60):
+        async with consumer:
+            await consumer.run()
+    assert sorted(handled) == bodies
+    assert offset_of(cluster) == 3
 
 
 @pytest.mark.parametrize("how", ["scope", "task", "stop"])

@@ -304,12 +304,11 @@ async def test_producer_closed_by_an_error_fails_waiting_messages() -> None:
             await producer.send(Message("T", b"too late"))
 
 
-async def test_leaving_the_block_sends_waiting_messages() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        async with producer_of(cluster, linger=FOREVER) as producer:
-            pending = [await producer.submit(Message("T", b"%d" % number)) for number in range(50)]
-        assert all(isinstance(each.outcome, SendResult) for each in pending)
-        assert cluster.group.bodies("T") == [b"%d" % number for number in range(50)]
+async def test_leaving_the_block_sends_waiting_messages(cluster: FakeCluster) -> None:
+    async with producer_of(cluster, linger=FOREVER) as producer:
+        pending = [await producer.submit(Message("T", b"%d" % number)) for number in range(50)]
+    assert all(isinstance(each.outcome, SendResult) for each in pending)
+    assert cluster.group.bodies("T") == [b"%d" % number for number in range(50)]
 
 
 async def test_messages_that_wait_count_against_the_limit() -> None:
@@ -340,16 +339,15 @@ def test_impossible_options_are_refused(options: dict[str, float]) -> None:
         Producer("127.0.0.1:9876", **options)  # type: ignore[arg-type]
 
 
-async def test_threads_share_batches_too() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
+async def test_threads_share_batches_too(cluster: FakeCluster) -> None:
 
-        def produce() -> set[int]:
-            with SyncProducer(cluster.namesrv, timeout=60.0, attempt_timeout=1.0, linger=30.0) as producer:
-                producer.send(Message("T", b"first"))
-                cluster.leader.misdeeds = [Misdeed("silence")]  # until its next attempt
-                with ThreadPoolExecutor(8) as threads:
-                    results = threads.map(lambda number: producer.send(Message("T", b"%d" % number)), range(8))
-                    return {result.queue_offset for result in results}
+    def produce() -> set[int]:
+        with SyncProducer(cluster.namesrv, timeout=60.0, attempt_timeout=1.0, linger=30.0) as producer:
+            producer.send(Message("T", b"first"))
+            cluster.leader.misdeeds = [Misdeed("silence")]  # until its next attempt
+            with ThreadPoolExecutor(8) as threads:
+                results = threads.map(lambda number: producer.send(Message("T", b"%d" % number)), range(8))
+                return {result.queue_offset for result in results}
 
-        assert await anyio.to_thread.run_sync(produce) == set(range(1, 9))
-        assert cluster.leader.count(SEND_BATCH) >= 1
+    assert await anyio.to_thread.run_sync(produce) == set(range(1, 9))
+    assert cluster.leader.count(SEND_BATCH) >= 1

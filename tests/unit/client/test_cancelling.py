@@ -44,24 +44,23 @@ async def ends_within(turns: int, call: Callable[[], Awaitable[object]]) -> bool
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_block_cancelled_anywhere_leaves_nothing_open(kind: str) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        for turns in range(TURNS_MAX):
-            client = KINDS[kind](cluster.namesrv)
+async def test_block_cancelled_anywhere_leaves_nothing_open(cluster: FakeCluster, kind: str) -> None:
+    for turns in range(TURNS_MAX):
+        client = KINDS[kind](cluster.namesrv)
 
-            async def block(client: Client = client) -> None:
-                async with client:
-                    if isinstance(client, Producer):
-                        await client.send(Message("T", b"x"))
+        async def block(client: Client = client) -> None:
+            async with client:
+                if isinstance(client, Producer):
+                    await client.send(Message("T", b"x"))
 
-            ended = await ends_within(turns, block)
-            assert client._host is None or client._host.is_over
-            assert client._pending_messages() == 0
-            if ended:
-                break
-        else:
-            pytest.fail(f"it did not end within {TURNS_MAX} turns")
-        await until(lambda: not cluster.leader.connections and not cluster.name_servers[0].connections, seconds=60)
+        ended = await ends_within(turns, block)
+        assert client._host is None or client._host.is_over
+        assert client._pending_messages() == 0
+        if ended:
+            break
+    else:
+        pytest.fail(f"it did not end within {TURNS_MAX} turns")
+    await until(lambda: not cluster.leader.connections and not cluster.name_servers[0].connections, seconds=60)
 
 
 async def test_cancelled_receive_acknowledges_only_returned_messages() -> None:

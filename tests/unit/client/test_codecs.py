@@ -59,29 +59,30 @@ def test_producer_refuses_codec_that_does_not_exist() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-async def test_consumer_waits_at_a_message_with_a_missing_codec(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        cluster.group.append("T", 0, stored(b"first"))
-        cluster.group.append("T", 0, compressed(codec, b"second  " * 600))
-        told: list[str] = []
-        monkeypatch.setattr(log, "error", lambda event, **fields: told.append(f"{event}: {fields['reason']}"))
-        with monkeypatch.context() as without:
-            for module in MODULES:
-                without.setitem(sys.modules, module, None)
-            async with consumer_of(cluster) as consumer:
-                consumer.subscribe("T")
-                stream = consumer.deliveries()
-                first = await anext(stream)
-                first.ack()
-                pulls = cluster.leader.count(PULL)
-                await until(lambda: cluster.leader.count(PULL) >= pulls + 3)
-        remedy = f"bodies compressed with {codec} need another package: pip install 'raftmq[{codec}]'"
-        assert told == [f"body_not_inflated: {remedy}"]
-        assert (first.message.body, offset_of(cluster)) == (b"first", 1), "what was before it is consumed"
+async def test_consumer_waits_at_a_message_with_a_missing_codec(
+    cluster: FakeCluster, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.group.append("T", 0, stored(b"first"))
+    cluster.group.append("T", 0, compressed(codec, b"second  " * 600))
+    told: list[str] = []
+    monkeypatch.setattr(log, "error", lambda event, **fields: told.append(f"{event}: {fields['reason']}"))
+    with monkeypatch.context() as without:
+        for module in MODULES:
+            without.setitem(sys.modules, module, None)
         async with consumer_of(cluster) as consumer:
             consumer.subscribe("T")
-            [second] = await take(consumer, 1)
-            assert second.body == b"second  " * 600, "what could not be read is still there"
+            stream = consumer.deliveries()
+            first = await anext(stream)
+            first.ack()
+            pulls = cluster.leader.count(PULL)
+            await until(lambda: cluster.leader.count(PULL) >= pulls + 3)
+    remedy = f"bodies compressed with {codec} need another package: pip install 'raftmq[{codec}]'"
+    assert told == [f"body_not_inflated: {remedy}"]
+    assert (first.message.body, offset_of(cluster)) == (b"first", 1), "what was before it is consumed"
+    async with consumer_of(cluster) as consumer:
+        consumer.subscribe("T")
+        [second] = await take(consumer, 1)
+        assert second.body == b"second  " * 600, "what could not be read is still there"
 
 
 def test_message_without_codec_library_names_the_package(uninstall: Uninstall) -> None:

@@ -188,16 +188,15 @@ async def test_new_group_begins_at_the_first_message_kept() -> None:
         assert [message.queue_offset for message in await take(consumer, 2)] == [3, 4]
 
 
-async def test_new_group_may_begin_at_a_time() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        for seconds in range(5):
-            message = stored(b"%d" % seconds)
-            message.born_timestamp_ms = seconds * 1000
-            cluster.group.append("T", 0, message)
-        begin = dt.datetime.fromtimestamp(3, tz=dt.UTC)
-        async with consumer_of(cluster, consume_from=begin) as consumer:
-            consumer.subscribe("T")
-            assert [message.body for message in await take(consumer, 2)] == [b"3", b"4"]
+async def test_new_group_may_begin_at_a_time(cluster: FakeCluster) -> None:
+    for seconds in range(5):
+        message = stored(b"%d" % seconds)
+        message.born_timestamp_ms = seconds * 1000
+        cluster.group.append("T", 0, message)
+    begin = dt.datetime.fromtimestamp(3, tz=dt.UTC)
+    async with consumer_of(cluster, consume_from=begin) as consumer:
+        consumer.subscribe("T")
+        assert [message.body for message in await take(consumer, 2)] == [b"3", b"4"]
 
 
 async def test_offset_that_cannot_be_read_is_never_taken_for_none() -> None:
@@ -238,21 +237,20 @@ async def test_handlers_get_their_topics_and_offsets_are_stored_on_leaving() -> 
         assert cluster.group.offsets["cg", "U", 0] == 1
 
 
-async def test_consumer_begins_at_the_committed_offset_of_its_group() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        bodies = fill(cluster, 10)
-        received: list[bytes] = []
-        for last in (4, 9):
-            async with consumer_of(cluster) as consumer:
-                consumer.subscribe("T")
-                async for message in consumer:
-                    if message.queue_offset > last:
-                        break  # not acknowledged
-                    received.append(message.body)
-                    if message.queue_offset == 9:
-                        break
-        assert received == bodies
-        assert offset_of(cluster) == 9
+async def test_consumer_begins_at_the_committed_offset_of_its_group(cluster: FakeCluster) -> None:
+    bodies = fill(cluster, 10)
+    received: list[bytes] = []
+    for last in (4, 9):
+        async with consumer_of(cluster) as consumer:
+            consumer.subscribe("T")
+            async for message in consumer:
+                if message.queue_offset > last:
+                    break  # not acknowledged
+                received.append(message.body)
+                if message.queue_offset == 9:
+                    break
+    assert received == bodies
+    assert offset_of(cluster) == 9
 
 
 async def test_batch_handler_gets_lists_of_one_queue() -> None:
@@ -466,14 +464,13 @@ async def test_delivery_finished_within_its_block_is_not_finished_twice() -> Non
         assert consumer.positions[message.queue] == 1
 
 
-async def test_acknowledgement_after_the_consumer_is_left_changes_nothing() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        async with consumer_of(cluster) as consumer:
-            fill(cluster, 1)
-            consumer.subscribe("T")
-            delivery = await anext(consumer.deliveries())
-        delivery.ack()
-        assert cluster.group.offsets.get(("cg", "T", 0), 0) == 0
+async def test_acknowledgement_after_the_consumer_is_left_changes_nothing(cluster: FakeCluster) -> None:
+    async with consumer_of(cluster) as consumer:
+        fill(cluster, 1)
+        consumer.subscribe("T")
+        delivery = await anext(consumer.deliveries())
+    delivery.ack()
+    assert cluster.group.offsets.get(("cg", "T", 0), 0) == 0
 
 
 async def test_delivery_may_be_delayed_explicitly() -> None:

@@ -119,13 +119,12 @@ async def test_offset_commits_find_a_new_leader_while_followers_serve_pulls() ->
             await until(lambda: offset_of(cluster) == 2)
 
 
-async def test_leaving_consumer_unregisters() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        async with consumer_of(cluster) as consumer:
-            consumer.subscribe("T")
-            await consumer.wait_assigned()
-            assert list(cluster.leader.members["cg"]) == [consumer.client_id]
-        assert not cluster.leader.members["cg"]
+async def test_leaving_consumer_unregisters(cluster: FakeCluster) -> None:
+    async with consumer_of(cluster) as consumer:
+        consumer.subscribe("T")
+        await consumer.wait_assigned()
+        assert list(cluster.leader.members["cg"]) == [consumer.client_id]
+    assert not cluster.leader.members["cg"]
 
 
 async def test_cancelled_consumer_stores_offsets_and_unregisters() -> None:

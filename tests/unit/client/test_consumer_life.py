@@ -57,75 +57,70 @@ class Recorded(Consumer):
 STOPPED = ["stop", "work cancelled", "closed", "leave"]
 
 
-async def test_consumer_can_be_entered_twice() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        consumer = Recorded(cluster.namesrv)
-        for _ in range(2):
-            consumer.steps.clear()
-            async with consumer:
-                await consumer.works.wait()
-                consumer.steps.append("block")
-            assert consumer.steps == ["connected", "start", "block", *STOPPED]
+async def test_consumer_can_be_entered_twice(cluster: FakeCluster) -> None:
+    consumer = Recorded(cluster.namesrv)
+    for _ in range(2):
+        consumer.steps.clear()
+        async with consumer:
+            await consumer.works.wait()
+            consumer.steps.append("block")
+        assert consumer.steps == ["connected", "start", "block", *STOPPED]
 
 
-async def test_block_that_fails_ends_as_any_other() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        consumer = Recorded(cluster.namesrv)
+async def test_block_that_fails_ends_as_any_other(cluster: FakeCluster) -> None:
+    consumer = Recorded(cluster.namesrv)
 
-        async def enter_and_fail() -> None:
-            async with consumer:
-                await consumer.works.wait()
-                raise ZeroDivisionError("mine")
+    async def enter_and_fail() -> None:
+        async with consumer:
+            await consumer.works.wait()
+            raise ZeroDivisionError("mine")
 
-        with pytest.raises(ZeroDivisionError, match="mine"):
-            await enter_and_fail()
-        assert consumer.steps == ["connected", "start", *STOPPED]
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        await enter_and_fail()
+    assert consumer.steps == ["connected", "start", *STOPPED]
 
 
-async def test_cancelled_pop_consumer_unregisters() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        consumer = Recorded(cluster.namesrv)
-        with anyio.CancelScope() as scope:
-            async with consumer:
-                await consumer.works.wait()
-                scope.cancel()
-                await anyio.sleep_forever()
-        # The cancellation reaches the block and the tasks in any order.
-        assert set(consumer.steps[2:4]) == {"stop", "work cancelled"}
-        assert consumer.steps[4:] == ["closed", "leave"]
+async def test_cancelled_pop_consumer_unregisters(cluster: FakeCluster) -> None:
+    consumer = Recorded(cluster.namesrv)
+    with anyio.CancelScope() as scope:
+        async with consumer:
+            await consumer.works.wait()
+            scope.cancel()
+            await anyio.sleep_forever()
+    # The cancellation reaches the block and the tasks in any order.
+    assert set(consumer.steps[2:4]) == {"stop", "work cancelled"}
+    assert consumer.steps[4:] == ["closed", "leave"]
 
 
 @pytest.mark.parametrize(
     ("fails", "steps"), [("connected", ["connected"]), ("start", ["connected", "start", "closed", "leave"])]
 )
-async def test_consumer_that_cannot_start_is_not_open(fails: str, steps: list[str]) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        consumer = Recorded(cluster.namesrv, fails=fails)
-        with pytest.raises(ZeroDivisionError, match=fails):
-            async with consumer:
-                pytest.fail("the block was entered")
-        assert consumer.steps == steps
-        with pytest.raises(ClientClosed):
-            consumer._opened()
+async def test_consumer_that_cannot_start_is_not_open(cluster: FakeCluster, fails: str, steps: list[str]) -> None:
+    consumer = Recorded(cluster.namesrv, fails=fails)
+    with pytest.raises(ZeroDivisionError, match=fails):
+        async with consumer:
+            pytest.fail("the block was entered")
+    assert consumer.steps == steps
+    with pytest.raises(ClientClosed):
+        consumer._opened()
 
 
 @pytest.mark.parametrize("kind", ["push", "pull", "pop"])
-async def test_repr_shows_the_state_of_every_client_kind(kind: str) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        consumer: Consumer
-        match kind:
-            case "push":
-                consumer = PushConsumer(cluster.namesrv, "G")
-            case "pull":
-                consumer = PullConsumer(cluster.namesrv, "G")
-            case _:
-                consumer = PopConsumer(cluster.namesrv, "G", "T")
-        name = type(consumer).__name__
-        with pytest.raises(ClientClosed, match=f"open it first: async with {name}"):
-            consumer._opened()
-        async with consumer:
-            consumer._opened()
-            assert not repr(consumer).endswith("closed>")
-        with pytest.raises(ClientClosed, match=f"this {name} is closed"):
-            consumer._opened()
-        assert repr(consumer).endswith("closed>")
+async def test_repr_shows_the_state_of_every_client_kind(cluster: FakeCluster, kind: str) -> None:
+    consumer: Consumer
+    match kind:
+        case "push":
+            consumer = PushConsumer(cluster.namesrv, "G")
+        case "pull":
+            consumer = PullConsumer(cluster.namesrv, "G")
+        case _:
+            consumer = PopConsumer(cluster.namesrv, "G", "T")
+    name = type(consumer).__name__
+    with pytest.raises(ClientClosed, match=f"open it first: async with {name}"):
+        consumer._opened()
+    async with consumer:
+        consumer._opened()
+        assert not repr(consumer).endswith("closed>")
+    with pytest.raises(ClientClosed, match=f"this {name} is closed"):
+        consumer._opened()
+    assert repr(consumer).endswith("closed>")

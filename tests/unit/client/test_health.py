@@ -90,12 +90,11 @@ async def test_wrong_address_fails_within_seconds_with_a_remedy() -> None:
             tasks.start_soon(check_a_broker_and_a_name_server_whose_leader_is_gone, kind)
 
 
-async def test_ping_asks_all_name_servers_at_once() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        with black_hole() as address:
-            for addresses in ([address, cluster.namesrv], [cluster.namesrv, address]):
-                async with Producer(addresses, ping=True) as producer:
-                    await producer.ping("T")
+async def test_ping_asks_all_name_servers_at_once(cluster: FakeCluster) -> None:
+    with black_hole() as address:
+        for addresses in ([address, cluster.namesrv], [cluster.namesrv, address]):
+            async with Producer(addresses, ping=True) as producer:
+                await producer.ping("T")
 
 
 async def test_missing_topic_and_leader_are_named() -> None:
@@ -222,16 +221,15 @@ async def test_ping_ends_unavailable_name_server() -> None:
         assert producer.health()
 
 
-async def test_reopened_pop_consumer_forgets_its_troubles() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        consumer = PopConsumer(cluster.namesrv, "cg", "T")
-        async with consumer:
-            await until(lambda: consumer._waits)
-            consumer._waits["gone"] = wait = LongWait("cannot_pop", TEST_MIN)
-            wait.goes_on("its broker group is gone")
-            assert not consumer.health()
-        async with consumer:
-            assert consumer.health()
+async def test_reopened_pop_consumer_forgets_its_troubles(cluster: FakeCluster) -> None:
+    consumer = PopConsumer(cluster.namesrv, "cg", "T")
+    async with consumer:
+        await until(lambda: consumer._waits)
+        consumer._waits["gone"] = wait = LongWait("cannot_pop", TEST_MIN)
+        wait.goes_on("its broker group is gone")
+        assert not consumer.health()
+    async with consumer:
+        assert consumer.health()
 
 
 def test_asking_a_closing_client_for_its_health_does_not_fail(threads: FakeCluster) -> None:

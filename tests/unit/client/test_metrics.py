@@ -59,31 +59,30 @@ def registry() -> Registry:
     return Registry()
 
 
-async def test_sends_are_counted_by_their_outcome_and_end_with_the_client(registry: Registry) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        async with producer_of(cluster, metrics=PrometheusMetrics(registry), retries=0) as producer:
-            await producer.send(Message("T", b"12345"))
-            await producer.send_batch([Message("T", b"1"), Message("T", b"2")])
-            cluster.leader.misdeeds = [Misdeed("refuse", code=13, remark="body too long")]
-            with pytest.raises(SendRejected):
-                await producer.send(Message("T", b"x"))
-            with pytest.raises(MessageRefused):
-                await producer.send(Message("T", b""))
-            cluster.leader.misdeeds = [Misdeed("silence")]
-            await cancelled_when(lambda: not cluster.leader.misdeeds, lambda: producer.send(Message("T", b"x")))
-            await producer.send_oneway(Message("T", b"x"))
-            counts = {
-                outcome: registry.value("messages_sent_total", PRODUCER, topic="T", outcome=outcome)
-                for outcome in ("stored", "oneway", "not_stored", "cancelled")
-            }
-            assert counts == {"stored": 3, "oneway": 1, "not_stored": 2, "cancelled": 1}
-            assert registry.value("send_seconds_count", PRODUCER, topic="T", outcome="stored") == 2
-            assert (registry.value("sent_bytes_total", PRODUCER, topic="T") or 0) > 7, (
-                "those of a batch with its frames"
-            )
-            assert registry.value("sends_in_flight", PRODUCER) == 0
-            assert (registry.value("open_connections", PRODUCER) or 0) > 0
-        assert registry.series() == set()
+async def test_sends_are_counted_by_their_outcome_and_end_with_the_client(
+    cluster: FakeCluster, registry: Registry
+) -> None:
+    async with producer_of(cluster, metrics=PrometheusMetrics(registry), retries=0) as producer:
+        await producer.send(Message("T", b"12345"))
+        await producer.send_batch([Message("T", b"1"), Message("T", b"2")])
+        cluster.leader.misdeeds = [Misdeed("refuse", code=13, remark="body too long")]
+        with pytest.raises(SendRejected):
+            await producer.send(Message("T", b"x"))
+        with pytest.raises(MessageRefused):
+            await producer.send(Message("T", b""))
+        cluster.leader.misdeeds = [Misdeed("silence")]
+        await cancelled_when(lambda: not cluster.leader.misdeeds, lambda: producer.send(Message("T", b"x")))
+        await producer.send_oneway(Message("T", b"x"))
+        counts = {
+            outcome: registry.value("messages_sent_total", PRODUCER, topic="T", outcome=outcome)
+            for outcome in ("stored", "oneway", "not_stored", "cancelled")
+        }
+        assert counts == {"stored": 3, "oneway": 1, "not_stored": 2, "cancelled": 1}
+        assert registry.value("send_seconds_count", PRODUCER, topic="T", outcome="stored") == 2
+        assert (registry.value("sent_bytes_total", PRODUCER, topic="T") or 0) > 7, "those of a batch with its frames"
+        assert registry.value("sends_in_flight", PRODUCER) == 0
+        assert (registry.value("open_connections", PRODUCER) or 0) > 0
+    assert registry.series() == set()
 
 
 async def test_repeated_attempt_has_a_reason(registry: Registry) -> None:
@@ -161,22 +160,23 @@ async def test_lag_of_a_topic_sums_its_queues(registry: Registry) -> None:
         assert registry.value("messages_received_total", pull, topic="T") == 5
 
 
-async def test_two_clients_of_a_group_are_distinguished_and_free_numbers_are_reused(registry: Registry) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        first = await producer_of(cluster, metrics=PrometheusMetrics(registry)).open()
-        second = await producer_of(cluster, metrics=PrometheusMetrics(registry)).open()
-        await first.send(Message("T", b"x"))
-        await second.send_batch([Message("T", b"x")] * 2)
-        sent = {"topic": "T", "outcome": "stored"}
-        assert registry.value("messages_sent_total", PRODUCER, **sent) == 1
-        assert registry.value("messages_sent_total", PRODUCER | {"client": "2"}, **sent) == 2
-        await first.aclose()
-        assert registry.value("messages_sent_total", PRODUCER, **sent) is None
-        await first.open()
-        await first.send(Message("T", b"x"))
-        assert registry.value("messages_sent_total", PRODUCER, **sent) == 1
-        await first.aclose()
-        await second.aclose()
+async def test_two_clients_of_a_group_are_distinguished_and_free_numbers_are_reused(
+    cluster: FakeCluster, registry: Registry
+) -> None:
+    first = await producer_of(cluster, metrics=PrometheusMetrics(registry)).open()
+    second = await producer_of(cluster, metrics=PrometheusMetrics(registry)).open()
+    await first.send(Message("T", b"x"))
+    await second.send_batch([Message("T", b"x")] * 2)
+    sent = {"topic": "T", "outcome": "stored"}
+    assert registry.value("messages_sent_total", PRODUCER, **sent) == 1
+    assert registry.value("messages_sent_total", PRODUCER | {"client": "2"}, **sent) == 2
+    await first.aclose()
+    assert registry.value("messages_sent_total", PRODUCER, **sent) is None
+    await first.open()
+    await first.send(Message("T", b"x"))
+    assert registry.value("messages_sent_total", PRODUCER, **sent) == 1
+    await first.aclose()
+    await second.aclose()
 
 
 async def test_topics_beyond_the_limit_share_a_metric_label(registry: Registry) -> None:

@@ -38,39 +38,36 @@ def numbers(cluster: FakeCluster) -> list[int]:
     return [int(number) for _, number in sent(cluster) if number is not None]
 
 
-async def test_unnamed_producer_numbers_from_zero_under_a_new_id() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        producer = producer_of(cluster, numbered=True)
-        for _ in range(2):
-            async with producer:
-                for _ in range(3):
-                    await producer.send(Message("T", b"x"))
-        names = [name for name, _ in sent(cluster)]
-        assert numbers(cluster) == [0, 1, 2, 0, 1, 2]
-        assert names[:3] == [names[0]] * 3
-        assert names[3:] == [names[3]] * 3
-        assert names[0] != names[3]
-        assert all(is_generated(name or "") for name in names)
-
-
-async def test_named_producer_continues_above_numbers_of_earlier_runs() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        for _ in range(2):
-            async with producer_of(cluster, numbered="billing-7") as producer:
-                for _ in range(3):
-                    await producer.send(Message("T", b"x"))
-        assert {name for name, _ in sent(cluster)} == {"billing-7"}
-        assert len(set(numbers(cluster))) == 6
-        assert numbers(cluster) == sorted(numbers(cluster))
-
-
-async def test_producer_that_is_opened_again_does_not_repeat_a_number() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        producer = producer_of(cluster, numbered="billing-7", first_number=500)
-        for _ in range(2):
-            async with producer:
+async def test_unnamed_producer_numbers_from_zero_under_a_new_id(cluster: FakeCluster) -> None:
+    producer = producer_of(cluster, numbered=True)
+    for _ in range(2):
+        async with producer:
+            for _ in range(3):
                 await producer.send(Message("T", b"x"))
-        assert numbers(cluster) == [500, 501]
+    names = [name for name, _ in sent(cluster)]
+    assert numbers(cluster) == [0, 1, 2, 0, 1, 2]
+    assert names[:3] == [names[0]] * 3
+    assert names[3:] == [names[3]] * 3
+    assert names[0] != names[3]
+    assert all(is_generated(name or "") for name in names)
+
+
+async def test_named_producer_continues_above_numbers_of_earlier_runs(cluster: FakeCluster) -> None:
+    for _ in range(2):
+        async with producer_of(cluster, numbered="billing-7") as producer:
+            for _ in range(3):
+                await producer.send(Message("T", b"x"))
+    assert {name for name, _ in sent(cluster)} == {"billing-7"}
+    assert len(set(numbers(cluster))) == 6
+    assert numbers(cluster) == sorted(numbers(cluster))
+
+
+async def test_producer_that_is_opened_again_does_not_repeat_a_number(cluster: FakeCluster) -> None:
+    producer = producer_of(cluster, numbered="billing-7", first_number=500)
+    for _ in range(2):
+        async with producer:
+            await producer.send(Message("T", b"x"))
+    assert numbers(cluster) == [500, 501]
 
 
 async def test_message_sent_twice_gets_two_numbers_and_is_unchanged() -> None:

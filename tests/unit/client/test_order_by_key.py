@@ -56,106 +56,102 @@ class Work:
         return sum(map(len, self.done.values()))
 
 
-async def test_keys_keep_their_order_and_do_not_wait_for_each_other() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 40)
-        work = Work()
-        work.held = {b"0"}
-        consumer = consumer_of(cluster, ordered="key", concurrency=3)
-        consumer.on("T")(work.handle)
-        async with running(consumer):
-            await until(lambda: work.count == 30)
-            assert work.done["a"] == []
-            assert offset_of(cluster) in (None, 0), "the first message holds the offset"
-            work.released.set()
-            await until(lambda: work.count == 40)
-        for key in ("a", "b", "c"):
-            assert work.done[key] == list(range(KEYS.index(key), 40, 4))
-        assert work.most == 3
-        assert offset_of(cluster) == 40
+async def test_keys_keep_their_order_and_do_not_wait_for_each_other(cluster: FakeCluster) -> None:
+    fill(cluster, 40)
+    work = Work()
+    work.held = {b"0"}
+    consumer = consumer_of(cluster, ordered="key", concurrency=3)
+    consumer.on("T")(work.handle)
+    async with running(consumer):
+        await until(lambda: work.count == 30)
+        assert work.done["a"] == []
+        assert offset_of(cluster) in (None, 0), "the first message holds the offset"
+        work.released.set()
+        await until(lambda: work.count == 40)
+    for key in ("a", "b", "c"):
+        assert work.done[key] == list(range(KEYS.index(key), 40, 4))
+    assert work.most == 3
+    assert offset_of(cluster) == 40
 
 
-async def test_failing_message_holds_back_its_key_only() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 12)
-        got: list[int] = []
-        consumer = consumer_of(cluster, ordered="key", max_reconsume_times=2)
+async def test_failing_message_holds_back_its_key_only(cluster: FakeCluster) -> None:
+    fill(cluster, 12)
+    got: list[int] = []
+    consumer = consumer_of(cluster, ordered="key", max_reconsume_times=2)
 
-        @consumer.on("T")
-        async def handle(message: ReceivedMessage) -> None:
-            got.append(int(message.body))
-            if message.body == b"0":
-                raise ValueError
-            if message.body == b"1":
-                raise DeadLetter("at once")
+    @consumer.on("T")
+    async def handle(message: ReceivedMessage) -> None:
+        got.append(int(message.body))
+        if message.body == b"0":
+            raise ValueError
+        if message.body == b"1":
+            raise DeadLetter("at once")
 
-        async with running(consumer):
-            await until(lambda: len(got) == 14)
-        assert [number for number in got if number % 4 == 0] == [0, 0, 0, 4, 8]
-        assert [number for number in got if number % 4 == 1] == [1, 5, 9]
-        assert sorted(cluster.group.bodies("%DLQ%cg")) == [b"0", b"1"]
-        assert offset_of(cluster) == 12
+    async with running(consumer):
+        await until(lambda: len(got) == 14)
+    assert [number for number in got if number % 4 == 0] == [0, 0, 0, 4, 8]
+    assert [number for number in got if number % 4 == 1] == [1, 5, 9]
+    assert sorted(cluster.group.bodies("%DLQ%cg")) == [b"0", b"1"]
+    assert offset_of(cluster) == 12
 
 
-async def test_dropped_message_does_not_hold_back_its_key() -> None:
+async def test_dropped_message_does_not_hold_back_its_key(cluster: FakeCluster) -> None:
     """The group is reset beyond a message that waits for its retry."""
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 8)
-        done: list[int] = []
-        consumer = consumer_of(cluster, ordered="key")
+    fill(cluster, 8)
+    done: list[int] = []
+    consumer = consumer_of(cluster, ordered="key")
+
+    @consumer.on("T")
+    async def handle(message: ReceivedMessage) -> None:
+        if message.body == b"0":
+            raise RetryLater(7200)
+        done.append(int(message.body))
+
+    async with running(consumer):
+        await until(lambda: len(done) == 6)
+        assert 4 not in done
+        assert consumer._member is not None
+        [queue] = consumer.assignment
+        consumer._member.reset({queue: 4})
+        await until(lambda: sorted(done[6:]) == [4, 5, 6, 7], seconds=20)
+    assert offset_of(cluster) == 8
+
+
+async def test_unhandled_messages_return_in_order(cluster: FakeCluster) -> None:
+    """Draining, pausing and stopping leave the rest of each key to the next run."""
+    fill(cluster, 12)
+    work = Work()
+    work.held = {b"0", b"1"}
+    stops = [b"6"]
+    async with consumer_of(cluster, ordered="key") as consumer:
 
         @consumer.on("T")
         async def handle(message: ReceivedMessage) -> None:
-            if message.body == b"0":
-                raise RetryLater(7200)
-            done.append(int(message.body))
+            if message.body in stops:
+                stops.clear()
+                raise StopConsumer("once")
+            await work.handle(message)
 
-        async with running(consumer):
-            await until(lambda: len(done) == 6)
-            assert 4 not in done
-            assert consumer._member is not None
-            [queue] = consumer.assignment
-            consumer._member.reset({queue: 4})
-            await until(lambda: sorted(done[6:]) == [4, 5, 6, 7], seconds=20)
-        assert offset_of(cluster) == 8
-
-
-async def test_unhandled_messages_return_in_order() -> None:
-    """Draining, pausing and stopping leave the rest of each key to the next run."""
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        fill(cluster, 12)
-        work = Work()
-        work.held = {b"0", b"1"}
-        stops = [b"6"]
-        async with consumer_of(cluster, ordered="key") as consumer:
-
-            @consumer.on("T")
-            async def handle(message: ReceivedMessage) -> None:
-                if message.body in stops:
-                    stops.clear()
-                    raise StopConsumer("once")
-                await work.handle(message)
-
-            with anyio.fail_after(60), pytest.raises(StopConsumer):
-                await consumer.run()
-            with anyio.fail_after(60):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(consumer.run)
-                    await until(lambda: {"a", "b"} <= work.at_work)
-                    consumer.pause()
-                    work.held.clear()
-                    work.released.set()
-                    await until(lambda: not work.at_work)
-                    assert work.count < 12
-                    assert await consumer.drain(60)
-                consumer.resume()
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(consumer.run)
-                    await until(lambda: work.count == 12)
-                    consumer.stop()
-        for key in ("a", "b", "c"):
-            assert work.done[key] == list(range(KEYS.index(key), 12, 4))
-        assert offset_of(cluster) == 12
+        with anyio.fail_after(60), pytest.raises(StopConsumer):
+            await consumer.run()
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(consumer.run)
+                await until(lambda: {"a", "b"} <= work.at_work)
+                consumer.pause()
+                work.held.clear()
+                work.released.set()
+                await until(lambda: not work.at_work)
+                assert work.count < 12
+                assert await consumer.drain(60)
+            consumer.resume()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(consumer.run)
+                await until(lambda: work.count == 12)
+                consumer.stop()
+    for key in ("a", "b", "c"):
+        assert work.done[key] == list(range(KEYS.index(key), 12, 4))
+    assert offset_of(cluster) == 12
 
 
 def test_threads_keep_the_order_of_keys(threads: FakeCluster) -> None:

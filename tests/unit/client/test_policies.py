@@ -236,18 +236,17 @@ async def test_middleware_runs_around_each_handler(ordered: bool) -> None:
         assert offset_of(cluster) == 2
 
 
-async def test_batch_gets_one_policy() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        bodies = fill(cluster, 3)
-        consumer = consumer_of(cluster)
+async def test_batch_gets_one_policy(cluster: FakeCluster) -> None:
+    bodies = fill(cluster, 3)
+    consumer = consumer_of(cluster)
 
-        @consumer.on("T", batch=8)
-        async def many(messages: Sequence[ReceivedMessage]) -> None:
-            raise DeadLetter("all of them")
+    @consumer.on("T", batch=8)
+    async def many(messages: Sequence[ReceivedMessage]) -> None:
+        raise DeadLetter("all of them")
 
-        async with running(consumer):
-            await until(lambda: cluster.group.bodies(DEAD) == bodies)
-        assert offset_of(cluster) == 3
+    async with running(consumer):
+        await until(lambda: cluster.group.bodies(DEAD) == bodies)
+    assert offset_of(cluster) == 3
 
 
 @pytest.mark.parametrize(

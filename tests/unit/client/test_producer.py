@@ -177,25 +177,23 @@ async def test_dead_name_server_is_passed_over() -> None:
                 await producer.send(Message("T", b"x"))
 
 
-async def test_send_without_name_servers_raises_name_servers_unavailable() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        [server] = cluster.name_servers
-        await server.stop()
-        async with Producer(server.address, timeout=0.2) as producer:
-            with pytest.raises(NameServersUnavailable) as failed:
-                await producer.send(Message("T", b"x"))
-            assert list(failed.value.reasons) == [server.address]
+async def test_send_without_name_servers_raises_name_servers_unavailable(cluster: FakeCluster) -> None:
+    [server] = cluster.name_servers
+    await server.stop()
+    async with Producer(server.address, timeout=0.2) as producer:
+        with pytest.raises(NameServersUnavailable) as failed:
+            await producer.send(Message("T", b"x"))
+        assert list(failed.value.reasons) == [server.address]
 
 
-async def test_broker_given_as_a_name_server_is_identified() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        broker = cluster.leader.address
-        async with Producer(broker, timeout=0.5) as producer:
-            with pytest.raises(NameServersUnavailable, match="not a name server: it does not support request 105"):
-                await producer.send(Message("T", b"x"))
-        for _ in range(4):  # whichever it asks first
-            async with Producer(f"{broker};{cluster.namesrv}", timeout=60.0) as producer:
-                await producer.send(Message("T", b"x"))
+async def test_broker_given_as_a_name_server_is_identified(cluster: FakeCluster) -> None:
+    broker = cluster.leader.address
+    async with Producer(broker, timeout=0.5) as producer:
+        with pytest.raises(NameServersUnavailable, match="not a name server: it does not support request 105"):
+            await producer.send(Message("T", b"x"))
+    for _ in range(4):  # whichever it asks first
+        async with Producer(f"{broker};{cluster.namesrv}", timeout=60.0) as producer:
+            await producer.send(Message("T", b"x"))
 
 
 async def test_time_limit_that_is_none_is_refused() -> None:
@@ -410,31 +408,29 @@ async def test_oneway_messages_arrive_without_answers() -> None:
 # Life.
 
 
-async def test_leaving_the_block_waits_for_sends_in_flight() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
+async def test_leaving_the_block_waits_for_sends_in_flight(cluster: FakeCluster) -> None:
+    async with producer_of(cluster) as producer:
+        pending = [await producer.submit(Message("T", b"x")) for _ in range(10)]
+    assert all(each.done for each in pending)
+    assert len(cluster.group.bodies("T")) == 10
+
+
+async def test_exception_in_the_block_fails_sends_in_flight(cluster: FakeCluster) -> None:
+    pending: list[Pending] = []
+
+    async def fail_with_messages_in_flight() -> None:
         async with producer_of(cluster) as producer:
-            pending = [await producer.submit(Message("T", b"x")) for _ in range(10)]
-        assert all(each.done for each in pending)
-        assert len(cluster.group.bodies("T")) == 10
+            await producer.send(Message("T", b"warm up"))
+            cluster.leader.misdeeds = [Misdeed("silence")]
+            pending.append(await producer.submit(Message("T", b"x")))
+            pending.append(await producer.submit(Message("Unknown", b"x")))
+            raise LookupError("mine")
 
-
-async def test_exception_in_the_block_fails_sends_in_flight() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        pending: list[Pending] = []
-
-        async def fail_with_messages_in_flight() -> None:
-            async with producer_of(cluster) as producer:
-                await producer.send(Message("T", b"warm up"))
-                cluster.leader.misdeeds = [Misdeed("silence")]
-                pending.append(await producer.submit(Message("T", b"x")))
-                pending.append(await producer.submit(Message("Unknown", b"x")))
-                raise LookupError("mine")
-
-        with pytest.raises(LookupError, match=r"^mine$"):
-            await fail_with_messages_in_flight()
-        sent, unsent = pending
-        assert isinstance(sent.outcome, SendOutcomeUnknown)
-        assert isinstance(unsent.outcome, ClientClosed)
+    with pytest.raises(LookupError, match=r"^mine$"):
+        await fail_with_messages_in_flight()
+    sent, unsent = pending
+    assert isinstance(sent.outcome, SendOutcomeUnknown)
+    assert isinstance(unsent.outcome, ClientClosed)
 
 
 async def test_producer_must_be_entered_and_not_left() -> None:
@@ -460,12 +456,11 @@ async def test_producer_continues_after_a_cancelled_send() -> None:
         assert (await producer.send(Message("T", b"y"))).queue_offset == 1
 
 
-async def test_closing_producer_unregisters() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        async with producer_of(cluster, group="pg") as producer:
-            await producer.send(Message("T", b"x"))
-        [goodbye] = [request for request in cluster.leader.received if request.code == 35]
-        assert goodbye.ext == {"clientID": producer.client_id, "producerGroup": "pg"}
+async def test_closing_producer_unregisters(cluster: FakeCluster) -> None:
+    async with producer_of(cluster, group="pg") as producer:
+        await producer.send(Message("T", b"x"))
+    [goodbye] = [request for request in cluster.leader.received if request.code == 35]
+    assert goodbye.ext == {"clientID": producer.client_id, "producerGroup": "pg"}
 
 
 async def test_first_send_may_finish_before_its_deadline_watch() -> None:
@@ -480,20 +475,19 @@ async def test_first_send_may_finish_before_its_deadline_watch() -> None:
         assert (await producer.send(Message("T", b"y"))).queue_offset >= 0
 
 
-async def test_cancelled_producer_unregisters() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        pending: list[Pending] = []
+async def test_cancelled_producer_unregisters(cluster: FakeCluster) -> None:
+    pending: list[Pending] = []
 
-        async def produce() -> None:
-            async with producer_of(cluster, group="pg") as producer:
-                await producer.send(Message("T", b"x"))
-                cluster.leader.misdeeds = [Misdeed("silence")]
-                pending.append(await producer.submit(Message("T", b"y")))
-                await anyio.sleep_forever()
+    async def produce() -> None:
+        async with producer_of(cluster, group="pg") as producer:
+            await producer.send(Message("T", b"x"))
+            cluster.leader.misdeeds = [Misdeed("silence")]
+            pending.append(await producer.submit(Message("T", b"y")))
+            await anyio.sleep_forever()
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(produce)
-            await until(lambda: bool(pending) and not cluster.leader.misdeeds)
-            tasks.cancel_scope.cancel()
-        assert isinstance(pending[0].outcome, SendOutcomeUnknown)
-        assert cluster.leader.count(35) == 1
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(produce)
+        await until(lambda: bool(pending) and not cluster.leader.misdeeds)
+        tasks.cancel_scope.cancel()
+    assert isinstance(pending[0].outcome, SendOutcomeUnknown)
+    assert cluster.leader.count(35) == 1

@@ -203,17 +203,16 @@ async def test_queues_waits_until_name_servers_know_the_topic() -> None:
             assert await consumer.queues("%DLQ%cg") == [MessageQueue("%DLQ%cg", "b-0", 0)]
 
 
-async def test_pull_consumer_works_only_within_its_block() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        consumer = puller_of(cluster)
-        with pytest.raises(ClientClosed):
-            await consumer.poll()
-        async with consumer:
-            await consumer.assign([Q0])
-            await until(lambda: cluster.leader.count(PULL) > 0)
-            assert not cluster.leader.members["cg"]
-        with pytest.raises(ClientClosed):
-            await consumer.assign([Q0])
+async def test_pull_consumer_works_only_within_its_block(cluster: FakeCluster) -> None:
+    consumer = puller_of(cluster)
+    with pytest.raises(ClientClosed):
+        await consumer.poll()
+    async with consumer:
+        await consumer.assign([Q0])
+        await until(lambda: cluster.leader.count(PULL) > 0)
+        assert not cluster.leader.members["cg"]
+    with pytest.raises(ClientClosed):
+        await consumer.assign([Q0])
 
 
 async def test_paused_queue_returns_nothing_until_resumed() -> None:

@@ -131,15 +131,14 @@ async def test_broadcast_reads_added_queue_from_its_first_message(is_in_file: bo
             assert [message.body for message in await take(member, 1)] == [b"new"]
 
 
-async def test_broadcast_reads_missing_topic_from_its_first_message() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        member = consumer_of(cluster, broadcast=True, consume_from="last", remoting=IMPATIENT)
-        async with member:
-            member.subscribe("U")
-            await until(lambda: "does not exist" in str(member.health()))
-            cluster.group.append("U", 0, stored(b"new"))
-            cluster.group.topics["U"] = 1
-            assert [message.body for message in await take(member, 1)] == [b"new"]
+async def test_broadcast_reads_missing_topic_from_its_first_message(cluster: FakeCluster) -> None:
+    member = consumer_of(cluster, broadcast=True, consume_from="last", remoting=IMPATIENT)
+    async with member:
+        member.subscribe("U")
+        await until(lambda: "does not exist" in str(member.health()))
+        cluster.group.append("U", 0, stored(b"new"))
+        cluster.group.topics["U"] = 1
+        assert [message.body for message in await take(member, 1)] == [b"new"]
 
 
 async def test_offsets_file_of_another_consumer_is_refused(tmp_path: Path) -> None:
@@ -166,19 +165,18 @@ async def test_offsets_file_of_another_consumer_is_refused(tmp_path: Path) -> No
         PushConsumer("127.0.0.1:9", "G", broadcast="")
 
 
-async def test_broadcast_without_a_file_starts_from_the_beginning() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        bodies = fill(cluster, 3)
-        members = [consumer_of(cluster, broadcast=True) for _ in range(2)]
-        async with members[0], members[1]:
-            for member in members:
-                member.subscribe("T")
-                assert [message.body for message in await take(member, 3)] == bodies
-        assert cluster.group.offsets == {}
-        async with members[0]:
-            assert [message.body for message in await take(members[0], 3)] == bodies
-        not_broadcasting = consumer_of(cluster, broadcast=False)
-        async with not_broadcasting:
-            not_broadcasting.subscribe("T")
-            await take(not_broadcasting, 3)
-        assert cluster.group.offsets["cg", "T", 0] == 2
+async def test_broadcast_without_a_file_starts_from_the_beginning(cluster: FakeCluster) -> None:
+    bodies = fill(cluster, 3)
+    members = [consumer_of(cluster, broadcast=True) for _ in range(2)]
+    async with members[0], members[1]:
+        for member in members:
+            member.subscribe("T")
+            assert [message.body for message in await take(member, 3)] == bodies
+    assert cluster.group.offsets == {}
+    async with members[0]:
+        assert [message.body for message in await take(members[0], 3)] == bodies
+    not_broadcasting = consumer_of(cluster, broadcast=False)
+    async with not_broadcasting:
+        not_broadcasting.subscribe("T")
+        await take(not_broadcasting, 3)
+    assert cluster.group.offsets["cg", "T", 0] == 2

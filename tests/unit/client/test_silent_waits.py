@@ -212,19 +212,18 @@ async def test_flush_waits_for_sends_that_wait_for_room() -> None:
             assert len(cluster.group.bodies("T")) == 21
 
 
-async def test_flush_waits_for_messages_of_a_divided_batch() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        cluster.leader.body_bytes_max = 10
-        async with Producer(cluster.namesrv, timeout=60, linger=5) as producer:
-            await producer.send(Message("T", b"x"))
-            cluster.leader.misdeeds = [Misdeed("silence")]
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(producer.send, Message("T", b"y"))
-                await until(lambda: cluster.leader.count(310) == 2)
-                pending = [await producer.submit(Message("T", body)) for body in (b"a", bytes(100), b"b")]
-                tasks.cancel_scope.cancel()
-            await producer.flush()
-            assert [each.done for each in pending] == [True] * 3
+async def test_flush_waits_for_messages_of_a_divided_batch(cluster: FakeCluster) -> None:
+    cluster.leader.body_bytes_max = 10
+    async with Producer(cluster.namesrv, timeout=60, linger=5) as producer:
+        await producer.send(Message("T", b"x"))
+        cluster.leader.misdeeds = [Misdeed("silence")]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(producer.send, Message("T", b"y"))
+            await until(lambda: cluster.leader.count(310) == 2)
+            pending = [await producer.submit(Message("T", body)) for body in (b"a", bytes(100), b"b")]
+            tasks.cancel_scope.cancel()
+        await producer.flush()
+        assert [each.done for each in pending] == [True] * 3
 
 
 async def test_lost_trace_records_are_reported_while_the_client_runs(caplog: pytest.LogCaptureFixture) -> None:

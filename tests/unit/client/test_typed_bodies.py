@@ -123,19 +123,18 @@ async def test_undecodable_body_becomes_a_dead_letter_and_delays_no_other(
     assert "handler_failed" not in caplog.text
 
 
-async def test_bad_body_leaves_the_rest_of_its_batch() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        put(cluster, *orders(0, 1, -1, 3, -1, -1, 6))
-        shop = Shop()
-        consumer = consumer_of(cluster, codec=CODEC, on_event=shop.events.append)
-        consumer.on("T", batch=10)(shop.bill_many)
-        async with running(consumer):
-            await until(lambda: len(shop.got) == 4)
-        assert shop.numbers == [0, 1, 3, 6]
-        assert shop.batches == [2, 1, 1]
-        assert cluster.group.bodies(DEAD) == [b"bad"] * 3
-        assert len(shop.undecodable()) == 3, "each is told once"
-        assert offset_of(cluster) == 7
+async def test_bad_body_leaves_the_rest_of_its_batch(cluster: FakeCluster) -> None:
+    put(cluster, *orders(0, 1, -1, 3, -1, -1, 6))
+    shop = Shop()
+    consumer = consumer_of(cluster, codec=CODEC, on_event=shop.events.append)
+    consumer.on("T", batch=10)(shop.bill_many)
+    async with running(consumer):
+        await until(lambda: len(shop.got) == 4)
+    assert shop.numbers == [0, 1, 3, 6]
+    assert shop.batches == [2, 1, 1]
+    assert cluster.group.bodies(DEAD) == [b"bad"] * 3
+    assert len(shop.undecodable()) == 3, "each is told once"
+    assert offset_of(cluster) == 7
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -159,48 +158,45 @@ async def test_policy_skips_undecodable_bodies(
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_policy_retries_until_the_body_can_be_decoded(ordered: bool) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        put(cluster, b"bad", b"good")
-        consumer = consumer_of(cluster, ordered=ordered, codec=Moody(2), on_error={BodyNotDecoded: RetryLater(0.01)})
-        got: list[tuple[bytes, int]] = []
+async def test_policy_retries_until_the_body_can_be_decoded(cluster: FakeCluster, ordered: bool) -> None:
+    put(cluster, b"bad", b"good")
+    consumer = consumer_of(cluster, ordered=ordered, codec=Moody(2), on_error={BodyNotDecoded: RetryLater(0.01)})
+    got: list[tuple[bytes, int]] = []
 
-        @consumer.on("T")
-        async def note(message: ReceivedMessage) -> None:
-            got.append((message.body, message.attempt))
+    @consumer.on("T")
+    async def note(message: ReceivedMessage) -> None:
+        got.append((message.body, message.attempt))
 
-        async with running(consumer):
-            await until(lambda: len(got) == 2)
-        assert sorted(got) == [(b"bad", 3), (b"good", 1)]
-        assert (offset_of(cluster), cluster.leader.count(SEND_BACK)) == (2, 0)
-
-
-async def test_policy_stops_the_consumer_and_keeps_the_message() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        put(cluster, *orders(0, -1, 2))
-        shop, consumer = Shop(), consumer_of(cluster, codec=CODEC, on_error={BodyNotDecoded: StopConsumer})
-        consumer.on("T")(shop.bill)
-        async with consumer:
-            with anyio.fail_after(60), pytest.raises(BodyNotDecoded) as stopped:
-                await consumer.run()
-        assert (stopped.value.message.raw_body, stopped.value.message.queue_offset) == (b"bad", 1)
-        assert (shop.numbers, offset_of(cluster)) == ([0], 1)
-        assert cluster.leader.count(SEND_BACK) == 0
+    async with running(consumer):
+        await until(lambda: len(got) == 2)
+    assert sorted(got) == [(b"bad", 3), (b"good", 1)]
+    assert (offset_of(cluster), cluster.leader.count(SEND_BACK)) == (2, 0)
 
 
-async def test_refused_dead_letter_is_retried() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        put(cluster, *orders(-1, 1))
-        cluster.leader.fail_codes[SEND_BACK] = cluster.leader.fail_codes[310] = 1
-        shop = Shop()
-        consumer = consumer_of(cluster, codec=CODEC, on_event=shop.events.append)
-        consumer.on("T")(shop.bill)
-        async with running(consumer):
-            await until(lambda: len(shop.undecodable()) >= 2)
-            assert shop.got == [], "its queue waits"
-            cluster.leader.fail_codes.clear()
-            await until(lambda: shop.numbers == [1])
-        assert cluster.group.bodies(DEAD) == [b"bad"]
+async def test_policy_stops_the_consumer_and_keeps_the_message(cluster: FakeCluster) -> None:
+    put(cluster, *orders(0, -1, 2))
+    shop, consumer = Shop(), consumer_of(cluster, codec=CODEC, on_error={BodyNotDecoded: StopConsumer})
+    consumer.on("T")(shop.bill)
+    async with consumer:
+        with anyio.fail_after(60), pytest.raises(BodyNotDecoded) as stopped:
+            await consumer.run()
+    assert (stopped.value.message.raw_body, stopped.value.message.queue_offset) == (b"bad", 1)
+    assert (shop.numbers, offset_of(cluster)) == ([0], 1)
+    assert cluster.leader.count(SEND_BACK) == 0
+
+
+async def test_refused_dead_letter_is_retried(cluster: FakeCluster) -> None:
+    put(cluster, *orders(-1, 1))
+    cluster.leader.fail_codes[SEND_BACK] = cluster.leader.fail_codes[310] = 1
+    shop = Shop()
+    consumer = consumer_of(cluster, codec=CODEC, on_event=shop.events.append)
+    consumer.on("T")(shop.bill)
+    async with running(consumer):
+        await until(lambda: len(shop.undecodable()) >= 2)
+        assert shop.got == [], "its queue waits"
+        cluster.leader.fail_codes.clear()
+        await until(lambda: shop.numbers == [1])
+    assert cluster.group.bodies(DEAD) == [b"bad"]
 
 
 async def test_each_topic_may_have_its_codec() -> None:
@@ -231,22 +227,21 @@ async def test_each_topic_may_have_its_codec() -> None:
         assert sorted(got, key=repr) == sorted([Order(1), "text", b"\xff"], key=repr)
 
 
-async def test_retried_message_is_decoded_again() -> None:
+async def test_retried_message_is_decoded_again(cluster: FakeCluster) -> None:
     """A handler may change its value before it fails."""
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        put(cluster, b'{"left":5}')
-        consumer = consumer_of(cluster, codec=JsonCodec(dict[str, int]))
-        got: list[int] = []
+    put(cluster, b'{"left":5}')
+    consumer = consumer_of(cluster, codec=JsonCodec(dict[str, int]))
+    got: list[int] = []
 
-        @consumer.on("T")
-        async def take(message: ReceivedMessage[dict[str, int]]) -> None:
-            got.append(message.body.pop("left"))
-            if len(got) == 1:
-                raise OSError("down")
+    @consumer.on("T")
+    async def take(message: ReceivedMessage[dict[str, int]]) -> None:
+        got.append(message.body.pop("left"))
+        if len(got) == 1:
+            raise OSError("down")
 
-        async with running(consumer):
-            await until(lambda: len(got) == 2)
-        assert got == [5, 5]
+    async with running(consumer):
+        await until(lambda: len(got) == 2)
+    assert got == [5, 5]
 
 
 async def test_message_from_the_retry_topic_has_the_codec_of_its_topic() -> None:
@@ -269,57 +264,53 @@ async def test_message_from_the_retry_topic_has_the_codec_of_its_topic() -> None
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-async def test_loops_skip_undecodable_messages(exclusive: bool) -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        put(cluster, *orders(-1, 1, -1, 3, -1, 5))
-        shop = Shop()
-        got: list[Order] = []
-        async with consumer_of(cluster, codec=CODEC, exclusive=exclusive, on_event=shop.events.append) as consumer:
-            consumer.subscribe("T")
-            with anyio.fail_after(60):
-                async for message in consumer:
+async def test_loops_skip_undecodable_messages(cluster: FakeCluster, exclusive: bool) -> None:
+    put(cluster, *orders(-1, 1, -1, 3, -1, 5))
+    shop = Shop()
+    got: list[Order] = []
+    async with consumer_of(cluster, codec=CODEC, exclusive=exclusive, on_event=shop.events.append) as consumer:
+        consumer.subscribe("T")
+        with anyio.fail_after(60):
+            async for message in consumer:
+                got.append(message.body)
+                if len(got) == 3:
+                    break
+    assert got == [Order(1), Order(3), Order(5)]
+    assert cluster.group.bodies(DEAD) == [b"bad"] * 3
+    assert len(shop.undecodable()) == 3
+    assert offset_of(cluster) == 5
+    async with consumer_of(cluster, "other", codec=CODEC, exclusive=exclusive) as consumer:
+        consumer.subscribe("T")
+        with anyio.fail_after(60):
+            async for delivery in consumer.deliveries():
+                with delivery as message:
                     got.append(message.body)
-                    if len(got) == 3:
-                        break
-        assert got == [Order(1), Order(3), Order(5)]
-        assert cluster.group.bodies(DEAD) == [b"bad"] * 3
-        assert len(shop.undecodable()) == 3
-        assert offset_of(cluster) == 5
-        async with consumer_of(cluster, "other", codec=CODEC, exclusive=exclusive) as consumer:
-            consumer.subscribe("T")
-            with anyio.fail_after(60):
-                async for delivery in consumer.deliveries():
-                    with delivery as message:
-                        got.append(message.body)
-                    if len(got) == 6:
-                        break
-        assert got[3:] == [Order(1), Order(3), Order(5)]
+                if len(got) == 6:
+                    break
+    assert got[3:] == [Order(1), Order(3), Order(5)]
 
 
-async def test_loop_follows_the_other_policies() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        put(cluster, *orders(-1, 1))
-        async with consumer_of(cluster, codec=CODEC, on_error={BodyNotDecoded: StopConsumer}) as consumer:
-            consumer.subscribe("T")
-            with anyio.fail_after(60), pytest.raises(BodyNotDecoded):
-                await anext(aiter(consumer))
-        assert offset_of(cluster) in (None, 0), "it is delivered again"
-        async with consumer_of(cluster, codec=CODEC, on_error={BodyNotDecoded: Skip}) as consumer:
-            consumer.subscribe("T")
-            with anyio.fail_after(60):
-                assert (await anext(aiter(consumer))).body == Order(1)
-        async with consumer_of(
-            cluster, "other", codec=Moody(2), on_error={BodyNotDecoded: RetryLater(0.01)}
-        ) as consumer:
-            consumer.subscribe("T")
-            got = set()
-            with anyio.fail_after(60):
-                async for message in consumer:
-                    got.add(message.body)
-                    if len(got) == 2:
-                        break
-            assert got == {b"bad", *orders(1)}
-        assert cluster.leader.count(SEND_BACK) == 0
+async def test_loop_follows_the_other_policies(cluster: FakeCluster) -> None:
+    put(cluster, *orders(-1, 1))
+    async with consumer_of(cluster, codec=CODEC, on_error={BodyNotDecoded: StopConsumer}) as consumer:
+        consumer.subscribe("T")
+        with anyio.fail_after(60), pytest.raises(BodyNotDecoded):
+            await anext(aiter(consumer))
+    assert offset_of(cluster) in (None, 0), "it is delivered again"
+    async with consumer_of(cluster, codec=CODEC, on_error={BodyNotDecoded: Skip}) as consumer:
+        consumer.subscribe("T")
+        with anyio.fail_after(60):
+            assert (await anext(aiter(consumer))).body == Order(1)
+    async with consumer_of(cluster, "other", codec=Moody(2), on_error={BodyNotDecoded: RetryLater(0.01)}) as consumer:
+        consumer.subscribe("T")
+        got = set()
+        with anyio.fail_after(60):
+            async for message in consumer:
+                got.add(message.body)
+                if len(got) == 2:
+                    break
+        assert got == {b"bad", *orders(1)}
+    assert cluster.leader.count(SEND_BACK) == 0
 
 
 async def test_pull_consumer_skips_undecodable_messages() -> None:
@@ -412,22 +403,21 @@ async def test_poll_cancelled_during_a_dead_letter_loses_nothing(monkeypatch: py
         assert cluster.group.bodies(DEAD) == [b"bad"]
 
 
-async def test_producer_encodes_in_every_form() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        outcomes: list[object] = []
-        async with Producer(cluster.namesrv, codec=CODEC, trace=True) as producer:
-            await producer.send(Message("T", Order(0)))
-            await (await producer.submit(Message("T", Order(1))))
-            producer.send_nowait(Message("T", Order(2)), outcomes.append)
-            await producer.flush()
-            await producer.send_many([Message("T", Order(3))])
-            await producer.send_batch([Message("T", Order(4)), Message("T", Order(5))])
-            await producer.send_oneway(Message("T", Order(6)))
-            await until(lambda: len(cluster.group.bodies("T")) == 7)
-        assert cluster.group.bodies("T") == orders(*range(7))
-        async with Producer(cluster.namesrv, codec=CODEC, linger=0.01) as producer:
-            await producer.send_many(Message("T", Order(number)) for number in range(7, 20))
-        assert cluster.group.bodies("T") == orders(*range(20))
+async def test_producer_encodes_in_every_form(cluster: FakeCluster) -> None:
+    outcomes: list[object] = []
+    async with Producer(cluster.namesrv, codec=CODEC, trace=True) as producer:
+        await producer.send(Message("T", Order(0)))
+        await (await producer.submit(Message("T", Order(1))))
+        producer.send_nowait(Message("T", Order(2)), outcomes.append)
+        await producer.flush()
+        await producer.send_many([Message("T", Order(3))])
+        await producer.send_batch([Message("T", Order(4)), Message("T", Order(5))])
+        await producer.send_oneway(Message("T", Order(6)))
+        await until(lambda: len(cluster.group.bodies("T")) == 7)
+    assert cluster.group.bodies("T") == orders(*range(7))
+    async with Producer(cluster.namesrv, codec=CODEC, linger=0.01) as producer:
+        await producer.send_many(Message("T", Order(number)) for number in range(7, 20))
+    assert cluster.group.bodies("T") == orders(*range(20))
 
 
 async def test_value_that_cannot_be_encoded_takes_no_room() -> None:

@@ -49,11 +49,10 @@ async def test_black_hole_is_an_error_in_time() -> None:
             assert error.stored == "no"
 
 
-async def test_broker_is_not_accepted_as_a_name_server() -> None:
-    async with FakeCluster.start(topics={"T": 1}) as cluster:
-        for error in await failures_at(cluster.leader.address, QUICK):
-            assert isinstance(error, NameServersUnavailable | BrokerError)
-            assert "is it a broker's address?" in str(error)
+async def test_broker_is_not_accepted_as_a_name_server(cluster: FakeCluster) -> None:
+    for error in await failures_at(cluster.leader.address, QUICK):
+        assert isinstance(error, NameServersUnavailable | BrokerError)
+        assert "is it a broker's address?" in str(error)
 
 
 async def test_name_server_is_not_accepted_as_a_broker() -> None:
