@@ -22,7 +22,7 @@ from jepsen.clients import java_missing, java_program, sdk_programs
 from jepsen.deployments import open_network
 from jepsen.deployments.closed_senders import end_closed_senders
 from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, NotRecovered, node_names, open_cluster
-from jepsen.deployments.disks import open_disks
+from jepsen.deployments.disks import OWN_DISK, open_disks
 from jepsen.deployments.earlier import check_out_earlier
 from jepsen.deployments.leftovers import held, remove_leftovers
 from jepsen.deployments.netns import OUTSIDE
@@ -50,6 +50,7 @@ from jepsen.workloads.workload import QUEUES, Workload
 from mq.cli.errors import lone_errors
 from mq.client import Admin, ClientError
 from mq.local_cluster import HOST
+from mq.local_cluster.any_disk import ANY_DISK
 
 HISTORY = "history.jsonl"
 CALM_SECONDS = 2.0
@@ -152,6 +153,7 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
             nodes,
             spares=spares,
             settings={
+                **(OWN_DISK if disks else ANY_DISK),
                 **workload_class.settings,
                 **deployed.settings,
                 **(scenario.settings if scenario is not None else {}),

@@ -34,6 +34,7 @@ from mq.client.errors import ClientError
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
 from mq.local_cluster import DevCluster, Ports, ServersFailed
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.protocol.requests.raft_group import GroupCommand
 from spark.demo_iceberg import INSTALLED, IcebergMissing, fetch_iceberg
 from spark.demo_table import UNREADABLE, TableMade, make_table
@@ -192,7 +193,10 @@ async def run_demo(lines: int, directory: Path, console: Console, iceberg: Path 
             iceberg = None
     async with (
         DevCluster.open(
-            directory / "cluster", ports=Ports.free(3), on_progress=lambda what: say(f"{what} ...")
+            directory / "cluster",
+            ports=Ports.free(3),
+            settings=ANY_DISK,
+            on_progress=lambda what: say(f"{what} ..."),
         ) as cluster,
         Admin(cluster.namesrv) as admin,
     ):

@@ -19,6 +19,8 @@ import typer.testing
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from hypothesis import HealthCheck, settings
 
+from mq.local_cluster.any_disk import ANY_DISK
+
 # Before any of them is imported: their assertions say what was compared, as those of tests do.
 pytest.register_assert_rewrite("tests.support")
 
@@ -29,6 +31,9 @@ for finder in sys.meta_path:
 
 # Hundreds of servers are started. Where this is set, each of them compiles all of our modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# However full the disk is that tests share with everything else: their brokers delete nothing early and refuse nothing.
+os.environ.update({f"RAFTMQ_BROKER_{name.upper()}": ratio for name, ratio in ANY_DISK.items()})
 
 # A shell that starts the tests in the background has them ignore ctrl-C, and their children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -23,6 +23,8 @@ from jepsen.deployments.leftovers import PREFIX
 
 IMAGE_BYTES = 1024 * 1024 * 1024
 """Sparse: takes as much as is written."""
+OWN_DISK = {"disk_warn_ratio": "0.75", "disk_expire_ratio": "0.8", "disk_full_ratio": "0.9"}
+"""Settings of brokers with disks of their own, which are filled on purpose: as in production."""
 _SHUTDOWN, _WITHOUT_LOG = 0x8004587D, 2
 _CANARY_BYTES = 65536
 _SYNCED, _UNSYNCED = "synced", "unsynced"

@@ -34,6 +34,7 @@ from mq.client.errors import ClientError
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
 from mq.local_cluster import DevCluster, Ports, ServersFailed
+from mq.local_cluster.any_disk import ANY_DISK
 from mq.protocol.hashes import parse_offset_message_id
 
 TOPIC = "Demo"
@@ -211,7 +212,7 @@ async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, 
     run = _Run(text)
     announce = partial(console.print, highlight=False)
     async with DevCluster.open(
-        directory, ports=Ports.free(3), on_progress=lambda what: announce(f"{what} ...")
+        directory, ports=Ports.free(3), settings=ANY_DISK, on_progress=lambda what: announce(f"{what} ...")
     ) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, read_queues=QUEUES, write_queues=QUEUES)

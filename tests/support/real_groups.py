@@ -16,7 +16,6 @@ import trio
 
 from mq.client import Admin, PushConsumer, ReceivedMessage
 from mq.local_cluster import DevCluster, Ports
-from mq.local_cluster.any_disk import ANY_DISK
 from mq.protocol.requests.raft_group import GroupCommand
 from tests.support.running_broker import Client
 from tests.support.waiting import until
@@ -27,7 +26,6 @@ SETTINGS = {
     "entry_bytes_max": "2048",
     "checkpoint_seconds": "0.5",
     "offset_commit_seconds": "0.05",
-    **ANY_DISK,
 }
 
 

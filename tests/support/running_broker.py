@@ -21,7 +21,6 @@ from mq.broker.broker import Broker
 from mq.broker.limits import BrokerLimits, PopLimits, UpkeepLimits, WaitingLimits
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
-from mq.local_cluster.any_disk import ANY_DISK
 from mq.protocol import properties as props
 from mq.protocol.access.signing import signed
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -333,7 +332,6 @@ def broker_settings(directory: Path, **given: Any) -> BrokerSettings:
         "data_dir": directory,
         "segment_bytes": SEGMENT_BYTES,
         "metrics_listen": "off",
-        **ANY_DISK,
     }
     if "peers" in given:
         chosen["secret_file"] = directory.parent / "group.secret"

@@ -148,7 +148,7 @@ def test_dev_checks_its_ports_before_changing_files(tmp_path: Path) -> None:
         socket.create_server(("127.0.0.1", ports.replication[2])),
         pytest.raises(CommandFailed, match=f"another process listens on 127.0.0.1:{ports.replication[2]};"),
     ):
-        dev(tmp_path / "new", base_port=ports.namesrv, setting=["disk_full_ratio=1"])
+        dev(tmp_path / "new", base_port=ports.namesrv)
     assert not (tmp_path / "new").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -14,7 +15,8 @@ from mq.cli import dev_disk
 from mq.cli.dev_disk import check_disk, watch_disk
 from mq.local_cluster import ServersFailed
 
-PLAIN = BrokerSettings(node_id="n0", peers="n0@127.0.0.1:1")
+RATIOS: dict[str, Any] = {"disk_warn_ratio": 0.75, "disk_expire_ratio": 0.8}
+PLAIN = BrokerSettings(node_id="n0", peers="n0@127.0.0.1:1", **RATIOS, disk_full_ratio=0.9)
 DATA = Path("/data")
 TOTAL = 250_000_000_000
 
@@ -70,7 +72,7 @@ def test_proposed_setting_is_enough(percent: float) -> None:
     with pytest.raises(ServersFailed) as failed:
         note(percent, is_new=True)
     ratio = float(str(failed.value).rpartition("disk_full_ratio=")[2])
-    allowed = BrokerSettings(node_id="n0", peers="n0@127.0.0.1:1", disk_full_ratio=ratio)
+    allowed = BrokerSettings(node_id="n0", peers="n0@127.0.0.1:1", **RATIOS, disk_full_ratio=ratio)
     assert "they refuse messages" in (note(percent, is_new=True, ratios=allowed) or "")
 
 

@@ -71,6 +71,8 @@ class Member:
             secret_file=str(directory / "group.secret"),
             members={NodeId(node): address for node, address in members.items()},
             segment_bytes=SEGMENT_BYTES,
+            disk_full_ratio=1,
+            disk_pause_ratio=1,
             core=config,
             limits=limits,
         )

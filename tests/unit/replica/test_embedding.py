@@ -64,6 +64,8 @@ def node_settings(directory: Path, name: str, ports: dict[str, int]) -> NodeSett
         secret_file=str(directory / "group.secret"),
         members={NodeId(node): f"127.0.0.1:{port}" for node, port in ports.items()},
         segment_bytes=SEGMENT_BYTES,
+        disk_full_ratio=1,
+        disk_pause_ratio=1,
         core=CONFIG,
     )
 
