@@ -60,7 +60,7 @@ def regressions(workload: str = LOG) -> list[int]:
     return [int(seed) for name, seed in named if name == workload]
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -126,7 +126,7 @@ def how_to_repeat(seed: int, seconds: float | None, workload: str) -> str:
 
 def _run_one(seed: int, seconds: float | None, workload: str, *, trace: bool, ndjson: Path | None) -> int:
     scenario = _log_scenario(seed, seconds, workload)
-    told = _say if trace else None
+    told = _print_line if trace else None
     if ndjson is None:
         outcome = simulate(scenario, trace=told)
     else:
@@ -134,24 +134,24 @@ def _run_one(seed: int, seconds: float | None, workload: str, *, trace: bool, nd
             events = Trace(lambda line: print(line, file=file))
             outcome = simulate(scenario, core_class=events.core_class(), trace=told)
     if not trace:
-        _say(str(replace(scenario, faults=())))
-    _say(str(replace(outcome, asked={}, happened={})))
+        _print_line(str(replace(scenario, faults=())))
+    _print_line(str(replace(outcome, asked={}, happened={})))
     return int(outcome.broke is not None)
 
 
 def _run_one_with_brokers(seed: int, seconds: float | None, workload: str, *, trace: bool, history: Path | None) -> int:
-    cluster = broker_cluster(seed, seconds, workload, _say if trace else None)
+    cluster = broker_cluster(seed, seconds, workload, _print_line if trace else None)
     outcome = outcome_of(cluster)
     if history is not None:
         history.write_bytes(cluster.workload.history_lines())
     if not trace:
-        _say(str(replace(cluster.plan, faults=())))
-    _say(str(replace(outcome, asked={}, happened={})))
+        _print_line(str(replace(cluster.plan, faults=())))
+    _print_line(str(replace(outcome, asked={}, happened={})))
     return int(outcome.broke is not None)
 
 
 def _run_many(
-    options: argparse.Namespace, seeds: Iterable[int], goes_on: Callable[[Totals], bool], command: str
+    options: argparse.Namespace, seeds: Iterable[int], has_time: Callable[[Totals], bool], command: str
 ) -> int:
     totals, cpu_seconds = Totals(options.workload), 0.0
     with contextlib.closing(_run_all(seeds, options.seconds, options.workload, options.jobs)) as results:
@@ -159,13 +159,13 @@ def _run_many(
             totals.add(outcome)
             cpu_seconds += cost
             if outcome.broke is not None:
-                _say(f"seed {outcome.seed}: {outcome.broke}")
-                _say(f"  repeat it: {how_to_repeat(outcome.seed, options.seconds, options.workload)}")
-            if not goes_on(totals) or (options.first and totals.broken):
+                _print_line(f"seed {outcome.seed}: {outcome.broke}")
+                _print_line(f"  repeat it: {how_to_repeat(outcome.seed, options.seconds, options.workload)}")
+            if not has_time(totals) or (options.first and totals.broken):
                 break
-    _say(totals.summary(cpu_seconds))
+    _print_line(totals.summary(cpu_seconds))
     if totals.never_hit and totals.seeds >= 100:
-        _say(f"points that never happened: {', '.join(totals.never_hit)}")
+        _print_line(f"points that never happened: {', '.join(totals.never_hit)}")
     if options.report is not None:
         report.write(options.report, totals, cpu_seconds, command)
     return int(bool(totals.broken))
@@ -230,11 +230,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.regressions:
         seeds = regressions(options.workload)
 
-    def goes_on(totals: Totals) -> bool:
+    def has_time(totals: Totals) -> bool:
         enough = options.hours is not None and totals.seconds >= options.hours * 3600
         return not enough and time.monotonic() < deadline
 
-    return _run_many(options, seeds, goes_on, report.shown(given))
+    return _run_many(options, seeds, has_time, report.shown(given))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ class StrandKilled(BaseException):
 
 
 class Strand:
-    """Runs ``work`` in a thread; each pause in it lasts until the simulation has called `go_on` again.
+    """Runs ``work`` in a thread; each pause in it lasts until the simulation has called `resume` again.
 
     Args:
         later: ``later(seconds, step)`` runs a step in simulated time.
@@ -46,7 +46,7 @@ class Strand:
         self.is_over = False
         self._begun = False
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let it run to its next pause, or its end."""
         if self.has_ended():
             return
@@ -69,7 +69,7 @@ class Strand:
     def pause(self, seconds: float) -> None:
         """Within the strand: let so much simulated time pass. Raises StrandKilled."""
         assert Strand.current is self, "a strand pauses another one"
-        self._later(seconds, self.go_on)
+        self._later(seconds, self.resume)
         self._back.release()
         self._turn.acquire()
         if self._is_killed:

@@ -100,7 +100,7 @@ def run(
     if named:
         nemeses = tuple(kinds_of(named))
     plan = _plan(workload, nemeses, seconds, seed, _chosen(backend), planted, quick=quick, security=security)
-    _tell(*_run(replace(plan, openchaos=named), store))
+    _print_verdict(*_run(replace(plan, openchaos=named), store))
 
 
 @app.command("scenario")
@@ -122,7 +122,7 @@ def scenario(
         return
     chosen = SCENARIOS[_known("scenario", name, SCENARIOS)]
     workload = workload or chosen.workload
-    _tell(*_run(_plan(workload, chosen.kinds, seconds, seed, _chosen(backend), planted, scenario=name), store))
+    _print_verdict(*_run(_plan(workload, chosen.kinds, seconds, seed, _chosen(backend), planted, scenario=name), store))
 
 
 def _chosen(backend: str | None) -> str:
@@ -188,11 +188,11 @@ def _run(plan: Plan, store: Path) -> tuple[Verdict, Path, bool]:
     typer.echo(plan.command)
     since = time.monotonic_ns()
 
-    def say(text: str) -> None:
+    def echo(text: str) -> None:
         typer.echo(f"{(time.monotonic_ns() - since) / 1e9:6.1f} s  {text}")
 
     try:
-        run_trio(partial(carry_out, plan, directory, say, began=time.strftime("%Y-%m-%d %H:%M:%S UTC", began)))
+        run_trio(partial(carry_out, plan, directory, echo, began=time.strftime("%Y-%m-%d %H:%M:%S UTC", began)))
     except (NetworksInUse, PatchRefused, PermissionError) as error:
         raise CannotRun(str(error)) from error
     except KeyboardInterrupt:
@@ -334,7 +334,7 @@ def serve(
 @app.command("check")
 def check(directory: Annotated[Path, typer.Argument(help="Of a run.", metavar="DIR")]) -> None:
     """Judge a stored run again, and rewrite its verdict and its page."""
-    _tell(_judged(directory), directory)
+    _print_verdict(_judged(directory), directory)
 
 
 @app.command("list")
@@ -362,7 +362,7 @@ def _known(what: str, name: str, names: Collection[str]) -> str:
     raise CannotRun(f"there is no {what} {name!r}; there are {', '.join(nearest or names)}")
 
 
-def _tell(verdict: Verdict, directory: Path, _interrupted: bool = False) -> None:
+def _print_verdict(verdict: Verdict, directory: Path, _interrupted: bool = False) -> None:
     """Print the verdict by promise and end with its exit code."""
     for result in verdict.results:
         told = f" ({result.counts[BY_COMPILED]:,} {BY_COMPILED})" if BY_COMPILED in result.counts else ""

@@ -117,12 +117,12 @@ class BulkSurveyor(Surveyor):
         said of their archives, where no replica could be confirmed by the leader.
         """
         plans: dict[str, TopicPlan] = {}
-        for _, told in self._told(order, identities, plans, current=self._proves_archives):
+        for _, told in self._answers(order, identities, plans, current=self._proves_archives):
             plans |= told
         claims: dict[str, list[ArchiveClaim]] = {}
         missing = {topic: identity for topic, identity in identities.items() if topic not in plans}
         if self._proves_archives and missing:
-            for address, told in self._told(order, missing, {}, current=False):
+            for address, told in self._answers(order, missing, {}, current=False):
                 for topic, plan in told.items():
                     if plan.archive is not None:
                         claims.setdefault(topic, []).append(ArchiveClaim(address, plan.archive))
@@ -130,7 +130,7 @@ class BulkSurveyor(Surveyor):
                         plans[topic] = plan
         return plans, claims
 
-    def _told(
+    def _answers(
         self, order: list[str], identities: Mapping[str, str], known: Mapping[str, TopicPlan], *, current: bool
     ) -> Iterator[tuple[str, dict[str, TopicPlan]]]:
         """What one replica after the other says of the topics that are not ``known`` by then."""

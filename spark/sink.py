@@ -76,7 +76,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Everything is stored already."""
-        _say("a batch job", messages)
+        _log_rows("a batch job", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """What was stored stays: run the job again with the same ``txnAppId`` and ``txnVersion``."""
@@ -96,7 +96,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Everything is stored already; the same micro-batch may be repeated."""
-        _say(f"micro-batch {batchId}", messages)
+        _log_rows(f"micro-batch {batchId}", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """What was stored stays, and is recognized when the micro-batch is repeated."""
@@ -163,7 +163,7 @@ def _count(messages: Sequence[WriterCommitMessage | None]) -> int:
     return sum(message is not None for message in messages)
 
 
-def _say(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _log_rows(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     told = [message for message in messages if isinstance(message, TaskWritten)]
     rows, already = sum(each.rows for each in told), sum(each.already_stored for each in told)
     _LOG.info("%s: %d rows are stored, %d of them were before", what, rows, already)

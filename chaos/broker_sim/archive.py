@@ -371,7 +371,7 @@ class Threads:
         strand = Strand(work, later, over)
         self._strands = [each for each in self._strands if not each.is_over]
         self._strands.append(strand)
-        self._cluster.at(self._cluster.now, strand.go_on)
+        self._cluster.at(self._cluster.now, strand.resume)
         return strand
 
     # -- reading -------------------------------------------------------------------------------------------------------

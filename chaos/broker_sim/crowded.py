@@ -116,12 +116,12 @@ class Crowded(Workload):
             self.send(self.new("plain", {}))
 
     def _ask(self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, done: Callable[[Answer], None]) -> None:
-        def told(answer: Answer | Lost) -> None:
+        def on_answer(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer):
                 done(answer)
 
         node = self.cluster.some_node(self.rng)
-        self.rng.choice(self.clients).request(node, code, ext, body, told, serialization=self.encoding(code))
+        self.rng.choice(self.clients).request(node, code, ext, body, on_answer, serialization=self.encoding(code))
 
     def _put_topic(self, name: str, then: Callable[[], None] | None = None) -> None:
         ext = {"topic": name, "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}

@@ -195,7 +195,7 @@ class Member:
         if not queue.dropped:
             self._workload.counts["resets heard"] += 1
             queue.begin_at(offset)
-            self._go_on(queue)
+            self._pull_next(queue)
 
     def _share(self) -> None:
         def done(answer: Answer | Lost) -> None:
@@ -214,7 +214,7 @@ class Member:
         for key in self._plan.keys:
             if key in mine and key not in self._queues:
                 queue = self._queues[key] = MemberQueue(key)
-                self._go_on(queue)
+                self._pull_next(queue)
 
     def _drop(self, queue: MemberQueue) -> None:
         self._commit(queue)
@@ -263,14 +263,14 @@ class Member:
         if not self._has(queue):  # another member may have had it meanwhile
             queue.begin_at(None)
         queue.locked_until = max(queue.locked_until, since + LOCK_SECONDS / 2)
-        self._go_on(queue)
+        self._pull_next(queue)
 
     def _has(self, queue: MemberQueue) -> bool:
         return not self._plan.ordered or self._cluster.now < queue.locked_until
 
     # -- pulling -------------------------------------------------------------------------------------------------------
 
-    def _go_on(self, queue: MemberQueue) -> None:
+    def _pull_next(self, queue: MemberQueue) -> None:
         if queue.dropped or queue.asked or len(queue.buffered) >= _BUFFERED_MAX or not self._has(queue):
             return
         queue.asked = True
@@ -296,7 +296,7 @@ class Member:
                 return
             if isinstance(answer, Answer) and answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
                 queue.begin_at(int(answer.ext.get("offset", 0)))
-            self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._go_on, queue)
+            self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
 
         group, topic, queue_id = queue.key
         ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id}
@@ -317,7 +317,7 @@ class Member:
             if self._answered(queue, round_begun):
                 if isinstance(answer, Answer):
                     self._got(queue, offset, answer)
-                self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._go_on, queue)
+                self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
 
         flags, count = _SUSPEND | (_COMMIT_OFFSET if carries else 0), self._rng.choice((1, 8, 32))
         ext = pull_fields(group, topic, queue_id, offset, count, sys_flag=flags, commit_offset=reached)
@@ -349,7 +349,7 @@ class Member:
         reached = queue.reached or 0
         self._workload.counts["members that sought back"] += 1
         queue.begin_at(max(0, reached - self._rng.randint(1, 8)))
-        self._go_on(queue)
+        self._pull_next(queue)
 
     # -- handling ------------------------------------------------------------------------------------------------------
 
@@ -362,14 +362,14 @@ class Member:
         else:
             self._checker.handles(self.client_id, queue.key, offset)
             del queue.buffered[offset]
-            self._go_on(queue)
+            self._pull_next(queue)
 
     def gave_back(self, queue: MemberQueue, offset: int, begun: int, *, taken: bool) -> None:
         """A message that was sent back in the queue's round ``begun`` was accepted, or is handled here once more."""
         if taken:
             if queue.round == begun:
                 queue.buffered.pop(offset, None)
-            self._go_on(queue)
+            self._pull_next(queue)
         else:
             self._again(self._rng.uniform(0.1, 0.5), self._handle, queue, offset, begun)
 
@@ -387,7 +387,7 @@ class Member:
         self._checker.handles(self.client_id, queue.key, offset)
         del queue.buffered[offset]
         self._again(self._rng.choice((0.0, 0.02, 0.2)), self._handle_in_order, queue, begun)
-        self._go_on(queue)
+        self._pull_next(queue)
 
     # -- commits -------------------------------------------------------------------------------------------------------
 

@@ -138,17 +138,17 @@ class Lite(OrderedPop):
         adds = self.rng.random() < 0.7
         some = {f"s{self.rng.randrange(_TOPICS)}" for _ in range(self.rng.choice((1, 3, 12)))}
         self._wanted[name] = self._wanted[name] | some if adds else self._wanted[name] - some
-        self._say(member, Action.PARTIAL_ADD if adds else Action.PARTIAL_REMOVE, some)
+        self._send_subscription(member, Action.PARTIAL_ADD if adds else Action.PARTIAL_REMOVE, some)
 
     def _say_again(self, member: Client) -> None:
         """As clients do from time to time: who leads now may not know."""
         name = self._names[member]
         if self.stopped and _MEMBERS[name] == _SOME:
             self._wanted[name] = {f"s{number}" for number in range(_TOPICS)}
-        self._say(member, Action.COMPLETE_ADD, self._wanted[name])
+        self._send_subscription(member, Action.COMPLETE_ADD, self._wanted[name])
         self.cluster.at(self.cluster.now + _SAID_AGAIN_SECONDS, self._say_again, member)
 
-    def _say(self, member: Client, action: Action, topics: set[str]) -> None:
+    def _send_subscription(self, member: Client, action: Action, topics: set[str]) -> None:
         name = self._names[member]
         entry = LiteSubscription(
             action=action, client_id=name, group=_MEMBERS[name], topic=self.topic, lite_topics=sorted(topics)
@@ -186,7 +186,7 @@ class Lite(OrderedPop):
                 self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
                 repeated = attempt if answer is Lost.UNKNOWN else ""
                 if isinstance(answer, Answer) and answer.code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
-                    self._say(consumer, Action.COMPLETE_ADD, self._wanted[name])
+                    self._send_subscription(consumer, Action.COMPLETE_ADD, self._wanted[name])
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer, repeated)
 
         self.counts["pops, the same attempt again" if again else "pops"] += 1

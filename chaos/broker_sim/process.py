@@ -264,7 +264,7 @@ class BrokerProcess(LogProcess):
     def _tick(self) -> None:
         now = self._world.now
         self.broker.services.forwarder.tick()
-        self.broker.slow_answers.go_on()
+        self.broker.slow_answers.run_step()
         for number in [number for number, at in enumerate(self._due_at) if at <= now]:
             seconds, action, rests_until = self._actions[number]
             rests = rests_until() > self.node.clock()  # the broker's clock, which runs at another rate and jumps

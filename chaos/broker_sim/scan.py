@@ -197,7 +197,7 @@ class ScanRead:
         def planned(answer: Answer) -> None:
             self._planned(answer.ext["topicIdentity"], *decode_plan(answer.body), before)
 
-        def told(answer: Answer) -> None:
+        def on_answer(answer: Answer) -> None:
             found = decode_ends(answer.body)[0]
             both = zip(found.firsts, found.ends, strict=True)
             self._planned(found.identity, [PlannedQueue(number, *each) for number, each in enumerate(both)], [], before)
@@ -207,7 +207,7 @@ class ScanRead:
         else:
             topics = encode_topics(dict.fromkeys((self._topic, self._workload.topic)))
             self._workload.counts["ends asked"] += 1
-            self._ask(RequestCode.ASK_TOPIC_ENDS, {"current": current}, topics, told, self.plan)
+            self._ask(RequestCode.ASK_TOPIC_ENDS, {"current": current}, topics, on_answer, self.plan)
 
     def _planned(
         self, identity: str, queues: list[PlannedQueue], places: list[PlannedPlace], before: dict[int, int]

@@ -198,7 +198,7 @@ class Workload:
         queues = [queue_name(self.topic, queue_id) for queue_id in range(self.queues)]
         self.recording.note("begin", v={"workload": self.name, "nodes": [], "queues": queues, "nemeses": [CLOCK]})
         self.recording.fault_begins(CLOCK, "clocks of brokers differ", (), majority=True)
-        self.cluster.at(0.0, self._go_on)
+        self.cluster.at(0.0, self._run_next)
         for queue_id in range(self.queues):
             self._seek(queue_id, 0)
             self.cluster.at(self.rng.uniform(0.0, 1.0), self._read_next, queue_id)
@@ -207,14 +207,14 @@ class Workload:
         """Start no new operations."""
         self.stopped = True
 
-    def _go_on(self) -> None:
+    def _run_next(self) -> None:
         if not self.stopped:
             self.run_operation()
             if self.rng.random() < 0.005:
                 self.counts["resets by clients"] += 1
                 self.rng.choice(self.clients).reset()
             self.cluster.at(
-                self.cluster.now + self.rng.expovariate(1 / self.cluster.scenario.proposal_seconds), self._go_on
+                self.cluster.now + self.rng.expovariate(1 / self.cluster.scenario.proposal_seconds), self._run_next
             )
 
     def committed(self, index: int, body: bytes) -> None:

@@ -223,12 +223,12 @@ class Nemesis:
         held: list[Callable[[], None]] = []
         cluster.paused[node.node_id] = held
 
-        def goes_on() -> None:
+        def resume() -> None:
             # Unless it was resumed, or killed, and paused again.
             if cluster.paused.get(node.node_id) is held:
                 cluster.resume(node.node_id)
 
-        cluster.at(cluster.now + seconds, goes_on)
+        cluster.at(cluster.now + seconds, resume)
         return True
 
     def _flip(self, node: Node, place: float) -> bool:

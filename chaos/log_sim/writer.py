@@ -173,15 +173,15 @@ class SimWriter:
             self._run(turns)
         except StorageFailed as error:
             self._check_up_to(self.done_ticket)
-            self._tell()
+            self._wake_node()
             self._fail(error)
             return
         self._check_up_to(self.done_ticket)
         if self._queue and not self._batch:
             self._begin()
-        self._tell()
+        self._wake_node()
 
-    def _tell(self) -> None:
+    def _wake_node(self) -> None:
         """What the queue has signalled wakes the node."""
         if self._is_signalled:
             self._is_signalled = False

@@ -17,7 +17,7 @@ from mq.client import ClientError, Message, Producer, PushConsumer
 PIECE_BYTES = 65536
 
 
-def tell(told: Report) -> None:
+def write_report(told: Report) -> None:
     """Write one line, unbuffered."""
     sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
     sys.stdout.buffer.flush()
@@ -32,7 +32,7 @@ async def take_part(namesrv: str, topic: str, group: str) -> None:
     ):
         consumer.subscribe(topic)
         nursery.start_soon(_receive, consumer)
-        tell(Report("ready"))
+        write_report(Report("ready"))
         received = b""
         async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as orders:
             while piece := await orders.receive_some(PIECE_BYTES):
@@ -46,7 +46,7 @@ async def _receive(consumer: PushConsumer) -> None:
     async for message in consumer:
         queue, offset = message.queue.queue_id, message.queue_offset
         own = message.properties.get(PROPERTY)
-        tell(Report("received", queue=queue, offset=offset, body=message.body, tag=message.tags, property=own))
+        write_report(Report("received", queue=queue, offset=offset, body=message.body, tag=message.tags, property=own))
 
 
 async def _send(producer: Producer, topic: str, order: Order) -> None:
@@ -54,9 +54,9 @@ async def _send(producer: Producer, topic: str, order: Order) -> None:
     try:
         result = await producer.send(message)
     except ClientError as error:
-        tell(Report("not-sent", order.value, stored=error.stored, error=str(error)))
+        write_report(Report("not-sent", order.value, stored=error.stored, error=str(error)))
         return
-    tell(Report("sent", order.value, result.queue.queue_id, result.queue_offset))
+    write_report(Report("sent", order.value, result.queue.queue_id, result.queue_offset))
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def _break(rng: Random, path: Path, manner: str, *, returns: bool) -> Damaged:
     return Damaged(path, before, returns=returns)
 
 
-def told(damaged: list[Damaged]) -> str:
+def describe_damage(damaged: list[Damaged]) -> str:
     """What differs, as text; empty if nothing does."""
     changed = [f"{each.changed_bytes} of {len(each.before)} bytes of {each.path.name}" for each in damaged]
     return ", ".join(changed) if damaged and all(each.changed_bytes for each in damaged) else ""

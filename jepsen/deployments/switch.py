@@ -105,7 +105,7 @@ def _now() -> float:
     return time.monotonic_ns() / 1e9
 
 
-def _say(text: str) -> None:
+def _write_line(text: str) -> None:
     os.write(1, text.encode() + b"\n")
 
 
@@ -117,7 +117,7 @@ def main(seed: str, namespaces: Sequence[str]) -> None:
         for number, card in ports.items():
             selector.register(card, selectors.EVENT_READ, number)
         selector.register(0, selectors.EVENT_READ, None)
-        _say("ready")
+        _write_line("ready")
         said = b""
         while True:
             wait = switch.deliver_due(_now())
@@ -130,7 +130,7 @@ def main(seed: str, namespaces: Sequence[str]) -> None:
                     return
                 *lines, said = (said + received).split(b"\n")
                 for line in lines:
-                    _say(msgspec.json.encode(switch.shape(_ORDERS.decode(line))).decode())
+                    _write_line(msgspec.json.encode(switch.shape(_ORDERS.decode(line))).decode())
 
 
 def _read_card(switch: _Switch, number: int, card: int) -> None:

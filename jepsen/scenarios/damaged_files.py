@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from jepsen.damage.file_damage import FILES, MANNERS, break_files, told
+from jepsen.damage.file_damage import FILES, MANNERS, break_files, describe_damage
 from jepsen.damage.log_damage import closed_files, damage_all_copies, flip_bits, forget_sidecars
 from jepsen.nemeses.disks import repaired, wait_for_closed_files
 from jepsen.nemeses.injection import Injection
@@ -45,8 +45,8 @@ async def on_every_replica(injection: Injection) -> None:
         logs = {node: cluster.data_dir(node) / "commitlog" for node in cluster.nodes}
         damaged = damage_all_copies(injection.rng, logs)
         if all(each and all(one.is_changed for one in each) for each in damaged.values()):
-            told = ", ".join(f"{sum(one.changed_bytes for one in each)} of {node}" for node, each in damaged.items())
-            injection.confirm(number, f"bytes that differ: {told}; none on two of them")
+            counts = ", ".join(f"{sum(one.changed_bytes for one in each)} of {node}" for node, each in damaged.items())
+            injection.confirm(number, f"bytes that differ: {counts}; none on two of them")
         for node in cluster.nodes:
             forget_sidecars(logs[node])
             await cluster.start(node)
@@ -78,7 +78,7 @@ async def files_of_every_kind(injection: Injection) -> None:
             for kind, manner in chosen.items()
             for each in break_files(injection.rng, directory, kind, manner, files_max=FILES_MAX)
         ]
-        if differs := told(damaged):
+        if differs := describe_damage(damaged):
             injection.confirm(number, f"missing or different: {differs}")
         await cluster.start(node)
         await repaired(injection, node, damaged)

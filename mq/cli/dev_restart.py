@@ -57,12 +57,12 @@ async def ask_restart(home: Path, node_id: str) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # there is one answer, for one process
         except BlockingIOError:
             raise ServersFailed(f"another command is restarting {node_id}") from None
-        said = await _said(home, node_id)
-    if said != _DONE:
-        raise ServersFailed(f"{node_id} was not restarted: {said}")
+        answer = await _request_restart(home, node_id)
+    if answer != _DONE:
+        raise ServersFailed(f"{node_id} was not restarted: {answer}")
 
 
-async def _said(home: Path, node_id: str) -> str:
+async def _request_restart(home: Path, node_id: str) -> str:
     request, answer = _files(home, node_id)
     answer.unlink(missing_ok=True)
     request.touch()
@@ -85,10 +85,10 @@ async def serve_restarts(clusters: list[DevCluster]) -> None:
             for node_id in cluster.node_ids:
                 request, answer = _files(cluster.directory, node_id)
                 if request.exists():
-                    said = await _restarted(cluster, node_id)
+                    outcome = await _restarted(cluster, node_id)
                     with suppress(OSError):
                         request.unlink(missing_ok=True)
-                        replace_file(answer, said.encode())
+                        replace_file(answer, outcome.encode())
         await trio.sleep(WATCH_SECONDS)
 
 

@@ -68,7 +68,7 @@ def set_secret(data_dir: DataDir = None, file: File = None, as_json: Json = Fals
         )
     _write(path, given)
     was = "were none" if not before else f"was {_count(before)}"
-    _tell(path, before, given, f"{_count(given)}, where there {was}", as_json)
+    _print_change(path, before, given, f"{_count(given)}, where there {was}", as_json)
 
 
 @app.command("add")
@@ -81,7 +81,7 @@ def add(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> N
     after = (new_secret(), *before)
     _write(path, after)
     text = "a new secret was added, the old one stays valid; now copy this file to the other replicas"
-    _tell(path, before, after, text, as_json)
+    _print_change(path, before, after, text, as_json)
 
 
 @app.command("drop-old")
@@ -92,7 +92,7 @@ def drop_old(data_dir: DataDir = None, file: File = None, as_json: Json = False)
     if len(before) == 1:
         raise CommandFailed(f"{path} has only one secret, nothing was changed")
     _write(path, before[:1])
-    _tell(path, before, before[:1], "the old secret is not valid any more", as_json)
+    _print_change(path, before, before[:1], "the old secret is not valid any more", as_json)
 
 
 def _path(data_dir: Path | None, file: Path | None) -> str:
@@ -115,7 +115,7 @@ def _write(path: str, secrets: tuple[bytes, ...]) -> None:
         raise CommandFailed(f"{path}: {error.strerror or error}; nothing was changed") from error
 
 
-def _tell(path: str, before: Sequence[bytes], after: Sequence[bytes], text: str, as_json: bool) -> None:
+def _print_change(path: str, before: Sequence[bytes], after: Sequence[bytes], text: str, as_json: bool) -> None:
     """Describe the change, without printing a secret."""
     if as_json:
         print_json({"file": path, "secrets_before": len(before), "secrets": len(after)})

@@ -181,7 +181,7 @@ def encode_body(codec: BodyCodec[T], value: T) -> bytes:
     except BaseException as error:  # noqa: ASYNC103 - nothing is awaited here
         if ends_program(error):
             raise
-        text = f"{_of(codec)} cannot encode a {type(value).__name__}: {_said(error)}"
+        text = f"{_of(codec)} cannot encode a {type(value).__name__}: {_describe(error)}"
         raise MessageRefused(text) from error  # noqa: ASYNC104
 
 
@@ -213,7 +213,7 @@ def decode_body(message: ReceivedMessage[Any], codec: BodyCodec[Any]) -> BodyNot
         message.body = message.raw_body
         if not message.raw_body:
             return None  # noqa: ASYNC104 - a tombstone
-        failure = BodyNotDecoded(message, f"{_of(codec)}: {_said(error)}")
+        failure = BodyNotDecoded(message, f"{_of(codec)}: {_describe(error)}")
         failure.__cause__ = error
         return failure  # noqa: ASYNC104
     return None
@@ -224,7 +224,7 @@ def _of(codec: object) -> str:
     return repr(codec) if own else type(codec).__name__
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:  # the application's own, and it is broken

@@ -55,7 +55,7 @@ def check_on_event(on_event: OnEvent | None) -> OnEvent | None:
     return on_event
 
 
-def tell(on_event: OnEvent | None, event: ClientEvent) -> None:
+def emit(on_event: OnEvent | None, event: ClientEvent) -> None:
     """Call the application's function, if there is one. Raises what ends the program."""
     if on_event is not None and (error := failure_in(on_event, event)) is not None:
         log.exception("on_event_failed", error, event_kind=event.kind)

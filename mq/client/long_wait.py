@@ -15,7 +15,7 @@ from mq.client.logs import log
 
 
 class LongWait:
-    """One thing that may be waited for. Call `goes_on` for each failed attempt, and `is_over` for the first success.
+    """A wait for one thing. Call `warn_if_long` for each failed attempt, and `is_over` for the first success.
 
     With `once`, there is one warning until it is over: for what may be meant, such as a spare member of a group.
     """
@@ -31,7 +31,7 @@ class LongWait:
         self.reason: str | None = None
         """Why it is missing now."""
 
-    def goes_on(self, reason: object, **fields: Any) -> bool:
+    def warn_if_long(self, reason: object, **fields: Any) -> bool:
         """It is still missing, because of `reason`: log that, if it has been for long; returns whether it did."""
         self.reason = str(reason)
         now = anyio.current_time()

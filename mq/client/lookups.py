@@ -14,7 +14,7 @@ from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
-from mq.protocol.messages.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, decode_trace, tell
+from mq.protocol.messages.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, build_trace, decode_trace
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.namesrv import ClusterInfo
 from mq.protocol.requests.queries import QueryMessageExt, ViewMessageByIdExt
@@ -135,4 +135,4 @@ def trace_of(message_id: str, messages: Iterable[ReceivedMessage]) -> MessageTra
             else each
             for each in found
         ]
-    return tell(message_id, records, unreadable)
+    return build_trace(message_id, records, unreadable)

@@ -73,11 +73,11 @@ class RemovedMembers:
         """
         if not 0.001 <= keep_out <= KEEP_OUT_SECONDS_MAX:
             raise ValueError(f"keep_out is {keep_out} seconds; allowed: 0.001 to {KEEP_OUT_SECONDS_MAX:.0f}")
-        return await self._tell(group, client_id, round(keep_out * 1000), reason, operator)
+        return await self._send_to_leaders(group, client_id, round(keep_out * 1000), reason, operator)
 
     async def let_in(self, group: str, client_id: str, *, operator: str = "") -> Removal:
         """Let a client in again before its time is over; `was_member` says whether it was kept out."""
-        return await self._tell(group, client_id, 0, "", operator)
+        return await self._send_to_leaders(group, client_id, 0, "", operator)
 
     async def kept_out(self, group: str) -> list[KeptOutMember]:
         """Those that the leaders keep out of a group, by client id; none by brokers without this request.
@@ -96,7 +96,9 @@ class RemovedMembers:
             found |= {each.client_id: each for each in read_body(KeptOutList.decode, body).members}
         return [found[client_id] for client_id in sorted(found)]
 
-    async def _tell(self, group: str, client_id: str, keep_out_ms: int, reason: str, operator: str) -> Removal:
+    async def _send_to_leaders(
+        self, group: str, client_id: str, keep_out_ms: int, reason: str, operator: str
+    ) -> Removal:
         check_group(group)
         leaders = set((await self._admin._leaders(None, None)).values())
         ext = RemoveMemberExt(

@@ -37,15 +37,15 @@ class UserAdmin(Admin):
 
     async def create_user(self, user: UserInfo, *, cluster: str | None = None) -> None:
         """Create a user with the password in ``user``. Raises BrokerError if the name exists."""
-        await self._tell(RequestCode.AUTH_CREATE_USER, UserExt(name=user.name), user.encode(), cluster)
+        await self._send_to_leaders(RequestCode.AUTH_CREATE_USER, UserExt(name=user.name), user.encode(), cluster)
 
     async def update_user(self, user: UserInfo, *, cluster: str | None = None) -> None:
         """Change the fields that are not None. Raises BrokerError if the user does not exist."""
-        await self._tell(RequestCode.AUTH_UPDATE_USER, UserExt(name=user.name), user.encode(), cluster)
+        await self._send_to_leaders(RequestCode.AUTH_UPDATE_USER, UserExt(name=user.name), user.encode(), cluster)
 
     async def delete_user(self, name: str, *, cluster: str | None = None) -> None:
         """Delete a user and its policies, if it exists."""
-        await self._tell(RequestCode.AUTH_DELETE_USER, UserExt(name=name), b"", cluster)
+        await self._send_to_leaders(RequestCode.AUTH_DELETE_USER, UserExt(name=name), b"", cluster)
 
     async def users(self, name_part: str = "") -> dict[str, list[UserInfo]]:
         """By broker group, the users with ``name_part`` in their names; without passwords."""
@@ -66,12 +66,12 @@ class UserAdmin(Admin):
         subject = f"{SUBJECT_PREFIX}{name}"
         policy = PolicyInfo(policy_type="Default" if default else "Custom", entries=entries)
         acl = AclInfo(subject=subject, policies=[policy])
-        await self._tell(RequestCode.AUTH_UPDATE_ACL, SubjectExt(subject=subject), acl.encode(), cluster)
+        await self._send_to_leaders(RequestCode.AUTH_UPDATE_ACL, SubjectExt(subject=subject), acl.encode(), cluster)
 
     async def delete_policies(self, name: str, resource: str = "", *, cluster: str | None = None) -> None:
         """Delete a user's policies for a resource, or all of them, if there are any."""
         ext = DeleteAclExt(subject=f"{SUBJECT_PREFIX}{name}", resource=resource)
-        await self._tell(RequestCode.AUTH_DELETE_ACL, ext, b"", cluster)
+        await self._send_to_leaders(RequestCode.AUTH_DELETE_ACL, ext, b"", cluster)
 
     async def policies(self, name_part: str = "", resource_part: str = "") -> dict[str, list[AclInfo]]:
         """By broker group, the policies of users with ``name_part`` in their names, with ``resource_part`` in the
@@ -89,7 +89,9 @@ class UserAdmin(Admin):
 
         Raises BrokerError if the brokers do not authenticate clients, or not all of a group are upgraded.
         """
-        await self._tell(RequestCode.PUT_USER_QUOTA, UserExt(name=name), UserQuota(quota=quota).encode(), cluster)
+        await self._send_to_leaders(
+            RequestCode.PUT_USER_QUOTA, UserExt(name=name), UserQuota(quota=quota).encode(), cluster
+        )
 
     async def quotas(self) -> dict[str, QuotaList]:
         """By broker group, the quotas of users, and whom its leader throttles."""
@@ -103,6 +105,6 @@ class UserAdmin(Admin):
         _, body = await self._opened().call(address, RequestCode.LIST_QUOTAS, {})
         return read_body(QuotaList.decode, body)
 
-    async def _tell(self, code: int, ext: Ext, body: bytes, cluster: str | None) -> None:
+    async def _send_to_leaders(self, code: int, ext: Ext, body: bytes, cluster: str | None) -> None:
         for address in (await self._leaders(cluster, None)).values():
             await self._opened().call(address, code, ext.fields(), body=body)

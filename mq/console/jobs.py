@@ -39,11 +39,11 @@ class Job:
         if len(self.failures) < FAILURES_MAX:
             self.failures.append(what)
 
-    def tell(self, what: str) -> None:
+    def set_progress(self, what: str) -> None:
         """Say what is being waited for, instead of what was said before."""
         self.progress = what
 
-    def note(self, what: str) -> None:
+    def add_note(self, what: str) -> None:
         """Say something of those that were not tried."""
         self.notes.append(what)
 

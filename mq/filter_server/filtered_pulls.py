@@ -56,7 +56,7 @@ class FilteredPulls:
         self._body_bytes_max = body_bytes_max
         self._clock = clock
         self._log = log
-        self._told: dict[tuple[str, str], float] = {}
+        self._log_again_at: dict[tuple[str, str], float] = {}
 
     async def pull(self, ext: PullExt, name: ProgramName, tags: str) -> Answer:
         """The answer to a pull of messages with these tags through a program.
@@ -141,7 +141,7 @@ class FilteredPulls:
         picked = pick(data, records, passes, next_offset, wanted=progress.wanted, room=progress.room)
         failed = sorted(position for position in failures if position < picked.examined)
         for position in failed:
-            self._tell(ext, records.queue_offsets[position], failures[position], skips=skips)
+            self._log_failure(ext, records.queue_offsets[position], failures[position], skips=skips)
         self._figures.filtered(
             ext.consumer_group,
             examined=picked.examined,
@@ -160,14 +160,14 @@ class FilteredPulls:
         known = {position: reason for position, reason in unreadable.items() if position < done}
         return records, verdicts._replace(failures=verdicts.failures | known)
 
-    def _tell(self, ext: PullExt, queue_offset: int, reason: str, *, skips: bool) -> None:
+    def _log_failure(self, ext: PullExt, queue_offset: int, reason: str, *, skips: bool) -> None:
         """Log a failure, at most one of a group and topic in ten seconds: the metrics count all of them."""
         key, now = (ext.consumer_group, ext.topic), self._clock()
-        if now < self._told.get(key, 0.0):
+        if now < self._log_again_at.get(key, 0.0):
             return
-        if len(self._told) >= 10_000:
-            self._told.clear()
-        self._told[key] = now + _LOG_SECONDS
+        if len(self._log_again_at) >= 10_000:
+            self._log_again_at.clear()
+        self._log_again_at[key] = now + _LOG_SECONDS
         self._log.warning(
             "filter_failed",
             group=ext.consumer_group,

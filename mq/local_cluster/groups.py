@@ -79,13 +79,13 @@ async def open_groups(
                 settings=own,
                 group=name,
                 beside=clusters[0] if clusters else None,
-                on_progress=on_progress if groups == 1 else partial(_say, on_progress, name),
+                on_progress=on_progress if groups == 1 else partial(_report_progress, on_progress, name),
             )
             clusters.append(await stack.enter_async_context(cluster))
         yield clusters
 
 
-def _say(on_progress: Callable[[str], None], name: str, text: str) -> None:
+def _report_progress(on_progress: Callable[[str], None], name: str, text: str) -> None:
     on_progress(f"{name}: {text}")
 
 

@@ -175,7 +175,7 @@ class QueueCalls(Admin):
         """
         rows = [(source.topic, source.topic, receipt) for receipt in receipts]
         body = batch_ack(source.broker_name, rows)
-        await self._tell(source, RequestCode.BATCH_ACK_MESSAGE, None, body, seconds=seconds)
+        await self._send_to_leader(source, RequestCode.BATCH_ACK_MESSAGE, None, body, seconds=seconds)
 
     async def change(self, source: Source, receipt: Receipt, seconds: float) -> Receipt | None:
         """Hide a message for `seconds` from now on; its new receipt, None if it is not hidden any more."""
@@ -187,7 +187,7 @@ class QueueCalls(Admin):
             offset=receipt.offset,
             invisible_ms=math.ceil(seconds * 1000),
         )
-        times = await self._tell(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext.fields(), b"")
+        times = await self._send_to_leader(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext.fields(), b"")
         if times is None:
             return None
         return receipt._replace(
@@ -206,7 +206,7 @@ class QueueCalls(Admin):
         message.receipt, message.hidden_until = receipt, asked_at + seconds
         return True
 
-    async def _tell(
+    async def _send_to_leader(
         self, source: Source, code: int, ext: dict[str, str] | None, body: bytes, *, seconds: float = CALL_SECONDS
     ) -> PopTimes | None:
         try:

@@ -110,7 +110,7 @@ class _Reader:
         try:
             found = self._read(io.BytesIO(body), writer, self._own)
         except Exception as error:
-            raise BodyRefused(f"it is not Avro of this schema: {_said(error)}") from None
+            raise BodyRefused(f"it is not Avro of this schema: {_describe(error)}") from None
         values: Values = self._convert(found)
         return values
 
@@ -133,7 +133,7 @@ class _Schema:
         except SchemaParseException as error:
             raise SchemaUnusable(f"it is not a schema of Avro: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise SchemaUnusable(f"it is not a schema of Avro ({_said(error)})") from None
+            raise SchemaUnusable(f"it is not a schema of Avro ({_describe(error)})") from None
 
     def root(self) -> tuple[Struct, Convert]:
         """The columns of the record, and what makes their values of a read one."""
@@ -395,6 +395,6 @@ def _meant(schema: Mapping[str, Any]) -> str:
     return f"{logical}({precision},{scale})" if logical == "decimal" else str(logical or schema["type"])
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     said = " ".join(str(error).split())
     return f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__

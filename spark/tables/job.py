@@ -87,7 +87,7 @@ NOT_STARTED: Final = (
 )
 
 
-def say(**told: Any) -> None:
+def print_json(**told: Any) -> None:
     """One line for the program that started this one."""
     print(json.dumps(told), flush=True)
 
@@ -179,7 +179,7 @@ def run(
         state.keep_note(commit, figures)
         metrics.committed(commit, seconds, source.newest())
         rate = commit.messages / seconds if seconds else 0
-        say(
+        print_json(
             commit=commit.number,
             messages=commit.messages,
             dead=commit.dead,
@@ -217,14 +217,14 @@ def run(
             )
         last = loop.open()
         metrics.opened(last)
-        say(opened=pipeline.table.where, commit=last.number)
+        print_json(opened=pipeline.table.where, commit=last.number)
         with _noted(loop):
             if backward:
                 keep_pace(loop.backfill_step, None, is_behind, stop, time.monotonic)
             else:
                 keep_pace(commit_next, pipeline.trigger.every_seconds, is_behind, stop, time.monotonic)
         position = shown_position(loop.last.end)
-        say(done=True, messages=loop.figures.messages, dead=loop.figures.dead, position=position)
+        print_json(done=True, messages=loop.figures.messages, dead=loop.figures.dead, position=position)
     finally:
         source.close()
         target.close()
@@ -249,11 +249,11 @@ def upkeep(command: str, pipeline: Pipeline, spark: SparkSession) -> int:
     if last is None:
         raise TableCommandRefused(f"the table {pipeline.table.where} has no commit yet: there is nothing to {command}")
     if command == "compact":
-        say(**compact(spark, pipeline, target, last))
+        print_json(**compact(spark, pipeline, target, last))
         return 0
     queues = compare(spark, pipeline, last, kept_ranges(pipeline, last))
     is_equal = all(each["equal"] for each in queues)
-    say(equal=is_equal, commit=last.number, queues=queues)
+    print_json(equal=is_equal, commit=last.number, queues=queues)
     return 0 if is_equal else 1
 
 
@@ -283,15 +283,15 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
             return upkeep(command, pipeline, spark)
         run(pipeline, spark, state, stop, step, backward=command == "backfill")
     except REFUSED as error:
-        say(error=text_of(error), code=2)
+        print_json(error=text_of(error), code=2)
         return 2
     except STOPPED as error:
-        say(error=text_of(error), code=1)
+        print_json(error=text_of(error), code=1)
         return 1
     except (PySparkException, Py4JError) as error:
         left = AFTER_FAILURE[command]
         reason = spark_reason(error, left) if spark is not None else NOT_STARTED.format(left)
-        say(error=text_of(error, reason), code=1)
+        print_json(error=text_of(error, reason), code=1)
         return 1
     finally:
         if spark is not None:

@@ -94,7 +94,7 @@ class LakeTarget:
 
     def open(self) -> Commit | None:
         """The last commit. Raises CommitRefused for a table with rows that no pipeline wrote."""
-        with self._told("reading"):
+        with self._translated_errors("reading"):
             if not self._exists():
                 return None
             last = self._found()
@@ -110,14 +110,14 @@ class LakeTarget:
 
     def last(self) -> Commit | None:
         """The last commit."""
-        with self._told("reading"):
+        with self._translated_errors("reading"):
             self._last = self._found() if self._exists() else None
         return self._last
 
     def create(self, schema: Schema, commit: Commit) -> None:
         """Create the table if it does not exist, with the first commit."""
         columns = table_columns(self._pipeline, schema)
-        with self._told("creating"):
+        with self._translated_errors("creating"):
             if not self._exists():
                 self._make(columns)
             else:
@@ -133,13 +133,13 @@ class LakeTarget:
             check_kept(there, wanted, self._last, self._pipeline.table.where)
         added = added_columns(there, wanted, self._pipeline.table.where)
         if added:
-            with self._told("changing the columns of"):
+            with self._translated_errors("changing the columns of"):
                 self._spark.sql(f"ALTER TABLE {self._sql_name} ADD COLUMNS ({ddl(added)})")
 
     def commit(self, batch: Messages, commit: Commit) -> None:
         """Append or merge, with the commit. Raises Overtaken."""
         try:
-            with self._told("writing"):
+            with self._translated_errors("writing"):
                 check_shared(self._spark.sparkContext, self._location_of_files)
                 if self._pipeline.upsert is None:
                     self._append(self._complete(batch.good()), commit)
@@ -177,7 +177,7 @@ class LakeTarget:
         ], *more)  # fmt: skip
 
     @contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _translated_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except SPARK_ERRORS as error:
@@ -382,7 +382,7 @@ class DeltaTarget(LakeTarget):
         """Write the last commit once more, without rows: Delta forgets the user metadata of versions that are older
         than its log. If the pipeline commits meanwhile, one of the two is left out.
         """
-        with suppress(Overtaken), self._told("keeping the position of"):
+        with suppress(Overtaken), self._translated_errors("keeping the position of"):
             self._append(self._spark.createDataFrame([], ddl(self._columns())), commit)
 
     def _complete(self, rows: DataFrame, *more: str) -> DataFrame:

@@ -55,7 +55,7 @@ class ObjectDirectory:
         self._step = step
         self._whole = -1
         """The commit whose objects are all in their places, as far as this process knows."""
-        with self._told():
+        with self._translated_errors():
             self._table = open_store(self.name, endpoint_url)
         self._own = self._table.below(OWN)
 
@@ -67,7 +67,7 @@ class ObjectDirectory:
             CommitRefused: the store ignores conditions of writes, a commit cannot be read, or one is missing, or there
                 are objects of somebody else.
         """
-        with self._told():
+        with self._translated_errors():
             # In this order: rows appear after their commit, and another process may commit now.
             rows = self._rows()
             numbers = self._numbers()
@@ -84,7 +84,7 @@ class ObjectDirectory:
 
     def last(self) -> Commit | None:
         """The last commit. Raises CommitRefused, DirectoryUnusable."""
-        with self._told():
+        with self._translated_errors():
             numbers = self._numbers()
             return self._read(numbers[-1])[0] if numbers else None
 
@@ -102,7 +102,7 @@ class ObjectDirectory:
             Overtaken: this number is committed already; the staged objects are removed.
             DirectoryUnusable: nothing is committed, or all is and a part is not copied yet: the next `open` decides.
         """
-        with self._told():
+        with self._translated_errors():
             if commit.number and self._whole < commit.number - 1:
                 self._complete(commit.number - 1)  # of a process that was faster, and may be dead
             content = {
@@ -118,14 +118,14 @@ class ObjectDirectory:
 
     def files(self) -> list[str]:
         """The names of the committed objects that exist. Raises DirectoryUnusable."""
-        with self._told():
+        with self._translated_errors():
             return self._rows()
 
     def folder(self) -> str | None:
         """The folder of the object committed last, "" for one outside of folders; None if there is no object. Raises
         CommitRefused, DirectoryUnusable.
         """
-        with self._told():
+        with self._translated_errors():
             commits = (self._read(number)[1] for number in reversed(self._numbers()))
             return next((folder_of(files[0]) for files in commits if files), None)
 
@@ -214,7 +214,7 @@ class ObjectDirectory:
                 self._own.remove(f"{_STAGING}/{name}")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except NotStored as error:

@@ -303,9 +303,9 @@ def test_store_that_refuses_is_named_with_the_remedy() -> None:
     target = DeltaTarget(parse_pipeline(text, Path("/p.yaml")), None)
     said = "o103.save.\njava.nio.file.AccessDeniedException: s3a://bucket/t: getFileStatus: 403 Forbidden\n\tat a.b"
     named = r"writing the table s3a://bucket/t is not allowed: java.*Forbidden"
-    with pytest.raises(DirectoryUnusable, match=named), target._told("writing"):
+    with pytest.raises(DirectoryUnusable, match=named), target._translated_errors("writing"):
         raise Py4JError(said)
-    with pytest.raises(Overtaken), target._told("writing"):
+    with pytest.raises(Overtaken), target._translated_errors("writing"):
         raise Py4JError("io.delta.exceptions.ConcurrentAppendException: Files were added")
 
 

@@ -127,7 +127,7 @@ class RemovedMembers(Service):
         connections, notices, was_member = self._clients.remove_member(
             group, client_id, until=self._clock() + seconds, reason=reason, operator=operator
         )
-        self._told(group, client_id, seconds, reason, operator, was_member=was_member)
+        self._log_removal(group, client_id, seconds, reason, operator, was_member=was_member)
         for end in self._end_waiting:
             end(group, client_id, connections)
         # The removed one first: it gives its queues up before others ask for them.
@@ -135,7 +135,7 @@ class RemovedMembers(Service):
         self._notify(notices)
         return was_member
 
-    def _told(
+    def _log_removal(
         self, group: str, client_id: str, seconds: float, reason: str, operator: str, *, was_member: bool
     ) -> None:
         self._log.info(
@@ -205,7 +205,9 @@ class RemovedMembers(Service):
             if kept is None:
                 continue  # its time is over already
             assert (kept.group, kept.client_id) == key, f"{kept.client_id} of {kept.group} is listed as {key}"
-            self._told(group, client_id, kept.until - self._clock(), kept.reason, kept.operator, was_member=False)
+            self._log_removal(
+                group, client_id, kept.until - self._clock(), kept.reason, kept.operator, was_member=False
+            )
             for end in self._end_waiting:
                 end(group, client_id, [*kept.connections])
 

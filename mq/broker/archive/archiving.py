@@ -187,7 +187,7 @@ class Archiving(Service):
         """Tell the leader, which may be this replica, how long this one is set to keep archived messages."""
         own = KeptLimits.of(self._settings)
         if self._appender.is_open:
-            self._shared.told(self._settings.node_id, own, now)
+            self._shared.reported(self._settings.node_id, own, now)
             return
         leader, url = self._context.leader_address(), self._settings.archive_url
         if leader is None or url is None or now < self._tell_at:
@@ -219,7 +219,7 @@ class Archiving(Service):
         """How long the group keeps archived messages; for ever while that is not known."""
         now = self._clock()
         if self._appender.is_open:
-            self._shared.told(self._settings.node_id, KeptLimits.of(self._settings), now)
+            self._shared.reported(self._settings.node_id, KeptLimits.of(self._settings), now)
             known = self._shared.of_all(self._replica.core.conf.members, now)
         else:
             known = self._shared.as_answered(now)
@@ -414,7 +414,7 @@ class Archiving(Service):
                 f"archive_url of the leader is {self._settings.archive_url or 'not set'}",
             )
         if ext.member:
-            return call.response(ext=self._told(ext).fields())
+            return call.response(ext=self._handle_report(ext).fields())
         end = Base(LogIndex(ext.index), Term(ext.term), ext.pos, ext.chain)
         if ext.node_id:
             self._lacking[ext.node_id] = ext.queues_from
@@ -422,11 +422,11 @@ class Archiving(Service):
         self._note(ext.url, end, ext.begin_pos, ext.expired_pos, is_older=is_older)
         return call.response()
 
-    def _told(self, ext: ReportArchivedExt) -> ReportArchivedReply:
+    def _handle_report(self, ext: ReportArchivedExt) -> ReportArchivedReply:
         """A member has told how long it is set to keep archived messages."""
         now, own = self._clock(), self._settings.node_id
-        self._shared.told(own, KeptLimits.of(self._settings), now)
-        self._shared.told(ext.member, KeptLimits(ext.kept_seconds, ext.kept_bytes), now)
+        self._shared.reported(own, KeptLimits.of(self._settings), now)
+        self._shared.reported(ext.member, KeptLimits(ext.kept_seconds, ext.kept_bytes), now)
         known = self._shared.of_all(self._replica.core.conf.members, now)
         return ReportArchivedReply() if known is None else ReportArchivedReply(known.seconds, known.nbytes)
 

@@ -27,7 +27,7 @@ from mq.store.errors import QueueFileDamaged
 from raftlog import SegmentError
 from raftlog.segment import REFILLED
 
-GO_ON_SECONDS: Final = 0.01
+STEP_SECONDS: Final = 0.01
 RUNS_AT_ONCE: Final = 64
 """Queues that get entries in one turn: some milliseconds with new files for all of them."""
 LOG_AGAIN_SECONDS: Final = 60.0
@@ -53,7 +53,7 @@ class QueueRefill(Service):
         self._next_run = 0
         self._wait_until = 0.0
         self._began_at: float | None = None
-        self._failed_at = self._told_at = -LOG_AGAIN_SECONDS
+        self._failed_at = self._logged_at = -LOG_AGAIN_SECONDS
         self._is_done = False
         self._entries = 0
         if self._access is not None and self._tier.lacks_older:
@@ -64,7 +64,7 @@ class QueueRefill(Service):
     def periodic(self) -> Iterator[Periodic]:
         if self._access is not None:
             yield Periodic(self._limits.refill_look_seconds, self.continue_refill)
-            yield Periodic(GO_ON_SECONDS, self.go_on, lambda: now_if(self._step is not None))
+            yield Periodic(STEP_SECONDS, self.run_step, lambda: now_if(self._step is not None))
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         self._settings = settings
@@ -127,9 +127,9 @@ class QueueRefill(Service):
         self._store.begin_refill(step.begin)
         self._tier.open_from(step.begin)
         self._step, self._next_run = step, 0
-        self.go_on()
+        self.run_step()
 
-    def go_on(self) -> None:
+    def run_step(self) -> None:
         """Put some of the entries of the step in front of their queues; called by a timer. Raises OSError."""
         step = self._step
         if step is None or self._clock() < self._wait_until:
@@ -151,7 +151,7 @@ class QueueRefill(Service):
             self._tier.refilled_from(step.begin)
             self._store.refilled_pos = step.begin
             self._pause(step.end - step.begin)
-            self._tell()
+            self._log_progress()
             self.continue_refill()
 
     def _pause(self, nbytes: int) -> None:
@@ -166,10 +166,10 @@ class QueueRefill(Service):
         self._is_done = True
         self._log.info("queue_refill_done", entries=self._entries, seconds=round(self._clock() - self._began_at, 1))
 
-    def _tell(self) -> None:
+    def _log_progress(self) -> None:
         now = self._clock()
-        if now >= self._told_at + LOG_AGAIN_SECONDS:
-            self._told_at = now
+        if now >= self._logged_at + LOG_AGAIN_SECONDS:
+            self._logged_at = now
             self._log.info(
                 "queue_refill_progress",
                 queues_from=self._tier.queues_from,

@@ -34,12 +34,12 @@ class SharedLimits:
 
     def __init__(self, valid_seconds: float) -> None:
         self._valid_seconds = valid_seconds
-        self._told: dict[str, tuple[KeptLimits, float]] = {}
+        self._reported: dict[str, tuple[KeptLimits, float]] = {}
         self._answered: tuple[KeptLimits, float] | None = None
 
-    def told(self, node_id: str, limits: KeptLimits, now: float) -> None:
+    def reported(self, node_id: str, limits: KeptLimits, now: float) -> None:
         """A member has told its settings to this replica, which leads."""
-        self._told[node_id] = limits, now
+        self._reported[node_id] = limits, now
 
     def answered(self, limits: KeptLimits, now: float) -> None:
         """The leader has answered what holds for all."""
@@ -49,14 +49,16 @@ class SharedLimits:
     def silent(self, members: Collection[str], now: float) -> list[str]:
         """The members whose settings this leader does not know, or has not heard for long."""
         return sorted(
-            each for each in members if each not in self._told or now > self._told[each][1] + self._valid_seconds
+            each
+            for each in members
+            if each not in self._reported or now > self._reported[each][1] + self._valid_seconds
         )
 
     def of_all(self, members: Collection[str], now: float) -> KeptLimits | None:
         """What holds for all members, as this leader knows it; None if it does not know all of them."""
         if not members or self.silent(members, now):
             return None
-        known = [self._told[each][0] for each in members]
+        known = [self._reported[each][0] for each in members]
         seconds = [each.seconds for each in known]
         nbytes = [each.nbytes for each in known]
         return KeptLimits(

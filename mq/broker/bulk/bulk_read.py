@@ -157,14 +157,14 @@ class BulkReads(Service):
             return self._frame(read, encode_no_records(BulkStatus.BUSY, pause_ms=pause_ms))
         call.connection.held_pulls += 1
         self._queue.append(read)
-        self._go_on()
+        self._start_reads()
         return None
 
     def expire(self) -> None:
         """Check again requests that wait for messages; called by a timer."""
         held, self._held = self._held, deque()
         self._queue.extend(held)
-        self._go_on()
+        self._start_reads()
 
     @property
     def _waiting_max(self) -> int:
@@ -187,7 +187,7 @@ class BulkReads(Service):
 
     # -- steps of a request --------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _start_reads(self) -> None:
         while self._queue and self._running < self._settings.bulk_reads_max:
             read = self._queue.popleft()
             if read.call.connection.closed:
@@ -264,7 +264,7 @@ class BulkReads(Service):
         rate = self._settings.bulk_bytes_per_second
         self._free_at = max(self._free_at, self._clock() - 1.0) + sum(selection.sizes) / rate
         self._send(read, head, records)
-        self._go_on()
+        self._start_reads()
 
     def _failed(self, read: _Read, error: SegmentError) -> None:
         self._running -= 1
@@ -285,7 +285,7 @@ class BulkReads(Service):
             self._send(read, self._damaged(error), [])
         else:
             self._refuse(read, error)
-        self._go_on()
+        self._start_reads()
 
     # -- consume queues ------------------------------------------------------------------------------------------------
 

@@ -36,11 +36,11 @@ class ChangeNotices:
     def __init__(self, at_once_max: int) -> None:
         self._at_once_max = at_once_max
         self._opaque = itertools.count(1)
-        self._telling: dict[str, deque[ClientConnection]] = {}
+        self._unnotified: dict[str, deque[ClientConnection]] = {}
         self._again: dict[str, list[ClientConnection]] = {}
         self._senders: dict[tuple[str, ClientConnection], int] = {}
 
-    def tell(
+    def notify(
         self, group: str, connections: Iterable[ClientConnection], *, sender: ClientConnection | None = None
     ) -> None:
         """Notify the members of a group, which changed by a heartbeat of ``sender`` if that is one of them."""
@@ -48,19 +48,19 @@ class ChangeNotices:
         if sender is not None and sender in members:
             members.remove(sender)
             self._senders[group, sender] = SENDER_TICKS
-        if group in self._telling:
+        if group in self._unnotified:
             self._again[group] = members
         elif len(members) <= self._at_once_max:
             self._send(group, members)
         else:
-            self._telling[group] = deque(members)
+            self._unnotified[group] = deque(members)
 
     @property
     def are_pending(self) -> bool:
-        """Whether `go_on` has something to send."""
-        return bool(self._senders or self._telling)
+        """Whether `send_some` has something to send."""
+        return bool(self._senders or self._unnotified)
 
-    def go_on(self) -> None:
+    def send_some(self) -> None:
         """Send some of the pending notices; called by a timer."""
         for (group, sender), ticks in list(self._senders.items()):
             if ticks > 1:
@@ -69,26 +69,26 @@ class ChangeNotices:
                 del self._senders[group, sender]
                 self._send(group, (sender,))
         left = LATER_AT_ONCE
-        for group in list(self._telling):
-            waiting = self._telling[group]
+        for group in list(self._unnotified):
+            waiting = self._unnotified[group]
             count = min(left, len(waiting))
             self._send(group, [waiting.popleft() for _ in range(count)])
             left -= count
             assert left >= 0, f"{-left} members more than {LATER_AT_ONCE} are notified"
             if not waiting:
-                del self._telling[group]
+                del self._unnotified[group]
                 if (members := self._again.pop(group, None)) is not None:
-                    self.tell(group, members)
+                    self.notify(group, members)
             if not left:
                 # Rotate, so that no group is always served first.
-                if group in self._telling:
-                    self._telling[group] = self._telling.pop(group)
+                if group in self._unnotified:
+                    self._unnotified[group] = self._unnotified.pop(group)
                 break
 
     def check_invariants(self) -> None:
         """Assert that every notice that waits will be sent: for tests, since it looks at all of them."""
-        assert all(self._telling.values()), f"no member waits for a notice, of one of {sorted(self._telling)}"
-        lost = self._again.keys() - self._telling.keys()
+        assert all(self._unnotified.values()), f"no member waits for a notice, of one of {sorted(self._unnotified)}"
+        lost = self._again.keys() - self._unnotified.keys()
         assert not lost, f"groups {sorted(lost)} are to be notified again after a notice that nobody sends"
         for (group, _), ticks in self._senders.items():
             assert 1 <= ticks <= SENDER_TICKS, f"the sender of group {group} is notified after {ticks} ticks"

@@ -149,7 +149,7 @@ class Heartbeats(Service):
 
     def send_notice(self, group: str, connections: Iterable[ClientConnection]) -> None:
         """Let clients look who is in a group, whether they are members of it or not."""
-        self._notices.tell(group, connections)
+        self._notices.notify(group, connections)
 
     def connection_closed(self, connection: ClientConnection) -> None:
         """Remove the clients of a connection."""
@@ -162,7 +162,7 @@ class Heartbeats(Service):
 
     def notify_more(self) -> None:
         """Send pending notices to members of large groups; called by a timer."""
-        self._notices.go_on()
+        self._notices.send_some()
 
     def notify(
         self,
@@ -175,7 +175,7 @@ class Heartbeats(Service):
             config = self._metadata.groups.get(group)
             if config is not None and not config.notify_consumer_ids_changed_enable:
                 continue
-            self._notices.tell(group, connections, sender=sender)
+            self._notices.notify(group, connections, sender=sender)
 
     def note_group(self, group: str) -> None:
         """Create an unknown consumer group and its retry topic. Only the leader can; other replicas do nothing.

@@ -130,7 +130,7 @@ class Pulls(Service):
         self._reactor = context.reactor
         self._woken: deque[Iterator[HeldPull]] = deque()
         """A message has come for them, which they get in the next turns."""
-        self._goes_on = False
+        self._is_turn_planned = False
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """See `Service`: how many messages an answer has may have changed."""
@@ -162,7 +162,7 @@ class Pulls(Service):
 
     def check_invariants(self) -> None:
         self.polling.check_invariants()
-        assert not self._woken or self._goes_on, (
+        assert not self._woken or self._is_turn_planned, (
             f"{len(self._woken)} queues have grown, and no turn is planned that answers their pulls"
         )
         self._cold_reads.check_invariants()
@@ -179,12 +179,12 @@ class Pulls(Service):
                 self.resume(pull)
             return
         self._woken.append(self.polling.growing(key, entries))
-        if not self._goes_on:
+        if not self._is_turn_planned:
             until = self._clock() + self._limits.expire_seconds_max
             self._answer_woken(lambda: self._clock() >= until)
 
     def _answer_woken(self, is_enough: Callable[[], bool]) -> None:
-        self._goes_on = False
+        self._is_turn_planned = False
         while self._woken:
             some = list(islice(self._woken[0], ANSWERED_AT_ONCE))
             for pull in some:
@@ -192,7 +192,7 @@ class Pulls(Service):
             if len(some) < ANSWERED_AT_ONCE:
                 self._woken.popleft()
             if self._woken and is_enough():
-                self._goes_on = True
+                self._is_turn_planned = True
                 self._reactor.go_on_later(partial(self._answer_woken, self._reactor.share_used))
                 return
 

@@ -79,7 +79,7 @@ class QueueRepair(Service):
             self._failed(block, error)
             return
         self._at_work = True
-        self._go_on(block, rebuild)
+        self._schedule_step(block, rebuild)
 
     def _place(self, block: DamagedBlock, first: QueueOffset, end: QueueOffset) -> WantedEntries:
         """The range of the log that contains the entries: between the readable entries before and behind them."""
@@ -116,7 +116,7 @@ class QueueRepair(Service):
             break
         return WantedEntries(queue.topic, queue.queue_id, first, end, begin_pos, end_pos, from_base, local_pos)
 
-    def _go_on(self, block: DamagedBlock, rebuild: BlockRebuild) -> None:
+    def _schedule_step(self, block: DamagedBlock, rebuild: BlockRebuild) -> None:
         step = partial(self._step, block, rebuild)
         if rebuild.is_archived:
             assert self._archive is not None, f"{block.queue.key} is restored from an archive that is not read"
@@ -135,7 +135,7 @@ class QueueRepair(Service):
     def _stepped(self, block: DamagedBlock, rebuild: BlockRebuild, is_done: bool) -> None:
         assert self._at_work, f"{block.queue.key}: a block is restored that nobody began"
         if not is_done:
-            self._go_on(block, rebuild)
+            self._schedule_step(block, rebuild)
             return
         try:
             first, entries = rebuild.result()

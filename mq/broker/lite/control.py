@@ -89,7 +89,7 @@ class LiteControl(Service):
         if not commands:
             return call.success()
 
-        def told() -> None:
+        def check() -> None:
             for each, of_group in later:
                 if not self._is_kept_out(each):
                     self._subscribe(each, of_group, call.connection)
@@ -98,7 +98,7 @@ class LiteControl(Service):
                 for queue, _ in rows:
                     self._pops.group_changed(group, queue)
 
-        replicate(self._appender, commands, call, what="a subscription", check=told)
+        replicate(self._appender, commands, call, what="a subscription", check=check)
         return None
 
     def _checked(self, each: LiteSubscription, planned: _Planned) -> LiteGroup | None:

@@ -164,7 +164,7 @@ class LitePops(Service):
     def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Serve clients that wait for messages of a lite topic."""
         if is_lite_queue(topic):
-            self._tell(topic, None)
+            self._serve_clients_of(topic, None)
 
     def topic_deleted(self, topic: str) -> None:
         """A lite topic ended, or a topic was deleted with all of its lite topics."""
@@ -185,11 +185,11 @@ class LitePops(Service):
 
     def group_changed(self, group: str, queue: str) -> None:
         """The offset of a group was set: it may get messages again."""
-        self._tell(queue, group)
+        self._serve_clients_of(queue, group)
 
     def kept(self, queue: str) -> None:
         """The end of a lite topic was on its way into the log, and it stays."""
-        self._tell(queue, None)
+        self._serve_clients_of(queue, None)
 
     def notify(self, client: Client, queues: Sequence[str]) -> None:
         """Tell a client that it does not subscribe to these, since another one does (request code 200073).
@@ -214,9 +214,9 @@ class LitePops(Service):
 
     def _freed(self, key: QueueOfGroup) -> None:
         if self._appender.is_open:
-            self._tell(key[1], key[0])
+            self._serve_clients_of(key[1], key[0])
 
-    def _tell(self, queue: str, group: str | None) -> None:
+    def _serve_clients_of(self, queue: str, group: str | None) -> None:
         """Serve clients that may get messages of a queue; of those that read all, as many as there is something for."""
         for client in list(self.subscriptions.news(queue, group)):
             if client.queues is not None or client.ready:
@@ -250,7 +250,7 @@ class LitePops(Service):
         for queue in some:
             for group in groups.get(split_lite_queue(queue)[0], {}):
                 if self._has_unread(group, queue):
-                    self._tell(queue, group)
+                    self._serve_clients_of(queue, group)
         if len(some) < _SWEPT_AT_ONCE:
             self._sweep, self._swept = None, self._clock()
 

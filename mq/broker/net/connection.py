@@ -227,7 +227,7 @@ class ClientConnection:
         """Read no more requests until the client has read answers, or read them again."""
         self._waits_for_reader = waits
         if self._unserved and not waits:
-            self._reactor.go_on_later(self._go_on)
+            self._reactor.go_on_later(self._serve_deferred)
         self._read_or_wait()
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
@@ -313,13 +313,13 @@ class ClientConnection:
                 self._unserved = incoming[at:]
                 self._read_or_wait()
                 if not self._waits_for_reader:
-                    self._reactor.go_on_later(self._go_on)
+                    self._reactor.go_on_later(self._serve_deferred)
                 return
             self._requests.serve(self, incoming[at : at + stretch])
             at += stretch
             stretch = min(2 * stretch, _SERVED_AT_ONCE)  # the first ones tell how long they take
 
-    def _go_on(self) -> None:
+    def _serve_deferred(self) -> None:
         """Serve some of the deferred requests."""
         incoming, self._unserved = self._unserved, []
         self._serve_share(incoming)

@@ -115,11 +115,11 @@ class SlowAnswers:
             await self._has_jobs.wait()
             while self._jobs:
                 await trio.sleep(PAUSE_SECONDS)
-                self.go_on()
+                self.run_step()
                 self._wake()
             self._has_jobs = trio.Event()
 
-    def go_on(self) -> None:
+    def run_step(self) -> None:
         """Run one step of the unfinished answer that waited longest, if there is one."""
         assert len(self._jobs) <= WAITING_MAX, f"{len(self._jobs)} long answers are being built"
         if not self._jobs:

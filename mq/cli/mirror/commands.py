@@ -221,7 +221,7 @@ async def _mirror(
     state = await open_state(source, target, path)
     state.wanted, state.unwanted = list(choice.wanted), list(choice.unwanted)
     if users:
-        await create_users(source, target, show.say)
+        await create_users(source, target, show.print_line)
     copier = Copier(source, target, state, path, on_refused=None if skip_refused is None else refusals(skip_refused))
     is_planned = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -232,7 +232,7 @@ async def _mirror(
         while True:
             await trio.sleep(0.2 if once else show.seconds)
             figures = progress.note(trio.current_time(), copier.copied, copier.known_behind)
-            show.troubles(copier)
+            show.print_troubles(copier)
             is_done = is_planned.is_set() and copier.behind == 0
             if copier.copied or (is_planned.is_set() and copier.behind is not None):
                 show.figures(figures, copier, final=once and is_done)
@@ -259,17 +259,17 @@ async def _follow(
     is_first = True
     while True:
         try:
-            found = await extend_mirror(source, target, state, choice, show.say)
+            found = await extend_mirror(source, target, state, choice, show.print_line)
             for topic, why in found.left_out.items():
                 if topic not in said:
                     said.add(topic)
-                    show.say(f"topic {topic} is left out: {why}")
+                    show.print_line(f"topic {topic} is left out: {why}")
             copier.changed()
             copier.save()
             for queue in state.queues:
                 if queue.number in found.ended and queue.number not in said_ended:
                     said_ended.add(queue.number)
-                    show.say(
+                    show.print_line(
                         f"{queue} cannot be read at the source: the topic was deleted, or has fewer read queues. What "
                         "was copied of it stays"
                     )
@@ -279,7 +279,7 @@ async def _follow(
         except (ClientError, CommandFailed) as error:
             if is_first:
                 raise
-            show.say(str(error))
+            show.print_line(str(error))
         is_first = False
         is_planned.set()
         await trio.sleep(REFRESH_SECONDS)
@@ -320,7 +320,7 @@ class Display:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._is_terminal = sys.stderr.isatty() and not as_json
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._is_open = False
         self._shown_at = float("-inf")
 
@@ -329,17 +329,17 @@ class Display:
         """The time between two looks."""
         return SHOW_SECONDS[0]
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """A line of its own."""
         self._close_line()
         print(f"raftmq mirror: {text}", file=sys.stderr, flush=True)
 
-    def troubles(self, copier: Copier) -> None:
+    def print_troubles(self, copier: Copier) -> None:
         """The new reasons of blocked queues."""
         for text in (*copier.refused.values(), *copier.troubles.values(), *copier.blocked.values()):
-            if text not in self._said:
-                self._said.add(text)
-                self.say(text)
+            if text not in self._printed:
+                self._printed.add(text)
+                self.print_line(text)
 
     def figures(self, figures: Figures, copier: Copier, *, final: bool = False) -> None:
         """The progress."""

@@ -85,7 +85,7 @@ class Consumer(Client, Generic[BodyT]):
         check_group(group)
         self._codec = check_body_codec(codec)
         self._on_error = check_policies(on_error)
-        self._decoding = Decoding(group, self._codec_of, self._on_error, give_up=self._give_up, tell=self._tell)
+        self._decoding = Decoding(group, self._codec_of, self._on_error, give_up=self._give_up, emit=self._emit)
         self._decoding.is_on = codec is not None
         self._pings_first = ping
         self._on_event = check_on_event(on_event)
@@ -123,7 +123,7 @@ class Consumer(Client, Generic[BodyT]):
                 heartbeat_body=self._heartbeat_body,
                 on_route_change=self._note_route,
                 on_server_request=self._answer_server,
-                on_event=self._on_event if recorder is None else recorder.telling(self._on_event),
+                on_event=self._on_event if recorder is None else recorder.counting_events(self._on_event),
                 settings=self._remoting_settings,
                 rng=self._random,
             ) as core,
@@ -190,9 +190,9 @@ class Consumer(Client, Generic[BodyT]):
         """Handle a request from a broker; see `OnServerRequest`."""
         return refuse_server_request(request, body, answer_later)
 
-    def _tell(self, event: ClientEvent) -> None:
+    def _emit(self, event: ClientEvent) -> None:
         if self._core is not None:
-            self._core.tell(event)
+            self._core.emit(event)
 
     # Bodies.
 

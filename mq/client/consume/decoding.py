@@ -33,7 +33,7 @@ class Decoding:
     """Decodes the messages of one consumer.
 
     `codec_of` is the codec for the messages of a topic, None for bytes. `on_error` are the policies where no handler
-    has its own. `give_up` makes a dead letter, in bounded time, and says whether a broker stored it. `tell` gets the
+    has its own. `give_up` makes a dead letter, in bounded time, and says whether a broker stored it. `emit` gets the
     events.
     """
 
@@ -44,7 +44,7 @@ class Decoding:
         on_error: OnError,
         *,
         give_up: Callable[[ReceivedMessage[Any], BaseException], Awaitable[bool]],
-        tell: Callable[[ClientEvent], None],
+        emit: Callable[[ClientEvent], None],
     ) -> None:
         self.is_on = False
         """Set when the consumer gets a codec; until then bodies are bytes."""
@@ -52,7 +52,7 @@ class Decoding:
         self._codec_of = codec_of
         self._on_error = on_error
         self._give_up = give_up
-        self._tell = tell
+        self._emit = emit
         self.on_settled: Callable[[str, str], None] | None = None
         """Gets the topic of a message that was put aside, and what became of it."""
 
@@ -62,16 +62,16 @@ class Decoding:
             for count, message in enumerate(messages):
                 codec = self._codec_of(message.topic)
                 if codec is not None and (error := decode_body(message, codec)) is not None:
-                    return (messages[:count], None) if count else ([message], self._told(message, error))
+                    return (messages[:count], None) if count else ([message], self._report_failure(message, error))
         return messages, None
 
     def failure(self, message: ReceivedMessage[Any]) -> BodyNotDecoded | None:
         """Decode the body of a message; returns why it cannot be decoded, after telling it."""
         return self.first([message])[1]
 
-    def _told(self, message: ReceivedMessage[Any], error: BodyNotDecoded) -> BodyNotDecoded:
+    def _report_failure(self, message: ReceivedMessage[Any], error: BodyNotDecoded) -> BodyNotDecoded:
         log.error("body_not_decoded", group=self._group, message=message, reason=error.reason)
-        self._tell(ClientEvent("undecodable", message.topic, str(error), frozenset((message.queue,))))
+        self._emit(ClientEvent("undecodable", message.topic, str(error), frozenset((message.queue,))))
         return error
 
     async def put_aside(self, message: ReceivedMessage[Any], error: BodyNotDecoded) -> float | None:

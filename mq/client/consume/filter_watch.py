@@ -17,9 +17,9 @@ class FilterWatch:
     If none has for 10 s, that is logged once (`nothing_matches`), and told as an event.
     """
 
-    def __init__(self, group: str, tell: Callable[[ClientEvent], None], limits: ClientLimits) -> None:
+    def __init__(self, group: str, emit: Callable[[ClientEvent], None], limits: ClientLimits) -> None:
         self._group = group
-        self._tell = tell
+        self._emit = emit
         self._limits = limits
         self._passed: Counter[tuple[str, str]] = Counter()
         self._matched: set[tuple[str, str]] = set()
@@ -39,5 +39,5 @@ class FilterWatch:
             return
         reason = f"{self._passed[key]} messages were passed over, and none matches {key[1]!r}; is the filter right?"
         wait = self._waits.setdefault(key, LongWait("nothing_matches", self._limits, once=True))
-        if wait.goes_on(reason, group=self._group, topic=key[0]):
-            self._tell(ClientEvent("stuck", key[0], reason))
+        if wait.warn_if_long(reason, group=self._group, topic=key[0]):
+            self._emit(ClientEvent("stuck", key[0], reason))

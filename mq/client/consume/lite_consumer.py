@@ -152,7 +152,7 @@ class LiteConsumer(PopConsumer[BodyT]):
             rng=rng,
         )
         self._wanted: set[str] | None = None if lite_topics is None else _checked(lite_topics)
-        self._told: set[str] = set()
+        self._subscribed_at: set[str] = set()
         """Broker groups that know all that this consumer subscribes to, unless their leader has changed."""
         self._begun: set[str] = set()
         """Broker groups that this consumer has told what it begins with."""
@@ -187,21 +187,21 @@ class LiteConsumer(PopConsumer[BodyT]):
         names = sorted((await core.route(self.topic)).brokers)
         errors: list[ClientError] = []
 
-        async def tell(broker_name: str) -> None:
+        async def send(broker_name: str) -> None:
             try:
-                await self._tell_all(core, broker_name)
+                await self._send_subscriptions(core, broker_name)
                 await self._control(core, broker_name, action, lites, start)
             except ClientError as error:
                 errors.append(error)
 
         async with anyio.create_task_group() as tasks:
             for broker_name in names:
-                tasks.start_soon(tell, broker_name)
+                tasks.start_soon(send, broker_name)
         refused = [error for error in errors if isinstance(error, BrokerError)]
         if not refused:
             self._wanted = self._wanted | lites if action is Action.PARTIAL_ADD else self._wanted - lites
         # One that has not confirmed it, or has another leader by now, hears all of them before the next pop.
-        self._told.difference_update(names)
+        self._subscribed_at.difference_update(names)
         if errors:
             raise (refused or errors)[0]
 
@@ -240,7 +240,7 @@ class LiteConsumer(PopConsumer[BodyT]):
 
     def _connected(self, core: ClientCore) -> None:
         super()._connected(core)
-        self._told.clear()
+        self._subscribed_at.clear()
         self._begun.clear()
 
     async def _leave(self, core: ClientCore) -> None:
@@ -262,7 +262,7 @@ class LiteConsumer(PopConsumer[BodyT]):
                 self._wanted.discard(ext.lite_topic)
                 queue = MessageQueue(lite_queue(self.topic, ext.lite_topic), "", LITE_QUEUE_ID)
                 reason = f"another member of {self.group} has subscribed to it"
-                self._tell(ClientEvent("revoked", ext.lite_topic, reason, frozenset((queue,))))
+                self._emit(ClientEvent("revoked", ext.lite_topic, reason, frozenset((queue,))))
             return None
         return super()._answer_server(request, body, answer_later)
 
@@ -270,13 +270,13 @@ class LiteConsumer(PopConsumer[BodyT]):
 
     async def _before_pop(self, broker_name: str) -> None:
         assert self._core is not None, "a pop before the consumer was opened"
-        await self._tell_all(self._core, broker_name)
+        await self._send_subscriptions(self._core, broker_name)
 
-    async def _tell_all(self, core: ClientCore, broker_name: str) -> None:
+    async def _send_subscriptions(self, core: ClientCore, broker_name: str) -> None:
         """Tell a broker group all that this consumer subscribes to, unless it knows. Raises ClientError."""
-        if broker_name in self._told:
+        if broker_name in self._subscribed_at:
             return
-        self._told.add(broker_name)
+        self._subscribed_at.add(broker_name)
         # What it begins with it takes from other members, which may be gone; what it says again it does not.
         is_first = bool(self._wanted) and broker_name not in self._begun
         action = Action.PARTIAL_ADD if is_first else Action.COMPLETE_ADD
@@ -284,13 +284,13 @@ class LiteConsumer(PopConsumer[BodyT]):
             await self._control(core, broker_name, action, self._wanted or (), None)
             self._begun.add(broker_name)
         except BaseException:
-            self._told.discard(broker_name)
+            self._subscribed_at.discard(broker_name)
             raise
 
     def _pops_again(self, broker_name: str, response: Response) -> bool:
         if response.code != ResponseCode.SUBSCRIPTION_NOT_EXIST:
             return False
-        self._told.discard(broker_name)
+        self._subscribed_at.discard(broker_name)
         return True
 
     def _pop_ext(self, attempt: str) -> dict[str, str]:
@@ -327,7 +327,7 @@ class LiteConsumer(PopConsumer[BodyT]):
                 lite_topic=message.lite_topic or "",
             )
             try:
-                await self._say(broker_name, RequestCode.ACK_LITE_MESSAGE, ext.fields(), b"")
+                await self._send_until_answered(broker_name, RequestCode.ACK_LITE_MESSAGE, ext.fields(), b"")
             except ClientError as error:
                 errors.append(error)
 

@@ -71,7 +71,7 @@ class GroupMember:
         self._rebalance_seconds = rebalance_seconds
         self._rebalance_wanted = anyio.Event()
         self._uploads = FilterUploads(group)
-        self._watch = FilterWatch(group, core.tell, core.settings.limits)
+        self._watch = FilterWatch(group, core.emit, core.settings.limits)
         self.assignment = Assignment(
             tasks,
             core,

@@ -184,7 +184,7 @@ class PopConsumer(Consumer[BodyT]):
         self._held.clear()
         self._acks.clear()
         self._waits.clear()
-        self._removal = Removal(self.group, core.tell)
+        self._removal = Removal(self.group, core.emit)
         self._warn_at = self._tell_left_out_at = -math.inf
         if self._renewals is not None:
             self._renewals = Renewals(self.invisible, self._renew_message)
@@ -213,8 +213,8 @@ class PopConsumer(Consumer[BodyT]):
         yield from (f"{name}: {wait.reason}" for name, wait in self._waits.items() if wait.reason is not None)
 
     def _wait_goes_on(self, wait: LongWait, reason: str, broker_name: str) -> None:
-        if wait.goes_on(reason, group=self.group, broker_name=broker_name) and self._core is not None:
-            self._core.tell(ClientEvent("stuck", broker_name, reason))
+        if wait.warn_if_long(reason, group=self.group, broker_name=broker_name) and self._core is not None:
+            self._core.emit(ClientEvent("stuck", broker_name, reason))
 
     async def _leave(self, core: ClientCore) -> None:
         if self._unfinished:
@@ -380,7 +380,9 @@ class PopConsumer(Consumer[BodyT]):
             invisible_ms=math.ceil(seconds * 1000),
             suspend=suspend or None,
         )
-        return await self._say(message.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext.fields(), b"")
+        return await self._send_until_answered(
+            message.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext.fields(), b""
+        )
 
     async def _give_back(
         self, messages: Sequence[PoppedMessage[Any]], delay: float, *, suspend: bool = False
@@ -418,9 +420,11 @@ class PopConsumer(Consumer[BodyT]):
         """Send these acknowledgements. Raises ClientError."""
         receipts = [message.receipt for message in batch.messages]
         body = batch_ack(broker_name, [(self.group, self.topic, each) for each in receipts])
-        await self._say(broker_name, RequestCode.BATCH_ACK_MESSAGE, None, body)
+        await self._send_until_answered(broker_name, RequestCode.BATCH_ACK_MESSAGE, None, body)
 
-    async def _say(self, broker_name: str, code: int, ext: dict[str, str] | None, body: bytes) -> Response | None:
+    async def _send_until_answered(
+        self, broker_name: str, code: int, ext: dict[str, str] | None, body: bytes
+    ) -> Response | None:
         """Send a request about popped messages and retry it while there is time: it is idempotent.
 
         None if the broker does not know these messages as hidden any more.

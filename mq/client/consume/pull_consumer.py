@@ -138,7 +138,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         # Messages returned by `poll` may be unfinished, so offsets are only sent by `commit`.
         self._offsets = GroupOffsets(core, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
         self._uploads = FilterUploads(self.group)
-        self._watch = FilterWatch(self.group, core.tell, core.settings.limits)
+        self._watch = FilterWatch(self.group, core.emit, core.settings.limits)
         self._subscribed = {}
         self._pullers = {}
         self._paused = set()

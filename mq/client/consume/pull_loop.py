@@ -152,8 +152,8 @@ class Puller:
                     await self._pull_once()
                 except ClientError as error:
                     log.info("pull_failed", queue=self._queue, offset=self.process_queue.next_offset, reason=str(error))
-                    if self._wait.goes_on(error, group=self._group, queue=str(self._queue)):
-                        self._core.tell(ClientEvent("stuck", str(self._queue), str(error)))
+                    if self._wait.warn_if_long(error, group=self._group, queue=str(self._queue)):
+                        self._core.emit(ClientEvent("stuck", str(self._queue), str(error)))
                     await self._back_off()
 
     async def _wait_for_room(self) -> None:

@@ -421,7 +421,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         wait = LongWait("not_assigned", limits)
         while not assignment.queues:
             topics = self._subscribed.keys() - {self._retry_topic}
-            wait.goes_on(assignment.why_none(topics), group=self.group)
+            wait.warn_if_long(assignment.why_none(topics), group=self.group)
             if assignment.changed.is_set():  # otherwise other tasks wait for it, too
                 assignment.changed = anyio.Event()
             with anyio.move_on_after(limits.warn_after_seconds):

@@ -78,7 +78,7 @@ class Assignment:
         self._waits: dict[str, LongWait] = {}
         self._spare: dict[str, LongWait] = {}
         self._reasons: dict[str, str] = {}
-        self._removal = Removal(group, core.tell)
+        self._removal = Removal(group, core.emit)
         self._differ = LongWait("subscriptions_differ", self._limits)
         self.changed = anyio.Event()
 
@@ -132,7 +132,7 @@ class Assignment:
             # A broker that has just started or been elected may not know this member yet. Giving up all queues, as Java
             # clients do, would only disturb the group; send a heartbeat and try again.
             self._core.heartbeat_soon()
-            self._goes_on(topic, "the brokers do not know this member")
+            self._warn_if_long(topic, "the brokers do not know this member")
             return False
         ours = {queue for queue in self._pullers if queue.topic == topic}
         share = set(route.read_queues)
@@ -148,7 +148,7 @@ class Assignment:
             self.changed.set()
         if not complete or self.queues_of(topic) != share:
             reason = "another member has locked its queues" if complete else "a leader of its queues does not answer"
-            self._goes_on(topic, reason)
+            self._warn_if_long(topic, reason)
             return False
         self._wait_for(topic).is_over()
         return True
@@ -165,8 +165,8 @@ class Assignment:
         if not queues:
             reason = "it has no readable queue; set its permission and its number of queues"
         self._reasons[topic] = reason
-        if wait.goes_on(reason, group=self._group, topic=topic):
-            self._core.tell(ClientEvent("stuck", topic, reason))
+        if wait.warn_if_long(reason, group=self._group, topic=topic):
+            self._core.emit(ClientEvent("stuck", topic, reason))
 
     def why_none(self, topics: Collection[str]) -> str:
         """Why no queue of these subscribed topics is assigned."""
@@ -200,16 +200,16 @@ class Assignment:
         if is_told and now >= self._warn_at.get(about, now):
             self._warn_at[about] = now + WARN_SECONDS
             log.warning("cannot_consume", group=self._group, topic=topic, reason=str(error))
-            self._core.tell(ClientEvent("stuck", topic, str(error)))
+            self._core.emit(ClientEvent("stuck", topic, str(error)))
         else:
             log.info("rebalance_postponed", topic=topic, reason=str(error))
             if not is_told and not isinstance(error, TopicNotFound):
-                self._goes_on(topic, str(error))
+                self._warn_if_long(topic, str(error))
 
-    def _goes_on(self, topic: str, reason: str) -> None:
+    def _warn_if_long(self, topic: str, reason: str) -> None:
         self._reasons[topic] = reason
-        if self._wait_for(topic).goes_on(reason, group=self._group, topic=topic):
-            self._core.tell(ClientEvent("stuck", topic, reason))
+        if self._wait_for(topic).warn_if_long(reason, group=self._group, topic=topic):
+            self._core.emit(ClientEvent("stuck", topic, reason))
 
     def _wait_for(self, topic: str) -> LongWait:
         return self._waits.setdefault(topic, LongWait("cannot_consume", self._limits))
@@ -296,8 +296,8 @@ class Assignment:
             f"passed over in the queues of the others; `raftmq consumer-group describe {self._group}` shows who wants "
             "what"
         )
-        if self._differ.goes_on(reason, group=self._group):
-            self._core.tell(ClientEvent("stuck", self._group, reason))
+        if self._differ.warn_if_long(reason, group=self._group):
+            self._core.emit(ClientEvent("stuck", self._group, reason))
 
     async def _add(self, held_until: Mapping[MessageQueue, float]) -> bool:
         """Begin with these queues; returns whether all of them have begun.
@@ -316,7 +316,7 @@ class Assignment:
         async with anyio.create_task_group() as tasks:
             for queue in held_until:
                 tasks.start_soon(ask, queue)
-        self._tell("assigned", begins)
+        self._emit_queues("assigned", begins)
         for queue, offset in sorted(begins.items()):
             process_queue = ProcessQueue(queue, offset)
             process_queue.held_until = held_until[queue]
@@ -357,7 +357,7 @@ class Assignment:
                 idle.add(queue)
         seconds = self._limits.leave_commit_seconds if leaving else COMMIT_SECONDS
         await self._offsets.commit(offsets, seconds=seconds)
-        self._tell("revoked", queues)
+        self._emit_queues("revoked", queues)
         if self._locker is not None:
             owed = await self._locker.unlock(idle)
             if owed and leaving:
@@ -367,9 +367,9 @@ class Assignment:
                 self._tasks.start_soon(self._unlock_stubbornly, self._locker, owed)
         self.changed.set()
 
-    def _tell(self, kind: Literal["assigned", "revoked"], queues: Collection[MessageQueue]) -> None:
+    def _emit_queues(self, kind: Literal["assigned", "revoked"], queues: Collection[MessageQueue]) -> None:
         for topic in sorted({queue.topic for queue in queues}):
-            self._core.tell(ClientEvent(kind, topic, queues=frozenset(q for q in queues if q.topic == topic)))
+            self._core.emit(ClientEvent(kind, topic, queues=frozenset(q for q in queues if q.topic == topic)))
 
     @property
     def troubles(self) -> list[str]:

@@ -23,9 +23,9 @@ class Removal:
         reason: why.
     """
 
-    def __init__(self, group: str, tell: Callable[[ClientEvent], object]) -> None:
+    def __init__(self, group: str, emit: Callable[[ClientEvent], object]) -> None:
         self._group = group
-        self._tell = tell
+        self._emit = emit
         self._said_by: set[str] = set()
         self.seconds = 0.0
         self.reason = ""
@@ -60,5 +60,5 @@ class Removal:
         self.seconds, self.reason = told.kept_out_ms / 1000, told.reason
         if is_new:
             log.warning("removed_from_group", group=self._group, reason=told.reason, seconds=round(self.seconds))
-            self._tell(ClientEvent("removed", self._group, told.reason))
+            self._emit(ClientEvent("removed", self._group, told.reason))
         return True

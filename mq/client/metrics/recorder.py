@@ -183,10 +183,10 @@ class Recorder:
 
     # Connections and events.
 
-    def telling(self, on_event: OnEvent | None) -> OnEvent:
+    def counting_events(self, on_event: OnEvent | None) -> OnEvent:
         """The application's `on_event`, after the event was counted."""
 
-        def tell(event: ClientEvent) -> object:
+        def count(event: ClientEvent) -> object:
             self._add(families.EVENTS, 1, event.kind)
             if event.kind == "connected":
                 if event.subject in self._addresses:
@@ -194,7 +194,7 @@ class Recorder:
                 self._addresses.add(event.subject)
             return None if on_event is None else on_event(event)
 
-        return tell
+        return count
 
     async def run(self, lag: Lag | None, sample_seconds: float) -> None:
         """Sample gauges for ever at this interval, and ask for the lag if there is one."""

@@ -35,7 +35,7 @@ from mq.client.errors import (
     TopicNotFound,
     copy_of,
 )
-from mq.client.events import ClientEvent, OnEvent, tell
+from mq.client.events import ClientEvent, OnEvent, emit
 from mq.client.limits import DEFAULT, ClientLimits
 from mq.client.logs import log
 from mq.client.net.connection import (
@@ -222,9 +222,9 @@ class ClientCore:
         """Connections that are open."""
         return sum(each.lost is None for each in list(self._connections.values()))
 
-    def tell(self, event: ClientEvent) -> None:
+    def emit(self, event: ClientEvent) -> None:
         """Tell the application."""
-        tell(self._on_event, event)
+        emit(self._on_event, event)
 
     def troubles(self) -> Iterator[str]:
         """What keeps this client from working now: name servers, and leaders of known routes, out of reach."""
@@ -311,7 +311,7 @@ class ClientCore:
             self._connections[address] = connection
             self._tasks.start_soon(self._run_connection, connection)
             self._send_heartbeat(connection)
-            self.tell(ClientEvent("connected", address))  # last: it may raise what ends the program
+            self.emit(ClientEvent("connected", address))  # last: it may raise what ends the program
             return connection
 
     async def _run_connection(self, connection: Connection) -> None:
@@ -324,7 +324,7 @@ class ClientCore:
                 del self._connections[connection.address]
         if not self._closed:
             log.info("connection_lost", address=connection.address, reason=str(connection.lost))
-            self.tell(ClientEvent("lost", connection.address, str(connection.lost)))
+            self.emit(ClientEvent("lost", connection.address, str(connection.lost)))
 
     async def call(
         self,

@@ -179,7 +179,7 @@ class Producer(Client, Generic[BodyT]):
                 self._name_servers,
                 heartbeat_body=self._heartbeat_body,
                 on_server_request=self._answer_server,
-                on_event=self._on_event if recorder is None else recorder.telling(self._on_event),
+                on_event=self._on_event if recorder is None else recorder.counting_events(self._on_event),
                 settings=self._remoting_settings,
                 rng=self._random,
             ) as core,

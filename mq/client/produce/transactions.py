@@ -295,10 +295,10 @@ class TransactionProducer(Producer[BodyT]):
                 if any(core.connected(address) is not None for address in route.addresses()):
                     wait.is_over()
                 else:
-                    wait.goes_on("no broker can be reached", group=self.group)
+                    wait.warn_if_long("no broker can be reached", group=self.group)
             except ClientError as error:
                 log.debug("brokers_unknown", reason=str(error))
-                wait.goes_on(error, group=self.group)
+                wait.warn_if_long(error, group=self.group)
             await anyio.sleep(core.settings.limits.stay_connected_seconds)
 
     def _asked(self, check: Check[BodyT], message: ReceivedMessage[Any]) -> Awaitable[bool | None] | bool | None:

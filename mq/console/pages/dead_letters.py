@@ -200,7 +200,7 @@ async def _send(visit: Visit, group: str, picked: Picked, everybody: bool, job: 
                     await consumer.commit(done)
     for stopped, count in sorted(behind.items()):
         if count:
-            job.note(
+            job.add_note(
                 f"{queue_name(stopped)}: {count} behind the one that failed were not sent. When its cause is mended, "
                 "send all again; or choose them, to leave it out"
             )

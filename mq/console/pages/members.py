@@ -58,7 +58,7 @@ async def make(visit: Visit, form: Form) -> Done:
             answer = await _change(visit, name, change, one(form, "voter") == "yes", job)
             fault = "" if answer.done else f"{answer.code}: {answer.text}"
             if answer.done:
-                job.note(answer.text)
+                job.add_note(answer.text)
         except ClientError as error:
             fault = str(error)
         finally:
@@ -75,7 +75,7 @@ async def make(visit: Visit, form: Form) -> Done:
 
 
 async def _change(visit: Visit, name: str, change: Change, voter: bool, job: Job) -> GroupAnswer:
-    session = GroupSession(visit.watch.changing_admin, name, job.tell)
+    session = GroupSession(visit.watch.changing_admin, name, job.set_progress)
     if change.action == "add":
         return await session.add(change.node, change.address, voter=voter, patience=CATCH_UP_SECONDS)
     if change.action == "replace":

@@ -29,9 +29,9 @@ __all__ = [
     "TraceRecord",
     "TracedHandling",
     "TransactionEnded",
+    "build_trace",
     "decode_trace",
     "encode_trace",
-    "tell",
     "trace_messages",
 ]
 
@@ -302,7 +302,7 @@ class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.sent or self.handled or self.transactions or self.recalled)
 
 
-def tell(message_id: str, records: Iterable[TraceRecord], unreadable: int = 0) -> MessageTrace:
+def build_trace(message_id: str, records: Iterable[TraceRecord], unreadable: int = 0) -> MessageTrace:
     """The trace of one message from records of many; duplicates count once."""
     of_it = [each for each in dict.fromkeys(records) if message_id in each.message_id.split(",")]
     ended = {each.request_id: each for each in of_it if isinstance(each, HandlingEnded)}

@@ -132,7 +132,7 @@ class LiteSubscribing:
         if action is None:
             raise Refused(pb.BAD_REQUEST, f"the action {request.action} is unknown")
         option = _offset_option(request.offset_option) if request.HasField("offset_option") else None
-        await self._tell(caller, group, topic, action, lites, option, caller.seconds_left(_SECONDS))
+        await self._send_to_all(caller, group, topic, action, lites, option, caller.seconds_left(_SECONDS))
         self._subscribed.changed(caller.client_id, group, topic, action, lites)
         return pb.SyncLiteSubscriptionResponse(status=OK)
 
@@ -176,11 +176,11 @@ class LiteSubscribing:
 
     async def _end(self, caller: Caller, group: str, topic: str) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
         try:
-            await self._tell(caller, group, topic, Action.COMPLETE_REMOVE, set(), None, _AT_LEAVE_SECONDS)
+            await self._send_to_all(caller, group, topic, Action.COMPLETE_REMOVE, set(), None, _AT_LEAVE_SECONDS)
         except (Refused, ClientError) as error:  # brokers forget it after some minutes
             self._log.debug("subscriptions_not_ended", group=group, topic=topic, reason=str(error))
 
-    async def _tell(
+    async def _send_to_all(
         self,
         caller: Caller,
         group: str,
@@ -194,7 +194,7 @@ class LiteSubscribing:
         entry = _entry(caller, group, topic, action, lites, option)
         errors: list[Refused | ClientError] = []
 
-        async def tell(broker_name: str) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
+        async def send(broker_name: str) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
             try:
                 await self._control(topic, broker_name, entry, caller.extra, seconds)
             except (Refused, ClientError) as error:
@@ -203,7 +203,7 @@ class LiteSubscribing:
         names = sorted((await self._brokers.topic(topic)).route.brokers)
         async with trio.open_nursery() as nursery:
             for name in names:
-                nursery.start_soon(tell, name)
+                nursery.start_soon(send, name)
         if errors:
             raise next((error for error in errors if isinstance(error, Refused | BrokerError)), errors[0])
 

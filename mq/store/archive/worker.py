@@ -40,7 +40,7 @@ def run(job: ArchiveJob) -> Iterator[ArchiveStep]:
         nonlocal alive_at
         if time.monotonic() >= alive_at + ALIVE_SECONDS:
             alive_at = time.monotonic()
-            tell(ArchiveStep())
+            write_step(ArchiveStep())
 
     def sleep(seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -73,7 +73,7 @@ def run(job: ArchiveJob) -> Iterator[ArchiveStep]:
         source.close()
 
 
-def tell(step: ArchiveStep) -> None:
+def write_step(step: ArchiveStep) -> None:
     """Write a line of the answer. Raises BrokenPipeError."""
     os.write(sys.stdout.fileno(), msgspec.json.encode(step) + b"\n")
 
@@ -90,7 +90,7 @@ def main() -> None:
     threading.Thread(target=_end_with_broker, daemon=True).start()
     try:
         for step in run(msgspec.json.decode(line, type=ArchiveJob)):
-            tell(step)
+            write_step(step)
     except BrokenPipeError:
         return  # the broker was killed
 

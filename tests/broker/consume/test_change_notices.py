@@ -28,58 +28,58 @@ def members(count: int) -> list[Any]:
 
 def test_small_group_is_notified_at_once() -> None:
     group = members(50)
-    told = ChangeNotices(50)
-    told.tell("G", group)
+    notices = ChangeNotices(50)
+    notices.notify("G", group)
     assert {member.told for member in group} == {1}
 
 
 def test_sender_of_a_change_is_notified_last_and_once() -> None:
     group = members(3)
-    told = ChangeNotices(50)
-    told.tell("G", group, sender=group[1])
-    told.tell("G", group, sender=group[1])
+    notices = ChangeNotices(50)
+    notices.notify("G", group, sender=group[1])
+    notices.notify("G", group, sender=group[1])
     assert [member.told for member in group] == [2, 0, 2]
     for _ in range(SENDER_TICKS - 1):
-        told.go_on()
+        notices.send_some()
     assert group[1].told == 0
-    told.go_on()
-    told.go_on()
+    notices.send_some()
+    notices.send_some()
     assert [member.told for member in group] == [2, 1, 2]
 
 
 def test_large_group_is_notified_gradually() -> None:
     group = members(2 * LATER_AT_ONCE)
-    told = ChangeNotices(50)
-    told.tell("G", group)
+    notices = ChangeNotices(50)
+    notices.notify("G", group)
     assert not any(member.told for member in group)
     group[-1].closed = True
-    told.go_on()
+    notices.send_some()
     assert sum(member.told for member in group) == LATER_AT_ONCE
-    told.go_on()
+    notices.send_some()
     assert sum(member.told for member in group) == 2 * LATER_AT_ONCE - 1
 
 
 def test_changes_during_a_round_are_announced_once_to_all() -> None:
     first = members(2 * LATER_AT_ONCE)
-    told = ChangeNotices(50)
-    told.tell("G", first)
-    told.go_on()
+    notices = ChangeNotices(50)
+    notices.notify("G", first)
+    notices.send_some()
     newcomers = members(10)
     for count in range(1, 11):
-        told.tell("G", first + newcomers[:count])
+        notices.notify("G", first + newcomers[:count])
     for _ in range(10):
-        told.go_on()
+        notices.send_some()
     assert {member.told for member in first} == {2}
     assert {member.told for member in newcomers} == {1}
 
 
 def test_large_groups_take_turns() -> None:
     groups = {name: members(3 * LATER_AT_ONCE) for name in ("G", "H")}
-    told = ChangeNotices(50)
+    notices = ChangeNotices(50)
     for name, group in groups.items():
-        told.tell(name, group)
+        notices.notify(name, group)
     for _ in range(2):
-        told.go_on()
+        notices.send_some()
     assert [sum(member.told for member in group) for group in groups.values()] == [LATER_AT_ONCE, LATER_AT_ONCE]
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from trio.testing import MockClock
 
-from jepsen.damage.file_damage import FILES, MANNERS, break_files, told
+from jepsen.damage.file_damage import FILES, MANNERS, break_files, describe_damage
 from jepsen.deployments import earlier
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
@@ -44,7 +44,7 @@ def directory(tmp_path: Path) -> Path:
 def test_every_kind_of_file_is_damaged_in_every_manner(directory: Path, kind: str, manner: str) -> None:
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     damaged = break_files(Random(1), directory, kind, manner)
-    assert told(damaged)
+    assert describe_damage(damaged)
     for each in damaged:
         assert each.before == before[each.path]
         assert each.path.exists() is (manner != "it is missing")
@@ -62,8 +62,8 @@ def test_only_closed_log_files_must_come_back_byte_by_byte(directory: Path) -> N
 def test_undamaged_file_is_not_reported_as_damaged(directory: Path) -> None:
     (damaged,) = break_files(Random(1), directory, "checkpoint", MANNERS[0])
     damaged.path.write_bytes(damaged.before)
-    assert told([damaged]) == ""
-    assert told([]) == ""
+    assert describe_damage([damaged]) == ""
+    assert describe_damage([]) == ""
 
 
 def test_every_card_is_drawn_before_one_repeats() -> None:
@@ -97,8 +97,8 @@ async def test_earlier_release_is_another_tree(tmp_path: Path) -> None:
     assert not (tmp_path / "earlier" / "jepsen").exists()
 
 
-@pytest.mark.parametrize(("change", "told"), [("", []), ("flip", ["file 00000000000000000000 differs"])])
-def test_restored_log_is_compared_file_by_file(tmp_path: Path, change: str, told: list[str]) -> None:
+@pytest.mark.parametrize(("change", "differences"), [("", []), ("flip", ["file 00000000000000000000 differs"])])
+def test_restored_log_is_compared_file_by_file(tmp_path: Path, change: str, differences: list[str]) -> None:
     for name in ("restored", "original"):
         (tmp_path / name / "commitlog").mkdir(parents=True)
         for at in (0, 1000):
@@ -106,7 +106,7 @@ def test_restored_log_is_compared_file_by_file(tmp_path: Path, change: str, told
     (tmp_path / "restored" / "commitlog" / f"{1000:020d}").write_bytes(CONTENT + b"the new group")
     if change:
         (tmp_path / "restored" / "commitlog" / f"{0:020d}").write_bytes(CONTENT[:-1] + b"x")
-    assert differing(tmp_path / "restored", tmp_path / "original") == told
+    assert differing(tmp_path / "restored", tmp_path / "original") == differences
 
 
 def test_restored_log_without_entries_is_not_a_backup(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from mq.protocol.messages.trace import (
     Sent,
     TraceRecord,
     TransactionEnded,
+    build_trace,
     decode_trace,
     encode_trace,
-    tell,
     trace_messages,
 )
 
@@ -189,7 +189,7 @@ def test_trace_records_are_ordered_by_message() -> None:
         Recalled(timestamp_ms=50, message_id="ID"),
         TransactionEnded(timestamp_ms=15, message_id="ID"),
     ]
-    story = tell("ID", records * 2, 4)
+    story = build_trace("ID", records * 2, 4)
     assert story.found
     assert [each.timestamp_ms for each in story.sent] == [5, 10]
     assert [
@@ -197,4 +197,4 @@ def test_trace_records_are_ordered_by_message() -> None:
         for each in story.handled
     ] == [("G", 20, False), ("H", 25, None), ("G", 30, True), ("I", 40, True)]
     assert (len(story.transactions), len(story.recalled), story.unreadable) == (1, 1, 4)
-    assert not tell("nothing", records).found
+    assert not build_trace("nothing", records).found

@@ -449,7 +449,7 @@ def with_retention(replica: Replica, **limits: Any) -> Replica:
     own = KeptLimits.of(replica.service._settings)
     replica.service._shared.answered(own, 1e9)
     for node_id in ("n0", "n1", "n2"):
-        replica.service._shared.told(node_id, own, 1e9)
+        replica.service._shared.reported(node_id, own, 1e9)
     replica.metadata.apply(noted(replica.ends()[-1]))
     replica.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
     return replica
