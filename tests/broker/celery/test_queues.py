@@ -1,4 +1,4 @@
-"""Queues and their bindings; brokers of the test kit."""
+"""Queues, their bindings and foreign messages in them; brokers of the test kit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import pytest
 import raftmq.celery  # noqa: F401 - makes the URLs known
 from mq.celery.limits import TEST_MIN
 from mq.celery.topics import TooManyBindings
+from mq.client import Message
+from mq.client.sync import SyncProducer
+from mq.tasks.names import queue_topic
 from mq.tasks.queue_calls import QueueCalls
 from mq.testing import running_kit
+from tests.support.waiting import wait_until
 
 NEWS = kombu.Exchange("news", "direct")
 
@@ -113,3 +117,40 @@ def test_message_that_was_given_back_is_gone_with_its_deleted_queue(url: str) ->
         queue(channel).declare()
         producer.publish("new", routing_key="work")
         assert got(connection, "work") == ["new"]
+
+
+PLAIN = kombu.Queue("work")
+WITH_PRIORITIES = kombu.Queue("work", max_priority=9)
+
+
+def test_consumer_gets_messages_of_priorities_that_its_queue_has_got_since() -> None:
+    """As when workers are deployed one after the other with `task_queue_max_priority`."""
+    got: list[Any] = []
+    with (
+        running_kit() as kit,
+        kombu.Connection(f"raftmq://{kit.namesrv}") as connection,
+    ):
+        connection.default_channel.connection.session.topics.limits = TEST_MIN
+        with connection.Consumer(PLAIN, callbacks=[lambda body, message: got.append(body)], no_ack=True):
+            WITH_PRIORITIES(connection.channel()).declare()
+            connection.Producer().publish("urgent", routing_key="work", priority=9)
+            connection.drain_events(timeout=20)
+    assert got == ["urgent"]
+
+
+DEAD = kombu.Queue("dead", kombu.Exchange("dead", "direct"), routing_key="dead")
+WORK = kombu.Queue("work", queue_arguments={"x-dead-letter-exchange": "dead", "x-dead-letter-routing-key": "dead"})
+
+
+def test_foreign_message_bypasses_the_dead_letter_exchange_unchanged() -> None:
+    with running_kit() as kit, kombu.Connection(f"raftmq://{kit.namesrv}") as connection:
+        channel = connection.default_channel
+        for queue in (DEAD, WORK):
+            queue(channel).declare()
+        topic = queue_topic("celery", "work")
+        with SyncProducer(kit.namesrv) as producer:
+            producer.send(Message(topic, b"no JSON"))
+        assert channel.basic_get("work") is None
+        wait_until(lambda: kit.dead_letters(topic))
+        kit.assert_stored(f"%DLQ%{topic}", b"no JSON")
+        assert channel.basic_get("dead") is None

@@ -1,17 +1,21 @@
-"""Networks of deployments: rules and counters of namespaces, and proxies that hold back."""
+"""Deployments: rules and counters of networks, proxies that hold back, links of poor quality, disks that lose power."""
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 import trio
 
+from jepsen.deployments.disks import open_disks, unavailable
 from jepsen.deployments.docker import Containers
 from jepsen.deployments.local import open_loopback
 from jepsen.deployments.netns import Networks, deaf_to, left_in, packets_counted
 from jepsen.deployments.network import CLIENTS, NAME_SERVERS
+from jepsen.deployments.packets import QUEUE_SECONDS_MAX, Link, Shape
 from mq.local_cluster import HOST
 from tests.support.waiting import until
 
@@ -98,3 +102,72 @@ async def test_each_broker_has_its_own_link_to_each_name_server() -> None:
 def test_server_addresses_are_unique(network: Networks | Containers) -> None:
     names = [*(f"n{number}" for number in range(5)), *NAME_SERVERS]
     assert len({network.clients_reach(name)[0] for name in names}) == len(names)
+
+
+def arrivals(shape: Shape) -> tuple[Link, list[list[float]]]:
+    """When each of many packets of 1,000 bytes arrives, sent one a millisecond."""
+    link = Link(shape)
+    rng = Random(1)
+    return link, [link.due(number * 0.001, 1000, rng) for number in range(2000)]
+
+
+def test_link_without_faults_delivers_at_once_and_in_order() -> None:
+    link, came = arrivals(Shape())
+    assert came == [[number * 0.001] for number in range(2000)]
+    assert not link.counts
+
+
+def test_lost_packets_never_arrive() -> None:
+    link, came = arrivals(Shape(loss=0.2))
+    lost = sum(not each for each in came)
+    assert 300 < lost < 500
+    assert link.counts["lost"] == lost
+
+
+def test_duplicates_arrive_twice() -> None:
+    link, came = arrivals(Shape(duplicate=0.1))
+    assert sum(len(each) == 2 for each in came) == link.counts["duplicated"] > 100
+
+
+def test_jitter_stays_within_its_bounds_and_changes_the_order() -> None:
+    _, came = arrivals(Shape(delay=0.05, jitter=0.02))
+    delays = [each[0] - number * 0.001 for number, each in enumerate(came)]
+    assert 0.0299 <= min(delays) < max(delays) <= 0.0701
+    assert [each[0] for each in came] != sorted(each[0] for each in came)
+
+
+def test_reordered_packets_overtake_delayed_packets() -> None:
+    link, came = arrivals(Shape(delay=0.05, reorder=0.25))
+    assert sum(each[0] == number * 0.001 for number, each in enumerate(came)) == link.counts["reordered"] > 300
+
+
+def test_low_rate_delays_and_drops_packets() -> None:
+    link, came = arrivals(Shape(rate=100_000.0))  # ten times as much is sent
+    arrived = [each[0] for each in came if each]
+    assert all(b - a >= 0.0099 for a, b in pairwise(arrived))
+    assert link.counts["lost"] > 1000
+    assert max(at - number * 0.001 for number, each in enumerate(came) for at in each) <= QUEUE_SECONDS_MAX + 0.011
+
+
+def test_large_packets_vanish() -> None:
+    link = Link(Shape(large=600))
+    assert link.due(0.0, 600, Random(1)) == [0.0]
+    assert link.due(0.0, 601, Random(1)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(unavailable() is not None, reason=f"no disks here: {unavailable()}")
+async def test_unsynced_data_are_gone_and_files_are_handed_back(tmp_path: Path) -> None:
+    async with open_disks(tmp_path, ("n0",)) as disks:
+        data = disks["n0"].point / "data"
+        data.mkdir()
+        (data / "kept").write_bytes(b"kept")
+        await disks["n0"].unmount()  # writes everything
+        await disks["n0"].mount()
+        (data / "lost").write_bytes(bytes(1000))
+        lost = await disks["n0"].lose_power()
+        assert (lost.unsynced_gone, lost.synced_kept) == (True, True)
+        assert not (data / "lost").exists() or (data / "lost").stat().st_size == 0
+    assert (tmp_path / "n0" / "kept").read_bytes() == b"kept"
+    assert not disks["n0"].image.exists(), "images of a gigabyte must not stay"
