@@ -39,7 +39,7 @@ PURE = (
     "raftlog/safe_cbor.py",
     "raftlog/segment/codec.py",
     "raftlog/segment/recovery.py",
-    "raftlog/segment/retention.py",
+    "raftlog/segment/deletable_files.py",
     "raftlog/bootstrap.py",
     "raftlog/log_numbers.py",
     "raftlog/terms.py",

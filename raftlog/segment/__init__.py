@@ -11,6 +11,7 @@ from raftlog.segment.codec import (
     initial_chain,
     scan_entries,
 )
+from raftlog.segment.deletable_files import Deletion, LocalTier, RetentionPolicy, Situation, droppable
 from raftlog.segment.disk import Disk, RealDisk
 from raftlog.segment.errors import (
     DirectoryLocked,
@@ -32,7 +33,6 @@ from raftlog.segment.meta import Base, MetaState
 from raftlog.segment.meta_keys import COPIED, EARLY, EARLY_ELSEWHERE, REFILLED
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
-from raftlog.segment.retention import Deletion, LocalTier, RetentionPolicy, Situation, droppable
 from raftlog.segment.snapshot_install import SNAPSHOT_NAME, Manifest, SnapshotInstall, decode_manifest, encode_manifest
 from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 

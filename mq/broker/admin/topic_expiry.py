@@ -3,7 +3,7 @@
 The leader looks at the queues of all these topics in turn. What is too old is a matter of where in the log the time is
 that the topic's hours say, and that is looked up once for all topics with equal hours. What exceeds a limit of bytes is
 counted by `mq.broker.base.topic_bytes`. The disk is free when the file of the log goes, as for all messages
-(`mq.broker.base.retention`).
+(`mq.broker.base.local_retention`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TopicExpiry(Service):
 
     Args:
         leased_pos: physical offset from which on readers have leases.
-        now_ms: the time by which messages expire; see `mq.broker.base.retention.Retention.plausible_ms`.
+        now_ms: the time by which messages expire; see `mq.broker.base.local_retention.Retention.plausible_ms`.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A lease is local to this replica and in memory: a reader requests one from each replica that it reads from, and renews
 it before it expires. After a restart, readers request it again. An almost full disk overrides leases, see
-`raftlog.segment.retention`.
+`raftlog.segment.deletable_files`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import PullSettings, check_pull_settings
 from mq.client.consume.send_back import failure_text, give_back
 from mq.client.consume.stop_signals import check_seconds, drain_on_signals
-from mq.client.consume.subscribing import SubscribingConsumer
+from mq.client.consume.subscribing_consumer import SubscribingConsumer
 from mq.client.consume.subscription import Subscribed
 from mq.client.errors import ClientError, TransactionFenced
 from mq.client.events import OnEvent

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from raftlog.log_numbers import LogIndex
+from raftlog.segment.deletable_files import Deletion, LocalTier, RetentionPolicy, Situation, droppable
 from raftlog.segment.index import SegmentInfo
-from raftlog.segment.retention import Deletion, LocalTier, RetentionPolicy, Situation, droppable
 
 FILE = 100
 HOUR_MS = 3_600_000
