@@ -92,7 +92,7 @@ def asked_with(tabs: int, asked: Counter[str]) -> Counter[str]:
 
 
 def test_open_overview_asks_the_brokers_every_two_seconds(asked: Counter[str]) -> None:
-    """What these requests cost a leader is measured in tests/kit/test_console_cost.py."""
+    """What these requests cost a leader is measured in tests/kit/test_cost.py."""
     found = asked_with(1, asked)
     assert found.keys() == {"brokers", "survey", "all_progress"}
     for name, seconds in (("brokers", 2), ("survey", 30), ("all_progress", 60)):

@@ -1,11 +1,13 @@
-"""What a change of the members of a broker group would do."""
+"""What a change of the members of a broker group would do, and the record of changes."""
 
 from __future__ import annotations
 
 import pytest
+import structlog
 
 from mq.console.pages.members import change_of
 from mq.console.pages.visit import Refused
+from mq.console.records import RECORDS_MAX, TEXT_MAX, Record, Records
 from mq.console.views.members import Change, consequences, member_rows
 from mq.protocol.requests.raft_group import GroupView, MemberView
 
@@ -78,3 +80,15 @@ def test_unconnected_member_reports_the_reason() -> None:
     assert rows[0].role == "leader"
     assert (rows[1].state, rows[1].lag) == ("NOT CONNECTED, probe", "7")
     assert rows[1].note == "connection refused, its disk is slow or full"
+
+
+def test_huge_forms_use_little_memory_when_recorded() -> None:
+    records = Records(structlog.get_logger("test"))
+    with structlog.testing.capture_logs() as logs:
+        for number in range(RECORDS_MAX + 1):
+            records.add(Record(number, "", "resume a transaction", "t" * 250_000, "no message " + "o" * 250_000, False))
+    kept = records.all()
+    assert len(kept) == RECORDS_MAX
+    assert kept[0].at_ms == RECORDS_MAX
+    assert all(len(each.target) + len(each.outcome) < 2 * TEXT_MAX + 10 for each in kept)
+    assert len(repr(logs[0])) < 3 * TEXT_MAX

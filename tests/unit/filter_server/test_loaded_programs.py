@@ -1,4 +1,4 @@
-"""The programs that a filter server has in memory."""
+"""The programs that a filter server has in memory, and how much of a processor a group may use."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import trio
 
 from mq.filter.programs import ProgramName, name_of
 from mq.filter.wasm import WasmLimits
+from mq.filter_server.group_budget import GroupBudget
 from mq.filter_server.loaded_programs import Programs
 from mq.filter_server.wasm_sandbox import Sandbox, WasmFilter
 from tests.support.filter_servers import EVERYTHING
@@ -39,3 +40,25 @@ async def test_program_that_is_uploaded_for_each_queue_is_compiled_once() -> Non
             nursery.start_soon(programs.add, "G", "T", name, EVERYTHING)
     assert sandbox.loads == 1
     assert len(programs) == 1
+
+
+def test_group_that_uses_less_than_its_share_does_not_wait() -> None:
+    budget = GroupBudget(0.5, now=0.0)
+    for second in range(100):
+        assert budget.wait_seconds(second) == 0
+        budget.spend(0.5, second)
+    assert budget.wait_seconds(100.0) == 0
+
+
+def test_group_above_its_share_waits() -> None:
+    budget = GroupBudget(0.5, now=0.0)
+    budget.spend(1.5, 0.0)
+    assert budget.wait_seconds(0.0) == 2.0
+    assert budget.wait_seconds(1.0) == 1.0
+    assert budget.wait_seconds(2.0) == 0
+
+
+def test_group_budget_saves_at_most_one_second() -> None:
+    budget = GroupBudget(0.5, now=0.0)
+    budget.spend(1.0, 1000.0)
+    assert budget.wait_seconds(1000.0) == 1.0

@@ -1,4 +1,4 @@
-"""The steps of a task between its checkpoints, and nothing of what others do meanwhile."""
+"""The steps of a task between its checkpoints, and the longest delay of the event loop in the last minute."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from mq.monitoring.event_loop_lag import EventLoopLag
 from mq.monitoring.step_times import StepTimes
 
 
@@ -71,3 +72,21 @@ async def test_concurrent_tasks_are_measured_separately() -> None:
         nursery.start_soon(one, 0.002)
         nursery.start_soon(one, 0.003)
     assert work.steps.longest() == pytest.approx((0.003, 0.003))
+
+
+def test_longest_delay_is_kept_for_a_minute() -> None:
+    lateness = EventLoopLag()
+    assert lateness.longest(1000.0) == 0.0
+    lateness.note(0.2, 1000.0)
+    lateness.note(0.5, 1001.0)
+    lateness.note(0.1, 1002.0)
+    assert lateness.longest(1002.0) == 0.5
+    assert lateness.longest(1059.9) == 0.5
+    assert lateness.longest(1061.0) == 0.0
+
+
+def test_smaller_delays_show_once_the_longest_expired() -> None:
+    lateness = EventLoopLag()
+    for second in range(1000, 1120):
+        lateness.note(0.4 if second == 1010 else 0.01, float(second))
+    assert lateness.longest(1119.0) == 0.01

@@ -1,12 +1,20 @@
-"""What a proxy tells brokers of its clients."""
+"""What a proxy tells brokers of its clients, and what it remembers of their lite topics."""
 
 from __future__ import annotations
 
 import random
 from typing import Any, cast
 
+import pytest
+
+from mq.client import BrokerError
+from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.clients import ClientBehindProxy
+from mq.protocol.requests.lite import Action
 from mq.proxy.clients import MEMBERS_BYTES_MAX, Clients, TelemetryStream
+from mq.proxy.mapping.refusals import refusal_of
+from mq.proxy.services.lite_subscribing import Subscribed
+from mq.proxy.wire import messaging_pb2 as pb
 
 
 def opened(clients: Clients, client_id: str, expression: str) -> None:
@@ -24,3 +32,34 @@ def test_heartbeat_lists_members_up_to_its_size_limit() -> None:
     assert 50 < len(told) < 100
     assert told[-1].client_id == "small"
     assert MEMBERS_BYTES_MAX - 50_000 < sum(len(each.encode()) for each in told) <= MEMBERS_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (ResponseCode.LMQ_QUOTA_EXCEEDED, pb.LITE_TOPIC_QUOTA_EXCEEDED),
+        (ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED, pb.LITE_SUBSCRIPTION_QUOTA_EXCEEDED),
+    ],
+)
+def test_broker_quota_refusals_map_to_grpc_codes(code: int, expected: pb.Code) -> None:
+    assert refusal_of(BrokerError(code, "full", "broker-a")).code == expected
+
+
+def test_proxy_remembers_a_limited_number_of_lite_topics() -> None:
+    known = Subscribed(names_max=6)
+    known.changed("c1", "g", "T", Action.PARTIAL_ADD, {"a", "b"})
+    known.changed("c1", "g", "T", Action.PARTIAL_ADD, {"b", "c"})
+    known.changed("c1", "g", "T", Action.PARTIAL_REMOVE, {"a"})
+    assert (known.get("c1", "g", "T"), len(known)) == ({"b", "c"}, 3)
+    assert known.get("c1", "g", "U") is None
+    known.changed("c2", "g", "T", Action.PARTIAL_REMOVE, {"a"})
+    assert known.get("c2", "g", "T") is None
+    known.changed("c2", "g", "T", Action.COMPLETE_ADD, {"x", "y"})
+    known.lost("c2", "g", "x")
+    known.lost("c2", "g", "x")
+    assert (known.get("c2", "g", "T"), len(known)) == ({"y"}, 5)
+    known.changed("c3", "g", "T", Action.COMPLETE_ADD, {"z"})
+    assert (known.get("c1", "g", "T"), len(known)) == (None, 4)
+    assert known.left("c2") == [("g", "T")]
+    known.changed("c3", "g", "T", Action.COMPLETE_REMOVE, set())
+    assert len(known) == 0

@@ -1,14 +1,18 @@
-"""Which load balancers the settings of a proxy trust, and how settings reach the process that serves."""
+"""Settings of a proxy: trusted load balancers, how they reach the serving process; a certificate made for itself."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from mq.proxy.configuration import ProxyConfiguration
+from mq.proxy.grpc import SelfSigned
 from mq.proxy.settings import ProxySettings
+from mq.tls import CertificateUnusable
 
 
 def test_only_configured_networks_are_trusted() -> None:
@@ -44,3 +48,19 @@ def test_settings_reach_the_process_that_serves() -> None:
     assert received == given.configuration()
     assert (received.tls_certificate, received.drain_seconds) == ("a.pem", 2.5)
     assert received.metrics_address == ("0.0.0.0", 18181)
+
+
+def test_certificate_that_cannot_be_made_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(CertificateUnusable, match="cannot make a certificate for itself: 1"):
+        SelfSigned(["localhost"], lambda: 0)
+
+
+def test_self_signed_certificate_does_not_import_cryptography() -> None:
+    program = "from mq.proxy.grpc import SelfSigned; import sys; SelfSigned(['localhost'], lambda: 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; print('cryptography' in sys.modules)"],
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.strip() == b"False"
