@@ -106,7 +106,7 @@ def upload(address: tuple[str, int], name: ProgramName, content: bytes) -> None:
 @asynccontextmanager
 async def filter_server(cluster: DevCluster) -> AsyncIterator[tuple[tuple[str, int], int]]:
     """A filter server beside the broker; its address and its process id."""
-    port = OWN_PORTS.take(1)
+    port = OWN_PORTS.reserve(1)
     settings = ["metrics_listen=off", f"group_share={os.cpu_count()}"]
     given = ["--broker", cluster.address("n0"), "--namesrv", cluster.namesrv, "--listen", f"{HOST}:{port}"]
     command = [sys.executable, "-m", "mq.cli", "filter-server", *given, "--log-level", "warning"]

@@ -70,11 +70,11 @@ class Wire:
         done = trio.Event()
         answers: list[tuple[Response, bytes]] = []
 
-        def take(response: Response, body: bytes) -> None:
+        def on_response(response: Response, body: bytes) -> None:
             answers.append((response, body))
             done.set()
 
-        await self.post(code, ext, take, body)
+        await self.post(code, ext, on_response, body)
         await done.wait()
         return answers[0]
 

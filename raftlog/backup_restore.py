@@ -77,7 +77,7 @@ def restore(
             copy.image.add_snapshot(snapshot)
         with closing(read_ahead(backup.runs())) as runs:
             for run in runs:
-                if not copy.take(run):
+                if not copy.copy_run(run):
                     break
                 copied(len(run.data))
         last = copy.image.last
@@ -134,7 +134,7 @@ class _Copy:
         self.newest_body = b""
         self._wanted = wanted
 
-    def take(self, run: EntryRun) -> bool:
+    def copy_run(self, run: EntryRun) -> bool:
         """Copy a run, or its beginning; returns whether all its entries are wanted."""
         newest: EntryRef | None = None
         whole = True

@@ -135,7 +135,7 @@ class ArchivedFiles:
             nursery.start_soon(self._read_on, staging, send)
             try:
                 async for pos, data in receive:
-                    if not await trio.to_thread.run_sync(partial(_take, staging, pos, data)):
+                    if not await trio.to_thread.run_sync(partial(_stage, staging, pos, data)):
                         self._give_up("its files do not continue the log that the leader offers")
                         break
                     self.nbytes += len(data)
@@ -188,7 +188,7 @@ class ArchivedFiles:
         self._log.warning("install_without_archive", reason=reason, archived_bytes=self.nbytes)
 
 
-def _take(staging: SnapshotInstall, pos: int, data: bytes) -> bool:
+def _stage(staging: SnapshotInstall, pos: int, data: bytes) -> bool:
     """Stage bytes piece by piece, as they are wanted; whether they fit. Raises StorageFailed."""
     size = staging.piece_bytes
-    return all(staging.take("log", pos + at, data[at : at + size]) for at in range(0, len(data), size))
+    return all(staging.accept("log", pos + at, data[at : at + size]) for at in range(0, len(data), size))

@@ -368,7 +368,7 @@ class Puller:
             what, pos = answer.source, answer.pos
             if answer.refusal is None:
                 asked.pop((what, pos), None)
-                if not await trio.to_thread.run_sync(staging.take, what, pos, answer.data):
+                if not await trio.to_thread.run_sync(staging.accept, what, pos, answer.data):
                     self._log.warning("install_rejected", source=self._source, what=what, pos=pos)
                     await trio.sleep(ANSWER_SECONDS_MAX / 4)
             elif answer.refusal in (GONE, NO_SNAPSHOT):

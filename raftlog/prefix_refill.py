@@ -216,7 +216,7 @@ class PrefixRefill:
                 continue
             if answer.refusal is None:
                 asked.pop(("log", answer.pos), None)
-                if await trio.to_thread.run_sync(staging.take, "log", answer.pos, answer.data):
+                if await trio.to_thread.run_sync(staging.accept, "log", answer.pos, answer.data):
                     useless = 0
                     continue
             elif answer.refusal == GONE:

@@ -51,7 +51,7 @@ class RepairDialogue:
         self.answered[peer] = "no answer"
         return RangeReq("log", *wanted, uncommitted=self._uncommitted)
 
-    def take(self, peer: NodeId, answer: RangeResp) -> bool:
+    def process_answer(self, peer: NodeId, answer: RangeResp) -> bool:
         """Process an answer to the last request; returns whether to ask ``peer`` for more. Raises `StorageFailed`."""
         self.answered[peer] = answer.refusal or f"{len(answer.data)} bytes"
         if answer.refusal is None:

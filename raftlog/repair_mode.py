@@ -141,7 +141,7 @@ class RepairMode:
             for peer in self._peers():
                 while self._transport.connected(peer) and (request := dialogue.request(peer)) is not None:
                     answer = await self._ask(peer, request)
-                    if answer is None or not dialogue.take(peer, answer):
+                    if answer is None or not dialogue.process_answer(peer, answer):
                         break
             waits = dialogue.end_round(trio.current_time())
             if dialogue.has_moved:

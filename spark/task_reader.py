@@ -162,7 +162,7 @@ class TaskReader:
                 connection = self._connected()
                 if sent is None:
                     sent = self._ask(connection, wanted, offset)
-                chunk = self._take(connection.receive(sent), wanted, offset)
+                chunk = self._records_in(connection.receive(sent), wanted, offset)
                 sent = None
             except (Unreachable, Refused, ReplicaBehind, AnswerDamaged) as error:
                 sent = None
@@ -223,7 +223,7 @@ class TaskReader:
             },
         )
 
-    def _take(self, answer: Answer, wanted: QueueRange, offset: int) -> Chunk:
+    def _records_in(self, answer: Answer, wanted: QueueRange, offset: int) -> Chunk:
         """The records in a response. Raises ReplicaBehind, Refused, AnswerDamaged, DataLoss."""
         address = self._replicas[self._turn]
         if answer.code not in (

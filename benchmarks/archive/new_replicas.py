@@ -93,7 +93,7 @@ async def _joined(cluster: DevCluster, joined: Processes, dead: str, source: str
         for name, value in cluster.settings.items()
         if name != "segment_bytes" and (source == "archive" or not name.startswith(WITHOUT_ARCHIVE))
     }
-    clients = OWN_PORTS.take(2)
+    clients = OWN_PORTS.reserve(2)
     replication = clients + 1
     command = [sys.executable, "-m", "mq.cli", "broker", "--join", "--node-id", node, "--namesrv", cluster.namesrv]
     command += ["--listen", f"{HOST}:{clients}", "--replication-listen", f"{HOST}:{replication}"]

@@ -440,7 +440,7 @@ class Threads:
             self._archiver.kill()
             self._archiver = None
             self._workload.counts["archivers killed"] += 1
-            archiving.take(ArchiveStep(is_last=True, trouble=Trouble.REPLICA, reason="it was killed"))
+            archiving.handle_step(ArchiveStep(is_last=True, trouble=Trouble.REPLICA, reason="it was killed"))
         self.archive_later()
 
     def _has_archived(self) -> None:
@@ -451,7 +451,7 @@ class Threads:
         try:
             source = RunningLog(node.disk, DIRECTORY)
         except SegmentError as error:
-            self._take(ArchiveStep(is_last=True, trouble=Trouble.REPLICA, reason=str(error)))
+            self._report_step(ArchiveStep(is_last=True, trouble=Trouble.REPLICA, reason=str(error)))
             return
         try:
             for step in archive(
@@ -461,7 +461,7 @@ class Threads:
                 now_ms=partial(self._cluster.true_ms),
                 copied=self._copied,
             ):
-                self._take(step)
+                self._report_step(step)
         finally:
             with suppress(SegmentError):
                 source.close()
@@ -471,15 +471,15 @@ class Threads:
         if self._rng.random() < 0.2 and Strand.current is not None:
             Strand.current.pause(self._rng.choice((0.001, 0.05)))
 
-    def _take(self, step: ArchiveStep) -> None:
+    def _report_step(self, step: ArchiveStep) -> None:
         """The broker hears of a step some time later."""
         self._heard_at = self._cluster.now
-        take = self._process.broker.services.archiving.take
+        handle_step = self._process.broker.services.archiving.handle_step
         delay = self._rng.choice((0.001, 0.2))
         self._cluster.at(
             self._cluster.now + delay,
             self._cluster.in_process,
             self._process,
             "hears of the archive",
-            partial(take, step),
+            partial(handle_step, step),
         )

@@ -170,13 +170,13 @@ class Compacted(Workload):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _take(self, queue_id: int, offset: int, answer: Answer) -> None:
+    def _check_records(self, queue_id: int, offset: int, answer: Answer) -> None:
         if offset != self._read_to[queue_id]:
             return  # the topic was deleted meanwhile
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             moved = int(answer.ext["nextBeginOffset"])
             self._check_gone(queue_id, offset, moved, "a reader")
-        super()._take(queue_id, offset, answer)
+        super()._check_records(queue_id, offset, answer)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: Any) -> None:
         """See `Workload.check_next`; the topic may have been deleted while the answer was on its way."""

@@ -88,14 +88,14 @@ class Expiring(Workload):
             for queue_id in range(self.queues)
         )
 
-    def _take(self, queue_id: int, offset: int, answer: Answer) -> None:
+    def _check_records(self, queue_id: int, offset: int, answer: Answer) -> None:
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             moved = int(answer.ext["nextBeginOffset"])
             for stored in self.ledger.queues.get((self.topic, queue_id), [])[offset:moved]:
                 is_gone = stored.record.physical_offset < self.cluster.dropped_pos
                 if stored.record.queue_offset >= self._begins.get((self.topic, queue_id), 0) and not is_gone:
                     raise Violation(f"skipped: a reader of queue {queue_id} goes on at {moved}, behind {stored.place}")
-        super()._take(queue_id, offset, answer)
+        super()._check_records(queue_id, offset, answer)
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
         """See `Workload.check_replicas`: also that queues begin where they should."""

@@ -175,18 +175,18 @@ class Member:
             if progress.failed():
                 self._again()
             else:
-                self._take(progress.answer())
+                self._check_answer(progress.answer())
             return
         begin, low, high = (int(answer.ext[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))
         now = self._cluster.now
         as_it_is = progress.replied(Reply(answer.code, begin, low, high, answer.remark), now)
         if as_it_is is not None:
-            self._take(as_it_is)
+            self._check_answer(as_it_is)
             return
         if answer.code == ResponseCode.SUCCESS:
             self._filter(progress, answer.body, begin)
         if progress.is_over():
-            self._take(progress.answer())
+            self._check_answer(progress.answer())
         else:
             self._cluster.at(now + self._rng.choice((0.001, 0.05)), self._read, progress, started)
 
@@ -207,7 +207,7 @@ class Member:
 
     # -- the member ----------------------------------------------------------------------------------------------------
 
-    def _take(self, answer: Filtered) -> None:
+    def _check_answer(self, answer: Filtered) -> None:
         """Check an answer, and go on behind it, unless it gets lost on its way."""
         self._again()
         workload, where = self._workload, f"{self.queue_id} from {self.offset} to {answer.next_offset}"

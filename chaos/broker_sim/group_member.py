@@ -202,11 +202,11 @@ class Member:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
                 members = sorted(ConsumerList.decode(answer.body).consumer_ids)
                 if self.client_id in members:
-                    self._take(members.index(self.client_id), len(members))
+                    self._assign_queues(members.index(self.client_id), len(members))
 
         self._ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._plan.name}, b"", done)
 
-    def _take(self, place: int, members: int) -> None:
+    def _assign_queues(self, place: int, members: int) -> None:
         mine = {key for number, key in enumerate(self._plan.keys) if number % members == place}
         for key in [key for key in self._queues if key not in mine]:
             self._workload.counts["queues that went to others"] += 1

@@ -146,7 +146,7 @@ class Recreated(Workload):
         position = stored.record.physical_offset
         return position not in self._taken and position >= self.cluster.dropped_pos
 
-    def _take(self, queue_id: int, offset: int, answer: Answer) -> None:
+    def _check_records(self, queue_id: int, offset: int, answer: Answer) -> None:
         if offset != self._read_to[queue_id]:
             return  # it began anew in the meantime
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
@@ -156,7 +156,7 @@ class Recreated(Workload):
             self.counts["moved to the first message"] += 1
             self._go_to(queue_id, moved)
             return
-        super()._take(queue_id, offset, answer)
+        super()._check_records(queue_id, offset, answer)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: Any) -> None:
         """See `Workload.check_next`; the topic may have been deleted while the answer was on its way."""
@@ -222,7 +222,7 @@ class Recreated(Workload):
         elif not command.restorable:
             self._restorable = None
         if self._restorable is not None:
-            self._restorable.take(self.ledger.queues_of(self.topic))
+            self._restorable.add_records(self.ledger.queues_of(self.topic))
         self._exists = False
         self.ledger.deleted(self.topic, continued=command.continued)
         if not command.continued:  # the leader had not applied the level yet
@@ -233,7 +233,7 @@ class Recreated(Workload):
         if self._exists or former is None:
             return
         self.counts["restores"] += 1
-        former.take(self.ledger.queues_of(self.topic))
+        former.add_records(self.ledger.queues_of(self.topic))
         self.ledger.restored(self.topic, former.queues, former.begins)
         self._exists, self._restorable = True, None
 
@@ -242,7 +242,7 @@ class Recreated(Workload):
         former, ledger = self._restorable, self.ledger
         begins, queues = ledger.begins, dict(ledger.queues)
         if former is not None:
-            former.take(ledger.queues_of(self.topic))
+            former.add_records(ledger.queues_of(self.topic))
             ledger.restored(self.topic, former.queues, former.begins)
         try:
             super().check_replicas(running)
@@ -272,7 +272,7 @@ class _Deleted:
     def __init__(self, begins: dict[int, int], queues: dict[int, list[Stored]]) -> None:
         self.begins, self.queues = begins, queues
 
-    def take(self, queues: dict[int, list[Stored]]) -> None:
+    def add_records(self, queues: dict[int, list[Stored]]) -> None:
         """Add what is behind the records that are known."""
         for queue_id, records in queues.items():
             known = self.queues.setdefault(queue_id, [])

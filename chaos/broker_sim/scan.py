@@ -285,7 +285,7 @@ class ScanRead:
         found = decode_answer(answer.body)
         match found.status:
             case BulkStatus.RECORDS:
-                self._take(found)
+                self._check_answer(found)
                 self._attempts = 0
                 self._cluster.at(self._cluster.now + self._rng.choice((0.0, 0.05, 0.5)), self._read)
                 return
@@ -314,7 +314,7 @@ class ScanRead:
             raise Violation(f"lease: {process.node_id} let go of what is held: {dict(found.offsets)}, {self._left}")
         self._held = None
 
-    def _take(self, found: BulkAnswer) -> None:
+    def _check_answer(self, found: BulkAnswer) -> None:
         following = {queue_id: each.start for queue_id, each in self._left.items()}
         at = 0
         before = -1

@@ -171,7 +171,7 @@ class SimSocket:
         """In a turn of the process: bytes arrived, or for none the end of the stream."""
         self._reactor.hears(self, b"")
 
-    def take(self, data: bytes) -> None:
+    def deliver(self, data: bytes) -> None:
         """In a turn of the process: bytes are there, or for none the end of all bytes."""
         if data:
             self._inbox += data
@@ -298,7 +298,7 @@ class SimReactor:
         """Something arrived for a socket; it is read in a turn of its own, or in one with others."""
 
         def step() -> None:
-            sock.take(data)
+            sock.deliver(data)
             if self._late_turns.random() < _GATHER_SHARE:
                 seconds = self._late_turns.uniform(0.0, _GATHER_SECONDS_MAX)
                 self._cluster.later(self._process.node, seconds, self._turn)

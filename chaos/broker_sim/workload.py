@@ -400,7 +400,7 @@ class Workload:
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer):
-                self._take(queue_id, offset, answer)
+                self._check_records(queue_id, offset, answer)
             self.cluster.at(self.cluster.now + self.rng.uniform(0.05, 0.4), self._read_next, queue_id)
 
         code = RequestCode.PULL_MESSAGE
@@ -408,7 +408,7 @@ class Workload:
             self.cluster.some_node(self.rng), code, ext, b"", done, serialization=self.encoding(code)
         )
 
-    def _take(self, queue_id: int, offset: int, answer: Answer) -> None:
+    def _check_records(self, queue_id: int, offset: int, answer: Answer) -> None:
         if answer.code == ResponseCode.SUCCESS:
             got: list[tuple[int, str]] = []
             for record in decode_records(answer.body):

@@ -120,7 +120,7 @@ class _Pull:
         """Whether the next piece comes from the archive: ``then`` is called when it is here, or will not come."""
         if self._arrived is not None:
             (pos, data), self._arrived = self._arrived, None
-            if not self.staging.take("log", pos, data):
+            if not self.staging.accept("log", pos, data):
                 raise Violation(f"the archive has bytes at {pos} that do not continue the log which was offered")
         wanted, archived = self.staging.wanted(), self.manifest.archived
         if wanted is None or archived is None or wanted[0] != "log" or self._has_left_archive:
@@ -147,4 +147,4 @@ class _Pull:
         if data is None:
             self.gone = True
         elif len(data) == nbytes:
-            self.staging.take(what, pos, data)
+            self.staging.accept(what, pos, data)

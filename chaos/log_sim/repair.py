@@ -63,7 +63,7 @@ class Repairs:
         if answer is not None:
             came = answer.refusal or f"{len(answer.data)} bytes"
             cluster.note(f"{node.node_id} asks {peer.node_id} for {answer.pos}: {came}")
-        if answer is None or not dialogue.take(peer.node_id, answer):
+        if answer is None or not dialogue.process_answer(peer.node_id, answer):
             talk.left.pop(0)
 
     def _answer(self, peer: Node, request: RangeReq) -> RangeResp | None:

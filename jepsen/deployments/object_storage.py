@@ -107,12 +107,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _put(self) -> None:
         query, path = self._begin()
         if "partNumber" in query:
-            taken = self._take(self.server.uploads / query["uploadId"][0] / query["partNumber"][0])
+            taken = self._store_body(self.server.uploads / query["uploadId"][0] / query["partNumber"][0])
             if taken is not None:
                 self._answer(HTTPStatus.OK, headers={"ETag": '"part"', **taken})
             return
         new = self.server.uploads / f"new-{uuid.uuid4().hex}"
-        if (taken := self._take(new)) is None:
+        if (taken := self._store_body(new)) is None:
             return
         with self.server.replacing:
             tag = _tag(path)
@@ -220,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
         assert ".." not in parts, self.path
         return parse_qs(url.query, keep_blank_values=True), self.server.objects.joinpath(*parts)
 
-    def _take(self, path: Path) -> dict[str, str] | None:
+    def _store_body(self, path: Path) -> dict[str, str] | None:
         """Store the content of the request; its checksum as a header. None if the client has named another one: then
         the request was refused.
         """
@@ -292,7 +292,7 @@ class ObjectStorage:
         self.directory = directory
         self._processes = processes
         self._listens = HOST if host == HOST else ANY_HOST
-        self._port = OWN_PORTS.take(1)
+        self._port = OWN_PORTS.reserve(1)
         self.url = f"http://{host}:{self._port}"
 
     def files(self, prefix: str) -> Path:

@@ -49,7 +49,7 @@ class _Switch:
         self._links = {(source, target): Link(shape) for source, target, shape in orders}
         return counts
 
-    def take(self, source: int, frame: bytes, now: float) -> None:
+    def forward(self, source: int, frame: bytes, now: float) -> None:
         self._where[frame[6:12]] = source
         known = self._where.get(frame[:6])
         for target in self._ports if known is None else (known,):
@@ -139,7 +139,7 @@ def _read_card(switch: _Switch, number: int, card: int) -> None:
             frame = os.read(card, FRAME_BYTES_MAX)
         except OSError:
             return  # nothing more, or its card is down
-        switch.take(number, frame, _now())
+        switch.forward(number, frame, _now())
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ async def backup_and_restore(injection: Injection) -> None:
             due = 0 if table is None else int(table["raftmq.commitIndex"])
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_kill, injection, other)
-                taken = await _take(injection, node, target)
+                taken = await _run_backup(injection, node, target)
             if taken is not None and taken["last_index"] < due:
                 injection.misbehaved(node, f"was backed up to entry {taken['last_index']}, {due} were committed before")
         if taken is not None:
@@ -59,7 +59,7 @@ async def _kill(injection: Injection, node: str) -> None:
         await cluster.wait_caught_up(node, CATCH_UP_SECONDS_MAX)
 
 
-async def _take(injection: Injection, node: str, target: Path) -> dict[str, Any] | None:
+async def _run_backup(injection: Injection, node: str, target: Path) -> dict[str, Any] | None:
     """What a run of the backup printed; None if it was refused, as while the replica leads."""
     cluster = injection.cluster
     source = ("--data-dir", str(cluster.data_dir(node)), "--namesrv", cluster.namesrv)

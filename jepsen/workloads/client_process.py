@@ -75,7 +75,7 @@ class _Life:
                         self._workload.cluster.client_joined(self._name)
                         nursery.start_soon(self._send_one_by_one)
                     else:
-                        self._take(told)
+                        self._record_report(told)
             nursery.cancel_scope.cancel()
         if ready:
             member.invoke("leave")
@@ -100,7 +100,7 @@ class _Life:
             await self._answered.wait()
             await trio.sleep(REST_SECONDS * self._rng.random())
 
-    def _take(self, told: Report) -> None:
+    def _record_report(self, told: Report) -> None:
         """Record what the client reports."""
         workload, worker = self._workload, self._producer
         queue = f"{workload.topic}/{told.queue}"

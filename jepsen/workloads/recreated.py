@@ -119,7 +119,7 @@ class RecreatedWorkload(Workload):
 
                     @consumer.on(self.topic)
                     async def handle(message: ReceivedMessage) -> None:
-                        self._take(worker, PUSH_GROUP, message)
+                        self._record_received(worker, PUSH_GROUP, message)
 
                     await consumer.run()
             except ClientError:
@@ -135,11 +135,11 @@ class RecreatedWorkload(Workload):
                     await consumer.assign(await consumer.queues(self.topic))
                     while True:
                         for message in await consumer.poll(timeout=0.5):
-                            self._take(worker, PULL_GROUP, message)
+                            self._record_received(worker, PULL_GROUP, message)
             except ClientError:
                 await trio.sleep(RETRY_SECONDS)
 
-    def _take(self, worker: Worker, group: str, message: ReceivedMessage) -> None:
+    def _record_received(self, worker: Worker, group: str, message: ReceivedMessage) -> None:
         value = value_of(message.body, message.properties, message.tags)
         queue = f"{self.topic}/{message.queue.queue_id}"
         worker.ok("receive", k=queue, o=message.queue_offset, v=value)

@@ -163,7 +163,7 @@ class BlockingSends:
             fields = self._remoting.credentials.sign(code, fields, outgoing.body)
         deadline = time.monotonic() + self.seconds
         try:
-            line = self._take(address)
+            line = self._line_to(address)
         except OSError:  # TimeoutError and those of TLS are OSErrors
             return "no", queue
         try:
@@ -202,7 +202,7 @@ class BlockingSends:
         address = route.leader_address(name)
         return None if address is None else (MessageQueue(topic, name, level), address)
 
-    def _take(self, address: str) -> _Line:
+    def _line_to(self, address: str) -> _Line:
         """A connection that is idle, or a new one. Raises OSError."""
         for _ in range(len(self._idle)):
             try:

@@ -45,7 +45,7 @@ class OwnPorts:
         self._pid = os.getpid()
         self._lock = threading.Lock()
 
-    def take(self, count: int, *, blocks: int = 1) -> int:
+    def reserve(self, count: int, *, blocks: int = 1) -> int:
         """The first of ``count`` ports in a row on which nobody listens, nor 100 above them.
 
         With ``blocks`` the same holds 200, 400, ... ports above, for each further block. The same ports are returned

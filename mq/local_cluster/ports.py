@@ -61,7 +61,7 @@ class Ports:
         included; also for each `of_group` of ``groups`` groups. Raises ServersFailed.
         """
         try:
-            return cls.from_base(OWN_PORTS.take(1 + 2 * nodes, blocks=groups), nodes)
+            return cls.from_base(OWN_PORTS.reserve(1 + 2 * nodes, blocks=groups), nodes)
         except NoFreePorts as error:
             raise ServersFailed(str(error)) from error
 

@@ -21,7 +21,7 @@ Rows = tuple[int, Iterator[tuple[str, list[QueueRow]]]]
 
 
 class QueueCapture:
-    """See the module. `gather` and `take` run on the thread that owns the queues, `rows` afterwards on any.
+    """See the module. `gather` and `capture_queue` run on the thread that owns the queues, `rows` afterwards on any.
 
     Args:
         queues: all queues.
@@ -48,9 +48,9 @@ class QueueCapture:
         begin = self._begun
         self._begun = begin + count
         for queue in self._queues[begin : begin + count]:
-            self.take(queue)
+            self.capture_queue(queue)
 
-    def take(self, queue: ConsumeQueue) -> None:
+    def capture_queue(self, queue: ConsumeQueue) -> None:
         """Capture one queue now, unless it was captured or is newer than this capture."""
         if queue.captured < self._number:
             queue.captured = self._number

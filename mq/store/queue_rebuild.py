@@ -95,7 +95,7 @@ class BlockRebuild:
             if at + size > len(data):
                 break
             if kind == NORMAL and data.find(self._topic, at, at + size) >= 0:
-                self._take(data[at + HEADER_BYTES : at + size], body_crc, pos)
+                self._add_entry(data[at + HEADER_BYTES : at + size], body_crc, pos)
             at += size
         if not at:
             if self._step_bytes >= self._segment_bytes:
@@ -117,7 +117,7 @@ class BlockRebuild:
         while at < len(data):
             kind, size, _, _, pos, _, _, body_crc, _ = HEADER.unpack_from(data, at)
             if kind == NORMAL and data.find(self._topic, at, at + size) >= 0:
-                self._take(data[at + HEADER_BYTES : at + size], body_crc, pos)
+                self._add_entry(data[at + HEADER_BYTES : at + size], body_crc, pos)
             at += size
         if behind <= self._pos:
             behind = self._pos - self._pos % self._segment_bytes + self._segment_bytes
@@ -140,7 +140,7 @@ class BlockRebuild:
             )
         return self._first, bytes(self._entries)
 
-    def _take(self, body: bytes, body_crc: int, pos: PhysicalOffset) -> None:
+    def _add_entry(self, body: bytes, body_crc: int, pos: PhysicalOffset) -> None:
         if zlib.crc32(body) != body_crc:
             raise RebuildFailed(f"the log's entry at {pos} is damaged")
         try:

@@ -193,7 +193,7 @@ class QueueStore:
                 raise RunRefused(run.topic, run.queue_id, "the queue id is negative")
             queue = self._add(run.topic, run.queue_id, FIRST_OFFSET, FIRST_OFFSET, b"")
         if self._capture is not None:
-            self._capture.take(queue)
+            self._capture.capture_queue(queue)
         count = queue.append(run.first_offset, run.entries)
         if count:
             if key in self.watched:
@@ -241,7 +241,7 @@ class QueueStore:
         if self._capture is not None:
             for end, first_offset, _, _ in runs:
                 if end.queue is not None and end.queue.max_offset == first_offset:
-                    self._capture.take(end.queue)
+                    self._capture.capture_queue(end.queue)
         watched, flush_bytes = self.watched, self._settings.flush_bytes
         is_watched = bool(watched)
         for end, first_offset, count, entries in runs:
@@ -250,7 +250,7 @@ class QueueStore:
                 # The writing ends of most of very many lite topics are new with each message.
                 queue = end.queue = self._queues.get((end.topic, end.queue_id))
                 if queue is not None and self._capture is not None:
-                    self._capture.take(queue)
+                    self._capture.capture_queue(queue)
             if queue is None or queue.max_offset != first_offset:
                 self.append_run(QueueRun(end.topic, end.queue_id, first_offset, entries))
                 end.queue = self._queues[end.topic, end.queue_id]
@@ -297,7 +297,7 @@ class QueueStore:
         if not first < end <= run.end_offset:
             return 0
         if self._capture is not None:
-            self._capture.take(queue)
+            self._capture.capture_queue(queue)
         skipped = first - run.first_offset
         queue.prepend(run.entries[skipped * QUEUE_ENTRY_BYTES : (end - run.first_offset) * QUEUE_ENTRY_BYTES])
         return end - first
@@ -361,7 +361,7 @@ class QueueStore:
         for key in doomed:
             queue = self._queues[key]
             if self._capture is not None:
-                self._capture.take(queue)
+                self._capture.capture_queue(queue)
             del self._queues[key]
             if is_lite_queue(key[0]):
                 self.lite_count -= 1
@@ -578,7 +578,7 @@ class QueueStore:
     def _flush(self, key: QueueKey) -> None:
         queue = self._queues[key]
         if self._capture is not None:
-            self._capture.take(queue)
+            self._capture.capture_queue(queue)
         queue.flush()
         assert key in self._dirty, f"{queue} was written, and was not due"
         del self._dirty[key]

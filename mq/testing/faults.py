@@ -85,7 +85,7 @@ class Faults:
         """By how much an answer is late that leaves now."""
         return self._slow_seconds
 
-    def take(self, code: int) -> Fault | None:
+    def next_fault(self, code: int) -> Fault | None:
         """The fault of a request that is about to reach its broker."""
         if not self._sends or code not in SENDS:
             return None

@@ -24,7 +24,7 @@ class _Frames:
     def __init__(self) -> None:
         self._received = bytearray()
 
-    def take(self, chunk: bytes) -> list[tuple[bytes, int, bytes]]:
+    def feed(self, chunk: bytes) -> list[tuple[bytes, int, bytes]]:
         """Each complete frame, with the encoding of its header and the header. Raises ProtocolError."""
         self._received += chunk
         frames, consumed = split_frames(memoryview(bytes(self._received)))
@@ -71,7 +71,7 @@ class Relay:
         try:
             while chunk := await self._client.receive_some(_RECEIVE_BYTES):
                 self._on_heard()
-                for frame, serialization, header in frames.take(chunk):
+                for frame, serialization, header in frames.feed(chunk):
                     await self._forward_request(frame, serialization, header)
         except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError):
             pass
@@ -82,7 +82,7 @@ class Relay:
         if self._faults.pending:
             request = decode_header(serialization, memoryview(header))
             if not isinstance(request, Response):
-                fault, opaque = self._faults.take(request.code), request.opaque
+                fault, opaque = self._faults.next_fault(request.code), request.opaque
         if fault is None:
             await self._server.send_all(frame)
             return
@@ -105,7 +105,7 @@ class Relay:
         try:
             while chunk := await self._server.receive_some(_RECEIVE_BYTES):
                 self._on_heard()
-                for frame, serialization, header in frames.take(chunk):
+                for frame, serialization, header in frames.feed(chunk):
                     if self._is_lost(serialization, header):
                         continue
                     if seconds := self._faults.delay_seconds:

@@ -160,7 +160,7 @@ class Repair:
         self._held += data
         self._holder = source
         try:
-            self._take()
+            self._accept_received()
         except FrameCorrupt:
             self._held = b""
             self._refuse(source)
@@ -278,7 +278,7 @@ class Repair:
             and chain_after(self._behind_header, last.chain) == behind.chain
         )
 
-    def _take(self) -> None:
+    def _accept_received(self) -> None:
         """Accept the complete part of the received bytes. Raises `FrameCorrupt` for the first entry that does
         not fit.
         """

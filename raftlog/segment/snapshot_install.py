@@ -235,7 +235,7 @@ class SnapshotInstall:
                     return "snapshot", pos, min(self.piece_bytes, self.manifest.snapshot_bytes - pos)
         return None
 
-    def take(self, what: What, pos: int, data: bytes) -> bool:
+    def accept(self, what: What, pos: int, data: bytes) -> bool:
         """Accept bytes named by `wanted`.
 
         Returns:

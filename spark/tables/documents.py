@@ -21,7 +21,7 @@ class DocumentRefused(Exception):
 
 
 class SecretRefused(ValueError):
-    """A value that must not be shown in an error: `Section.take` gives the reason, and hides the value."""
+    """A value that must not be shown in an error: `Section.member` gives the reason, and hides the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Section:
         self._asked.append(name)
         return self._members.get(name)
 
-    def take(self, name: str, parse: Callable[[Any], T], default: Any = _MISSING) -> T:
+    def member(self, name: str, parse: Callable[[Any], T], default: Any = _MISSING) -> T:
         """A member, parsed. Raises DocumentRefused if it is missing and has no default, or ``parse`` raises
         ValueError.
         """

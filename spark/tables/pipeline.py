@@ -192,14 +192,14 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
     document = Section(load(content, str(path)))
     if not document.has("name") and not _NAME.fullmatch(path.stem):
         raise document.refused(f"name is missing, and that of the file cannot be one: it {_NAME_RULE}")
-    name = document.take("name", _name, path.stem)
-    namesrv = document.take("namesrv", _namesrv)
-    topic = document.take("topic", _topic)
-    trigger = document.take("trigger", _trigger, Trigger(None))
-    begins = document.take("start", start, "earliest")
-    per_commit = document.take("max_messages_per_commit", number(1, _MESSAGES_MAX), MESSAGES_PER_COMMIT)
+    name = document.member("name", _name, path.stem)
+    namesrv = document.member("namesrv", _namesrv)
+    topic = document.member("topic", _topic)
+    trigger = document.member("trigger", _trigger, Trigger(None))
+    begins = document.member("start", start, "earliest")
+    per_commit = document.member("max_messages_per_commit", number(1, _MESSAGES_MAX), MESSAGES_PER_COMMIT)
     decode = _decode(document.section("decode"), path.parent)
-    metadata = document.take("metadata", _metadata, DEFAULT_METADATA)
+    metadata = document.member("metadata", _metadata, DEFAULT_METADATA)
     dead_letters = _dead_letters(document.section("dead_letters"), topic)
     table_section = document.section("table")
     if table_section is None:
@@ -212,8 +212,8 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
         upsert = _upsert(upsert_value, table, decode)
     read = _read(document.value("read"), namesrv, topic)
     account = _account(document.section("account"), path.parent)
-    settings = document.take("spark", spark_settings, {})
-    maven = document.take("packages", packages, ())
+    settings = document.member("spark", spark_settings, {})
+    maven = document.member("packages", packages, ())
     state_default = (
         Path(table.location) / "_raftmq"
         if table.format == "parquet" and table.location and not table.is_in_bucket
@@ -223,8 +223,8 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
         value = document.value("state")
         assert value is not None
         raise value.refused("is not for Parquet: its commits are kept in the directory of the table")
-    state = document.take("state", lambda each: _local(text(each), path.parent), state_default)
-    metrics_port = document.take("metrics_port", number(1, 65_535), None)
+    state = document.member("state", lambda each: _local(text(each), path.parent), state_default)
+    metrics_port = document.member("metrics_port", number(1, 65_535), None)
     document.finish()
     return Pipeline(
         file=path,
@@ -252,15 +252,15 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
 
 
 def _table(section: Section, beside: Path) -> Table:
-    kind = section.take("format", one_of("parquet", "delta", "iceberg"))
+    kind = section.member("format", one_of("parquet", "delta", "iceberg"))
     location: str | None = None
     name: str | None = None
     if kind == "iceberg":
-        name = section.take("name", _table_name)
+        name = section.member("name", _table_name)
         if (value := section.value("location")) is not None:
             raise value.refused("is not for Iceberg: the catalog knows where the table is; set table.name")
     else:
-        location = section.take("location", without_password)
+        location = section.member("location", without_password)
         if (value := section.value("name")) is not None:
             raise value.refused(f"is not for {kind}: set table.location")
         value = section.value("location")
@@ -271,11 +271,11 @@ def _table(section: Section, beside: Path) -> Table:
             location = str(_local(location, beside))
     column, unit = None, "day"
     if (partition := section.section("partition_by")) is not None:
-        column = partition.take("column", text)
-        unit = partition.take("unit", one_of(*UNITS), "day")
+        column = partition.member("column", text)
+        unit = partition.member("unit", one_of(*UNITS), "day")
         partition.finish()
-    properties = section.take("properties", texts, {})
-    endpoint_url = section.take("endpoint_url", _endpoint_url, None)
+    properties = section.member("properties", texts, {})
+    endpoint_url = section.member("endpoint_url", _endpoint_url, None)
     table = Table(cast("Format", kind), location, name, column, cast("Unit", unit), properties, endpoint_url)
     if (value := section.value("endpoint_url")) is not None and not table.is_in_bucket:
         raise value.refused("is for Parquet in S3 storage; for Delta and Iceberg it is a setting of Spark")
@@ -315,18 +315,18 @@ def _endpoint_url(value: Any) -> str:
 def _decode(section: Section | None, beside: Path) -> Decode:
     if section is None:
         return Decode("raw")
-    kind = section.take("format", one_of("raw", "text", "json", "csv", "avro", "protobuf"))
+    kind = section.member("format", one_of("raw", "text", "json", "csv", "avro", "protobuf"))
     schema: dict[str, ColumnType] | None = None
     new_fields, separator = "ignore", ","
     bodies: Bodies | None = None
     if kind == "json":
-        schema = section.take("schema", _schema_or_inferred)
-        new_fields = section.take(
+        schema = section.member("schema", _schema_or_inferred)
+        new_fields = section.member(
             "new_fields", one_of("add", "ignore", "dead-letter"), "add" if schema is None else "ignore"
         )
     elif kind == "csv":
-        schema = section.take("schema", _schema)
-        separator = section.take("separator", _separator, ",")
+        schema = section.member("schema", _schema)
+        separator = section.member("separator", _separator, ",")
     elif kind in ("avro", "protobuf"):
         if (value := section.value("schema")) is not None:
             raise value.refused(f"is not for {kind}: set schema_file")
@@ -341,7 +341,7 @@ def _decode(section: Section | None, beside: Path) -> Decode:
 
 def _rows_of_changes(value: Value, decode: Decode) -> Decode:
     """With the columns of the rows, for changes as Debezium writes them in Avro or Protobuf."""
-    if decode.bodies is None or Section(value).take("envelope", text, "none") != "debezium":
+    if decode.bodies is None or Section(value).member("envelope", text, "none") != "debezium":
         return decode
     columns = decode.schema or {}
     row = columns.get("after")
@@ -356,12 +356,12 @@ def _rows_of_changes(value: Value, decode: Decode) -> Decode:
 def _dead_letters(section: Section | None, topic: str) -> DeadLetters | None:
     if section is None:
         return None
-    target = section.take("topic", _topic)
+    target = section.member("topic", _topic)
     if target == topic:
         value = section.value("topic")
         assert value is not None
         raise value.refused("is the topic that is read: its dead letters would be read again, for ever")
-    percent = section.take("stop_above_percent", number(0, 100), STOP_ABOVE_PERCENT)
+    percent = section.member("stop_above_percent", number(0, 100), STOP_ABOVE_PERCENT)
     section.finish()
     return DeadLetters(target, percent)
 
@@ -372,11 +372,11 @@ def _upsert(value: Value, table: Table, decode: Decode) -> Upsert:
     if decode.format in ("raw", "text"):
         raise value.refused(f"needs columns for its key: decode.format is {decode.format}")
     section = Section(value)
-    key = section.take("key", names)
+    key = section.member("key", names)
     if decode.schema is not None and (unknown := [each for each in key if each not in decode.schema]):
         hint = nearest(unknown[0], decode.schema)
         raise section.refused(f"key names {listed(unknown)}, which decode.schema does not have{hint}")
-    envelope = section.take("envelope", one_of("none", "debezium"), "none")
+    envelope = section.member("envelope", one_of("none", "debezium"), "none")
     if envelope == "debezium" and (decode.format == "csv" or decode.schema is None):
         raise section.refused(
             "envelope debezium needs decode.format json, avro or protobuf, and for json in decode.schema the columns "
@@ -384,7 +384,7 @@ def _upsert(value: Value, table: Table, decode: Decode) -> Upsert:
         )
     if envelope == "debezium" and decode.new_fields != "ignore":
         raise section.refused("envelope debezium needs decode.new_fields ignore: a change has other fields")
-    order: str | None = section.take("order", text, None)
+    order: str | None = section.member("order", text, None)
     for each in (*key, *(() if order is None else (order,))):
         if "map<" in str((decode.schema or {}).get(each)):
             raise section.refused(f"names the column {each}, which is a map: maps cannot be compared")
@@ -395,8 +395,8 @@ def _upsert(value: Value, table: Table, decode: Decode) -> Upsert:
     if delete is not None:
         if envelope == "debezium":
             raise delete.refused("is not for envelope debezium: its op says what is deleted")
-        column = delete.take("column", text)
-        delete_value = delete.take("value", _scalar)
+        column = delete.member("column", text)
+        delete_value = delete.member("value", _scalar)
         delete.finish()
         if decode.schema is not None and column not in decode.schema:
             hint = nearest(column, decode.schema)
@@ -414,9 +414,11 @@ def _account(section: Section | None, beside: Path) -> dict[str, str]:
                                 "name it as account.credentials")  # fmt: skip
     files = {"credentials": CREDENTIALS, "tls_ca": TLS_CA, "tls_certificate": TLS_CERTIFICATE, "tls_key": TLS_KEY}
     found = {
-        variable: str(_local(section.take(name, text), beside)) for name, variable in files.items() if section.has(name)
+        variable: str(_local(section.member(name, text), beside))
+        for name, variable in files.items()
+        if section.has(name)
     }
-    uses_tls = section.take("tls", _boolean, any(name in found for name in (TLS_CA, TLS_CERTIFICATE, TLS_KEY)))
+    uses_tls = section.member("tls", _boolean, any(name in found for name in (TLS_CA, TLS_CERTIFICATE, TLS_KEY)))
     section.finish()
     return {**found, **({TLS: "on"} if uses_tls else {})}
 
@@ -429,7 +431,7 @@ def _read(value: Value | None, namesrv: str, topic: str) -> dict[str, str]:
     for name, each in (value.members or {}).items():
         if name.lower() in _OWN_OPTIONS:
             raise each.refused("is set by the pipeline itself")
-        options[name] = found.take(name, _scalar)
+        options[name] = found.member(name, _scalar)
         try:
             parse_read_options({"namesrv": namesrv, "subscribe": topic, name: options[name]}, "batch")
         except OptionRefused as error:

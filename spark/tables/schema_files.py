@@ -30,7 +30,7 @@ def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, C
     """
     path = _path_of(section, "schema_file", beside)
     schema = _read(section, "schema_file", path).decode("utf-8", "replace")
-    has_header = section.take("header", one_of("none", "confluent"), "none") == "confluent"
+    has_header = section.member("header", one_of("none", "confluent"), "none") == "confluent"
     found = AvroBodies(schema, (), has_header)
     columns = _columns(found, path, section, "fastavro", "avro")
     writers: dict[int, Path] = {}
@@ -38,11 +38,11 @@ def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, C
         if not has_header:
             raise value.refused("needs header confluent: without it nothing says which of them wrote a message; there "
                                 "is writer_schema for one file")  # fmt: skip
-        writers = section.take("writer_schemas", lambda each: _numbered(each, beside))
+        writers = section.member("writer_schemas", lambda each: _numbered(each, beside))
     if (value := section.value("writer_schema")) is not None:
         if has_header:
             raise value.refused("is for bodies without a header: with one, set writer_schemas")
-        writers = {NO_NUMBER: section.take("writer_schema", lambda each: _beside(text(each), beside))}
+        writers = {NO_NUMBER: section.member("writer_schema", lambda each: _beside(text(each), beside))}
     for number, file in writers.items():
         setting = "writer_schema" if number == NO_NUMBER else "writer_schemas"
         written = _read(section, setting, file).decode("utf-8", "replace")
@@ -56,9 +56,9 @@ def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dic
     path = _path_of(section, "schema_file", beside)
     content = _read(section, "schema_file", path)
     files = compiled(path) if path.suffix == ".proto" else content
-    has_header = section.take("header", one_of("none", "confluent"), "none") == "confluent"
-    rejects = section.take("new_fields", one_of("ignore", "dead-letter"), "ignore") == "dead-letter"
-    message = section.take("message", text, "")
+    has_header = section.member("header", one_of("none", "confluent"), "none") == "confluent"
+    rejects = section.member("new_fields", one_of("ignore", "dead-letter"), "ignore") == "dead-letter"
+    message = section.member("message", text, "")
     if not message:
         try:
             names = messages_in(files)
@@ -117,7 +117,7 @@ def _missing(section: Section, library: str, extra: str) -> DocumentRefused:
 
 
 def _path_of(section: Section, name: str, beside: Path) -> Path:
-    return section.take(name, lambda each: _beside(text(each), beside))
+    return section.member(name, lambda each: _beside(text(each), beside))
 
 
 def _beside(written: str, directory: Path) -> Path:

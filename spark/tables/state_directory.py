@@ -42,7 +42,7 @@ class StateDirectory:
         except OSError as error:
             raise _unusable(error) from error
         try:
-            is_ours = _take(descriptor)
+            is_ours = _try_lock(descriptor)
         except OSError as error:
             os.close(descriptor)
             raise _unusable(error) from error
@@ -119,7 +119,7 @@ class StateDirectory:
             raise _unusable(error) from error
 
 
-def _take(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Lock a file; False if another run has it. Waits for a process that only asks, which shares it briefly."""
     for _ in range(_TRIES):
         if _locks(descriptor, fcntl.LOCK_EX):

@@ -50,6 +50,6 @@ def pull(staging: SnapshotInstall, log: SegmentLog, pieces: int = 10_000, rng: r
             in_flight.add(wanted[:2])
         what, pos, nbytes = wanted
         assert 0 < nbytes <= PIECE_BYTES
-        assert staging.take(what, pos, log.read_range(pos, nbytes) if what == "log" else SNAPSHOT[pos : pos + nbytes])
+        assert staging.accept(what, pos, log.read_range(pos, nbytes) if what == "log" else SNAPSHOT[pos : pos + nbytes])
         done += 1
     return done

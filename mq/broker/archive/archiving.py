@@ -269,7 +269,7 @@ class Archiving(Service):
         while True:
             await sleep_to_step(self._limits.look_seconds)
             if (job := self.next_job()) is not None:
-                await self._archive(job, self.take, self._limits.silent_seconds)
+                await self._archive(job, self.handle_step, self._limits.silent_seconds)
 
     def next_job(self) -> ArchiveJob | None:
         """What this replica should archive now; None if it is not its turn, or nothing is to be archived."""
@@ -313,7 +313,7 @@ class Archiving(Service):
         is_of_use = has_tiers or self._settings.has_archive_retention
         return is_of_use and self._end.index > 0 and now >= self._check_at
 
-    def take(self, step: ArchiveStep) -> None:
+    def handle_step(self, step: ArchiveStep) -> None:
         """A step of the process that archives."""
         if step.is_older:
             self._log.error("archive_rolled_back", archive_index=step.index, known_index=self._end.index)

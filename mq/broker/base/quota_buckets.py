@@ -67,7 +67,7 @@ class Bucket:
         self.fill(now)
         return max(0.0, -self.level / self.rate)
 
-    def take(self, cost: int) -> None:
+    def charge(self, cost: int) -> None:
         """Take the cost of a request."""
         assert cost >= 0, f"a request costs {cost}"
         self.level -= cost
@@ -106,14 +106,14 @@ class QuotaBuckets:
                 longest = seconds, limited
         return longest
 
-    def take(self, limits: Iterable[tuple[Limited, Quota]], messages: int, nbytes: int, now: float) -> None:
+    def charge(self, limits: Iterable[tuple[Limited, Quota]], messages: int, nbytes: int, now: float) -> None:
         """Take what a request costs that passes now, or has its turn."""
         assert messages >= 0, f"a request has {messages} messages"
         for limited, quota in limits:
             for bucket, cost in zip(self._pair(limited, quota, now), (messages, nbytes), strict=True):
                 if bucket is not None:
                     bucket.fill(now)
-                    bucket.take(cost)
+                    bucket.charge(cost)
 
     def note(self, limited: Limited, now: float, *, refused: bool) -> bool:
         """Count a request that waits or is refused. Returns whether it is the first one for `RECENT_SECONDS`."""

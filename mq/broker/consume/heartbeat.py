@@ -100,7 +100,7 @@ class Heartbeats(Service):
             heartbeat = HeartbeatOfProxy.decode(call.body)
         except ProtocolError as error:
             raise _refusal(error) from error
-        return self._take(call, heartbeat)
+        return self._register(call, heartbeat)
 
     def _take_slowly(self, call: Call[HeartBeat]) -> Answer:
         """Process a heartbeat with many subscriptions between other work."""
@@ -111,9 +111,9 @@ class Heartbeats(Service):
             checked = yield from self._clients.check_subscriptions(heartbeat)
         except (ProtocolError, HeartbeatRefused) as error:
             raise _refusal(error) from error
-        return self._take(call, heartbeat, checked)
+        return self._register(call, heartbeat, checked)
 
-    def _take(
+    def _register(
         self, call: Call[HeartBeat], heartbeat: HeartbeatData, checked: CheckedSubscriptions | None = None
     ) -> bytes:
         try:

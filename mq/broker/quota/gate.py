@@ -281,7 +281,7 @@ class QuotaGate(Service):
         nbytes = max(sum(part.nbytes for part in parts), len(call.body))
         if by is None or (seconds <= self._limits.delay_seconds_max and self._has_room(nbytes)):
             for limit, messages, part_bytes in costs:
-                self._buckets.take([limit], messages, part_bytes, now)
+                self._buckets.charge([limit], messages, part_bytes, now)
             for part in parts:
                 self._stored.note(part.topic, part.nbytes)
             if by is None:
@@ -339,12 +339,12 @@ class QuotaGate(Service):
     def consumed(self, call: Call[Any], messages: int, nbytes: int) -> None:
         """Count what a request of a consumer was answered with."""
         if limits := self._limits_of(call):
-            self._buckets.take(limits, messages, nbytes, self._clock())
+            self._buckets.charge(limits, messages, nbytes, self._clock())
 
     def consumed_elsewhere(self, user: str, messages: int, nbytes: int) -> float:
         """Count what a filter server gave to a limited user. Returns in how many seconds it may give the next ones."""
         now, limit = self._clock(), (Limited(USER, user, CONSUME), self._metadata.user_quotas.of(user))
-        self._buckets.take([limit], messages, nbytes, now)
+        self._buckets.charge([limit], messages, nbytes, now)
         seconds, by = self._buckets.wait([limit], now)
         if by is not None:
             self.delayed += 1

@@ -158,7 +158,7 @@ class TimerWheel:
         run = self._runs[0][2]
         return run.queue_id, run.first_offset + (run.entries[run.position] & (PIECE_ENTRIES - 1))
 
-    def take(self) -> None:
+    def remove_first(self) -> None:
         """Remove the first gathered entry; the caller handles it."""
         _, number, run = self._runs[0]
         run.position += 1

@@ -240,13 +240,13 @@ class Timers(Service):
             if queue_id != known:
                 known, queue, marks = queue_id, self._queue(queue_id), self._marks(queue_id)
             if queue is None or timer in under_way or marks.is_done(offset):
-                wheel.take()
+                wheel.remove_first()
                 continue
             if offset < queue.min_offset:
                 until_ms: int | None = now_ms  # then it is detected as lost
             else:
                 until_ms = yield Due(queue_id, offset, queue, wheel.next_ms)
-            wheel.take()
+            wheel.remove_first()
             if until_ms is None:
                 under_way.add(timer)
             else:

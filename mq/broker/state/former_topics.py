@@ -62,7 +62,7 @@ class FormerTopics(StateTable):
 
         Also if it did not exist: messages may have come after an earlier deletion.
         """
-        before = self._take(topic)
+        before = self._remove(topic)
         count = max((queue_id + 1 for queue_id, end in ends.items() if end), default=0)
         known = (*before.ends, *[FIRST_OFFSET] * (count - len(before.ends)))
         after = FormerTopic(
@@ -73,26 +73,26 @@ class FormerTopics(StateTable):
             self.deleted[topic] = after
             self._rows += after.rows
         while len(self.deleted) > self._deleted_max or self._rows > self._rows_max:
-            self._take(next(iter(self.deleted)))
+            self._remove(next(iter(self.deleted)))
 
     def create(self, topic: str) -> FormerTopic:
         """A topic was created; returns the deleted one whose name it has, without queues and groups if none had it."""
-        former = self._take(topic)
+        former = self._remove(topic)
         if former.ends:
             self.begins[topic] = former.ends
         return former
 
     def bring_back(self, topic: str, begins: Iterable[QueueOffset]) -> None:
         """A deleted topic was restored, whose queues began at ``begins``."""
-        self._take(topic)
+        self._remove(topic)
         if firsts := tuple(begins):
             self.begins[topic] = firsts
 
     def forget(self, topic: str) -> None:
         """A topic was deleted by a release that does not know this table: the next one begins at 0."""
-        self._take(topic)
+        self._remove(topic)
 
-    def _take(self, topic: str) -> FormerTopic:
+    def _remove(self, topic: str) -> FormerTopic:
         former = self.deleted.pop(topic, None)
         if former is None:
             return FormerTopic(self.begins.pop(topic, ()))

@@ -394,7 +394,7 @@ def test_replicas_that_keep_archived_messages_for_other_times_are_named() -> Non
 
 
 def test_every_page_that_a_finding_names_exists() -> None:
-    text = "".join(path.read_text() for path in Path(inspection.__file__).parent.glob("*.py"))
+    text = "".join(path.read_text() for path in Path(inspection.__file__).parent.rglob("*.py"))
     pages = set(re.findall(r'"docs/([a-z-]+\.md)(?:#([a-z0-9-]+))?"', text))
     assert len(pages) > 10
     for page, anchor in pages:

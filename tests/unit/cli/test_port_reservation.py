@@ -50,7 +50,7 @@ def test_processes_choose_different_ports_before_listening() -> None:
 
 def test_process_that_has_ended_gives_its_ports_back() -> None:
     code = "from mq.local_cluster.port_reservation import OwnPorts;"
-    code += f"print(OwnPorts({FIRST}, {FIRST + BLOCK_PORTS}).take(3))"
+    code += f"print(OwnPorts({FIRST}, {FIRST + BLOCK_PORTS}).reserve(3))"
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
         assert int(done.stdout) == FIRST
@@ -58,11 +58,11 @@ def test_process_that_has_ended_gives_its_ports_back() -> None:
 
 def test_child_of_a_fork_takes_other_ports_than_its_parent() -> None:
     with own_ports(2) as ports:
-        parent = ports.take(1)
+        parent = ports.reserve(1)
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            os.write(writing, str(ports.take(1)).encode())
+            os.write(writing, str(ports.reserve(1)).encode())
             os._exit(0)
         os.waitpid(child, 0)
         assert abs(int(os.read(reading, 100)) - parent) == BLOCK_PORTS
@@ -72,36 +72,36 @@ def test_child_of_a_fork_takes_other_ports_than_its_parent() -> None:
 
 def test_ports_are_used_in_turn_and_never_twice_at_once() -> None:
     with own_ports(2) as ports:
-        taken = [ports.take(30) for _ in range(6)]
+        taken = [ports.reserve(30) for _ in range(6)]
         assert all(abs(one - other) >= 30 for one in taken for other in taken if one != other)
         assert len(set(taken)) == 6
-        assert [ports.take(30) for _ in range(6)] == taken
+        assert [ports.reserve(30) for _ in range(6)] == taken
 
 
 @pytest.mark.parametrize("above", [0, METRICS_ABOVE])
 def test_ports_that_are_in_use_are_passed_over(above: int) -> None:
     with listening(FIRST + 1 + above), own_ports(1) as ports:
-        assert ports.take(3) == FIRST + 2
+        assert ports.reserve(3) == FIRST + 2
 
 
 def test_missing_free_ports_error_names_count_and_range() -> None:
     refusal = rf"60 in a row\) were found from {FIRST} to {FIRST + BLOCK_PORTS - 1}"
     with listening(FIRST + 50), own_ports(1) as ports, pytest.raises(NoFreePorts, match=refusal):
-        ports.take(60)
+        ports.reserve(60)
     with own_ports(1) as ports, own_ports(1) as others:
-        ports.take(1)
+        ports.reserve(1)
         with pytest.raises(NoFreePorts):
-            others.take(1)
+            others.reserve(1)
 
 
 def test_groups_get_ports_in_blocks_that_follow_each_other() -> None:
     with own_ports(4) as ports:
-        first = ports.take(7, blocks=3)
+        first = ports.reserve(7, blocks=3)
         assert first in (FIRST, FIRST + BLOCK_PORTS)
-        left = ports.take(7)
+        left = ports.reserve(7)
         assert (left - first) // BLOCK_PORTS in (-1, 3)
         with pytest.raises(NoFreePorts, match=f"7 in a row, 2 times {GROUP_PORTS} apart"):
-            ports.take(7, blocks=2)
+            ports.reserve(7, blocks=2)
 
 
 def test_ports_of_a_group_are_distinct() -> None:

@@ -62,7 +62,7 @@ def test_manifest_is_refused_or_can_be_gathered() -> None:
             if (wanted := staging.wanted()) is None:
                 break
             what, pos, nbytes = wanted
-            staging.take(what, pos, rng.randbytes(rng.choice((nbytes, nbytes, 0, 3))))
+            staging.accept(what, pos, rng.randbytes(rng.choice((nbytes, nbytes, 0, 3))))
         staging.close()
     home.close_all()
     assert min(outcomes["refused"], outcomes["taken"]) > 50, outcomes

@@ -146,7 +146,7 @@ def test_completed_reset_is_durable_despite_a_failed_sync_of_an_attempt(home: Lo
             while (wanted := staging.wanted()) is not None:
                 what, pos, nbytes = wanted
                 data = source.read_range(pos, nbytes) if what == "log" else SNAPSHOT[pos : pos + nbytes]
-                assert staging.take(wanted[0], pos, data)
+                assert staging.accept(wanted[0], pos, data)
         except StorageFailed:
             snapshot_failed |= what == "snapshot"
             staging.close()
@@ -175,7 +175,7 @@ def test_foreign_pieces_are_refused_and_requested_again(home: LogHome, leader: L
             data[rng.randrange(nbytes)] ^= 1 << rng.randrange(8)
         elif rng.random() < 0.1:
             del data[-1]
-        refused += not staging.take(what, pos, bytes(data))
+        refused += not staging.accept(what, pos, bytes(data))
     assert refused > 10
     staging.finish()
     assert_replaced(home, source, manifest)

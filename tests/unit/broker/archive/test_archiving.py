@@ -155,7 +155,7 @@ def test_follower_archives_complete_files_and_reports_until_that_is_applied() ->
     job = replica.looks()
     assert job == job_of(0)
     first, *_, last = replica.ends()
-    replica.service.take(step(first, nbytes=4096))
+    replica.service.handle_step(step(first, nbytes=4096))
     assert [ext["index"] for ext in replica.asked] == [str(first.index)]
     assert replica.looks() is None, "the report is not applied yet"
     replica.looks(ANSWER_SECONDS + LIMITS.look_seconds)
@@ -227,7 +227,7 @@ def test_report_beyond_the_commit_index_is_retried() -> None:
     with pytest.raises(RequestRefused, match="does not know yet") as refused:
         leader.service.handle(report(first))
     assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
-    leader.service.take(step(first))
+    leader.service.handle_step(step(first))
     assert leader.events() == [], "nothing has failed"
     leader.replica.commit_index = committed
     leader.looks(ANSWER_SECONDS + LIMITS.look_seconds)
@@ -249,9 +249,9 @@ def test_leader_that_archives_itself_appends_the_command() -> None:
     leader = Replica("n0")
     leader.looks()
     end = leader.ends()[0]
-    leader.service.take(step(end, nbytes=1))
+    leader.service.handle_step(step(end, nbytes=1))
     assert [decode_command(command) for command in leader.commands] == [noted(end)]
-    leader.service.take(step(Base(end.index + 1, end.term, end.pos, 5)))
+    leader.service.handle_step(step(Base(end.index + 1, end.term, end.pos, 5)))
     assert leader.events() == ["archive_advanced", "archive_failed"]
     assert "another log" in leader.logged[1][1]["reason"]
 
@@ -259,7 +259,7 @@ def test_leader_that_archives_itself_appends_the_command() -> None:
 def test_refused_report_is_logged_and_not_repeated() -> None:
     replica = Replica()
     replica.looks()
-    replica.service.take(step(replica.ends()[0]))
+    replica.service.handle_step(step(replica.ends()[0]))
     replica.answer(Response(code=ResponseCode.INVALID_PARAMETER, opaque=0, flag=1, remark="another log"), b"")
     replica.looks(100)
     assert len(replica.asked) == 1
@@ -271,19 +271,19 @@ def test_failures_are_logged_once_in_a_while_and_delay_the_next_attempt() -> Non
     replica = Replica()
     assert replica.looks() is not None
     failed = ArchiveStep(is_last=True, trouble=Trouble.STORE, reason="503")
-    replica.service.take(failed)
+    replica.service.handle_step(failed)
     assert replica.looks() is None
     assert replica.looks(LIMITS.retry_seconds) is not None
     for _ in range(20):
-        replica.service.take(failed)
+        replica.service.handle_step(failed)
     assert replica.looks(LIMITS.retry_seconds_max - 1) is None
     assert replica.looks(1) is not None
     assert replica.events() == ["archive_failed"]
     assert replica.logged[0][1]["trouble"] == "store"
-    replica.service.take(ArchiveStep(is_last=True, trouble=Trouble.DAMAGED, reason="an object"))
+    replica.service.handle_step(ArchiveStep(is_last=True, trouble=Trouble.DAMAGED, reason="an object"))
     replica.now += LOG_AGAIN_SECONDS
-    replica.service.take(ArchiveStep(is_last=True, trouble=Trouble.DAMAGED, reason="an object"))
-    replica.service.take(ArchiveStep(is_last=True, trouble=Trouble.OTHER_WRITER, reason="n2"))
+    replica.service.handle_step(ArchiveStep(is_last=True, trouble=Trouble.DAMAGED, reason="an object"))
+    replica.service.handle_step(ArchiveStep(is_last=True, trouble=Trouble.OTHER_WRITER, reason="n2"))
     assert replica.events() == ["archive_failed"] * 3
     assert replica.service.counters()["archive_failures"] == 23
 
@@ -306,7 +306,7 @@ def test_manifest_that_went_back_is_an_error() -> None:
     first, second, *_ = replica.ends()
     replica.metadata.apply(noted(second))
     replica.looks()
-    replica.service.take(step(first, is_older=True))
+    replica.service.handle_step(step(first, is_older=True))
     assert replica.logged == [("archive_rolled_back", {"archive_index": first.index, "known_index": second.index})]
     assert replica.asked == []
 
@@ -348,7 +348,7 @@ def tiered(leader: str = "n0", node_id: str = "n1", **given: Any) -> Replica:
 def test_leader_commits_the_beginning_of_the_archive() -> None:
     leader = tiered(leader="n1")
     end = leader.ends()[-1]
-    leader.service.take(step(end, begin_pos=0))
+    leader.service.handle_step(step(end, begin_pos=0))
     assert decode_command(leader.commands.pop()) == noted(end)
     leader.metadata.apply(noted(end))
     assert not leader.commands
@@ -364,11 +364,11 @@ def test_outdated_manifest_is_reported_until_it_is_complete() -> None:
     end = leader.ends()[-1]
     leader.metadata.apply(noted(end))
     leader.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
-    leader.service.take(ArchiveStep(is_older=True))
+    leader.service.handle_step(ArchiveStep(is_older=True))
     assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=0, is_held=True)
     assert leader.logged[-1][0] == "archive_rolled_back"
     leader.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=True))
-    leader.service.take(step(end, begin_pos=0))
+    leader.service.handle_step(step(end, begin_pos=0))
     assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=0, is_held=False)
 
 
@@ -377,7 +377,7 @@ def test_follower_reports_an_older_manifest() -> None:
     end = follower.ends()[-1]
     follower.metadata.apply(noted(end))
     follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
-    follower.service.take(ArchiveStep(is_older=True))
+    follower.service.handle_step(ArchiveStep(is_older=True))
     assert (follower.asked[-1]["index"], follower.asked[-1]["manifest"]) == (str(end.index), "older")
 
 
@@ -390,7 +390,7 @@ def test_replica_reports_no_manifest_before_having_read_one() -> None:
         assert not follower.asked
         assert not follower.commands
         # What it has found is news once: later others know better.
-        follower.service.take(step(end, begin_pos=0))
+        follower.service.handle_step(step(end, begin_pos=0))
         follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
         follower.service.note_progress()
         follower.asked.clear()
@@ -407,7 +407,7 @@ def test_manifest_is_checked_though_nothing_waits() -> None:
     replica.metadata.apply(noted(end))
     replica.service.note_progress()
     assert replica.service.next_job() is not None, "at first"
-    replica.service.take(ArchiveStep(is_last=True))
+    replica.service.handle_step(ArchiveStep(is_last=True))
     assert replica.service.next_job() is None
     replica.now += LIMITS.check_seconds + 1
     replica.service.note_progress()
@@ -432,13 +432,13 @@ def test_missing_format_level_is_reported(level: int, has_tiers: bool, needed: i
 def test_replica_that_has_just_started_calls_no_older_manifest_whole() -> None:
     leader = tiered(leader="n1")
     first, end = leader.ends()[0], leader.ends()[-1]
-    leader.service.take(step(first, begin_pos=0))  # it has not applied yet that more is archived
+    leader.service.handle_step(step(first, begin_pos=0))  # it has not applied yet that more is archived
     leader.metadata.apply(noted(end))
     leader.now += 60
     leader.commands.clear()
     leader.service.note_progress()
     assert not leader.commands, "nobody knows whether the manifest has all"
-    leader.service.take(step(end, begin_pos=0))
+    leader.service.handle_step(step(end, begin_pos=0))
     assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=0, is_held=False)
 
 
@@ -457,13 +457,13 @@ def with_retention(replica: Replica, **limits: Any) -> Replica:
 
 def test_group_commits_the_new_beginning_of_the_archive() -> None:
     leader = with_retention(tiered(leader="n1"), archive_retention_hours=1)
-    leader.service.take(ArchiveStep(expired_pos=2 * SEGMENT_BYTES))
+    leader.service.handle_step(ArchiveStep(expired_pos=2 * SEGMENT_BYTES))
     assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=2 * SEGMENT_BYTES, is_held=False)
     leader.needed_pos = SEGMENT_BYTES + 7  # a delayed message
-    leader.service.take(ArchiveStep(expired_pos=2 * SEGMENT_BYTES))
+    leader.service.handle_step(ArchiveStep(expired_pos=2 * SEGMENT_BYTES))
     assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=SEGMENT_BYTES, is_held=False)
     leader.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=True))
-    leader.service.take(ArchiveStep(expired_pos=2 * SEGMENT_BYTES))
+    leader.service.handle_step(ArchiveStep(expired_pos=2 * SEGMENT_BYTES))
     assert not leader.commands, "nothing goes while the manifest is an older one"
 
 
@@ -471,9 +471,9 @@ def test_archiving_job_contains_the_retention_limits() -> None:
     replica = with_retention(tiered(), archive_retention_hours=0.5, archive_retention_bytes=1 << 30)
     job = replica.job(LIMITS.check_seconds)
     assert (job.oldest_ms, job.bytes_max, job.begin_pos) == (replica.now_ms - 1_800_000, 1 << 30, 0)
-    replica.service.take(ArchiveStep(expired_pos=SEGMENT_BYTES))
+    replica.service.handle_step(ArchiveStep(expired_pos=SEGMENT_BYTES))
     assert (replica.asked[-1]["expiredPos"], replica.asked[-1]["nodeId"]) == (str(SEGMENT_BYTES), "")
-    replica.service.take(ArchiveStep(is_last=True))
+    replica.service.handle_step(ArchiveStep(is_last=True))
     assert replica.looks(1) is None
     assert replica.looks(LIMITS.retry_seconds_max) is not None, "what was agreed is deleted soon"
 

@@ -29,7 +29,7 @@ def sent(buckets: QuotaBuckets, quota: Quota, until: float, costs: tuple[int, in
     while now <= until:
         seconds, _ = buckets.wait([(WHO, quota)], now)
         now += seconds
-        buckets.take([(WHO, quota)], *costs, now)
+        buckets.charge([(WHO, quota)], *costs, now)
         passed.append(now)
     return passed
 
@@ -53,7 +53,7 @@ def test_rate_that_is_used_up_first_counts() -> None:
 def test_batch_larger_than_the_burst_passes_and_delays_later_batches() -> None:
     buckets, quota = QuotaBuckets(), Quota(produce_bytes=1000)
     assert buckets.wait([(WHO, quota)], 0.0) == (0.0, None)
-    buckets.take([(WHO, quota)], 1, 50_000, 0.0)
+    buckets.charge([(WHO, quota)], 1, 50_000, 0.0)
     assert buckets.wait([(WHO, quota)], 0.0) == (49.0, WHO)
     assert buckets.wait([(WHO, quota)], 49.0) == (0.0, None)
 
@@ -66,7 +66,7 @@ def test_small_requests_do_not_starve_large_requests() -> None:
         size = random_one.choice([10, 5000])
         seconds, by = buckets.wait([(WHO, quota)], now)
         if by is None:
-            buckets.take([(WHO, quota)], 1, size, now)
+            buckets.charge([(WHO, quota)], 1, size, now)
             passed[size] += 1
         now += max(0.05, min(seconds, 0.3))
     assert passed[5000] > 0.7 * passed[10], passed
@@ -79,14 +79,14 @@ def test_waiting_requests_pass_in_order() -> None:
     for _ in range(500):
         now += chance.random() / 20
         seconds, _ = buckets.wait([(WHO, quota)], now)
-        buckets.take([(WHO, quota)], 1, chance.randrange(1, 200), now)
+        buckets.charge([(WHO, quota)], 1, chance.randrange(1, 200), now)
         due.append(now + seconds)
     assert due == sorted(due)
 
 
 def test_clock_that_jumps_gives_a_burst_at_most() -> None:
     bucket = Bucket(100, 1000.0)
-    bucket.take(250)
+    bucket.charge(250)
     assert bucket.wait(900.0) == 1.5  # back: nothing comes, and nothing is lost
     assert bucket.wait(1000.0) == 1.5
     assert bucket.wait(1e9) == 0.0
@@ -95,7 +95,7 @@ def test_clock_that_jumps_gives_a_burst_at_most() -> None:
 
 def test_debt_takes_as_long_to_pay_at_another_rate() -> None:
     bucket = Bucket(100, 0.0)
-    bucket.take(300)
+    bucket.charge(300)
     assert bucket.wait(0.0) == 2.0
     bucket.change(10, 0.0)
     assert bucket.wait(0.0) == 2.0
@@ -106,7 +106,7 @@ def test_debt_takes_as_long_to_pay_at_another_rate() -> None:
 def test_raised_rate_pays_a_large_debt_sooner() -> None:
     """A consumer that had got 30 MB at 1 byte per second waited for a year, although its quota was raised."""
     bucket = Bucket(1, 0.0)
-    bucket.take(30_000_000)
+    bucket.charge(30_000_000)
     bucket.change(10_000_000, 0.0)
     assert bucket.wait(0.0) == pytest.approx(3.0, abs=0.01)
     bucket.change(1_000_000_000, 0.0)
@@ -116,24 +116,24 @@ def test_raised_rate_pays_a_large_debt_sooner() -> None:
 def test_each_user_has_a_bucket_and_topics_share_theirs() -> None:
     buckets, each, together = QuotaBuckets(), Quota(produce_messages=10), Quota(produce_messages=15)
     ann, bob = ([(Limited(USER, name, PRODUCE), each), (WHO, together)] for name in ("ann", "bob"))
-    buckets.take(ann, 11, 0, 0.0)
+    buckets.charge(ann, 11, 0, 0.0)
     seconds, by = buckets.wait(ann, 0.0)
     assert (round(seconds, 6), by) == (0.1, Limited(USER, "ann", PRODUCE))
     assert buckets.wait(bob, 0.0) == (0.0, None)
-    buckets.take(bob, 7, 0, 0.0)
+    buckets.charge(bob, 7, 0, 0.0)
     seconds, by = buckets.wait(bob, 0.0)
     assert (round(seconds, 6), by) == (0.2, WHO)
 
 
 def test_producing_and_consuming_are_counted_separately() -> None:
     buckets, quota = QuotaBuckets(), Quota(produce_messages=1, consume_messages=1)
-    buckets.take([(WHO, quota)], 10, 0, 0.0)
+    buckets.charge([(WHO, quota)], 10, 0, 0.0)
     assert buckets.wait([(WHO._replace(direction=CONSUME), quota)], 0.0) == (0.0, None)
 
 
 def test_removed_quota_is_forgotten_and_a_new_one_begins_full() -> None:
     buckets, quota = QuotaBuckets(), Quota(produce_messages=1)
-    buckets.take([(WHO, quota)], 10, 0, 0.0)
+    buckets.charge([(WHO, quota)], 10, 0, 0.0)
     buckets.note(WHO, 0.0, refused=True)
     buckets.keep(lambda each: False)
     assert not buckets.throttled

@@ -104,10 +104,10 @@ def join(seed: int) -> tuple[int, int, int]:
                 except SegmentError:
                     leaves = True
                     continue
-                assert staging.take("log", pos, data), f"seed {seed}: proven bytes at {pos} do not fit"
+                assert staging.accept("log", pos, data), f"seed {seed}: proven bytes at {pos} do not fit"
                 from_archive += 1
             else:
-                assert staging.take("log", pos, source.read(pos, nbytes))
+                assert staging.accept("log", pos, source.read(pos, nbytes))
                 from_leader += 1
             if rng.random() < 0.05:
                 break
