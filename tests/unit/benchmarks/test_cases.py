@@ -1,4 +1,4 @@
-"""`python -m benchmarks CASE` and `make bench-CASE`: one table of cases."""
+"""Cases of `python -m benchmarks`: one table of them, hops per message, and what is asked of Spark."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import CASES, main
+from benchmarks.hops import FEW, MANY, per_message
+from benchmarks.load.frames import QUEUES, TOPIC
+from benchmarks.spark.__main__ import up_to
+from spark.option_table import AtOffsets
+from spark.options import parse_read_options
 
 MAKEFILE = (Path(__file__).parent.parent.parent.parent / "Makefile").read_text()
 
@@ -38,3 +43,14 @@ def test_unknown_case_is_refused_with_the_list(capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().err
     assert "no case 'stedy'" in said
     assert "steady" in said
+
+
+@pytest.mark.parametrize(("few", "many", "each"), [(116, 116, 0), (116, 115, 0), (115, 116, 0), (135, 359, 7)])
+def test_one_hop_more_or_less_in_a_round_is_ignored_per_message(few: int, many: int, each: int) -> None:
+    assert MANY - FEW == 32
+    assert per_message(few, many) == each
+
+
+def test_benchmark_names_topic_parts_as_ending_offsets() -> None:
+    options = parse_read_options(up_to("127.0.0.1:9876", 80), "batch")
+    assert options.ending == AtOffsets({(TOPIC, "broker-a", queue): 80 for queue in range(QUEUES)})

@@ -1,4 +1,4 @@
-"""`raftmq` is `mq.client` by another name."""
+"""`raftmq` is `mq.client` by another name; which event loop runs its clients for threads."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import mq.client
 import mq.client.sync
 import raftmq
 import raftmq.sync
+from mq.client.sync import SyncProducer
+from mq.client.sync.loop_thread import event_loop
+from tests.unit.client.fake_cluster import FakeCluster
 
 
 def test_facade_has_every_name_of_the_client() -> None:
@@ -42,3 +47,11 @@ def test_program_that_only_sends_loads_no_consumer() -> None:
     loaded = set(done.stdout.split())
     assert "mq.client.produce.producer" in loaded
     assert not loaded & {"mq.client.admin", "mq.client.consume.push_consumer", "mq.client.consume.lite_consumer"}
+
+
+def test_threads_use_asyncio_without_trio(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert event_loop() == "trio"
+    monkeypatch.setitem(sys.modules, "trio", None)
+    assert event_loop() == "asyncio"
+    with SyncProducer(threads.namesrv, "g") as producer:
+        assert producer.queues("T")

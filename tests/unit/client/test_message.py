@@ -1,13 +1,17 @@
-"""What applications see of a message."""
+"""What applications see of a message, and which popped messages come out, and when."""
 
 from __future__ import annotations
 
 import datetime as dt
 
+import anyio
+
 from mq.client import Host, MessageQueue, ReceivedMessage
+from mq.client.consume.popped_messages import Inbox
 from mq.protocol import properties as props
 from mq.protocol.messages.records import decode_records, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from tests.unit.client.popping import popped_message
 
 ID = "7F00000100002A9F0000000000000000"
 
@@ -53,3 +57,28 @@ def test_redelivered_message_names_its_origin() -> None:
     assert (message.origin_message_id, message.delay_level, message.user_properties) == (ID, 3, {})
     assert message.message_id == message.offset_message_id, "nothing better without a UNIQ_KEY"
     assert received({"DELAY": "soon"}).delay_level is None
+
+
+async def test_ordered_message_popped_again_replaces_its_former_copy() -> None:
+    inbox = Inbox(32, ordered=True)
+    inbox.put([popped_message(0, 1000), popped_message(1, 1000)])
+    inbox.put([popped_message(0, 2000), popped_message(1, 2000)])
+    got = []
+    for _ in range(2):
+        got.append(await inbox.get())
+        inbox.done(got[-1])
+    assert [(each.receipt.offset, each.receipt.pop_time_ms) for each in got] == [(0, 2000), (1, 2000)]
+    with anyio.fail_after(10):
+        await inbox.room()
+    inbox.put([popped_message(2, 3000)])
+    assert (await inbox.get()).receipt.offset == 2
+
+
+async def test_replaced_messages_free_their_room() -> None:
+    inbox = Inbox(2, ordered=True)
+    for pop_time_ms in (1000, 2000, 3000):
+        inbox.put([popped_message(0, pop_time_ms), popped_message(1, pop_time_ms)])
+    for _ in range(2):
+        inbox.done(await inbox.get())
+    with anyio.fail_after(10):
+        await inbox.room()

@@ -1,4 +1,4 @@
-"""What somebody reads who has not installed everything that Spark needs: one line that says what to do."""
+"""What somebody reads who has not installed everything that Spark, or the demonstration of Iceberg, needs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+import trio
 
 from spark import installed
+from spark.demo_iceberg import IcebergMissing, fetch_iceberg
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,3 +72,44 @@ def test_missing_pyspark_error_names_the_package(module: str) -> None:
     assert done.stderr.splitlines()[-1] == (
         "ImportError: the format raftmq needs PySpark 4.2 or later: pip install 'raftmq[spark]'"
     )
+
+
+INSTALL = 'for each; do case $before in --target) mkdir -p "$each/pyspark";; esac; before=$each; done\n'
+UNRESOLVED = "echo 'Picked up options\n:: unresolved dependency: org.apache.iceberg\n\tat java' >&2; exit 1\n"
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is started instead of Python."""
+    path = tmp_path / "python"
+    monkeypatch.setattr("spark.demo_iceberg.sys.executable", str(path))
+    return path
+
+
+def program(python: Path, pip: str, spark: str) -> None:
+    python.write_text(f'#!/bin/sh\nif [ "$1" = -m ]; then\n{pip}else\n{spark}fi\n')
+    python.chmod(0o755)
+
+
+def fetch(directory: Path) -> list[str]:
+    said: list[str] = []
+    trio.run(fetch_iceberg, directory, {}, said.append)
+    return said
+
+
+def test_interrupted_installation_is_repeated(python: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "iceberg"
+    program(python, f"{INSTALL}echo 'ERROR: no network' >&2; exit 1\n", "true\n")
+    with pytest.raises(IcebergMissing, match="pip failed: ERROR: no network"):
+        fetch(directory)
+    assert not directory.exists()
+    program(python, INSTALL, "true\n")
+    assert len(fetch(directory)) == 2
+    program(python, "exit 1\n", 'echo "$PYSPARK_SUBMIT_ARGS" | grep -q iceberg-spark-runtime\n')
+    assert len(fetch(directory)) == 1, "it is installed once"
+
+
+def test_packages_that_maven_lacks_are_named(python: Path, tmp_path: Path) -> None:
+    program(python, INSTALL, UNRESOLVED)
+    with pytest.raises(IcebergMissing, match=r"Spark failed: :: unresolved dependency: org\.apache\.iceberg$"):
+        fetch(tmp_path / "iceberg")

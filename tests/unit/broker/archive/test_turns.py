@@ -1,11 +1,16 @@
-"""Whose turn it is to archive: one replica at a time, the leader last, and nobody without a leader."""
+"""Whose turn it is to archive: one replica at a time, the leader last; and the refill of queues from the archive."""
 
 from __future__ import annotations
 
+from unittest.mock import MagicMock, call
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq.broker.archive.queue_refill import QueueRefill
 from mq.broker.archive.turns import archives
+from mq.broker.base.archive_tier import QUEUES_FROM
 from raftlog import NodeId
 
 NODES = [NodeId(f"n{number}") for number in range(5)]
@@ -38,3 +43,12 @@ def test_followers_come_first_and_the_leader_last() -> None:
 def test_no_replica_archives_without_a_voting_leader() -> None:
     assert of_turn(NODES[:3], None, 0.0) == []
     assert of_turn(NODES[:3], NODES[4], 0.0) == []
+
+
+@pytest.mark.parametrize("lacks_older", [False, True])
+def test_start_stores_the_beginnings_of_incomplete_queues(lacks_older: bool) -> None:
+    context = MagicMock()
+    context.tier.lacks_older = lacks_older
+    context.replica.log.notes = {QUEUES_FROM: b"131072"}
+    QueueRefill(context)
+    assert context.replica.remember.call_args_list == [call(QUEUES_FROM, b"131072")] * lacks_older

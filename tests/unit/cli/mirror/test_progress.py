@@ -1,9 +1,12 @@
-"""Rates and the time until a mirror has caught up."""
+"""How far a mirror is: rates, the time until it has caught up, and the offsets of its copies."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from mq.cli.mirror.offset_map import OffsetMap
 from mq.cli.mirror.progress import Progress, duration
 
 
@@ -36,3 +39,46 @@ def test_rates_cover_the_last_half_minute() -> None:
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_messages_behind_each_other_are_one_stretch() -> None:
+    offsets = OffsetMap([(10, 0, 5), (15, 5, 5)])
+    assert list(offsets) == [(10, 0, 10)]
+    assert offsets.message_count == 10
+
+
+def test_offset_is_translated_in_both_directions() -> None:
+    offsets = OffsetMap([(10, 0, 5), (20, 7, 3)])
+    assert [offsets.to_target(each) for each in (10, 14, 20, 22)] == [0, 4, 7, 9]
+    assert [offsets.to_source(each) for each in (0, 4, 7, 9)] == [10, 14, 20, 22]
+
+
+def test_offset_in_an_uncopied_range_moves_to_the_next_copy() -> None:
+    offsets = OffsetMap([(10, 0, 5), (20, 7, 3)])
+    assert offsets.to_target(0) == 0  # the source had deleted these
+    assert offsets.to_target(15) == offsets.to_target(19) == 7
+    assert offsets.to_target(23) == offsets.to_target(1000) == 10
+    assert offsets.to_source(5) == offsets.to_source(6) == 20  # somebody else's messages
+    assert offsets.to_source(10) == 23
+    assert OffsetMap().to_target(3) is None
+
+
+@pytest.mark.parametrize("wrong", [(14, 5, 1), (15, 4, 1), (9, 9, 1), (20, 20, 0), (-1, 0, 1)])
+def test_messages_out_of_order_are_refused(wrong: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError):
+        OffsetMap([(10, 0, 5), wrong])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=8))
+def test_translation_agrees_with_a_table(gaps: list[tuple[int, int, int]]) -> None:
+    offsets, table, source, target = OffsetMap(), dict[int, int](), 0, 0
+    for source_gap, target_gap, count in gaps:
+        source, target = source + source_gap, target + target_gap
+        offsets.add(source, target, count)
+        table |= {source + n: target + n for n in range(count)}
+        source, target = source + count, target + count
+    for offset in range(source + 2):
+        behind = [table[each] for each in sorted(table) if each >= offset]
+        assert offsets.to_target(offset) == (behind[0] if behind else target)
+    for one, other in table.items():
+        assert offsets.to_source(other) == one
