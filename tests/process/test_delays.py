@@ -1,7 +1,8 @@
-"""Delayed and retried messages on three real brokers whose leaders die while they deliver."""
+"""Delayed, retried and timed messages on three real brokers whose leaders die while they deliver."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +12,7 @@ import anyio.to_thread
 import pytest
 import trio
 
-from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SendResult
+from mq.client import Admin, BrokerError, Message, Producer, PushConsumer, ReceivedMessage, SendResult
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import StoredMessage
 from tests.support.real_groups import SMALL_ENTRIES, Cluster, cluster_in_thread, delivered
@@ -19,6 +20,7 @@ from tests.support.running_broker import Client, properties
 from tests.support.waiting import until, until_found
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 
 MESSAGES = 1000
 KILL_AFTER = (50, 500, 950)
@@ -118,3 +120,53 @@ async def test_unhandled_message_is_redelivered(cluster: Cluster) -> None:
     assert sorted(seen[:3]) == [(b"bad", topic, 0), (b"one", topic, 0), (b"two", topic, 0)]
     assert seen[3] == (b"bad", topic, 1)
     assert anyio.current_time() - begun >= 10
+
+
+TIMERS = 2000
+RECALLED = 200
+LATE_SECONDS = 10
+"""When those that are recalled would be delivered: as the last ones."""
+
+
+async def test_each_timer_fires_once_and_never_early_across_leader_changes(cluster: Cluster) -> None:
+    rng = random.Random(5)
+    seen: list[ReceivedMessage] = []
+    with anyio.fail_after(120):
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic("Timed", 4)
+        async with Producer(cluster.namesrv) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(delivered, cluster, "Timed", "readers", seen)
+            begun = anyio.current_time()
+            sent = await producer.send_many(
+                Message("Timed", b"%d" % number, delay=LATE_SECONDS if number < RECALLED else 3 + rng.random() * 6)
+                for number in range(TIMERS)
+            )
+            results = [each for each in sent if isinstance(each, SendResult) and not each.maybe_duplicated]
+            assert len(results) == TIMERS
+            recalled: set[bytes] = set()
+            for number, result in enumerate(results[:RECALLED]):
+                assert result.recall_handle is not None
+                if anyio.current_time() < begun + LATE_SECONDS / 2:  # a busy machine recalls fewer of them
+                    assert await producer.recall(result.recall_handle) == result.message_id
+                    recalled.add(b"%d" % number)
+            assert recalled
+            expected = {b"%d" % number for number in range(TIMERS)} - recalled
+            for kill_after in (300, 1200):
+                await until(lambda: len(seen) >= kill_after)
+                async with cluster.dead(await cluster.leader()):
+                    await until(lambda: len(seen) >= kill_after + 300)
+            await until(lambda: len({message.body for message in seen}) >= len(expected))
+            with pytest.raises(BrokerError) as late:
+                await producer.recall(results[-1].recall_handle or "")
+            assert late.value.code == 604
+            await anyio.sleep_until(max(begun + LATE_SECONDS, anyio.current_time()) + 1)
+            tasks.cancel_scope.cancel()
+    # The consumer may get a message twice, when it lost its leader; the topic has each once.
+    places = {(message.queue, message.queue_offset): message for message in seen}
+    assert Counter(message.body for message in places.values()) == Counter(expected)
+    early = [
+        message
+        for message in places.values()
+        if message.record.store_timestamp_ms < int(message.properties["TIMER_OUT_MS"])
+    ]
+    assert not early, early[:3]

@@ -1,4 +1,4 @@
-"""The limits that a simulated run draws, and that two runs do not share them."""
+"""The limits that a simulated run draws and does not share, and when a run whose faults are over is given up."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from chaos.broker_sim.progress import Progress
 from chaos.broker_sim.schedule import draw_broker_scenario
 from chaos.limits import draw
 from chaos.log_sim.cluster import Cluster
@@ -51,3 +52,49 @@ def test_run_within_a_run_keeps_its_own_limits() -> None:
     outer.at(5.0, inner.run)
     outer.run()
     assert [each.outcome(None).digest for each in (outer, inner)] == [each.outcome(None).digest for each in alone]
+
+
+def test_run_without_progress_is_given_up_after_the_patience() -> None:
+    progress = Progress(20.0, 60.0)
+    assert progress.may_go_on(79.9)
+    assert not progress.may_go_on(80.0)
+    progress.see(30.0, unstored=0, unfinished=5, behind=0)
+    progress.see(70.0, unstored=0, unfinished=5, behind=0)
+    assert progress.may_go_on(89.9)
+    assert not progress.may_go_on(90.0)
+
+
+def test_each_figure_that_falls_is_progress() -> None:
+    for figures in ((0, 5, 7), (1, 4, 7), (1, 5, 6)):
+        progress = Progress(0.0, 60.0)
+        progress.see(0.0, unstored=1, unfinished=5, behind=7)
+        unstored, unfinished, behind = figures
+        progress.see(50.0, unstored=unstored, unfinished=unfinished, behind=behind)
+        assert progress.may_go_on(100.0), figures
+
+
+def test_unstored_sends_count_as_progress() -> None:
+    """As in seed 71 of "pop": 4,500 sends are stored, one in each round trip, before the first pop is answered."""
+    progress = Progress(20.0, 66.0)
+    for now in range(20, 80):
+        progress.see(now, unstored=60 * (80 - now), unfinished=60 * (now - 20), behind=140)
+    for now in range(80, 170):
+        assert progress.may_go_on(now), f"given up after {now} s"
+        progress.see(now, unstored=0, unfinished=40 * (170 - now), behind=140 + now % 50)
+    assert progress.may_go_on(234.9)
+    assert not progress.may_go_on(235.0)
+
+
+def test_endlessly_repeated_states_do_not_count_as_progress() -> None:
+    progress = Progress(0.0, 60.0)
+    for now in range(100):
+        progress.see(now, unstored=0, unfinished=5 + now % 2, behind=3 + now % 3)
+    assert not progress.may_go_on(100.0)
+
+
+def test_little_progress_within_each_patience_is_given_up_in_the_end() -> None:
+    progress = Progress(0.0, 60.0)
+    for turn in range(100):
+        progress.see(turn * 50.0, unstored=0, unfinished=1000 - turn, behind=0)
+    assert progress.may_go_on(599.0)
+    assert not progress.may_go_on(600.0)

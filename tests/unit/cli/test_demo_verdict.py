@@ -1,11 +1,13 @@
-"""The demonstration's verdict on histories that are known to be good or bad."""
+"""The demonstration's text, and its verdict."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from mq.cli.demo_text import source_directory, source_lines, tag_of
 from mq.cli.demo_verdict import History, Queue
 
 Q0 = Queue("broker-a", 0)
@@ -130,3 +132,24 @@ def test_examples_are_few_and_counts_complete(count: int) -> None:
     verdict = story.history.verdict()
     assert verdict.lost == count
     assert len(verdict.examples) == 5
+
+
+def test_source_lines_are_in_file_order_without_blank_lines(tmp_path: Path) -> None:
+    (tmp_path / "b.py").write_bytes(b"import b\n")
+    (tmp_path / "a.py").write_bytes(b"import a\n\n   \nx = 1\r\n")
+    (tmp_path / "notes.txt").write_bytes(b"not this\n")
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "c.py").write_bytes(b"not this either\n")
+    assert source_lines(tmp_path, 10) == [b"import a", b"x = 1", b"import b"]
+    assert source_lines(tmp_path, 2) == [b"import a", b"x = 1"]
+
+
+def test_this_interpreter_has_text_enough() -> None:
+    assert len(source_lines(source_directory(), 100_000)) == 100_000
+
+
+def test_tags_show_the_kind_of_line() -> None:
+    assert tag_of(b"    def f(self):") == "definition"
+    assert tag_of(b"from a import b") == "import"
+    assert tag_of(b"#: comment") == "comment"
+    assert tag_of(b"x = 1") == "code"

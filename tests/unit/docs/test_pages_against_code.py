@@ -1,13 +1,17 @@
-"""`docs/formats.md` against the code: sizes, magic numbers and where fields begin."""
+"""The pages about formats, the walks of a message and the wire requests, against the code."""
 
 from __future__ import annotations
 
+import re
+import runpy
 from itertools import accumulate
 from pathlib import Path
 from struct import Struct, calcsize
 
 import pytest
 
+from mq.protocol.codes import RequestCode
+from mq.protocol.incoming.server_decoding import REQUEST_CLASSES
 from mq.protocol.messages import transaction_sets
 from mq.store import checkpoint, queue_blocks
 from mq.store.dispatch import QUEUE_ENTRY
@@ -84,3 +88,40 @@ def test_magic_numbers_and_sizes() -> None:
         queue_blocks.block_bytes(queue_blocks.ENTRIES_PER_BLOCK),
     ):
         assert str(text) in GUIDE
+
+
+ROOT = Path(__file__).parents[3]
+SUFFIXES = {".py", ".pyx", ".pxi"}
+
+
+def called(text: str) -> set[str]:
+    """The functions and classes in the tables of stations; those in the right columns, without their packages."""
+    rows = [row for table in text.split("\n| station |")[1:] for row in table.split("\n\n")[0].splitlines()[2:]]
+    names = re.findall(r"`([\w.]+)`", "\n".join(row.split("|", 2)[2] for row in rows))
+    return {name.rpartition(".")[2] for name in names} - {"raftlog"}
+
+
+def test_walks_name_functions_that_exist() -> None:
+    names = called((ROOT / "ARCHITECTURE.md").read_text())
+    assert len(names) > 60
+    paths = [path for package in ("mq", "raftlog") for path in (ROOT / package).rglob("*") if path.suffix in SUFFIXES]
+    words = {word for path in paths for word in re.findall(r"\w+", path.read_text())}
+    assert not names - words, "ARCHITECTURE.md names what no module has any more"
+
+
+def test_parser_finds_names_of_a_walk() -> None:
+    table = "\n| station | Python |\n|---|---|\n| turn | `Reactor.run`, C `_take` (`raftlog`) |\n\n`other`"
+    assert called(table) == {"run", "_take"}
+
+
+SITE = Path(__file__).parents[3] / "docs" / "site"
+
+
+def test_site_lists_each_request_with_its_header() -> None:
+    lines = list(runpy.run_path(str(SITE / "wire_requests.py"))["page"]())
+    rows = {line.split("|")[1].strip(): line for line in lines if line.count("|") == 4 and "`" in line}
+    assert len(rows) == len(REQUEST_CLASSES)
+    pull = rows[str(int(RequestCode.PULL_MESSAGE))]
+    assert "`PULL_MESSAGE`: messages of one queue from an offset on (`pull`)" in pull
+    assert "`queueOffset` int" in pull
+    assert "*`maxMsgBytes` int*" in pull, "it may be left out"
