@@ -48,7 +48,7 @@ class Rate:
         self.nbytes = 0
         self._seconds = 0.0
 
-    def note(self, nbytes: int, seconds: float) -> None:
+    def add_sample(self, nbytes: int, seconds: float) -> None:
         """So much was read."""
         self.nbytes += nbytes
         self._seconds += seconds
@@ -179,7 +179,7 @@ class ArchivedFiles:
                 except trio.TooSlowError:
                     self._give_up(f"{nbytes} bytes did not come within {self._limits.archive_read_seconds:g} s")
                     return
-                self._rate.note(nbytes, trio.current_time() - began)
+                self._rate.add_sample(nbytes, trio.current_time() - began)
                 await send.send((pos, data))
                 pos += nbytes
 

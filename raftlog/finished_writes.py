@@ -77,7 +77,7 @@ class FinishedWrites:
         if self._transport.send_after(ticket, message.dst, frames.encode_appended(message)):
             self._acknowledgement = ticket, message
 
-    def note(self) -> None:
+    def poll(self) -> None:
         """Note which writes are durable by now: in each turn, as not all of them are signalled."""
         ticket = self._writer.done_ticket
         if ticket > self._noted:

@@ -178,7 +178,7 @@ class Replica:
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_MAX)
         self._received = ReceivedEntries(core, log, check_body)
         self._writes = FinishedWrites(core, log, transport, clock, wake)
-        self.note_writes = self._writes.note
+        self.note_writes = self._writes.poll
         self.has_in_flight = self._writes.has_in_flight
 
     @property

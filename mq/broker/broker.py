@@ -296,7 +296,7 @@ class Broker:
             commands, sequenced = self._derive(entry, b"")
         if self._catch_up is None:
             for run in sequenced:
-                self._metadata.sequences.note_run(run)
+                self._metadata.sequences.run_committed(run)
         for decoded in commands:
             if self._catch_up is not None:
                 # The metadata is ahead of the queues; only the effect on queues is still missing.
@@ -383,7 +383,7 @@ class Broker:
 
     def note_delay(self, seconds: float) -> None:
         """The event loop was blocked for so long."""
-        self._lateness.note(seconds, self._clock())
+        self._lateness.add(seconds, self._clock())
 
     def announce_again(self) -> None:
         """Repeat announcements that failed on a full disk."""

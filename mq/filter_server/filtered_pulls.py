@@ -137,7 +137,7 @@ class FilteredPulls:
         passes, failures = verdicts.passes, verdicts.failures
         for position in failures:
             passes[position] = not skips
-        program.note(len(passes), sum(passes))
+        program.count_messages(len(passes), sum(passes))
         picked = pick(data, records, passes, next_offset, wanted=progress.wanted, room=progress.room)
         failed = sorted(position for position in failures if position < picked.examined)
         for position in failed:

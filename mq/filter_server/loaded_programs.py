@@ -84,7 +84,7 @@ class Program:
         self.turn = trio.Lock()
         self.share = 1.0
 
-    def note(self, examined: int, passed: int) -> None:
+    def count_messages(self, examined: int, passed: int) -> None:
         """It let through so many of the messages that it looked at."""
         if examined:
             weight = min(1.0, examined / _SHARE_MESSAGES)

@@ -15,7 +15,7 @@ class EventLoopLag:
     def __init__(self) -> None:
         self._longest: deque[tuple[int, float]] = deque()
 
-    def note(self, seconds: float, now: float) -> None:
+    def add(self, seconds: float, now: float) -> None:
         """A callback ran ``seconds`` late, or took so long."""
         span = int(now) // _SPAN_SECONDS
         if not self._longest or self._longest[-1][0] != span:

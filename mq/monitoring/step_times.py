@@ -47,8 +47,8 @@ class StepTimes:
         return self._elapsed.longest(now), self._cpu.longest(now)
 
     def _note(self, elapsed: float, cpu: float, now: float) -> None:
-        self._elapsed.note(elapsed, now)
-        self._cpu.note(cpu, now)
+        self._elapsed.add(elapsed, now)
+        self._cpu.add(cpu, now)
 
 
 class _Steps(trio.abc.Instrument):

@@ -79,7 +79,7 @@ class SparseIndex:
         self.term_runs: list[tuple[LogIndex, Term]] = []
         self.configs: list[tuple[LogIndex, bytes]] = []
 
-    def note(self, index: LogIndex, term: Term, pos: int) -> None:
+    def append(self, index: LogIndex, term: Term, pos: int) -> None:
         """Add the next entry."""
         if not self.term_runs or (before := self.term_runs[-1][1]) != term:
             assert not self.term_runs or before < term, f"entry {index} of term {term} behind {before}"

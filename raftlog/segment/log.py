@@ -494,7 +494,7 @@ class SegmentLog(LogReads):
 
     def _push(self, entry: TailEntry) -> None:
         assert entry.term >= self.last_term, f"entry of term {entry.term} behind {self.last_term}"
-        self._index.note(entry.index, entry.term, entry.pos)
+        self._index.append(entry.index, entry.term, entry.pos)
         if entry.kind == CONFIG:
             self._index.note_config(entry.index, entry.body)
         self._tail.push(entry)

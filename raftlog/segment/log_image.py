@@ -68,7 +68,7 @@ class LogImage:
         self._files.write(run.pos, [run.data])
         self._unsynced += len(run.data)
         for entry in run.entries:
-            self._index.note(entry.index, entry.term, entry.pos)
+            self._index.append(entry.index, entry.term, entry.pos)
             if entry.kind == CONFIG:
                 self._index.note_config(entry.index, run.body(entry))
         if run.entries:

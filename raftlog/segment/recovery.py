@@ -221,7 +221,7 @@ def scan_file(
             except FrameCorrupt as error:
                 reason = f"{error.reason}: expected {error.expected}, found {error.actual}"
                 return last, Stop(pos, reason)
-            index.note(last.index, last.term, pos)
+            index.append(last.index, last.term, pos)
             if last.kind == CONFIG:
                 index.note_config(last.index, bytes(window[at + HEADER_BYTES : at + last.size]))
             pos += last.size

@@ -333,7 +333,7 @@ class SnapshotInstall:
             except (FrameCorrupt, ValueError):
                 return self._forget(pos + at)
             self._last = ref
-            self._index.note(self._last.index, self._last.term, pos + at)
+            self._index.append(self._last.index, self._last.term, pos + at)
             if self._last.kind == CONFIG:
                 self._index.note_config(self._last.index, bytes(window[at + HEADER_BYTES : at + size]))
             at += size

@@ -82,7 +82,7 @@ class StateDirectory:
         """Remember a commit before its dead letters are sent. Raises DirectoryUnusable."""
         self._write("plan.json", commit.to_json())
 
-    def note(self) -> dict[str, Any] | None:
+    def last_note(self) -> dict[str, Any] | None:
         """The last note, None if there is none. Raises CommitRefused, DirectoryUnusable."""
         found = self._read("note.json")
         if found is None:

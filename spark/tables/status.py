@@ -46,7 +46,7 @@ def known_commit(pipeline: Pipeline) -> Commit | None:
     if pipeline.table.format == "parquet":
         assert pipeline.table.location is not None
         return ParquetDirectory(pipeline.state.parent).last()
-    note = StateDirectory(pipeline.state).note()
+    note = StateDirectory(pipeline.state).last_note()
     return None if note is None else parse_commit(json.dumps(note["commit"]), str(pipeline.state))
 
 

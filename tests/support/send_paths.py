@@ -217,7 +217,7 @@ class Broker:
         named = [[(tail.topic, tail.queue_id, *rest) for tail, *rest in each.runs] for each in built if each]
         numbered = [run for each in built if each for run in each.sequenced]
         for run in numbered:
-            self.sequences.note_run(run)
+            self.sequences.run_committed(run)
         self.appender.committed(number)
         self.dedup.check_invariants()
         return [

@@ -52,7 +52,7 @@ class ClockCorrections:
     """What is added to the times of files; see the module.
 
     Args:
-        note: what `note` returned, in this process or an earlier one; None for a log without.
+        note: what `encode` returned, in this process or an earlier one; None for a log without.
     """
 
     def __init__(self, clock: BootClock, note: bytes | None) -> None:
@@ -99,7 +99,7 @@ class ClockCorrections:
         assert ms > 0, f"{ms} ms are taken away"
         self._replace([(start, max(added - ms, 0)) for start, added in self._steps])
 
-    def note(self) -> bytes:
+    def encode(self) -> bytes:
         """To be kept for the next process."""
         return msgspec.msgpack.encode(_Note(self._boot_id, self._offset_ms, self._steps))
 

@@ -292,7 +292,7 @@ class Retention:
 
     def _keep_times(self) -> None:
         """Note durably what the times of files are counted by, if it has changed."""
-        note = self._added.note()
+        note = self._added.encode()
         if note != self._replica.log.notes.get(FILE_TIMES):
             self._replica.remember(FILE_TIMES, note)
         if COPIED in self._replica.log.notes:  # it is in the other note now

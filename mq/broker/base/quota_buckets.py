@@ -115,7 +115,7 @@ class QuotaBuckets:
                     bucket.fill(now)
                     bucket.charge(cost)
 
-    def note(self, limited: Limited, now: float, *, refused: bool) -> bool:
+    def count_throttled(self, limited: Limited, now: float, *, refused: bool) -> bool:
         """Count a request that waits or is refused. Returns whether it is the first one for `RECENT_SECONDS`."""
         throttling = self.throttled.setdefault(limited, Throttling())
         is_first = now - throttling.at > RECENT_SECONDS

@@ -25,7 +25,7 @@ class LockRenewals:
         self._tables.clear()
         self._of_host.clear()
 
-    def note(self, table: Table, queue_id: int, at: float, host: bytes) -> None:
+    def add(self, table: Table, queue_id: int, at: float, host: bytes) -> None:
         """A lock was renewed."""
         self.forget(table, queue_id)
         self._tables.setdefault(table, {})[queue_id] = at, host

@@ -355,7 +355,7 @@ class QueueLockService(Service):
             if self._metadata.lock_holder(*key) == wanted.client_id == self._next_holder(key) and (
                 key not in self._releasing
             ):
-                self._renewed.note((wanted.group, ref.topic), ref.queue_id, now, host)
+                self._renewed.add((wanted.group, ref.topic), ref.queue_id, now, host)
                 ours.append(ref)
         return ours
 

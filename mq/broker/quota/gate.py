@@ -283,7 +283,7 @@ class QuotaGate(Service):
             for limit, messages, part_bytes in costs:
                 self._buckets.charge([limit], messages, part_bytes, now)
             for part in parts:
-                self._stored.note(part.topic, part.nbytes)
+                self._stored.accepted(part.topic, part.nbytes)
             if by is None:
                 return handler(call)
             self._hold(call, now + seconds, nbytes, by)
@@ -440,7 +440,7 @@ class QuotaGate(Service):
                 self._let_pass(each._replace(until=0.0), each.due)
 
     def _note(self, by: Limited, *, refused: bool) -> None:
-        if self._buckets.note(by, self._clock(), refused=refused):
+        if self._buckets.count_throttled(by, self._clock(), refused=refused):
             how = self._buckets.throttled[by]
             self._log.warning(
                 "quota_exceeded",

@@ -36,7 +36,7 @@ class StoredBytes:
         else:
             known.bytes_max = bytes_max
 
-    def note(self, topic: str, nbytes: int) -> None:
+    def accepted(self, topic: str, nbytes: int) -> None:
         """A message was accepted."""
         assert nbytes >= 0, f"a message of {nbytes} bytes was accepted for topic {topic}"
         if topic in self._topics:

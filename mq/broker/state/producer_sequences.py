@@ -265,7 +265,7 @@ class _Part:
 
 
 class ProducerSequences(StateTable):
-    """The table; see the module. Only `note`, `note_run` and `reach` change it."""
+    """The table; see the module. Only `committed`, `run_committed` and `reach` change it."""
 
     def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
         self._chosen = _Part(limits.ranges_per_producer_max, limits.producers_max, limits.ranges_when_crowded)
@@ -319,8 +319,8 @@ class ProducerSequences(StateTable):
         window = self._chosen.windows.get(producer) or self._generated.windows.get(producer)
         return _NONE if window is None else window.last
 
-    def note_run(self, run: SequencedRun) -> None:
-        """`note` for each of these records. All at once if they are new, and nothing has to be trimmed."""
+    def run_committed(self, run: SequencedRun) -> None:
+        """`committed` for each of these records. All at once if they are new, and nothing has to be trimmed."""
         producer, firsts, lasts, positions, store_ms = run
         count = len(firsts)
         assert count == len(positions), f"{count} ranges of {producer} at {len(positions)} places"
@@ -328,14 +328,14 @@ class ProducerSequences(StateTable):
         known = part.windows.get(producer)
         if (known is not None and firsts[0] <= known.last) or (count > 1 and part.count + count > part.ranges_max):
             for first, last, position in zip(firsts, lasts, positions, strict=True):
-                self.note(producer, first, last, PhysicalOffset(position), store_ms)
+                self.committed(producer, first, last, PhysicalOffset(position), store_ms)
             return
         window = known if known is not None and known.epoch == self._epoch else part.of(producer, self._epoch, store_ms)
         window.extend(firsts, lasts, positions)
         window.latest_ms = store_ms
         part.grew(producer, window, count, self._epoch)
 
-    def note(self, producer: str, first: int, last: int, physical_offset: PhysicalOffset, store_ms: int) -> None:
+    def committed(self, producer: str, first: int, last: int, physical_offset: PhysicalOffset, store_ms: int) -> None:
         """The messages with these numbers were committed, beginning with the record at that offset."""
         part = self._part_of(producer)
         window = part.windows.get(producer)

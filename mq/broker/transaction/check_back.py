@@ -68,7 +68,7 @@ class CheckTrack:
         self._samples: deque[tuple[float, QueueOffset]] = deque()
         self._passed = FIRST_OFFSET
 
-    def note(self, now: float, position: QueueOffset) -> None:
+    def add_sample(self, now: float, position: QueueOffset) -> None:
         """The position is ``position`` now; it never decreases."""
         if not self._samples or now >= self._samples[-1][0] + self._seconds / SAMPLES:
             earlier = self._samples[-1][1] if self._samples else self._passed
@@ -194,7 +194,7 @@ class CheckBacks(Service):
         self._positions[0] = queue.max_offset
         low = marks.low
         for number, track in enumerate(self._tracks):
-            track.note(now, max(self._positions[number], low))
+            track.add_sample(now, max(self._positions[number], low))
         for number in range(1, self._last + 1):
             self._pass(number, now)
         unanswered = self._check_postponed(now)

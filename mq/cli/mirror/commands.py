@@ -231,7 +231,7 @@ async def _mirror(
         progress = Progress()
         while True:
             await trio.sleep(0.2 if once else show.seconds)
-            figures = progress.note(trio.current_time(), copier.copied, copier.known_behind)
+            figures = progress.add_sample(trio.current_time(), copier.copied, copier.known_behind)
             show.print_troubles(copier)
             is_done = is_planned.is_set() and copier.behind == 0
             if copier.copied or (is_planned.is_set() and copier.behind is not None):

@@ -41,7 +41,7 @@ class Progress:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()
 
-    def note(self, now: float, copied: int, behind: int) -> Figures:
+    def add_sample(self, now: float, copied: int, behind: int) -> Figures:
         """Add a sample, and return the figures with it."""
         samples = self._samples
         samples.append((now, copied, behind))

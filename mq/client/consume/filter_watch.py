@@ -25,7 +25,7 @@ class FilterWatch:
         self._matched: set[tuple[str, str]] = set()
         self._waits: dict[tuple[str, str], LongWait] = {}
 
-    def note(self, subscription: Subscription, received: int, passed_over: int) -> None:
+    def count_pull(self, subscription: Subscription, received: int, passed_over: int) -> None:
         """Note that a pull has returned so many messages, and skipped so many offsets."""
         program = subscription.program
         key = subscription.topic, subscription.expression if program is None else program.name.text

@@ -475,7 +475,7 @@ class PopConsumer(Consumer[BodyT]):
                 )
                 del self._held[broker_name]
                 attempt = self._new_attempt()
-                if self._removal.note(response, broker_name):
+                if self._removal.check_answer(response, broker_name):
                     await anyio.sleep(self._removal.pause_seconds)
                     continue
                 refresh = response.code in _NOT_NOW

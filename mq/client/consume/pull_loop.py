@@ -291,7 +291,7 @@ class Puller:
             case _:
                 await self._offset_refused(reply.next_begin_offset)
                 return
-        self._watch.note(self._subscription, received, process_queue.next_offset - begin - received)
+        self._watch.count_pull(self._subscription, received, process_queue.next_offset - begin - received)
         self._refused_offset = None
         self._wait.is_over()
         self._backoff_seconds = BACKOFF_SECONDS_MIN

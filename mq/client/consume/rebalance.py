@@ -279,7 +279,7 @@ class Assignment:
                     RequestCode.GET_CONSUMER_LIST_BY_GROUP,
                     ConsumerGroupExt(consumer_group=self._group).fields(),
                 )
-                self._removal.note(response)
+                self._removal.check_answer(response)
                 self._note_subscriptions(fields_of(ConsumerListReply, response))
                 return list(read_body(ConsumerList.decode, body).consumer_ids)
             except ClientError as error:

@@ -40,7 +40,7 @@ class Removal:
         """How long to wait before asking for messages again."""
         return min(self.seconds, PAUSE_SECONDS_MAX)
 
-    def note(self, response: Response, broker_name: str = "") -> bool:
+    def check_answer(self, response: Response, broker_name: str = "") -> bool:
         """Note an answer to a request of a member; returns whether it says that the client is kept out.
 
         ``broker_name`` is the broker group that answers, if all are asked in turn: one may have forgotten the removal.

@@ -103,7 +103,7 @@ class Tracer:
         self.dropped = 0
         self._warn_at = float("-inf")
 
-    def note(self, record: TraceRecord) -> None:
+    def record(self, record: TraceRecord) -> None:
         """Record this; it is sent soon."""
         if len(self._records) >= self._limits.trace_records_max:
             self._drop(1, f"{len(self._records)} records are waiting")
@@ -136,7 +136,7 @@ class Tracer:
             record_ids = [] if stored is None else stored.offset_message_id.split(",")
             for number, message_id in enumerate(outgoing.unique_key.split(",")):
                 message = messages[number]
-                self.note(
+                self.record(
                     Sent(
                         timestamp_ms=timestamp_ms,
                         region=props.REGION,
@@ -165,7 +165,7 @@ class Tracer:
         timestamp_ms = _now_ms()
 
         def done(success: bool) -> None:
-            self.note(
+            self.record(
                 Recalled(
                     timestamp_ms=timestamp_ms,
                     region=props.REGION,
@@ -181,7 +181,7 @@ class Tracer:
     def ending(self, message: Message, result: SendResult, wanted: bool | None) -> None:
         """Record that a transaction is about to be committed, rolled back, or left to a check-back (None)."""
         if result.trace_on:
-            self.note(
+            self.record(
                 TransactionEnded(
                     timestamp_ms=_now_ms(),
                     region=props.REGION,
@@ -200,7 +200,7 @@ class Tracer:
         """Record the answer to a check-back."""
         if not _unwanted(message):
             host = message.store_host
-            self.note(
+            self.record(
                 TransactionEnded(
                     timestamp_ms=_now_ms(),
                     region=message.properties.get(props.MESSAGE_REGION),
@@ -224,7 +224,7 @@ class Tracer:
 
     def handling(self, messages: Sequence[ReceivedMessage[Any]]) -> HandlingTrace:
         """Record that these messages are about to be handled together; call `ended` of the result afterwards."""
-        return HandlingTrace(self.note, self._group, self._unique_keys.next(), messages)
+        return HandlingTrace(self.record, self._group, self._unique_keys.next(), messages)
 
     # Sending records.
 

@@ -265,7 +265,7 @@ class RepeatsMachine(RuleBasedStateMachine):
             self.follower_applies(body, annotation)
             if by_leader:
                 for row in scan_sequenced(body):
-                    self.leader.metadata.sequences.note(*row)
+                    self.leader.metadata.sequences.committed(*row)
             records = list(decode_records(body))
             for at, record in enumerate(records):
                 self.ends[record.topic, record.queue_id] = record.queue_offset + 1
@@ -285,13 +285,13 @@ class RepeatsMachine(RuleBasedStateMachine):
             _, shipped, _ = split_annotation(annotation, body)
             assert shipped == rows
         for row in rows:
-            self.follower.sequences.note(*row)
+            self.follower.sequences.committed(*row)
 
     def replayed(self) -> Metadata:
         metadata = Metadata(limits=SMALL)
         for _, body, _ in self.log.committed:
             for row in scan_sequenced(body):
-                metadata.sequences.note(*row)
+                metadata.sequences.committed(*row)
         assert metadata.snapshot() == self.follower.snapshot()
         return metadata
 

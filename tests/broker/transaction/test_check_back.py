@@ -228,16 +228,16 @@ def test_check_track_returns_the_offset_of_an_earlier_time() -> None:
     track = CheckTrack(32.0)
     assert track.passed(0.0) == 0
     for second in range(100):
-        track.note(float(second), QueueOffset(second * 10))
+        track.add_sample(float(second), QueueOffset(second * 10))
         assert track.passed(float(second)) == max(0, second - 32) * 10
-    track.note(99.5, QueueOffset(5000))  # too soon after the last sample
+    track.add_sample(99.5, QueueOffset(5000))  # too soon after the last sample
     assert track.passed(131.0) == 990
 
 
 def test_track_is_bounded() -> None:
     track = CheckTrack(1.0)
     for step in range(10_000):
-        track.note(step / 10_000, QueueOffset(step))
+        track.add_sample(step / 10_000, QueueOffset(step))
     assert len(track._samples) <= 34
 
 

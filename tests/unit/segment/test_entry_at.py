@@ -81,7 +81,7 @@ def test_every_entry_has_an_anchor_within_reach(first: list[int], second: list[i
             pos = place(end_pos, size, SEGMENT_BYTES)
             end_pos = pos + size
             entries.append((term + len(entries) // 7, pos))
-            index.note(LogIndex(len(entries)), Term(entries[-1][0]), pos)
+            index.append(LogIndex(len(entries)), Term(entries[-1][0]), pos)
 
     extend(first, 1)
     check(index, entries)
@@ -98,7 +98,7 @@ def test_index_returns_anchors_after_a_position() -> None:
     index = SparseIndex(SEGMENT_BYTES)
     positions = [0, 100, ANCHOR_BYTES + 5, ANCHOR_BYTES + 90, 3 * ANCHOR_BYTES, SEGMENT_BYTES]
     for number, pos in enumerate(positions, 1):
-        index.note(LogIndex(number), Term(1), pos)
+        index.append(LogIndex(number), Term(1), pos)
     anchors = [0, ANCHOR_BYTES + 5, 3 * ANCHOR_BYTES, SEGMENT_BYTES]
     for pos in positions:
         behind = anchors[bisect_right(anchors, pos) :]
@@ -109,7 +109,7 @@ def test_index_returns_anchors_after_a_position() -> None:
 def test_index_returns_the_anchor_at_a_position() -> None:
     index = SparseIndex(SEGMENT_BYTES)
     for number, pos in enumerate([0, 100, ANCHOR_BYTES + 5, SEGMENT_BYTES], 1):
-        index.note(LogIndex(number), Term(1), pos)
+        index.append(LogIndex(number), Term(1), pos)
     assert index.anchor_at(0) == index.anchor_at(ANCHOR_BYTES + 4) == (1, 0, 3)
     assert index.anchor_at(ANCHOR_BYTES + 5) == (3, ANCHOR_BYTES + 5, 4)
     assert index.anchor_at(10 * SEGMENT_BYTES) == (4, SEGMENT_BYTES, None)

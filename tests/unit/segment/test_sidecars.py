@@ -258,7 +258,7 @@ def test_part_and_extend_are_inverse() -> None:
     firsts = []
     for number in range(1, 101):
         pos = (number - 1) // 10 * segment_bytes + (number - 1) % 10 * ANCHOR_BYTES // 3
-        index.note(LogIndex(number), Term(number // 7), pos)
+        index.append(LogIndex(number), Term(number // 7), pos)
         if number % 10 == 1:
             firsts.append(number)
         if number % 13 == 0:

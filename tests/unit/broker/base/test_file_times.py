@@ -35,7 +35,7 @@ class Files:
 
     def restart(self, boot_id: str = "boot") -> None:
         """The clock of the process begins anew."""
-        self.begin(boot_id, self.times.added.note())
+        self.begin(boot_id, self.times.added.encode())
         self.now = 50.0
 
     def segments(self) -> list[SegmentInfo]:
@@ -178,8 +178,8 @@ def test_many_differences_are_noted_in_little_room_and_none_gets_smaller() -> No
         if rng.random() < 0.5:
             wanted[start] = rng.randrange(60_000, 10**9)
             times.add(start, start + 10, wanted[start])
-    assert len(times.note()) < 20 * STEPS_MAX
-    again = ClockCorrections(BootClock("boot", lambda: 0), times.note())
+    assert len(times.encode()) < 20 * STEPS_MAX
+    again = ClockCorrections(BootClock("boot", lambda: 0), times.encode())
     assert all(again.of(start) >= ms for start, ms in wanted.items())
     again.note_clock(5000, 10_000)
     assert all(again.of(start) >= ms for start, ms in wanted.items() if start >= 5000)

@@ -134,7 +134,7 @@ def test_producing_and_consuming_are_counted_separately() -> None:
 def test_removed_quota_is_forgotten_and_a_new_one_begins_full() -> None:
     buckets, quota = QuotaBuckets(), Quota(produce_messages=1)
     buckets.charge([(WHO, quota)], 10, 0, 0.0)
-    buckets.note(WHO, 0.0, refused=True)
+    buckets.count_throttled(WHO, 0.0, refused=True)
     buckets.keep(lambda each: False)
     assert not buckets.throttled
     assert buckets.wait([(WHO, quota)], 0.0) == (0.0, None)
@@ -142,8 +142,8 @@ def test_removed_quota_is_forgotten_and_a_new_one_begins_full() -> None:
 
 def test_first_throttled_request_of_a_minute_is_reported() -> None:
     buckets = QuotaBuckets()
-    told = [buckets.note(WHO, at, refused=False) for at in (0.0, 1.0, 2.0)]
+    told = [buckets.count_throttled(WHO, at, refused=False) for at in (0.0, 1.0, 2.0)]
     assert told == [True, False, False]
-    assert buckets.note(WHO, 3 + RECENT_SECONDS, refused=True)
+    assert buckets.count_throttled(WHO, 3 + RECENT_SECONDS, refused=True)
     assert [(who, how.delayed, how.refused) for who, how in buckets.recent(4 + RECENT_SECONDS)] == [(WHO, 3, 1)]
     assert not [*buckets.recent(4 + 2 * RECENT_SECONDS)]

@@ -12,8 +12,8 @@ from mq.cli.mirror.progress import Progress, duration
 
 def test_mirror_eta_includes_arriving_messages() -> None:
     progress = Progress()
-    progress.note(0.0, 0, 10_000)
-    figures = progress.note(10.0, 5_000, 6_000)  # 1,000 arrived
+    progress.add_sample(0.0, 0, 10_000)
+    figures = progress.add_sample(10.0, 5_000, 6_000)  # 1,000 arrived
     assert figures.rate == 500
     assert figures.eta_seconds == 15
     assert figures.text() == "5,000 copied, 6,000 behind, 500 messages/s, caught up in 15 s"
@@ -21,15 +21,15 @@ def test_mirror_eta_includes_arriving_messages() -> None:
 
 def test_progress_reports_a_mirror_falling_behind() -> None:
     progress = Progress()
-    progress.note(0.0, 0, 1_000)
-    assert progress.note(1.0, 100, 2_000).text().endswith("does not come closer")
-    assert progress.note(2.0, 2_100, 0).text().endswith("caught up")
+    progress.add_sample(0.0, 0, 1_000)
+    assert progress.add_sample(1.0, 100, 2_000).text().endswith("does not come closer")
+    assert progress.add_sample(2.0, 2_100, 0).text().endswith("caught up")
 
 
 def test_rates_cover_the_last_half_minute() -> None:
     progress = Progress()
     for second in range(100):
-        figures = progress.note(float(second), min(second, 50) * 100, 7)
+        figures = progress.add_sample(float(second), min(second, 50) * 100, 7)
     assert figures.rate == 0
 
 
