@@ -1,4 +1,4 @@
-"""The fixtures for pytest and the examples of the guide, in sessions of pytest as users have them."""
+"""The test kit in tests that plugins of pytest run: ours with the guide's examples, AnyIO's, and trio's clocks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+import trio.testing
+
+from mq.client import Message, Producer
+from mq.testing import open_kit
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "testing.md"
@@ -136,3 +140,29 @@ def test_missing_servers_error_names_the_package_to_install(tmp_path: Path) -> N
     found = session(tmp_path)
     assert "the fixtures of raftmq run real brokers: pip install 'raftmq[testing]'" in found.stdout
     assert found.returncode == 1
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.anyio
+async def test_kit_runs_in_anyio_tests() -> None:
+    async with open_kit() as kit, Producer(kit.namesrv) as producer:
+        await producer.send(Message("Letters", b"late", delay=3600.0))
+        await kit.advance(hours=1)
+        kit.assert_stored("Letters", b"late")
+
+
+async def test_trio_with_a_clock_that_jumps(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_kit() as kit, Producer(kit.namesrv) as producer:
+        await producer.send(Message("Letters", b"late", delay=2.0))
+        await trio.sleep(3)  # the clock of the brokers runs with that of the event loop
+        kit.assert_stored("Letters", b"late")
+
+
+async def test_trio_with_a_clock_that_stands_still(mock_clock: trio.testing.MockClock) -> None:
+    with pytest.raises(ValueError, match="use one that jumps when all tasks wait"):
+        async with open_kit():
+            pass

@@ -1,12 +1,14 @@
-"""What a consumer makes of answers that say it was removed from its group."""
+"""What a consumer says of itself, and what it makes of answers that say it was removed from its group."""
 
 from __future__ import annotations
 
+from mq.client.consume.diagnostics import running_info
 from mq.client.consume.removal import Removal
 from mq.client.events import ClientEvent
 from mq.protocol.codes import ResponseCode
 from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.removed_members import KeptOutReply
+from mq.protocol.wire import fastjson
 
 LET_IN = Response(code=ResponseCode.POLLING_TIMEOUT, opaque=1, flag=1)
 
@@ -37,3 +39,13 @@ def test_removal_for_another_reason_is_a_new_event() -> None:
     for reason in ("it hangs", "it hangs", "it is replaced"):
         removal.check_answer(kept_out(reason), "broker-a")
     assert [each.reason for each in events] == ["it hangs", "it is replaced"]
+
+
+def test_tools_reckon_with_the_time_of_the_start() -> None:
+    properties = fastjson.parse(running_info([], [], ordered=True, started_ms=1_700_000_000_000))["properties"]
+    assert properties == {
+        "PROP_CLIENT_VERSION": "V4_9_8",
+        "PROP_CONSUME_ORDERLY": "true",
+        "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+        "PROP_CONSUMER_START_TIMESTAMP": "1700000000000",
+    }, "all are needed: stock tools fail on a missing number"

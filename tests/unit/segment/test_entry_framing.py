@@ -1,7 +1,8 @@
-"""Entries as bytes: the layout, and that nothing damaged passes for an entry."""
+"""Entries as bytes: the layout, the checksum, and that nothing damaged passes for an entry."""
 
 from __future__ import annotations
 
+import random
 import struct
 import zlib
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog.log_numbers import LogIndex, Term
+from raftlog.segment.checksum import crc32
 from raftlog.segment.codec import (
     HEADER_BYTES,
     NOOP,
@@ -137,3 +139,17 @@ def test_blank_starts_with_its_length() -> None:
     assert is_blank(blank(300), 300)
     assert not is_blank(blank(300), 299)
     assert not is_blank(bytes(8), 8)
+
+
+@given(st.binary(max_size=400), st.integers(0, 2**32 - 1))
+def test_small_pieces_continue_any_checksum(data: bytes, start: int) -> None:
+    assert crc32(data) == zlib.crc32(data)
+    assert crc32(data, start) == zlib.crc32(data, start)
+    assert crc32(memoryview(data)[3:], start) == zlib.crc32(data[3:], start)
+
+
+def test_large_entries_at_any_place_in_memory() -> None:
+    data = memoryview(random.Random(1).randbytes(300_000))
+    for start in range(20):
+        for end in (5_000, 65_536 + start, 299_990, 300_000):
+            assert crc32(data[start:end], 7) == zlib.crc32(data[start:end], 7)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mq.protocol.hashes import tag_code
 from mq.protocol.messages.records import RecordError, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.store.annotation import decode_runs, encode_runs
+from mq.store.annotation import ANNOTATION_START, Span, decode_runs, encode_runs, join_commands, split_commands
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QueueRun, RunBuilder, check_entry, enters_queue, scan_runs
 from mq.store.errors import AnnotationDamaged, RunRefused
 
@@ -208,3 +208,34 @@ def test_shipped_runs_equal_scanned_runs(messages: list[dict[str, Any]], positio
     scanned, commands = scan_runs(memoryview(entry.body), PhysicalOffset(position))
     assert shipped == scanned
     assert commands == entry.commands
+
+
+BODY = bytes(range(200))
+SPANS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=5)
+
+
+@given(SPANS, st.binary(max_size=20))
+def test_commands_cut_by_annotation_equal_those_of_the_entry(spans: list[Span], runs: bytes) -> None:
+    annotation = join_commands(spans, ANNOTATION_START + runs)
+    expected = [BODY[start : start + nbytes] for start, nbytes in spans]
+    assert split_commands(annotation, BODY) == (expected, ANNOTATION_START + runs)
+    assert split_commands(annotation, memoryview(BODY)) == (expected, ANNOTATION_START + runs)
+
+
+@given(SPANS, st.data())
+def test_truncated_annotation_is_refused(spans: list[Span], data: st.DataObject) -> None:
+    annotation = join_commands(spans, ANNOTATION_START)
+    with pytest.raises(AnnotationDamaged):
+        split_commands(annotation[: data.draw(st.integers(0, len(annotation) - 1))], BODY)
+
+
+@pytest.mark.parametrize("span", [(0, 201), (201, 0), (150, 51), (2**32 - 1, 2**32 - 1)])
+def test_command_beyond_the_entry_is_refused(span: Span) -> None:
+    with pytest.raises(AnnotationDamaged, match="of 200"):
+        split_commands(join_commands([span], ANNOTATION_START), BODY)
+
+
+@pytest.mark.parametrize("annotation", [ANNOTATION_START, b"\x02\0\0\0\0\x01", b"\x03\0\0\0\0\x01"])
+def test_annotation_without_commands_is_refused(annotation: bytes) -> None:
+    with pytest.raises(AnnotationDamaged):
+        split_commands(annotation, BODY)
