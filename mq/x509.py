@@ -1,4 +1,4 @@
-"""Parses what the standard library does not tell a server about its own certificate: when it is valid."""
+"""Parses the validity period of a certificate: the standard library does not tell a server that of its own one."""
 
 from __future__ import annotations
 

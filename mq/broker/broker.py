@@ -184,7 +184,7 @@ class Broker:
     # -- the replicated log ------------------------------------------------------------------------------------------
 
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
-        """Apply committed entries to queues and metadata, then answer and wake those who wait for them."""
+        """Apply committed entries to queues and metadata, then answer senders and wake waiting consumers."""
         for entry in entries:
             # Otherwise queues and metadata lack what was in between, and every later checkpoint as well.
             assert entry.index == self._applied_index + 1, f"entry {entry.index} is applied after {self._applied_index}"
@@ -391,7 +391,7 @@ class Broker:
             self._announce()
 
     def flush_queues(self) -> None:
-        """Write a part of the consume queues to their files, and drop what is gone from the log."""
+        """Write a part of the consume queues to their files, and drop entries whose messages the log has deleted."""
         now = self._clock()
         calls = max(1, round((now - self._flushed_at) / self._limits.upkeep.flush_queues_seconds))
         self._flushed_at = now

@@ -1,4 +1,4 @@
-"""What a broker keeps, answers and waits for at most: limits that no operator has to set.
+"""Limits of a broker on memory, answers and waiting times, which no operator has to set.
 
 `BrokerLimits` is a value: the broker gets it when it is built, and each service reads its part then. Production uses
 the defaults. `TEST_MIN` has the smallest values with which a broker still serves everybody, so that a simulation meets

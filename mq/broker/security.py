@@ -1,4 +1,4 @@
-"""What the files named by settings say about security: accounts, certificates, and keys for name servers."""
+"""Loads the security files that settings name: accounts, certificates, and keys for name servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mq.tls import Certificate, CertificateUnusable
 
 
 class StartRefused(Exception):
-    """The broker cannot start with this setup; the message says what is wrong and where. Nothing was damaged.
+    """The broker cannot start with this setup; the message says what is wrong, and where. No file was changed.
 
     ``may_pass``: the same start may succeed later, since a port, a name, a disk or another process was in the way.
     """

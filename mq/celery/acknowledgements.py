@@ -60,7 +60,7 @@ class Acknowledgements:
                     tasks.start_soon(self._send, source, messages)
 
     async def finish(self) -> None:
-        """`run` has ended: send what is gathered, and again what was in flight."""
+        """Send the gathered acknowledgements, and again those in flight; called after `run` has ended."""
         self._gathered = [*self._in_flight, *self._gathered]
         self._in_flight = []
         async with anyio.create_task_group() as tasks:

@@ -222,7 +222,7 @@ def _refused(entry: Any, why: str) -> ImproperlyConfigured:
 
 
 async def push_schedules(schedules: Schedules, owner: str, wanted: Mapping[str, Schedule]) -> int:
-    """Create, change and delete until the brokers have what is wanted; returns the number of changes.
+    """Create, change and delete schedules until the brokers have the wanted ones; returns the number of changes.
 
     It ends when it has found nothing to change: a beat with other entries, such as that of another version, may have
     written at the same time, and what both have written would stay for ever. So the last one to write wins.

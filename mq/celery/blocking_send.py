@@ -1,4 +1,4 @@
-"""The short way of a message to its queue: the thread that publishes it sends it, and waits for the answer itself.
+"""The fast path of publishing: the publishing thread itself sends the message and waits for the answer.
 
 Usually nothing is in the way: the topic, its leader and a connection are known. Then handing the message to the event
 loop and its outcome back would take longer than the send. Whatever else happens (no leader, a lost connection, an

@@ -1,4 +1,4 @@
-"""What a channel consumes: it pops messages, and hands them to the application.
+"""Consumption of a channel: pops messages, and hands them to the application.
 
 One task pops as many messages as the prefetch limit leaves room for, and only from queues of which a broker has said
 that they have some; so a busy worker takes nothing away from others. If there is only one queue, a broker holds the pop

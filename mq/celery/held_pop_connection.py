@@ -1,4 +1,4 @@
-"""A connection of its own for pops that a broker holds until there is a message.
+"""A separate connection for pops that a broker holds until a message arrives.
 
 A broker forgets a held pop when its connection closes. On the connection that the process shares, a pop of a channel
 that was closed would go on, and take a message that nobody gets before its visibility ends.

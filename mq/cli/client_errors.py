@@ -1,4 +1,4 @@
-"""Errors of the client in commands."""
+"""Converts errors of the SDK to errors of commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demonstration leaves for a look with the console: a consumer group that lags, and dead letters.
+"""Data that the demonstration leaves for the console to show: a lagging consumer group, and dead letters.
 
 The consumer is a process of its own, whose log says that it failed.
 """

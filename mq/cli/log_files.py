@@ -1,4 +1,4 @@
-"""`raftmq log`: inspects the files of a stopped node. Only `trust`, `cut` and `term` change them."""
+"""`raftmq log`: inspects a stopped node's files. Only `allow-vote`, `discard-damaged` and `fix-term` change them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy itself, which `raftmq proxy` becomes: little but what serves is in its memory.
+"""The proxy process that `raftmq proxy` turns into: it loads only the modules that serve, to save memory.
 
     python -m mq.cli.proxy_process CONFIGURATION LOG_LEVEL [--until-stdin-closes]
 

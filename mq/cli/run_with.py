@@ -1,4 +1,4 @@
-"""Runs what a command asks the brokers."""
+"""Runs the requests of a command with an open `Admin`."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def failure_in(function: Callable[[T], object], argument: T) -> BaseException | 
 
 
 class NeverRaises:
-    """Decorates functions that only watch: if one fails, it returns None, since it must not stop what it watches.
+    """Decorates functions that only observe: a failing one returns None, so that it does not stop the observed code.
 
     `note` logs the current exception; it is called once a minute.
     """

@@ -181,7 +181,7 @@ class TransactionFenced(ClientError):
 
 
 class TransactionOutcomeUnknown(ClientError):
-    """It is not known how the transaction with this id ended: all of it was committed, or nothing was, or it is open.
+    """The outcome of the transaction with this id is unknown: it was committed, rolled back, or is still open.
 
     An open one is ended by `check_set`; without that it is rolled back. A pull consumer returns the messages again; if
     they were consumed after all, the next transaction with them raises TransactionFenced.

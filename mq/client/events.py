@@ -1,4 +1,4 @@
-"""What happens to a client: events for the application, and its health in words."""
+"""Events of a client for the application, and its health in words."""
 
 from __future__ import annotations
 

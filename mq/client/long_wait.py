@@ -1,4 +1,4 @@
-"""Says what a client waits for, if that takes long.
+"""Warns when a client waits long, and names the reason.
 
 Consumers wait for name servers, brokers and leaders without a limit: they go on when these are back. Moments without
 them are normal; a wait of more than ten seconds is worth a warning, and then one every half minute.

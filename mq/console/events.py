@@ -1,4 +1,4 @@
-"""What happened in the broker groups, from how they were at two times. Pure: the time is an argument."""
+"""Events of broker groups, found by comparing two states. Pure: the time is an argument."""
 
 from __future__ import annotations
 

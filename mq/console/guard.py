@@ -1,4 +1,4 @@
-"""Around all requests: refuses those for other hosts, and adds the headers of every answer."""
+"""Wraps all requests: refuses requests for other hosts, and adds the headers that every answer has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many messages each consumer group had to consume, in the last hour. Pure: the time is an argument."""
+"""The lag of each consumer group over the last hour. Pure: the time is an argument."""
 
 from __future__ import annotations
 

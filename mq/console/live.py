@@ -1,4 +1,4 @@
-"""Fragments of pages that are open: each is made once for all tabs of a browser that show it."""
+"""Live fragments of open pages: each is rendered once for all tabs of a browser that show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that are followed: each is read once for all open tabs of a user, and not longer than somebody looks."""
+"""Topics that are followed: each is read once for all tabs of a user, while at least one of them is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages for a filter, as they lie in one buffer: they are copied into its memory together, not one by one. Pure."""
+"""Messages for a filter, packed into one buffer that is copied into the filter's memory at once. Pure."""
 
 from __future__ import annotations
 

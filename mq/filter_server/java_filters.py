@@ -1,4 +1,4 @@
-"""Runs filter classes in Java, each in a virtual machine of its own that `java/FilterHost.java` is the program of.
+"""Runs filter classes in Java, each in its own virtual machine with `java/FilterHost.java` as its program.
 
 The class may do in its process what it likes, and so nothing that comes out of it is believed: answers are checked, and
 a process that does not answer in time, or answers nonsense, is killed with its children. docs/filters.md says what is

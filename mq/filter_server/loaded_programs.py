@@ -1,4 +1,4 @@
-"""The filter programs that this server has in memory: loaded when a consumer needs one, from the broker or from it."""
+"""The filter programs in memory: loaded on demand, from the broker or from the consumer that needs them."""
 
 from __future__ import annotations
 

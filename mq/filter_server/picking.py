@@ -1,4 +1,4 @@
-"""The answers of brokers to pulls: what a filter sees of them, and what of them is passed on. Pure."""
+"""Parses pull answers of brokers for filters, and builds answers with the accepted messages. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Servers whose data nobody keeps share a disk with whatever else is on the machine."""
+"""Settings for brokers with throwaway data: they run on a disk of any fill level."""
 
 from __future__ import annotations
 
 from typing import Final
 
 ANY_DISK: Final[dict[str, str]] = {"disk_warn_ratio": "1", "disk_expire_ratio": "1", "disk_full_ratio": "1"}
-"""Settings of such brokers: however full the disk is, they delete nothing early and refuse nothing."""
+"""However full the disk is, these brokers delete nothing early and refuse nothing."""

@@ -1,4 +1,4 @@
-"""Connections without a complete request yet: which of them make room for others.
+"""Connections without a complete request yet, and the choice of one to close when there are too many.
 
 A reconnect of thousands of clients at once, each with a TLS handshake, looks at first like thousands of connections
 that only take up room. So time tells them apart: a connection has some seconds for its first request, however many

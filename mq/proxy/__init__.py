@@ -1,1 +1,1 @@
-"""The proxy of RocketMQ 5's clients: speaks gRPC to them, and to brokers the protocol that those speak."""
+"""The proxy for RocketMQ 5 clients: translates their gRPC calls to requests of the remoting protocol."""

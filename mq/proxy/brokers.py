@@ -1,4 +1,4 @@
-"""The brokers, as the services of the proxy see them: what the SDK's own connections offer, with the client's user.
+"""The requests of the proxy to brokers: over the SDK's connections, in the name of the client's user.
 
 Leaders, their changes and retries are those of `mq.client.net.leader_calls` and `mq.client.produce.send_pipeline`.
 """

@@ -1,4 +1,4 @@
-"""What a running proxy needs to know of its settings, without the libraries that read and check settings."""
+"""The settings that a running proxy needs, without the libraries that read and check settings."""
 
 from __future__ import annotations
 

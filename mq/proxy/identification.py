@@ -1,4 +1,4 @@
-"""Finds out who makes a call, and whether it is whom it says."""
+"""Authenticates the caller of a gRPC call."""
 
 from __future__ import annotations
 

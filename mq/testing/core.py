@@ -1,4 +1,4 @@
-"""What a test does with its brokers, in their event loop."""
+"""The operations of a test on its brokers, in their event loop."""
 
 from __future__ import annotations
 

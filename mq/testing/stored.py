@@ -1,4 +1,4 @@
-"""What a broker has stored, read from its own state: no request, no consumer group, no offset."""
+"""Reads the messages that a broker has stored from its own state, without requests, consumer groups or offsets."""
 
 from __future__ import annotations
 

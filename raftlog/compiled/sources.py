@@ -1,4 +1,4 @@
-"""Which sources a compiled module was made from. A module that was made from others is not used."""
+"""Checks that a compiled module was built from the present sources; other modules are not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether waiting for the next event in the reactor itself pays: pure."""
+"""Decides whether the reactor briefly waits for the next event itself, to save a trip through trio. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue of a log writer: which operations it writes by itself, how it groups them, and what it calls of the system.
+"""The queue of a log writer: groups queued operations into few writes and syncs, and carries them out.
 
 An operation is *plain* if it only appends entries: no cut, vote, notes, base or sidecars, without a gap, in one file,
 and not more than may be written before a sync. The queue carries out append operations by itself, many with one synced

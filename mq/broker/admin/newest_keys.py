@@ -1,4 +1,4 @@
-"""Where the newest message of each key of a queue is. Pure.
+"""The offsets of the newest message of each key in a queue. Pure.
 
 A key is known by a hash of 16 bytes, so that long keys take no more memory than short ones, and nobody finds two keys
 with one hash.

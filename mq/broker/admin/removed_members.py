@@ -160,7 +160,7 @@ class RemovedMembers(Service):
         return bool(self._kept_out.table) or self._seen_version != self._state.version
 
     def follow_and_expire(self) -> None:
-        """Do what is replicated and let those in whose time is over; called by a timer."""
+        """Apply replicated removals, and readmit clients whose removal time is over; called by a timer."""
         if self._seen_version != self._state.version:
             self._seen_version = self._state.version
             self._follow()
@@ -197,7 +197,7 @@ class RemovedMembers(Service):
             self._unended[key] = None
 
     def end_some(self) -> None:
-        """Do the rest for some of those that were found in the log, and were no members; called by a timer."""
+        """Finish the removal of some clients that are in the log but were no members; called by a timer."""
         for _ in range(min(_ENDED_AT_ONCE, len(self._unended))):
             group, client_id = key = next(iter(self._unended))
             del self._unended[key]
@@ -227,7 +227,7 @@ class RemovedMembers(Service):
         return call.response(body=KeptOutList(members=found).encode())
 
     def expire(self) -> None:
-        """Let those in whose time is over."""
+        """Readmit the clients whose removal time is over."""
         for kept in self._kept_out.expired(self._clock()):
             self._log.info("member_may_return", consumer_group=kept.group, client_id=kept.client_id)
             self._send_notice(kept.group, kept.connections)

@@ -1,4 +1,4 @@
-"""SKIP_MESSAGE (request code 9010): a consumer group goes on behind the message at which it stands.
+"""SKIP_MESSAGE (request code 9010): moves a consumer group past the message at its offset.
 
 The message becomes a dead letter of the group, with the name of who skipped it, in one log entry with the group's new
 offset: it is skipped if and only if the record of that exists. Running members are moved at once.

@@ -1,4 +1,4 @@
-"""Topics that keep their messages for less time than the log, or fewer bytes of them: their queues begin later.
+"""Retention of single topics, by age or by bytes: moves the beginnings of their queues forward.
 
 The leader looks at the queues of all these topics in turn. What is too old is a matter of where in the log the time is
 that the topic's hours say, and that is looked up once for all topics with equal hours. What exceeds a limit of bytes is

@@ -175,7 +175,7 @@ class UserAdministration(Service):
         when_current(self._read, call, answer)
 
     def reseal(self) -> None:
-        """Seal again what is sealed with an old group secret; called by a timer."""
+        """Seal secrets again that are sealed with an old group secret; called by a timer."""
         if not self._appender.is_open:
             return
         secrets = self._secrets()

@@ -1,4 +1,4 @@
-"""The part of a broker in the archive: when this replica archives, what the group knows of it, and what operators see.
+"""Archiving on a broker: decides when this replica archives, replicates the progress, and reports it to operators.
 
 A process reads the log's files and uploads them (`process`), so a slow or stuck store never delays the event loop. It
 reports how far the archive goes. This replica then asks the leader (request code 9018) to replicate that

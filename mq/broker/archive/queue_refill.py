@@ -1,4 +1,4 @@
-"""Gives a replica the queue entries of messages that only the archive has: a new one, or one that has lost queue files.
+"""Adds queue entries of messages that only the archive has to a new replica, or to one that lost queue files.
 
 The archive is read backward from where the queues begin, a step of about a megabyte at a time, in the threads for the
 archive. The entries of each step are put in front of the queues, some in each turn of the event loop. So this replica

@@ -30,7 +30,7 @@ class KeptLimits(NamedTuple):
 
 
 class SharedLimits:
-    """What the members have told, on the leader, and what the leader has answered, on the others."""
+    """The retention limits of all members: reported to the leader, and answered by it to the others."""
 
     def __init__(self, valid_seconds: float) -> None:
         self._valid_seconds = valid_seconds
@@ -38,7 +38,7 @@ class SharedLimits:
         self._answered: tuple[KeptLimits, float] | None = None
 
     def reported(self, node_id: str, limits: KeptLimits, now: float) -> None:
-        """A member has told its settings to this replica, which leads."""
+        """Note the settings that a member reports to this replica, the leader."""
         self._reported[node_id] = limits, now
 
     def answered(self, limits: KeptLimits, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Which replica archives: decided by each for itself, from what all of them know. Pure.
+"""Decides which replica archives: each replica decides by itself, from state that all of them share. Pure.
 
 A follower, so that the leader has no work with it; without a voting follower, the leader. If the archive does not get
 on, it is the turn of the next follower, and last of the leader. Two that archive at the same time do no harm.

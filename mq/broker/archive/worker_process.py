@@ -1,4 +1,4 @@
-"""Runs the process that archives (`mq.store.archive.worker`), and ends it if it says nothing for long."""
+"""Runs the archiving process (`mq.store.archive.worker`), and kills it when it is silent for too long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of the log is read from the archive after its files were deleted here.
+"""The part of the log that this replica reads from the archive, since its files were deleted locally.
 
 The group knows up to where its log is archived, and from where on archived messages are served
 (`mq.broker.state.archived_log`). The consume queues keep their entries of archived messages, so that everything that

@@ -177,7 +177,7 @@ class ArchivedReads:
         return True
 
     def expire(self) -> None:
-        """Call readers back that have waited for too long; what they wait for goes on loading."""
+        """Call readers back that have waited for too long; the loading continues."""
         now = self._clock()
         late = [each for each in self._waiting if each.deadline <= now]
         if not late:

@@ -1,4 +1,4 @@
-"""How much younger files of the log are than their messages say, because a clock was behind. Kept over restarts. Pure.
+"""Corrects the age of log files whose messages a slow clock has stamped. Kept across restarts. Pure.
 
 Two things make a message seem older than it is: the clock of the leader that stamped it was behind, which a replica
 notices while it sees the file grow; or the clock of this machine was set ahead afterwards. Both are a number of

@@ -1,4 +1,4 @@
-"""How old the files of a log are, also if clocks were wrong when they were written.
+"""The age of log files, also if clocks were wrong when they were written.
 
 The age of a file is that of its newest message. Its stored time may be in the future, or long ago, since the clock of
 the leader was wrong. So three bounds hold the stored times in place:

@@ -1,4 +1,4 @@
-"""The store times of messages in the log, and where those begin that a clock ahead has stamped."""
+"""The store times of messages in the log, and the position of the first message stamped by a clock that ran ahead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEAR: Final = 16
 
 
 class StampedLog(Protocol):
-    """A log as far as it is needed here; see `raftlog.segment.log_reader.LogReads`."""
+    """The part of a log's interface that is needed here; see `raftlog.segment.log_reader.LogReads`."""
 
     @property
     def first_index(self) -> LogIndex: ...

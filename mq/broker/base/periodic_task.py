@@ -66,7 +66,7 @@ class Schedule:
         return next_at
 
     def run_due(self, now: float) -> None:
-        """Run what is due now or `AHEAD_SECONDS` later."""
+        """Run all timers that are due now, or within `AHEAD_SECONDS`."""
         soon = now + AHEAD_SECONDS
         for number, (_, action, rests_until) in enumerate(self._actions):
             if self._due_at_latest[number] <= soon or (self._due_at[number] <= soon and rests_until() <= soon):

@@ -1,4 +1,4 @@
-"""How much users and topics may send and consume now: token buckets, with time as an argument. Pure.
+"""Token buckets for the quotas of users and topics, with time as an argument. Pure.
 
 A bucket fills at its rate, up to what the rate gives in `BURST_SECONDS`. A request may pass while the bucket owes
 nothing, and takes all that it costs, however much: so a batch that is larger than the burst passes like a small
@@ -74,7 +74,7 @@ class Bucket:
 
 
 class Throttling:
-    """How often somebody was throttled: requests that waited, those that were refused, and when the last one came."""
+    """How often a user or topic was throttled: delayed requests, refused requests, and the time of the last one."""
 
     __slots__ = ("at", "delayed", "refused")
 
@@ -131,7 +131,7 @@ class QuotaBuckets:
         return ((each, how) for each, how in sorted(self.throttled.items()) if now - how.at <= RECENT_SECONDS)
 
     def keep(self, is_limited: Callable[[Limited], bool]) -> None:
-        """Forget those that have no such limit any more."""
+        """Drop the buckets of limits that no longer exist."""
         self._buckets = {each: pair for each, pair in self._buckets.items() if is_limited(each)}
         self.throttled = {each: how for each, how in self.throttled.items() if is_limited(each)}
 

@@ -1,4 +1,4 @@
-"""The wall clock of a broker, which does not believe a jump at once.
+"""The wall clock of a broker: it follows a jump of the system clock only after a while.
 
 Stored times, delays and invisible times come from the wall clock. A time server, a hypervisor or a person may set it to
 a wrong time for some seconds. A time that held for a minute is believed more than one that has just appeared: after a

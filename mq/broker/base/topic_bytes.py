@@ -1,4 +1,4 @@
-"""How many bytes the messages of a topic have, and which of its oldest ones exceed a limit.
+"""The bytes of the messages of a topic, and the oldest messages to delete when they exceed a limit.
 
 The sizes of messages are in the entries of consume queues. They are counted once, in steps, and then only what is new:
 the sums of *chunks* of entries are kept, so that what expired can be subtracted without reading it. Whole chunks

@@ -148,7 +148,7 @@ class Heartbeats(Service):
         return call.response(body=members, ext=ConsumerListReply(raftmq_subscriptions_differ=differ).fields())
 
     def send_notice(self, group: str, connections: Iterable[ClientConnection]) -> None:
-        """Let clients look who is in a group, whether they are members of it or not."""
+        """Notify clients that the members of a group changed, so that they rebalance."""
         self._notices.notify(group, connections)
 
     def connection_closed(self, connection: ClientConnection) -> None:

@@ -201,7 +201,7 @@ class QueueLockService(Service):
         return None
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
-        """Release what a removed member has locked, for those that take its queues over."""
+        """Release the locks of a removed member, so that other members can take its queues over."""
         if not self._appender.is_open:
             return
         held = [

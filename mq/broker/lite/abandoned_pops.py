@@ -1,4 +1,4 @@
-"""Forgets what groups without clients have popped, if the table of open pops is full.
+"""Drops the open pops of groups without clients when the table of open pops is full.
 
 Messages that are not acknowledged come again in their place, so what is popped from a lite topic stays open until a
 client of the group comes. Of a group that is away for good it would stay for ever, and once the table is full, nobody

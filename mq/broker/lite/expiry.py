@@ -1,4 +1,4 @@
-"""Ends lite topics that got no message for as long as their topic says.
+"""Deletes lite topics that received no message within the expiration time of their topic.
 
 The leader looks at all lite topics in turn. Which of them are old is a matter of where their last message is in the
 log, compared with places of which the time is known: only a few records are read. The end itself is a command that

@@ -132,7 +132,7 @@ class LitePops(Service):
             assert not self._read_bytes, f"messages of {self._read_bytes} bytes are popped, and nothing is pending"
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """Drop its held requests. What its client subscribes to stays for a while: it probably comes back."""
+        """Drop its held requests. The subscriptions of its client stay for a while, since it probably reconnects."""
         self._polling.drop_connection(connection)
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
@@ -209,7 +209,7 @@ class LitePops(Service):
             connection.send(encode_request(code, next(self._opaque), ext=ext.fields(), oneway=True))
 
     def subscriptions_changed(self) -> None:
-        """Somebody subscribes to something, or does not any more."""
+        """Note that the subscriptions of a client changed."""
         self._pops.watch()
 
     def _freed(self, key: QueueOfGroup) -> None:
@@ -305,7 +305,7 @@ class LitePops(Service):
         self._serve(HeldLitePop(call, now + seconds))
 
     def group(self, name: str, parent: str) -> LiteGroup:
-        """What a group says of lite topics. Raises RequestRefused unless it may read those of ``parent``."""
+        """The lite topic settings of a group. Raises RequestRefused unless it may read lite topics of ``parent``."""
         config = self._metadata.topics.get(parent)
         if config is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {parent} does not exist")

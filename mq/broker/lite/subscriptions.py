@@ -1,4 +1,4 @@
-"""Which clients read which lite topics, and where there is news for them. Pure; in the memory of the leader only.
+"""Which clients subscribe to which lite topics, and which of these have new messages. Pure; only on the leader.
 
 Clients send their subscriptions again after a change of leader, and from time to time. News is a hint: whoever serves a
 client looks at the queue itself. `LiteClient.ready` are the queues that probably have a message for the client; what

@@ -218,7 +218,7 @@ class ClientConnection:
         self._stream.close(reason)
 
     def admitted(self) -> None:
-        """The request whose beginning is here has room in memory: read the rest."""
+        """Read the rest of a request that began to arrive: there is room in memory for it now."""
         assert self._waits_for_room, f"{self.peer} did not wait for memory, {self.unfinished_bytes} bytes are here"
         self._waits_for_room = False
         self._read_or_wait()
@@ -251,7 +251,7 @@ class ClientConnection:
         return None if access is None else access.keys_of_sends(self._address)
 
     def serve_rest(self, rest: bytes) -> None:
-        """Serve data that somebody else has received from the client, and that begins with no plain send.
+        """Serve data that the receiver of sends has read from this client, and that does not begin with a plain send.
 
         All data before it is served.
         """

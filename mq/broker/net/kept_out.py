@@ -138,14 +138,14 @@ class KeptOutMembers(Generic[ConnectionT]):
         return kept
 
     def expired(self, now: float) -> list[KeptOut[ConnectionT]]:
-        """Remove and return those whose time is over."""
+        """Remove and return the clients whose removal time is over."""
         over = [kept for kept in self.table.values() if kept.until <= now]
         for kept in over:
             self.release(kept.group, kept.client_id)
         return over
 
     def connection_closed(self, connection: ConnectionT) -> None:
-        """The client may come back by another connection, and stays out."""
+        """The client stays out if it returns on another connection."""
         for kept in self._at.pop(connection, {}).values():
             del kept.connections[connection]
 
@@ -170,7 +170,7 @@ class KeptOutMembers(Generic[ConnectionT]):
 
 
 def refusal(kept: KeptOut[ConnectionT], now: float) -> RequestRefused:
-    """The answer to a client that asks for messages of a group out of which it is kept; it may ask again."""
+    """The answer to a request for messages by a client that was removed from its group; it may try again later."""
     left = f"{kept.words}; it may come back in {kept.until - now:.0f} s"
     return RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, left, ext=reply(kept, now).fields())
 

@@ -1,4 +1,4 @@
-"""In which order pops examine the queues of a topic for messages with priorities, and what lower priorities are owed.
+"""The order in which pops examine the queues of a topic with priorities, and the share of lower priorities.
 
 Each queue of such a topic has the messages of one level, and the retry topic of a group has a queue for each level,
 too. A pop takes the messages of the most urgent level first, and stops when it has as many as it may have. Under

@@ -278,7 +278,7 @@ class PopQueues:
         return taken._replace(records=[self._records.read([*taken.unread], taken.nbytes)], unread=())
 
     def left_of(self, group: str, topic: str, queue_id: int) -> int:
-        """How many messages of a queue are behind those that a group has taken, with pops in flight."""
+        """How many messages of a queue a group has not popped yet; pops in flight count as popped."""
         queue = self._store.get(topic, queue_id)
         if queue is None:
             return 0

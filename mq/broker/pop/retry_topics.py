@@ -1,4 +1,4 @@
-"""Retry topics of groups that pop: where a message goes that a group is to get again.
+"""Retry topics of groups that pop: the topic to which a message is copied for redelivery.
 
 Such a topic has one queue, or one for each level if the original topic is for messages with priorities. So a message
 keeps its priority.

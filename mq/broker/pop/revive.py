@@ -142,7 +142,7 @@ class PopRevival:
         return self._context.clock() + (self._heap[0][0] - self._wall_clock_ms()) / 1000
 
     def run(self) -> None:
-        """Redeliver what is due; called by a timer several times a second."""
+        """Redeliver messages whose invisible time ended; called by a timer several times a second."""
         now_ms = self._wall_clock_ms()
         if now_ms < self._seen_ms - _PAUSE_MS:
             self._rescan()  # the clock was set back: do not wait until it has caught up

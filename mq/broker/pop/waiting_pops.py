@@ -1,4 +1,4 @@
-"""The pops that wait for messages, and which of them are served when messages come."""
+"""Waiting pops, and the choice of those to serve when messages arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANY_QUEUE = -1
 
 
 class WatchedLite(Sized, Container[QueueKey], Protocol):
-    """The queues of lite topics that somebody subscribes to."""
+    """The queues of lite topics that have a subscriber."""
 
 
 class WaitingPops:
@@ -52,12 +52,12 @@ class WaitingPops:
         return True
 
     def count(self, group: str, topic: str, queue_id: int) -> int:
-        """How many pops of a group wait for a queue; below 0 for those that wait for any."""
+        """How many pops of a group wait for a queue; a negative queue id stands for pops that wait for any queue."""
         waiting = self.polling.waiting_for((topic, max(queue_id, ANY_QUEUE)))
         return sum(pop.call.request.ext.consumer_group == group for pop in waiting)
 
     def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> Iterator[HeldPop]:
-        """Take those that new messages of a queue are for, one at a time: the caller serves each before the next.
+        """Yield the waiting pops for new messages of a queue, one at a time: the caller serves each before the next.
 
         ``entries`` are consume queue entries, 20 bytes each.
         """

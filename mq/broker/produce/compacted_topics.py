@@ -1,4 +1,4 @@
-"""Sends to topics that keep the newest message of each key: what they must have, and when they wait for a moment.
+"""Checks sends to topics that keep the newest message of each key, and holds them back during compaction.
 
 While the leader carries old messages of a queue forward (`mq.broker.admin.topic_compaction`), sends to that queue are
 *held*, for the time that one round of the log takes. Otherwise a message that is on its way could come into the log

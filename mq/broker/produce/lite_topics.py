@@ -34,7 +34,7 @@ class LiteTopics:
         self._topics_max = context.limits.lite.topics_max
 
     def tail(self, properties: Mapping[str, str], topic: str) -> LiteTail:
-        """Where a message with these properties, sent to ``topic``, goes besides. Raises RequestRefused."""
+        """The lite topic queue for a message with these properties that is sent to ``topic``. Raises RequestRefused."""
         lite = properties[props.LITE_TOPIC]
         if not is_lite(self._metadata.topics[topic].attributes):
             raise RequestRefused(

@@ -110,7 +110,7 @@ class Replies(Service):
         self._calls.close()
 
     def stopped(self) -> None:
-        """Close the connections to other replicas, to which replies went whose clients were disconnected."""
+        """Close the connections to other replicas, over which replies for their clients were forwarded."""
         self._calls.close()
 
     def expire(self) -> None:

@@ -86,7 +86,7 @@ class SendReceiver(Protocol):
         """
 
     def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]:
-        """Take the plain sends at the start of a chunk that somebody else has received; see `receive` for ``room``.
+        """Take the plain sends at the start of a chunk that the connection has received; see `receive` for ``room``.
 
         The client produces from now on if these are the whole chunk, and does not otherwise. Returns the blocks, and
         how many bytes of the chunk they have.

@@ -91,7 +91,7 @@ class SentMessages:
         needs_key: bool = False,
         numbers: SequenceRange | None = None,
     ) -> QueuedSend:
-        """The message of a request that is not a batch and asks for nothing but being stored.
+        """The message of a request that is not a batch and only has to be stored.
 
         A message without a unique key gets one; with ``needs_key`` it is refused. ``numbers`` is its sequence number,
         and new. Raises RequestRefused.

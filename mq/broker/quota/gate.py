@@ -1,4 +1,4 @@
-"""The gate in front of what users and topics that have quotas send and are given.
+"""The quota gate: delays or refuses sends and deliveries of users and topics that exceed their quotas.
 
 Without quotas there is no gate: `RequestTable` calls the handlers themselves. With one, sends to a limited topic and
 those of a limited user do not take the path of plain sends (`Sends.receive`), since they are looked at one by one.
@@ -405,7 +405,7 @@ class QuotaGate(Service):
         return self._held[0].due if self._held else float("inf")
 
     def release(self) -> None:
-        """Let those pass whose time has come; called by a timer."""
+        """Serve delayed requests whose quota is available now; called by a timer."""
         now = self._clock()
         while self._held and self._held[0].due <= now:
             held = heappop(self._held)

@@ -1,4 +1,4 @@
-"""How many bytes the topics have that may store only so many.
+"""The stored bytes of topics that have a quota for them.
 
 They are counted from the queues in steps, and what was accepted since the last step is added.
 """

@@ -1,4 +1,4 @@
-"""Which tick of a schedule is sent next, and which ones are given up: usually the one that is due now.
+"""Chooses the next tick of a schedule, and the missed ticks that are skipped.
 
 Several are due when there was no leader for some time, when the disk was full, or when the clock was set forward. Pure.
 """

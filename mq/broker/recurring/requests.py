@@ -67,7 +67,7 @@ class ScheduleRequests(Service):
         yield Route(TriggerSchedule, self.handle_trigger, leader_only=True)
 
     def handle_put(self, call: Call[PutSchedule]) -> bytes | None:
-        """Request code 9012. A schedule that is as wanted already is left as it is."""
+        """Request code 9012. A schedule that equals the wanted one stays unchanged."""
         self._check_level()
         now_ms = self._wall_clock_ms()
         definition = self._anchored(decoded(decode_definition, call.body), now_ms)

@@ -122,7 +122,7 @@ class Ticks(Service):
         }
 
     def run(self) -> None:
-        """Send what is due; called by a timer many times a second."""
+        """Send the messages of due ticks; called by a timer many times a second."""
         if not self._leads or not self._appender.is_open:
             return
         now_ms = self._wall_clock_ms()

@@ -145,7 +145,7 @@ class PeerAuthentication(Service):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"this is the log {self._identity}, not {identity}")
 
     def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
-        """Members may have changed: connections of former members are no longer trusted."""
+        """End the trust in connections of former members, after a change of members."""
         members = self._members()
         for connection in connections:
             proved = connection.authentication

@@ -80,7 +80,7 @@ class Delays(Service):
         self._levels = []
 
     def run(self) -> None:
-        """Deliver what is due; called by a timer several times a second."""
+        """Deliver the messages that are due; called by a timer several times a second."""
         now_ms = self._wall_clock_ms()
         for level in self._levels:
             level.run(now_ms)
@@ -112,7 +112,7 @@ class Delays(Service):
         }
 
     def note_dropped(self, topic: str) -> None:
-        """A message was due whose topic was deleted."""
+        """Count a due message whose topic was deleted."""
         self.dropped += 1
         self._log.warning("delayed_message_dropped", topic=topic, reason="its topic was deleted", dropped=self.dropped)
 

@@ -145,7 +145,7 @@ class Delivery(Generic[K]):
             assert not self._groups, f"{self._groups} groups of due messages are in flight, and nothing is pending"
 
     def run(self, now_ms: int) -> None:
-        """Append what is due, as far as there is room; called several times a second."""
+        """Append the due messages for which the log has room; called several times a second."""
         if self._failed and not self._groups:
             self._failed = False
             self._paused_until_ms = now_ms + _PAUSE_MS

@@ -31,7 +31,7 @@ _VERIFIED_AT_ONCE: Final = 64 * 1024
 
 
 class VerifyingLog(Protocol):
-    """A log as far as it is needed here; see `raftlog.segment.log_reader.LogReads`. `load` is for any thread."""
+    """The needed part of a log's interface; see `raftlog.segment.log_reader.LogReads`. `load` is for any thread."""
 
     @property
     def memory_pos(self) -> int: ...

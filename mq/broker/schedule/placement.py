@@ -114,7 +114,7 @@ def tail_of(
 
 
 def is_for_nobody(topic: str, metadata: Metadata, since: PhysicalOffset) -> bool:
-    """Whether the topic was deleted for which a message waits at the physical offset ``since``."""
+    """Whether the topic of the delayed message at the physical offset ``since`` was deleted after that."""
     return _config_of(topic, metadata, since) is None
 
 

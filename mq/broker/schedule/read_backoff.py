@@ -45,6 +45,6 @@ class ReadBackoff:
         self._known.pop(message, None)
 
     def gone(self, queue: Hashable, offset: QueueOffset) -> None:
-        """Messages of a queue below an offset are no longer needed."""
+        """Forget the messages of a queue below an offset: they are no longer needed."""
         for message in [each for each in self._known if each[0] == queue and each[1] < offset]:
             del self._known[message]

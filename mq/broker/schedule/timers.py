@@ -109,7 +109,7 @@ class Timers(Service):
         self._unreadable = ReadBackoff()
 
     def run(self) -> None:
-        """Deliver what is due; called by a timer many times a second."""
+        """Deliver the messages that are due; called by a timer many times a second."""
         if self._delivery is None or not self._appender.is_open:
             return
         now_ms = self._wall_clock_ms()

@@ -142,7 +142,7 @@ class DeleteTopic(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class RestoreTopic(_Command, frozen=True, kw_only=True, tag="restore_topic"):
-    """Bring back a deleted topic, with those that were deleted along with it.
+    """Restore a deleted topic, with its retry topics that were deleted along with it.
 
     Changes nothing if there is a topic of its name, or if it cannot be restored.
     """
@@ -218,7 +218,7 @@ class LockQueues(_Command, frozen=True, kw_only=True, tag="lock_queues"):
 
 
 class UnlockQueues(_Command, frozen=True, kw_only=True, tag="unlock_queues"):
-    """Release queues of a client of a group. Queues that another client holds by now are not changed."""
+    """Release queues that a client of a group has locked. Queues that another client holds now are not changed."""
 
     group: str
     client_id: str

@@ -62,7 +62,7 @@ class DeletedTopics(StateTable):
         self.rows: dict[str, DeletedTopic] = {}
 
     def companions(self, topic: str) -> list[str]:
-        """The deleted topics that come back with this one, in order of deletion."""
+        """The deleted topics that are restored with this one, in order of deletion."""
         return [name for name, row in self.rows.items() if row.along_with == topic]
 
     def remove_group(self, group: str) -> None:

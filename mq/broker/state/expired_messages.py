@@ -1,4 +1,4 @@
-"""Messages that are not served any more, although the log still has them: their topic keeps messages for less time.
+"""Messages that are hidden by the retention time of their topic, although the log still has them.
 
 The leader decides by its clock up to where messages of a queue are too old, and the command says so to all replicas,
 at the same place in the log. So they agree about the first message of every queue. Nothing of it is kept besides the

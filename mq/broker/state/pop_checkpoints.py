@@ -501,7 +501,7 @@ class PopCheckpoints(StateTable):
         self._drop(list(self._of_topics.get(topic, ())))
 
     def lite_parent_deleted(self, topic: str) -> None:
-        """Forget what is open in lite topics of a deleted topic."""
+        """Drop the open pops in lite topics of a deleted topic."""
         begin = lite_queue(topic, "")
         for name in [name for name in self._of_topics if name.startswith(begin)]:
             self.topic_deleted(name)

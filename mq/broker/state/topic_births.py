@@ -1,4 +1,4 @@
-"""Where in the log topics were created: a message that waits from before is for an earlier topic of the name.
+"""The log positions at which topics were created: messages delayed earlier belong to a deleted topic of that name.
 
 Delayed messages, half messages and retries wait in queues of the broker and name their topic. If that is deleted and
 created again while they wait, they are not for the new one. The position of a record tells: clocks of leaders differ,

@@ -59,7 +59,7 @@ def auto_create(
 
 
 def why_not_created(metadata: Metadata, topic: str) -> str:
-    """Why there is no topic for a message, with what its sender's operator can do."""
+    """The reason why a topic is not created for a message, and what an operator can do about it."""
     if topic in metadata.deleted_topics.rows:
         return (
             f"topic {topic} was deleted; `raftmq topic restore` brings it back with its messages, and `raftmq topic "

@@ -68,5 +68,5 @@ class Gathering:
         return 0.0
 
     def stop(self) -> None:
-        """There is nothing to wait for: what was in flight is lost."""
+        """End the waiting: the sends in flight are lost."""
         self._expected = 0

@@ -79,7 +79,7 @@ class InternalRecord:
 
 
 class LiteTail(NamedTuple):
-    """Where a message of a lite topic goes, besides the queue of its topic."""
+    """The lite topic queue that a message goes to, besides the queue of its topic."""
 
     queue: str
     tails: QueueTails

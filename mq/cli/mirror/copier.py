@@ -137,7 +137,7 @@ class Copier:
             save(self._path, self._state)
 
     def changed(self) -> None:
-        """The state was changed by somebody else."""
+        """Note that another task changed the state."""
         self._dirty = True
 
     async def save_forever(self) -> None:

@@ -69,7 +69,7 @@ async def cut_over(
     say: Say = lambda _: None,
     looks_max: int = LOOKS_MAX,
 ) -> Report:
-    """Copy what is left, and move the offsets of these groups; ``looks_max`` as for `Copier`.
+    """Copy the remaining messages, and move the offsets of these groups; ``looks_max`` as for `Copier`.
 
     Raises CommandFailed if it is too early; ClientError.
     """

@@ -1,4 +1,4 @@
-"""Which message of a source queue became which one of a target queue. Pure.
+"""Maps offsets of a source queue to offsets of its target queue. Pure.
 
 Copies lie behind each other in the target queue, as the originals do in the source queue. So a map is a few
 *stretches*: a new one begins where the source lacks offsets, where a message was left out, or where somebody else wrote
@@ -61,7 +61,7 @@ class OffsetMap:
         return _translated(self._stretches, offset, [each.source for each in self._stretches], 0, 1)
 
     def to_source(self, offset: int) -> int | None:
-        """The opposite direction: whoever stands at a message that is no copy goes on at the next copy's original."""
+        """The opposite direction. An offset at a message that is no copy becomes that of the next copy's original."""
         return _translated(self._stretches, offset, [each.target for each in self._stretches], 1, 0)
 
 

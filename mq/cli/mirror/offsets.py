@@ -10,7 +10,7 @@ from mq.client.message import MessageQueue
 
 
 class Move(NamedTuple):
-    """An offset of a group: where it stands on one side, and where it goes on at the other."""
+    """The offset of a group in one queue: on the source side, and on the target side."""
 
     group: str
     origin: MessageQueue

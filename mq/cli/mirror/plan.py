@@ -1,4 +1,4 @@
-"""What is mirrored, and into which queues. Pure."""
+"""The plan of a mirror: the queues to copy, and their target queues. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NewTopic(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """What is not mirrored yet: queues, the topics that the target lacks, and what is left out, with the reason.
+    """Additions to a mirror: new queues, topics that the target lacks, and topics that are left out, with the reason.
 
     ``refused`` are topics whose new queues the target cannot take, with what to do. ``ended`` are the numbers of queues
     that cannot be read at the source: it has them no more, or only to write.

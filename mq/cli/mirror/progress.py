@@ -1,4 +1,4 @@
-"""How far a mirror is, how fast, and when it will have caught up. Pure; times are in seconds on any clock."""
+"""Progress and rate of a mirror, and the time left until it has caught up. Pure; times are in seconds on any clock."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Decoding:
         return error
 
     async def put_aside(self, message: ReceivedMessage[Any], error: BodyNotDecoded) -> float | None:
-        """Do what the policy says with a message for which there is no handler.
+        """Apply the policy for messages without a handler to a message.
 
         Returns None if it is done, or after how many seconds to try it again. Raises the error for `StopConsumer`.
         """

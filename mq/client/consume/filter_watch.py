@@ -1,4 +1,4 @@
-"""Says why a consumer gets nothing from a topic that has messages: its filter lets none of them through."""
+"""Warns when a consumer receives nothing because its filter rejects all messages of a topic."""
 
 from __future__ import annotations
 

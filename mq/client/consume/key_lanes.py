@@ -56,7 +56,7 @@ class KeyLanes:
             lane.append((process_queue, message))
 
     def end(self) -> None:
-        """Handle no further message; those that are being handled are finished."""
+        """Start no further handler; running handlers finish."""
         self._is_ending = True
         for wakes in self._waiting:
             wakes.set()

@@ -44,7 +44,7 @@ _NOT_COPIED = frozenset(
 
 @dataclass(slots=True)
 class SentBack:
-    """A message to give back, and what its copy says."""
+    """A message to send back, and the properties of its copy."""
 
     group: str
     message: ReceivedMessage[Any]
@@ -96,7 +96,7 @@ async def give_back(
     is_dead: bool = False,
     seconds: float | None = None,
 ) -> bool:
-    """Returns whether a broker has `message` for redelivery. If False, a broker may have it all the same.
+    """Send `message` back; returns whether a broker has confirmed it. If False, a broker may have stored it anyway.
 
     First asks the message's own broker to take it back, then sends a copy to the group's retry topic at any broker
     group. The delay grows with each attempt. `max_reconsume_times` None uses the group's configuration. With `is_dead`

@@ -243,7 +243,7 @@ class Recorder:
         return done
 
     def not_awaited(self, topic: str, outcome: str, count: int = 1) -> None:
-        """Messages have another outcome than those that a broker says."""
+        """Count messages with an outcome that no broker has answered."""
         self._add(families.SENT, count, topic, outcome)
 
     def retried(self, topic: str, error: ClientError) -> None:
@@ -268,11 +268,11 @@ class Recorder:
                 self._add(families.END_TO_END_SECONDS, seconds, topic)
 
     def settled(self, topic: str, outcome: str, count: int = 1) -> None:
-        """Messages are done, or will come again."""
+        """Count messages that are acknowledged, or will be redelivered."""
         self._add(families.SETTLED, count, topic, outcome)
 
     def around(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        """The handler, measured; what is done about its failures is told by `settled`."""
+        """The handler, with its duration measured; `settled` counts what became of failures."""
 
         async def measured(given: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
             messages = given if isinstance(given, list) else [given]

@@ -341,7 +341,7 @@ class Connection:
         self._scope.cancel()
 
     def end_requests(self) -> None:
-        """Tell the server that no request follows: it drops what it holds, and closes the connection.
+        """Tell the server that no request follows: it drops held requests, and closes the connection.
 
         Answers that it has sent before still come.
         """

@@ -1,4 +1,4 @@
-"""Whether the addresses of a client are right: asked at once, with an answer within seconds that says what to do."""
+"""Checks the addresses of a client: connects at once, and says within seconds what is wrong and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transaction has consumed: the bridge between a consumer and the producer that stores its offsets."""
+"""Offsets consumed within a transaction: links a consumer to the producer that stores its offsets."""
 
 from __future__ import annotations
 

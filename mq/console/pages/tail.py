@@ -1,4 +1,4 @@
-"""A topic that is followed: what comes, the newest first."""
+"""Follows a topic: shows arriving messages, the newest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks for what happened to a message: its trace, its redeliveries, and how far the consumer groups are."""
+"""Collects the history of a message: its trace, its redeliveries, and the progress of the consumer groups."""
 
 from __future__ import annotations
 

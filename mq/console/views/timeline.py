@@ -1,4 +1,4 @@
-"""What happened to a message: steps in the order of time, and how far each consumer group is. Pure."""
+"""The history of a message: steps in the order of time, and the progress of each consumer group. Pure."""
 
 from __future__ import annotations
 

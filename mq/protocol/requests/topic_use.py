@@ -1,4 +1,4 @@
-"""How much a topic has, and who sends to it. Our own 9032."""
+"""The bytes of a topic's queues, and its latest senders. Our own 9032."""
 
 from __future__ import annotations
 

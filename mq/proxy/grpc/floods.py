@@ -1,4 +1,4 @@
-"""Counts what costs a client nothing and a server something: frames without work in them, and cancelled calls."""
+"""Detects floods: counts frames without work and cancelled calls, cheap for a client and costly for the server."""
 
 from __future__ import annotations
 

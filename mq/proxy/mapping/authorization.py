@@ -1,4 +1,4 @@
-"""Who a client says it is, in the metadata of a call. Pure.
+"""Parses the credentials in the metadata of a call. Pure.
 
 It signs the time alone: whoever sees the metadata can repeat them until they are too old. The clients for Java, Go and
 Python write the time of their zone as if it was UTC: 20260102T110405Z at 03:04:05 UTC in Shanghai.

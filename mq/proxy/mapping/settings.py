@@ -1,4 +1,4 @@
-"""The settings that a client gets for those it has sent. Pure."""
+"""The settings with which the proxy answers the settings of a client. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What consumers say of messages they have received: acknowledged, later, dead."""
+"""Settles received messages: acknowledged, to be retried later, or given up as dead letters."""
 
 from __future__ import annotations
 
