@@ -33,7 +33,8 @@ def console(
         bool, typer.Option("--login", help="People log in with their access key; brokers decide what each may do.")
     ] = False,
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Have buttons that change something; without it, pages only show.")
+        bool,
+        typer.Option("--allow-changes", help="Show buttons that change something; without it, pages are read-only."),
     ] = False,
     hide_bodies: Annotated[
         bool, typer.Option("--hide-bodies", help="Show no bodies of messages, and no properties but tags and keys.")
@@ -45,8 +46,8 @@ def console(
 ) -> None:
     """Run a web console for the cluster.
 
-    Its pages show the cluster in a browser, and change it if that is allowed. It needs no data of its own. Others than
-    this machine can reach it only with --login.
+    Its pages show the cluster in a browser, and change it if that is allowed. It needs no data of its own. Other
+    machines can reach it only with --login.
     """
     try:
         from mq.console.server import serve

@@ -47,18 +47,18 @@ COMMIT_EVERY = 32
 """A command that is killed requeues at most this number of dead letters a second time."""
 PROGRESS_EVERY = 1000
 
-Everything = Annotated[bool, typer.Option("--all", help="Also those that were requeued or dismissed.")]
+Everything = Annotated[bool, typer.Option("--all", help="Also list requeued and dismissed dead letters.")]
 Since = Annotated[
     dt.datetime | None, typer.Option(parser=parse_time, metavar="TIME", help="Given up at this time or later.")
 ]
 Until = Annotated[
     dt.datetime | None, typer.Option(parser=parse_time, metavar="TIME", help="Given up at this time or earlier.")
 ]
-Key = Annotated[str | None, typer.Option(help="Only with this key.", metavar="KEY")]
+Key = Annotated[str | None, typer.Option(help="Only dead letters with this key.", metavar="KEY")]
 Failure = Annotated[
-    str | None, typer.Option(help="Only with this text in the reason or the exception.", metavar="TEXT")
+    str | None, typer.Option(help="Only dead letters with this text in the reason or the exception.", metavar="TEXT")
 ]
-Topic = Annotated[str | None, typer.Option(help="Only those of this topic.", metavar="TOPIC")]
+Topic = Annotated[str | None, typer.Option(help="Only dead letters of this topic.", metavar="TOPIC")]
 
 
 @app.command("list")
@@ -187,9 +187,9 @@ def show(
 def requeue(
     group: Group,
     offsets: Annotated[
-        list[int] | None, typer.Option("--offset", min=0, help="Only the one at this offset; may be repeated.")
+        list[int] | None, typer.Option("--offset", min=0, help="Only the dead letter at this offset; may be repeated.")
     ] = None,
-    queue: Annotated[str | None, typer.Option(help="Only those of this queue, as list shows it.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only dead letters of this queue, as list shows it.")] = None,
     topic: Topic = None,
     key: Key = None,
     failure: Failure = None,

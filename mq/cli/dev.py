@@ -40,7 +40,7 @@ def dev(
         Path | None, typer.Option("--dir", help="Directory for data and logs; kept between runs.")
     ] = None,
     ephemeral: Annotated[
-        bool, typer.Option("--ephemeral", help="For tests: in a directory of its own, which is removed at the end.")
+        bool, typer.Option("--ephemeral", help="For tests: use a temporary directory, which is removed at the end.")
     ] = False,
     nodes: Annotated[
         int | None, typer.Option(help="Replicas of each group: 1, 3 or 5. Default: 3, with --ephemeral 1.")

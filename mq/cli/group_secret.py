@@ -31,7 +31,7 @@ app = typer.Typer(
 )
 
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help=f"Of the replica; the secret is in its file {FILE_NAME}.")
+    Path | None, typer.Option("--data-dir", help=f"Data directory of the replica, with its file {FILE_NAME}.")
 ]
 File = Annotated[Path | None, typer.Option("--file", help="The file itself, if the setting secret_file names another.")]
 

@@ -94,7 +94,7 @@ def client(
     topic: Parent,
     group: Group,
     client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID")],
-    most: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most so many lite topics.")] = 1000,
+    most: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this number of lite topics.")] = 1000,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -126,9 +126,14 @@ def client(
 @app.command("lag")
 def lag(
     group: Group,
-    lite_topic: Annotated[str | None, typer.Argument(metavar="[LITE_TOPIC]", help="Only this one.")] = None,
+    lite_topic: Annotated[str | None, typer.Argument(metavar="[LITE_TOPIC]", help="Only this lite topic.")] = None,
     top: Annotated[
-        int, typer.Option(min=0, max=10_000, help="Show so many lite topics that have most messages, and oldest ones.")
+        int,
+        typer.Option(
+            min=0,
+            max=10_000,
+            help="How many lite topics to show: those with the most, and those with the oldest messages.",
+        ),
     ] = 20,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
@@ -175,7 +180,7 @@ def dispatch(
 ) -> None:
     """Let brokers look for messages now. They look in all lite topics that the clients of a group subscribe to.
 
-    They do so by themselves every 15 s, so this is only for a client that gets nothing although there is something.
+    Brokers also do so every 15 s: use it only for a client that gets no messages although some are waiting.
     """
 
     done = run_with(Admin, namesrv, lambda admin: admin.lite.dispatch(group, client_id, broker=broker))

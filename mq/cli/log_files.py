@@ -77,7 +77,9 @@ def verify(directory: Directory, as_json: Json = False) -> None:
 @app.command("allow-vote")
 def allow_vote(
     directory: Directory,
-    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Confirm that acknowledged messages may be lost.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Let a replica vote again; messages may be lost. It abstains, and acknowledged messages may be among those lost.
@@ -118,7 +120,9 @@ def allow_vote(
 @app.command("discard-damaged")
 def discard_damaged(
     directory: Directory,
-    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Confirm that acknowledged messages may be lost.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Discard all entries after the first damage. Intact ones are discarded, too.
@@ -162,7 +166,7 @@ def fix_term(
         bool, typer.Option("--lower", help="Lower the term to slightly above the term of the last entry.")
     ] = False,
     all_stopped: Annotated[
-        bool, typer.Option("--all-stopped", help="Yes, every node of the group is stopped.")
+        bool, typer.Option("--all-stopped", help="Confirm that every node of the group is stopped.")
     ] = False,
     raise_to: Annotated[
         int | None, typer.Option("--raise-to", min=1, help="Raise the term to this one.", metavar="TERM")

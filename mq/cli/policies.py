@@ -102,7 +102,9 @@ def put(
 @app.command("delete")
 def delete(
     name: Name,
-    resource: Annotated[str, typer.Argument(metavar="[RESOURCE]", help="Default: all of them.")] = "",
+    resource: Annotated[
+        str, typer.Argument(metavar="[RESOURCE]", help="Default: the policies for all resources.")
+    ] = "",
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:

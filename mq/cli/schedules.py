@@ -55,18 +55,21 @@ def create(
     tags: Annotated[str | None, typer.Option(metavar="TAG", help="Tag of the message.")] = None,
     key: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Key of the message; may be repeated.")] = None,
     prop: Properties = None,
-    start: Annotated[str | None, typer.Option(metavar="TIME", help="No tick before.")] = None,
-    end: Annotated[str | None, typer.Option(metavar="TIME", help="No tick from then on.")] = None,
+    start: Annotated[str | None, typer.Option(metavar="TIME", help="Send no tick before this time.")] = None,
+    end: Annotated[str | None, typer.Option(metavar="TIME", help="Send no tick from this time on.")] = None,
     catch_up: Annotated[
-        CatchUp, typer.Option(help="What is sent of ticks that were missed; skip: none that is a minute late.")
+        CatchUp, typer.Option(help="Which missed ticks are sent; skip: none that is a minute late.")
     ] = "last",
     catch_up_within: Annotated[
-        str, typer.Option(metavar="INTERVAL", help="With --catch-up all: nothing that is later than this.")
+        str, typer.Option(metavar="INTERVAL", help="With --catch-up all: send no tick that is later than this.")
     ] = "1h",
     paused: Annotated[bool, typer.Option("--paused", help="Create it paused.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace one of this name, if there is one.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the schedule of this name, if it exists.")
+    ] = False,
     group: Annotated[
-        str | None, typer.Option("--group", help="The broker group that sends it.", metavar="NAME", show_default=False)
+        str | None,
+        typer.Option("--group", help="The broker group that sends the ticks.", metavar="NAME", show_default=False),
     ] = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
@@ -111,7 +114,7 @@ def create(
 
 @app.command("list")
 def list_schedules(
-    owner: Annotated[str, typer.Option(metavar="OWNER", help="Only those that this owner keeps up to date.")] = "",
+    owner: Annotated[str, typer.Option(metavar="OWNER", help="Only schedules that this owner keeps up to date.")] = "",
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:

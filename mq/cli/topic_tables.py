@@ -58,7 +58,7 @@ def run(file: File, master: Master = None, driver_memory: DriverMemory = None, a
 def backfill(file: File, master: Master = None, driver_memory: DriverMemory = None, as_json: JsonLines = False) -> None:
     """Write messages older than the table. Each is written once. It is for a table that did not begin at the earliest.
 
-    Stop the pipeline meanwhile, and run this again if it was killed.
+    Stop the pipeline first. If this command was killed, run it again.
     """
     _follow("backfill", file, master, driver_memory, as_json)
 
@@ -101,7 +101,7 @@ def _follow(command: str, file: Path, master: str | None, driver_memory: str | N
 def status(file: File, as_json: Json = False) -> None:
     """Show how far the table is behind its topic. It shows messages and seconds.
 
-    A Parquet directory is asked itself. Of Delta and Iceberg it shows what the last run on this machine noted.
+    Of Parquet it reads the directory. Of Delta and Iceberg it shows what the last run on this machine recorded.
     """
     pipeline = _pipeline(file)
     from spark.client import Refused, Unreachable

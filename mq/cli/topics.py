@@ -55,7 +55,7 @@ RetentionBytes = Annotated[
     int | None,
     typer.Option(
         min=-1,
-        help="Keep so many bytes of messages in each broker group, 1048576 or more; -1: no such limit.",
+        help="Bytes of messages to keep in each broker group, 1048576 or more; -1: no limit.",
         metavar="BYTES",
     ),
 ]

@@ -125,7 +125,7 @@ def update(
 
 
 def _limit(what: str) -> Any:
-    return typer.Option(min=-1, max=QUOTA_MAX, metavar="NUMBER", help=f"{what}; -1: no such limit.")
+    return typer.Option(min=-1, max=QUOTA_MAX, metavar="NUMBER", help=f"{what}; -1: no limit.")
 
 
 def _fields(quota: Quota) -> dict[str, int | None]:
@@ -135,12 +135,12 @@ def _fields(quota: Quota) -> dict[str, int | None]:
 
 @app.command("set-quota")
 def set_quota(
-    name: Annotated[str, typer.Argument(metavar="USER", help="A user, or * for each one without a quota of its own.")],
-    produce_messages: Annotated[int | None, _limit("Messages per second that it may send")] = None,
-    produce_bytes: Annotated[int | None, _limit("Bytes per second that it may send")] = None,
-    consume_messages: Annotated[int | None, _limit("Messages per second that it gets")] = None,
-    consume_bytes: Annotated[int | None, _limit("Bytes per second that it gets")] = None,
-    connections: Annotated[int | None, _limit("Connections to one broker")] = None,
+    name: Annotated[str, typer.Argument(metavar="USER", help="A user, or * for every user without a quota.")],
+    produce_messages: Annotated[int | None, _limit("Messages per second that the user may send")] = None,
+    produce_bytes: Annotated[int | None, _limit("Bytes per second that the user may send")] = None,
+    consume_messages: Annotated[int | None, _limit("Messages per second that the user may consume")] = None,
+    consume_bytes: Annotated[int | None, _limit("Bytes per second that the user may consume")] = None,
+    connections: Annotated[int | None, _limit("Connections of the user to one broker")] = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:

@@ -43,7 +43,7 @@ Topic = Annotated[
 ]
 Queues = Annotated[int, typer.Option(min=1, max=1024, help="Queues in each broker group of a topic that is created.")]
 Size = Annotated[int, typer.Option(min=BODY_BYTES_MIN, max=4 << 20, help="Bytes in the body of a message.")]
-Seconds = Annotated[float, typer.Option(min=0.1, help="Seconds that count.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Seconds that are measured.")]
 WarmUp = Annotated[float, typer.Option(min=0, help="Warm-up in seconds, not measured.")]
 InFlight = Annotated[int, typer.Option(min=1, max=65536, help="Requests in flight.")]
 Batch = Annotated[int, typer.Option(min=1, max=10_000, help="Messages per request.")]
@@ -52,7 +52,7 @@ Linger = Annotated[
     typer.Option(
         min=0,
         max=10,
-        help="Let the SDK batch single messages; one waits so many seconds for others at most. Default: no batches.",
+        help="Let the SDK batch single messages, which wait at most this number of seconds. Default: no batches.",
     ),
 ]
 Percentiles = Annotated[

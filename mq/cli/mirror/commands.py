@@ -47,7 +47,7 @@ From = Annotated[
     str, typer.Option("--from", help="Name servers of the source, separated by semicolons.", metavar="HOST:PORT;...")
 ]
 To = Annotated[str, typer.Option("--to", help="Name servers of the target, raftmq's.", metavar="HOST:PORT;...")]
-State = Annotated[Path, typer.Option("--state", metavar="FILE", help="The state of this mirror.")]
+State = Annotated[Path, typer.Option("--state", metavar="FILE", help="File with the state of this mirror.")]
 STATE: Final = Path("raftmq-mirror.json")
 SourceKeys = Annotated[
     Path | None,
@@ -62,7 +62,7 @@ Topics = Annotated[
     typer.Option("--topics", metavar="PATTERN", help="Only topics such as 'orders-*'; may be repeated."),
 ]
 Exclude = Annotated[
-    list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="Not these topics; may be repeated.")
+    list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="Leave out these topics; may be repeated.")
 ]
 
 
@@ -386,13 +386,13 @@ def cut_over_command(
     ] = None,
     state_file: State = STATE,
     quiet: Annotated[
-        float, typer.Option(min=0.0, help="For so many seconds no producer may have sent anything to the source.")
+        float, typer.Option(min=0.0, help="Seconds for which no producer must have sent to the source.")
     ] = 5.0,
     producers_run: Annotated[
         bool, typer.Option("--producers-run", help="Move consumers although producers still send to the source.")
     ] = False,
     back: Annotated[
-        bool, typer.Option("--back", help="The way back: store the groups' progress at the target in the source.")
+        bool, typer.Option("--back", help="Move back: store the groups' progress at the target in the source.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, but store no offset.")] = False,
     source_keys: SourceKeys = None,
