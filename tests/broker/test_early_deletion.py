@@ -138,7 +138,7 @@ async def test_replica_refuses_to_name_its_own_first_message(
         answer = await short.request(code, fields)
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE, answer
         assert answer.remark is not None
-        assert "does not begin as early as others" in answer.remark
+        assert "begins later than the log of another replica" in answer.remark
         for client in others:
             assert (await client.request(code, fields)).code == 0
 

@@ -95,7 +95,7 @@ async def test_broker_that_waits_for_its_group_can_be_stopped(tmp_path: Path) ->
     assert names_in(tmp_path) == [FILE_NAME]
 
 
-async def test_messages_that_do_not_fit_the_files_of_the_group(tmp_path: Path) -> None:
+async def test_too_large_messages_for_the_segment_files_are_refused(tmp_path: Path) -> None:
     settings = joining(tmp_path, message_bytes_max=100 * KIB)
     refusals: list[str] = []
 

@@ -99,14 +99,14 @@ async def test_data_directory_that_is_a_file_is_refused(tmp_path: Path, name: st
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
-async def test_directory_that_may_not_be_written(tmp_path: Path) -> None:
+async def test_unwritable_data_directory_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.mkdir(mode=0o500)
     assert str(path) in await refusal(broker_settings(path))
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="there is no file system that refuses even root")
-async def test_file_system_that_cannot_be_written() -> None:
+async def test_unwritable_file_system_is_reported() -> None:
     assert "/proc/self/data" in await refusal(broker_settings(Path("/proc/self/data")))
 
 
@@ -183,7 +183,7 @@ MIB = 1024 * 1024
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_settings_that_make_no_sense(given: dict[str, Any], words: str) -> None:
+def test_senseless_settings_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(pydantic.ValidationError, match=words):
         BrokerSettings.load(**given)
 
@@ -214,7 +214,7 @@ def test_loading_a_missing_configuration_file_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["group = ", "group", "= 1", "a = 1\na = 2"])
-def test_configuration_that_is_not_toml_is_refused(config: Path, text: str) -> None:
+def test_non_toml_configuration_is_refused(config: Path, text: str) -> None:
     config.write_text(text)
     with pytest.raises(tomllib.TOMLDecodeError, match="at "):
         BrokerSettings.load(config)

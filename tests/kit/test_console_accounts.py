@@ -170,9 +170,7 @@ async def test_password_is_nowhere(operator: Browser) -> None:
         ("/delete-policy", {"name": "x-user"}),
     ],
 )
-async def test_form_about_users_that_means_nothing_is_refused(
-    operator: Browser, address: str, form: dict[str, str]
-) -> None:
+async def test_meaningless_form_about_users_is_refused(operator: Browser, address: str, form: dict[str, str]) -> None:
     await operator.get("/new-topic")
     assert (await operator.post(address, form)).status == 400
 
@@ -256,7 +254,7 @@ async def test_quota_of_a_user_is_set_and_removed(operator: Browser) -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "1" + "0" * 16, "٣"])
-async def test_limit_that_is_none_is_refused(operator: Browser, limit: str) -> None:
+async def test_invalid_limit_is_refused(operator: Browser, limit: str) -> None:
     await operator.get("/new-topic")
     answer = await operator.post("/set-quota", {"name": "readers", "consume_bytes": limit})
     assert answer.status == 400

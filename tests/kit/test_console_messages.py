@@ -221,7 +221,7 @@ async def test_following_a_missing_topic_is_refused(browser: Browser) -> None:
     assert 'role="alert"' in wrong.content
 
 
-async def test_of_a_topic_that_gets_too_much_a_part_is_shown(kit: SyncKit) -> None:
+async def test_followed_busy_topic_shows_only_a_part(kit: SyncKit) -> None:
     async with console(kit.namesrv, tail_limits=TailLimits(per_second_max=5)) as browser:
         await browser.get("/tail?topic=Orders&tags=new")
         async with Producer(kit.namesrv) as producer:

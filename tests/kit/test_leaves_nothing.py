@@ -104,11 +104,11 @@ def test_client_outliving_its_kit_gets_an_error() -> None:
     with running_kit() as kit:
         producer = SyncProducer(kit.namesrv, timeout=1.0).open()
         producer.send(Message("Orders", b"one"))
-    with pytest.raises(ClientError, match="the test kit that it was in is closed"):
+    with pytest.raises(ClientError, match="the test kit of this server is closed"):
         producer.send(Message("Orders", b"two"))
     producer.close()
     with (
-        pytest.raises(NameServersUnavailable, match="the test kit that it was in is closed"),
+        pytest.raises(NameServersUnavailable, match="the test kit of this server is closed"),
         SyncAdmin(kit.namesrv) as admin,
     ):
         admin.ping()

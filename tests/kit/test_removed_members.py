@@ -217,7 +217,7 @@ async def test_removed_stock_clients_get_no_locks_or_messages(admin: Admin) -> N
     assert list(ConsumerList.decode(bytes(body)).consumer_ids) == ["10.0.0.7@1"]
 
 
-async def test_removals_that_cannot_be_meant_are_refused(admin: Admin) -> None:
+async def test_senseless_removals_are_refused(admin: Admin) -> None:
     for seconds in (0, -1, 7 * 24 * 3600 + 1, float("nan")):
         with pytest.raises(ValueError, match="keep_out"):
             await admin.removed_members.remove("billing", "a", keep_out=seconds)

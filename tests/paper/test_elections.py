@@ -124,7 +124,7 @@ def test_vote_once_per_term_across_restart() -> None:
     assert answers == [(B, False), (A, True)]
 
 
-def test_vote_that_was_not_written_was_not_given() -> None:
+def test_unwritten_vote_was_not_granted() -> None:
     """A crash before the write leaves the vote free, and the answer was never sent."""
     group = Group(3)
     group.slow_disks.add(C)

@@ -419,7 +419,7 @@ def test_reachable_removed_server_is_notified(group: Group) -> None:
 
 
 @pytest.mark.parametrize("down", [None, D])
-def test_remove_leader_that_crashes_with_the_only_copy(down: NodeId | None) -> None:
+def test_removed_leader_may_crash_with_the_only_copy(down: NodeId | None) -> None:
     """Where the old voters are even in number, nobody can be elected without the removed leader, whose log is longer:
     it must stand for election itself, though the newest configuration leaves it out (thesis 4.2.2).
     """

@@ -283,7 +283,7 @@ def test_page_shows_that_its_refresh_has_ended(browser: webdriver.Chrome, runnin
         process.communicate(timeout=60)
 
 
-def test_form_that_is_filled_in_is_not_replaced(browser: webdriver.Chrome, running: Running) -> None:
+def test_filled_in_form_is_not_replaced(browser: webdriver.Chrome, running: Running) -> None:
     browser.get(running.address + "/topic?name=Orders")
     wait_until(lambda: "Live." in text_of(browser))
     click(browser, By.XPATH, "//summary[.='Change queues or access']")

@@ -319,7 +319,7 @@ def test_message_that_is_given_back_too_often_becomes_a_dead_letter(url: str) ->
             assert inbox.wait(4) == ["poison"] * 3 + ["the next one"]
 
 
-def test_broker_that_is_killed_and_comes_back(url: str, cluster: Cluster) -> None:
+def test_client_reconnects_to_a_killed_and_restarted_broker(url: str, cluster: Cluster) -> None:
     queue = kombu.Queue("restarted", routing_key="restarted")
     with kombu.Connection(url) as connection, Inbox(connection, queue, prefetch_count=2) as inbox:
         publish(connection, queue, "before")

@@ -175,7 +175,7 @@ async def _half_open(process_id: int, port: int) -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_requests_that_stop_in_the_middle(tmp_path: Path) -> None:
+def test_incomplete_requests_are_closed(tmp_path: Path) -> None:
     with broker(tmp_path, partial_request_bytes_max=32 * MIB, partial_request_seconds_max=3) as (process_id, port):
         trio.run(_half_open, process_id, port)
 

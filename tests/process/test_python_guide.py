@@ -49,7 +49,7 @@ def test_example_of_the_readme_works(namesrv: str, capsys: pytest.CaptureFixture
     assert second == "hello ('1',)"
 
 
-def test_example_that_lies_is_noticed() -> None:
+def test_wrong_example_output_is_detected() -> None:
     text = "a\n```python\nprint(1)  # -> 2\n```\n"
     assert examples(text) == [(2, "print(1)  # -> 2\n")]
     assert expected_output("print(1)  # -> 2\n") == ["2"]

@@ -78,7 +78,7 @@ def test_busy_processor_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_host_that_stalls_changes_nothing() -> None:
+def test_host_stall_changes_nothing() -> None:
     """The process stands still for 20 ms of every 50."""
     undisturbed = simulate_seed(1, 4.0, "mixed")
     before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.02))  # the stall itself
@@ -91,7 +91,7 @@ def test_host_that_stalls_changes_nothing() -> None:
     assert stalled == undisturbed
 
 
-def test_history_is_one_that_checkers_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_history_is_readable_by_checkers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "history"
     assert main(["--workload", "delay", "--seed", "1", "--seconds", "2", "--history", str(path)]) == 0
     with path.open("rb") as lines:

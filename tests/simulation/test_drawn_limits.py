@@ -64,7 +64,7 @@ def test_run_without_progress_is_given_up_after_the_patience() -> None:
     assert not progress.may_go_on(90.0)
 
 
-def test_each_figure_that_falls_is_progress() -> None:
+def test_each_falling_figure_is_progress() -> None:
     for figures in ((0, 5, 7), (1, 4, 7), (1, 5, 6)):
         progress = Progress(0.0, 60.0)
         progress.see(0.0, unstored=1, unfinished=5, behind=7)

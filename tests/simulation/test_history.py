@@ -61,7 +61,7 @@ def test_two_leaders_in_a_term(history: History) -> None:
         history.elected(B, 3, 1, CHAINS.__getitem__)
 
 
-def test_leader_of_a_term_that_others_left_behind(history: History) -> None:
+def test_checker_finds_a_leader_without_committed_entries(history: History) -> None:
     history.applied(A, 5, TWO, lambda: b"its bytes", [CONF])
     history.elected(B, 4, 1, CHAINS.__getitem__)
     with pytest.raises(Violation, match="leader completeness"):
@@ -75,7 +75,7 @@ def test_two_votes_in_a_term(history: History) -> None:
 
 
 @pytest.mark.parametrize("disk", [HardState(Term(3), A), HardState(Term(4), None), HardState(Term(4), B)])
-def test_vote_that_is_not_on_disk(history: History, disk: HardState) -> None:
+def test_checker_finds_votes_missing_on_disk(history: History, disk: HardState) -> None:
     with pytest.raises(Violation, match="vote"):
         history.voted(B, 4, A, disk)
 
@@ -114,7 +114,7 @@ def test_commit_without_a_majority_of_the_old_voters(history: History) -> None:
         commit(history, A, TWO, joint)
 
 
-def test_value_that_was_refused(history: History) -> None:
+def test_checker_finds_committed_refused_values(history: History) -> None:
     history.refuse(12)
     with pytest.raises(Violation, match="refused"):
         commit(history, A, TWO)
@@ -136,7 +136,7 @@ def test_stale_read(history: History) -> None:
         history.read(B, history.read_floor(), 1)
 
 
-def test_read_that_goes_back(history: History) -> None:
+def test_checker_finds_reads_that_go_back(history: History) -> None:
     history.read(A, 0, 2)
     with pytest.raises(Violation, match="stale read"):
         history.read(B, history.read_floor(), 1)

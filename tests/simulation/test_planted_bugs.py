@@ -97,7 +97,7 @@ def test_bug_in_python_is_served_by_no_compiled_module(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_patch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_unfitting_patch_is_refused(tmp_path: Path) -> None:
     patches = tmp_path / "patches"
     patches.mkdir()
     (patches / "no.patch").write_text(
@@ -164,7 +164,7 @@ def test_mistake_its_seed_no_longer_finds_is_hunted_from_zero(monkeypatch: pytes
     assert ran == [(5, 5, None), (0, 19, None), (5, 5, 4.0), (0, 7, None)]
 
 
-def test_shortest_run_that_finds_a_mistake_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortest_run_finding_the_bug_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = hunted_seeds(monkeypatch, 2, 4.0)
     found = hunt("double-vote", 20, python=COLD, short_runs=((2.0, 4), (4.0, 4), (8.0, 3)))
     assert (found.seeds, found.seconds) == (3, 4.0)

@@ -88,7 +88,7 @@ def test_command_line_sums_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Scenario" in capsys.readouterr().out
 
 
-def test_command_line_refuses_a_range_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_refuses_an_invalid_range(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--seeds", "7"])
     assert stopped.value.code == 2

@@ -93,7 +93,7 @@ def existing(stage: Stage) -> str:
     return _existing[0]
 
 
-def test_row_that_cannot_be_a_message_fails_its_task(session: Any, stage: Stage) -> None:
+def test_invalid_row_fails_its_task(session: Any, stage: Stage) -> None:
     frame = session.createDataFrame([("x",), (None,)], "body string").coalesce(1)
     with pytest.raises(PySparkException, match="row 1: its body is null"):
         write(frame, stage, topic=stage.topic())

@@ -55,7 +55,7 @@ def test_pipeline_serves_metrics_while_working_and_waiting(place: Place) -> None
     assert not place.is_running()
 
 
-def test_signal_lets_the_commit_end_that_is_being_made(place: Place) -> None:
+def test_signal_lets_a_running_commit_finish(place: Place) -> None:
     place.send(6 * BATCH)
     file = place.file("once", "trigger: once")
     first = place.start("run", file, "--json", *LOCAL)

@@ -298,7 +298,7 @@ def test_topic_that_vanishes_stops_the_pipeline_at_its_offset(case: Case, monkey
     assert Counter(row.id for row in case.rows()) == Counter(range(4))
 
 
-def test_store_that_refuses_is_named_with_the_remedy() -> None:
+def test_refusing_store_is_named_with_the_remedy() -> None:
     text = "namesrv: h:1\ntopic: T\ntable: {format: delta, location: s3a://bucket/t}\n"
     target = DeltaTarget(parse_pipeline(text, Path("/p.yaml")), None)
     said = "o103.save.\njava.nio.file.AccessDeniedException: s3a://bucket/t: getFileStatus: 403 Forbidden\n\tat a.b"
@@ -318,7 +318,7 @@ def test_catalog_that_spark_does_not_know_is_refused(session: Any) -> None:
         target.open()
 
 
-def test_spark_that_does_not_start_is_reported(
+def test_failed_start_of_spark_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def session(_: Pipeline) -> None:

@@ -65,7 +65,7 @@ def frame(length: int, word: int, rest: bytes = b"") -> memoryview:
         (memoryview(b"GET / HTTP/1.1\r\n"), "length 1195725856"),
     ],
 )
-def test_frame_that_cannot_begin(data: memoryview, reason: str) -> None:
+def test_frame_with_an_impossible_length_is_refused(data: memoryview, reason: str) -> None:
     with pytest.raises(FrameError, match=reason):
         split_frames(data)
 
@@ -206,7 +206,7 @@ def test_loose_basics() -> None:
     assert (request.opaque, request.version, request.language, request.flag) == (7, 317, "GO", 0)
 
 
-def test_text_that_is_not_utf8_gets_replacement_characters() -> None:
+def test_non_utf8_text_gets_replacement_characters() -> None:
     header = memoryview(b'{"code":105,"opaque":1,"extFields":{"topic":"T\xff"}}')
     with_bad_byte = decode_header(JSON, header)
     assert not isinstance(with_bad_byte, UnknownRequest | HeartBeat)

@@ -90,7 +90,7 @@ async def test_recreated_topic_counts_from_zero(tmp_path: Path) -> None:
 
 
 @ENCODINGS
-async def test_runtime_figures_that_stock_tools_parse(client: Client, serialization: int) -> None:
+async def test_runtime_figures_are_parsable_by_stock_tools(client: Client, serialization: int) -> None:
     await client.create_topic("T")
     first = await client.send("T", bytes(50))
     await client.send("T", b"later", i="DELAY\x013\x02")
@@ -179,7 +179,7 @@ async def test_changed_settings_take_effect_at_once(client: Client) -> None:
         ("x=1\n" * 5000, ResponseCode.SYSTEM_ERROR, "5000 lines"),
     ],
 )
-async def test_settings_that_cannot_change(client: Client, text: str, code: ResponseCode, remark: str) -> None:
+async def test_unchangeable_settings_are_refused(client: Client, text: str, code: ResponseCode, remark: str) -> None:
     before = await settings_of(client)
     answer = await change(client, text)
     assert (answer.code, remark in str(answer.remark)) == (code, True), answer

@@ -396,7 +396,7 @@ async def test_benchmark_topic_exists_and_may_be_changed(client: Client) -> None
     assert (await client.send("BenchmarkTest", e=4)).code == ResponseCode.INVALID_PARAMETER
 
 
-async def test_topics_that_cannot_be_made(tmp_path: Path) -> None:
+async def test_impossible_topics_are_refused(tmp_path: Path) -> None:
     with capture_logs() as log:
         await refuse_topics(tmp_path)
     assert "request_failed" not in {line["event"] for line in log}

@@ -99,7 +99,7 @@ async def test_doctor_names_a_deviating_clock(tmp_path: Path, monkeypatch: pytes
             assert found["severity"] == "warning"
 
 
-async def test_certificate_that_ends_soon_is_named(tmp_path: Path) -> None:
+async def test_soon_expiring_certificate_is_named(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     ends_at = dt.datetime.now(dt.UTC) + dt.timedelta(days=3)
     certificate, key = authority.sign("server", "127.0.0.1", not_after=ends_at)
@@ -214,7 +214,7 @@ async def test_messages_that_the_size_of_the_log_deletes_are_named(tmp_path: Pat
         assert "4,194,304 bytes" in told["what"]
 
 
-async def test_host_that_does_not_resolve_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unresolvable_host_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = trio.socket.getaddrinfo
 
     async def getaddrinfo(host: Any, *rest: Any, **given: Any) -> Any:
@@ -248,7 +248,7 @@ async def group_of_three(directory: Path, **given: Any) -> AsyncIterator[tuple[s
         yield namesrv, clients
 
 
-async def test_settings_that_differ_are_named(tmp_path: Path) -> None:
+async def test_differing_settings_are_named(tmp_path: Path) -> None:
     async with group_of_three(tmp_path) as (namesrv, clients):
         changed = await clients[1].request(RequestCode.UPDATE_BROKER_CONFIG, body=b"raftmq.retention_hours=5")
         assert changed.code == 0, changed
@@ -256,7 +256,7 @@ async def test_settings_that_differ_are_named(tmp_path: Path) -> None:
         assert "5.0" in found["what"]
 
 
-async def test_replica_that_lags_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lagging_replica_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with group_of_three(tmp_path) as (namesrv, clients):
         lost = (await clients[2].info())["raftmq.nodeId"]
         receive = Replica.receive

@@ -148,7 +148,7 @@ def test_level_never_falls() -> None:
 
 
 @pytest.mark.parametrize("level", [0, 2**31])
-def test_levels_that_are_none(level: int) -> None:
+def test_invalid_format_levels_are_refused(level: int) -> None:
     with pytest.raises(CommandRefused):
         encode_command(raised(level))
 
@@ -192,7 +192,7 @@ def test_snapshot_with_a_level_that_is_not_understood_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("level", [0, -1, "2", 2.5, 2**31])
-def test_snapshot_with_a_level_that_is_none(level: object) -> None:
+def test_snapshot_with_an_invalid_level_is_refused(level: object) -> None:
     state = cbor2.loads(Metadata().snapshot())
     state["parts"]["format_level"] = level
     with pytest.raises(SnapshotDamaged):

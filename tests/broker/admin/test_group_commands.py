@@ -69,9 +69,7 @@ async def test_learner_comes_and_goes_while_messages_are_taken(client: Client) -
         (("replace", "n1", "", "n0"), "n1 is not a learner"),
     ],
 )
-async def test_change_that_makes_no_sense_is_refused_in_words(
-    tmp_path: Path, given: tuple[GroupAction, str], words: str
-) -> None:
+async def test_senseless_change_is_refused_in_words(tmp_path: Path, given: tuple[GroupAction, str], words: str) -> None:
     async with running(tmp_path) as broker:
         answer = await command(await broker.connect(), *given)
         assert (answer.done, answer.code) == (False, "INVALID_CHANGE")
@@ -93,7 +91,7 @@ async def test_transfer_without_a_suitable_peer_is_refused(client: Client) -> No
     assert (alone.done, alone.code, alone.text) == (False, "NOT_CAUGHT_UP", "n0 has no peer")
 
 
-async def test_command_that_cannot_be_read_is_refused(client: Client) -> None:
+async def test_unreadable_command_is_refused(client: Client) -> None:
     for body in (b"", b"{", b'{"action":"explode"}'):
         assert (await client.request(RequestCode.MANAGE_GROUP, body=body)).code == ResponseCode.INVALID_PARAMETER
     assert await client.alive()

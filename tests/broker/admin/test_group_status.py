@@ -179,7 +179,7 @@ async def test_requests_about_unknown_groups_are_refused(client: Client) -> None
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_offsets_that_members_have_in_memory(broker: RunningBroker, serialization: int) -> None:
+async def test_commands_show_offsets_in_members_memory(broker: RunningBroker, serialization: int) -> None:
     asking = await broker.connect()
     await asking.create_topic("T", 1)
     one, two = await member(broker, "c1"), await member(broker, "c2")
@@ -239,7 +239,7 @@ async def test_message_is_consumed_directly(broker: RunningBroker) -> None:
     assert client.questions == []
 
 
-async def test_members_that_do_not_answer_in_time(tmp_path: Path) -> None:
+async def test_silent_members_are_reported_after_a_timeout(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(upkeep={"relay_seconds": 0.01})) as broker:
         asking, client = await broker.connect(), await member(broker)
         ext = GROUP | {"clientId": "c1"}
@@ -250,7 +250,7 @@ async def test_members_that_do_not_answer_in_time(tmp_path: Path) -> None:
         assert await client.alive()
 
 
-async def test_members_that_leave_without_an_answer(tmp_path: Path) -> None:
+async def test_leaving_member_ends_the_operators_question(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(upkeep={"relay_seconds": 60.0})) as broker:
         asking, client = await broker.connect(), await member(broker)
         ext = GROUP | {"clientId": "c1"}
@@ -301,7 +301,7 @@ async def store_times(client: Client, count: int) -> list[int]:
     return [record.store_timestamp_ms for record in (await client.pull()).records]
 
 
-async def test_reset_to_the_millisecond_also_of_a_group_that_is_away(tmp_path: Path) -> None:
+async def test_offline_group_is_reset_to_the_millisecond(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=2) as client:
         times = await store_times(client, 4)
         await commit(client, 4)
@@ -380,7 +380,7 @@ async def test_running_consumer_cannot_undo_a_reset(tmp_path: Path) -> None:
         assert await client.committed() == 0
 
 
-async def test_resets_that_are_refused(client: Client) -> None:
+async def test_invalid_resets_are_refused(client: Client) -> None:
     await client.create_topic("T", 1)
     await client.fill(1)
     await commit(client, 1)

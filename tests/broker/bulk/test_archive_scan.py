@@ -126,9 +126,7 @@ def has_archived(index: int, info: dict[str, str]) -> bool:
 
 
 @pytest.mark.slow
-async def test_archive_retention_waits_for_the_scan_that_is_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_archive_retention_waits_for_a_running_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with object_storage() as storage:

@@ -133,7 +133,7 @@ async def test_bad_questions_for_ends_are_refused(
     assert remark in (answer.remark or "")
 
 
-async def test_truth_value_that_is_none_is_refused(client: Client) -> None:
+async def test_invalid_truth_value_is_refused(client: Client) -> None:
     answer = await client.request(RequestCode.ASK_TOPIC_ENDS, {"current": "maybe"}, encode_topics(["T"]))
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "current" in (answer.remark or "")

@@ -194,7 +194,7 @@ def test_deleted_schedule_returns_only_when_a_beat_restarts() -> None:
         assert len(kit.messages(TOPIC)) == 3
 
 
-def test_beats_that_start_at_the_same_time_with_the_same_entries() -> None:
+def test_beats_starting_together_create_each_schedule_once() -> None:
     entries = {name: entry() for name in ("a", "b", "c")}
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         pauses: list[float] = []

@@ -93,7 +93,7 @@ async def test_of_two_concurrent_lock_requests_only_the_first_succeeds(tmp_path:
 
 
 @pytest.mark.parametrize("heir", ["c1", "c2"])
-async def test_queue_that_is_being_given_back(tmp_path: Path, heir: str) -> None:
+async def test_lock_request_behind_an_unlock_gets_the_queue(tmp_path: Path, heir: str) -> None:
     """Whoever asks while that is still on its way to the log gets the queue, and keeps it."""
     async with broker_client(tmp_path, queues=1, limits=NO_TIMER) as client:
         assert await lock(client, "c1", 0) == [0]
@@ -235,7 +235,7 @@ async def test_former_holder_gives_nothing_back(tmp_path: Path, brokers: list[Br
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
-async def test_locks_that_are_refused(tmp_path: Path) -> None:
+async def test_invalid_lock_requests_are_refused(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, limits=NO_TIMER) as client:
         last_index = (await client.info())["raftmq.lastIndex"]
         for what, body in (

@@ -207,9 +207,7 @@ async def test_queues_of_other_broker_groups_are_assigned_too(tmp_path: Path) ->
             assert await assignment(client, topic="Nowhere") == {"messageQueueAssignments": None}
 
 
-async def test_names_of_topics_that_cannot_be_are_not_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_impossible_topic_names_are_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def find_none(_: Routes, topic: str, on_queues: Callable[[None], None]) -> None:

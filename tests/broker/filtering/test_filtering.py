@@ -137,7 +137,7 @@ async def test_consumer_offset_advances_when_the_filter_drops_everything() -> No
             await until(lambda: offsets_at_the_end(kit, "billing"), seconds=60)
 
 
-async def test_new_message_wakes_a_pull_that_waits() -> None:
+async def test_new_message_wakes_a_waiting_pull() -> None:
     async with kit_with(b"bread") as kit, filter_server(kit, TOPIC):
         received: list[bytes] = []
         async with PushConsumer(kit.namesrv, group="billing", consume_from="first", commit_seconds=0.05) as consumer:
@@ -197,6 +197,6 @@ async def test_consumer_without_filter_server_names_the_command_to_start() -> No
         assert "raftmq filter-server" in await stuck_reason(kit, WasmFilter(EVERYTHING), "no filter server")
 
 
-async def test_module_that_cannot_be_used_is_refused_with_the_reason() -> None:
+async def test_unusable_module_is_refused_with_the_reason() -> None:
     async with kit_with(b"apple") as kit, filter_server(kit, TOPIC):
         assert "exports no memory" in await stuck_reason(kit, WasmFilter(b"\0asm\1\0\0\0"), "exports no memory")

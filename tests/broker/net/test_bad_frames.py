@@ -197,7 +197,7 @@ async def test_malformed_frames_close_only_their_own_connection(tmp_path: Path) 
                 assert await witness.alive(), case.what
 
 
-async def test_requests_that_cannot_be_read_are_answered(tmp_path: Path) -> None:
+async def test_unreadable_requests_are_answered(tmp_path: Path) -> None:
     with capture_logs() as log:
         async with running(tmp_path) as broker:
             witness = await broker.connect()
@@ -217,7 +217,7 @@ async def test_requests_that_cannot_be_read_are_answered(tmp_path: Path) -> None
             assert (await witness.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_requests_that_are_not_served_are_answered(tmp_path: Path) -> None:
+async def test_unsupported_requests_are_answered(tmp_path: Path) -> None:
     with capture_logs() as log:
         async with running(tmp_path, message_bytes_max=4096) as broker:
             witness = await broker.connect()

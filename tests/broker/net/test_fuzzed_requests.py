@@ -76,6 +76,6 @@ async def test_name_server_answers_every_fuzzed_request(tmp_path: Path, serializ
     assert [entry for entry in logs if entry["log_level"] in ("error", "critical")] == []
 
 
-async def test_request_that_no_broker_knows(client: Client) -> None:
+async def test_unknown_request_code_is_answered_with_an_error(client: Client) -> None:
     for code in (-32768, -1, 0, 999, 32767):
         assert (await client.request(code, send_ext())).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED

@@ -61,7 +61,7 @@ async def test_messages_larger_than_a_record_and_many_at_once(tmp_path: Path, au
         assert found == sizes * 2
 
 
-async def test_client_that_reads_slowly_gets_everything(tmp_path: Path, authority: Authority) -> None:
+async def test_slow_client_gets_all_output(tmp_path: Path, authority: Authority) -> None:
     """Writes that the kernel does not take whole are repeated with the same bytes."""
     async with running(tmp_path / "n0", **authority.settings("permissive"), pull_bytes_max=8 * 1024 * 1024) as broker:
         client = await connected(broker, authority.client())

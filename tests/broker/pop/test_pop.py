@@ -370,13 +370,13 @@ async def test_peek_and_notification_take_no_messages(broker: RunningBroker) -> 
         ({"initMode": 77}, NOT_FOUND),
     ],
 )
-async def test_pop_that_cannot_be_is_refused(tmp_path: Path, given: dict[str, Any], code: int) -> None:
+async def test_impossible_pop_is_refused(tmp_path: Path, given: dict[str, Any], code: int) -> None:
     async with broker_client(tmp_path, queues=1) as client:
         assert (await pop(client, **given)).code == code
         assert await client.alive()
 
 
-async def test_receipts_that_are_none_are_refused_and_do_nothing(client: Client) -> None:
+async def test_invalid_receipts_are_refused_without_effect(client: Client) -> None:
     await filled(client, 3)
     message, *_ = await popped(client)
     good = message.ack_ext()

@@ -61,7 +61,7 @@ async def test_broker_chooses_the_queue_over_the_client(client: Client) -> None:
     assert answer.ext["queueId"] == "1"
 
 
-async def test_priority_that_is_not_a_number_is_refused(client: Client) -> None:
+async def test_non_numeric_priority_is_refused(client: Client) -> None:
     await make_topic(client)
     for text in ("-1", str(10**30), str(2**31), "1.5", "high", "1e3", "\u0663"):
         answer = await client.send(i=with_priority(text))

@@ -86,7 +86,7 @@ async def test_too_many_waiting_repeats_are_answered_busy(client: Client) -> Non
     await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
 
 
-async def test_first_that_wants_no_answer_is_a_first_like_others(client: Client) -> None:
+async def test_first_oneway_send_counts_as_the_first(client: Client) -> None:
     await client.send()
     frames = [
         client.frame(RequestCode.SEND_MESSAGE_V2, send_ext(i=numbered(1)), b"x", oneway=oneway)
@@ -208,7 +208,7 @@ async def test_messages_sent_to_a_retry_topic_do_not_count_as_repeats(client: Cl
 
 
 @pytest.mark.parametrize("text", ["0-4294967296", "5-9223372036854775807", "7-7", "9-3"])
-async def test_range_that_no_batch_has_is_none(tmp_path: Path, text: str) -> None:
+async def test_impossible_batch_range_is_ignored(tmp_path: Path, text: str) -> None:
     """A client writes it into what looks like a consumer's copy: every replica reads it from the log."""
     for _ in range(2):
         async with broker_client(tmp_path) as client:

@@ -68,9 +68,7 @@ async def test_repeated_batch_gets_the_first_answer_again(client: Client) -> Non
         (15, 1, [15]),
     ],
 )
-async def test_of_a_batch_that_is_partly_known_the_rest_is_stored(
-    client: Client, low: int, count: int, new: list[int]
-) -> None:
+async def test_rest_of_a_partly_stored_batch_is_stored(client: Client, low: int, count: int, new: list[int]) -> None:
     first = await send(client, 5, 10)
     known = await stored(client)
     answer = await send(client, low, count)

@@ -136,7 +136,7 @@ async def test_oneway_reply_is_pushed_without_an_answer(broker: RunningBroker) -
     assert opaque not in replier.answers
 
 
-async def test_client_that_refuses_does_not_answer_or_leaves(tmp_path: Path) -> None:
+async def test_replier_gets_an_error_if_the_asker_refuses_or_leaves(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(upkeep={"push_seconds": 0.1})) as broker:
         replier = await broker.connect()
         for end in ("refuses", "silent", "leaves"):

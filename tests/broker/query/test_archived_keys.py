@@ -170,7 +170,7 @@ async def test_stuck_store_delays_no_query_for_local_messages(tmp_path: Path, st
 
 
 @pytest.mark.slow
-async def test_part_that_cannot_be_indexed_is_copied_once(
+async def test_unindexable_part_is_copied_once(
     tmp_path: Path, storage: ObjectStorage, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:

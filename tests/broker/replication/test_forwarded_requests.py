@@ -143,7 +143,7 @@ async def test_garbage_is_refused(tmp_path: Path, what: str, given: dict[str, An
 
 
 @pytest.mark.parametrize("encoding", [-1, 2, 256, 2**31 - 1])
-async def test_encoding_that_no_header_has_is_refused(broker: RunningBroker, encoding: int) -> None:
+async def test_unknown_header_encoding_is_refused(broker: RunningBroker, encoding: int) -> None:
     client = await connect_replica(broker)
     await client.create_topic("T")
     fields = {"identity": broker.settings.identity, "bornHost": BORN.hex(), "serialization": encoding}

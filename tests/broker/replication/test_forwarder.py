@@ -359,7 +359,7 @@ async def test_new_leader_serves_its_waiting_requests(world: World) -> None:
     assert world.figures["forwarded_waiting"] == 0
 
 
-async def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
+async def test_waiting_requests_are_bounded(tmp_path: Path) -> None:
     async with a_world(tmp_path, forwarded_requests_max=2) as world:
         client = FakeConnection()
         world.ask(client, send(1))

@@ -152,7 +152,7 @@ def test_lost_messages_are_counted_once_even_on_a_full_disk(machine: TimerMachin
         del machine.messages[name]
 
 
-def test_slot_that_cannot_be_read_holds_up_no_other(machine: TimerMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_timer_slot_delays_no_other(machine: TimerMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     for minutes in (1, 5, 6):
         machine.send(minutes * MINUTE, 0, 1)
     machine.store_pending()

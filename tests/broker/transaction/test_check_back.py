@@ -277,6 +277,6 @@ def test_checks_advance_and_survive_a_snapshot() -> None:
 
 
 @pytest.mark.parametrize(("number", "offset"), [(0, 1), (101, 1), (1, -1), (1, 2**63)])
-def test_commands_that_cannot_be_are_refused(number: int, offset: int) -> None:
+def test_impossible_commands_are_refused(number: int, offset: int) -> None:
     with pytest.raises(CommandRefused):
         encode_command(AdvanceChecks(number=number, offset=QueueOffset(offset)))

@@ -113,7 +113,7 @@ async def test_ends_without_an_answer_and_twice_make_one_copy(client: Client) ->
     assert await figure(client, "transactionsEndedAgain") == 3
 
 
-async def test_ends_that_come_together_enter_the_log_together(client: Client) -> None:
+async def test_simultaneous_transaction_ends_share_an_entry(client: Client) -> None:
     halves = [await send_half(client, b"%d" % number) for number in range(100)]
     frames = [
         client.frame(RequestCode.END_TRANSACTION, end_ext(half, ROLLBACK if number % 10 == 3 else COMMIT))
@@ -242,7 +242,7 @@ async def test_missing_queue_is_replaced_by_another(client: Client) -> None:
         (half_text(DELAY="soon"), ResponseCode.MESSAGE_ILLEGAL),
     ],
 )
-async def test_half_messages_that_cannot_be_are_refused(client: Client, text: str, code: int) -> None:
+async def test_invalid_half_messages_are_refused(client: Client, text: str, code: int) -> None:
     answer = await client.send(f=PREPARED, i=text)
     assert (answer.code, bool(answer.remark)) == (code, True)
     assert await stored(client, HALF_TOPIC) == []
@@ -260,7 +260,7 @@ async def test_accepted_half_message_with_long_properties_can_be_committed(
         assert (await end(client, half, COMMIT)).code == 0
 
 
-async def test_half_messages_to_topics_that_cannot_be_are_refused(tmp_path: Path) -> None:
+async def test_half_messages_to_impossible_topics_are_refused(tmp_path: Path) -> None:
     async with broker_client(tmp_path, auto_create_topics=False) as client:
         assert (await client.send("missing", i=half_text())).code == ResponseCode.TOPIC_NOT_EXIST
         assert (await client.send(HALF_TOPIC, i=half_text())).code == ResponseCode.NO_PERMISSION

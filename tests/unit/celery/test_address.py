@@ -39,7 +39,7 @@ def test_broker_url_enables_tls(url: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["false", "False", "no", "off", "0"])
-def test_url_that_switches_tls_off(text: str) -> None:
+def test_url_overrides_the_tls_option(text: str) -> None:
     assert address(f"raftmq://host?ssl={text}").tls is None
     assert address(f"raftmqs://host?ssl={text}", tls=True).tls is not None
 
@@ -51,7 +51,7 @@ def test_tls_with_files() -> None:
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
-def test_certificate_that_cannot_be_read_is_named(option: str) -> None:
+def test_unreadable_certificate_is_named(option: str) -> None:
     with pytest.raises(CredentialsInvalid, match=f"{option.removeprefix('ssl_')} /missing.pem: No such file"):
         address(f"raftmqs://host?{option}=/missing.pem", tls=True).remoting()
 
@@ -67,7 +67,7 @@ def test_bad_options(value: object) -> None:
         address("raftmq://", visibility_timeout=value)
 
 
-def test_option_that_has_no_none() -> None:
+def test_option_without_a_none_value_refuses_none() -> None:
     with pytest.raises(ValueError, match="transport option publish_timeout is None"):
         address("raftmq://", publish_timeout=None)
     assert address("raftmq://", redeliveries_max=None).redeliveries_max is None

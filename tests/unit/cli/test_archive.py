@@ -98,7 +98,7 @@ def test_archive_commands_refuse_damaged_and_missing_archives(storage: ObjectSto
         failed = refusal(run(storage, *arguments))
         assert (failed.exit_code, key in str(failed)) == (EXIT_FAILED, True)
     missing = refusal(run(storage, "ls", f"s3://{BUCKET}/nothing"))
-    assert (missing.exit_code, "no backup in it" in str(missing)) == (EXIT_REFUSED, True)
+    assert (missing.exit_code, "contains no backup" in str(missing)) == (EXIT_REFUSED, True)
 
 
 def test_topic_that_the_archive_does_not_have_is_named(storage: ObjectStorage, log: MessageLog) -> None:

@@ -131,11 +131,11 @@ def test_damaged_backup_ends_with_code_1(data_dir: Path, tmp_path: Path) -> None
 def test_directory_without_a_backup_is_reported(tmp_path: Path) -> None:
     failed = refusal(run("verify", tmp_path))
     assert failed.exit_code == EXIT_REFUSED
-    assert "there is no backup in it" in str(failed)
+    assert "the location contains no backup" in str(failed)
 
 
 def test_directory_without_a_log_is_refused(tmp_path: Path) -> None:
-    assert "there is no log in it" in str(refusal(taken(tmp_path / "backup", tmp_path / "nothing")))
+    assert "the directory contains no log" in str(refusal(taken(tmp_path / "backup", tmp_path / "nothing")))
 
 
 def test_lack_of_space_is_reported_before_copying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,7 @@ def test_broker_without_an_identity_creates_no_directory(tmp_path: Path, given: 
     assert not (tmp_path / "data").exists()
 
 
-def test_filter_that_is_wrong_is_a_message_and_no_traceback() -> None:
+def test_wrong_filter_prints_a_message_without_a_traceback() -> None:
     with pytest.raises(CommandFailed, match="names no tag"):
         consume("Topic", "group", tags="||")
 

@@ -46,7 +46,7 @@ def test_acknowledged_but_never_consumed_is_lost() -> None:
     assert "message 1" in verdict.examples[0]
 
 
-def test_unknown_outcome_that_was_not_stored_is_not_lost() -> None:
+def test_unstored_send_of_unknown_outcome_is_not_lost() -> None:
     story = Story().send(0, Q0, 0).get(0, Q0, 0)
     story.history.sent += 1
     story.history.unknown.add(1)

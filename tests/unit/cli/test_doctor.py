@@ -155,7 +155,7 @@ def test_doctor_reports_nothing_within_bounds(more: dict[str, Any]) -> None:
     assert found(group(figures("n0", "leader"), figures("n1", **more), figures("n2"))) == []
 
 
-def test_replica_that_lags() -> None:
+def test_lagging_replica_is_a_finding() -> None:
     status = group(figures("n0", "leader"), figures("n1"), figures("n2", commitPosition=0), match={"n2": 100})
     assert only(found(status)) == (
         Severity.WARNING,
@@ -163,7 +163,7 @@ def test_replica_that_lags() -> None:
     )
 
 
-def test_replica_that_does_not_answer() -> None:
+def test_silent_replica_is_named() -> None:
     severity, what = only(found(group(figures("n0", "leader"), figures("n1"), None)))
     assert severity is Severity.WARNING
     assert what.endswith("does not answer; broker-a tolerates no further failure")
@@ -236,7 +236,7 @@ def test_name_servers_that_are_silent_or_know_less() -> None:
     assert findings[1].what == "does not know 10.0.0.2:10911, as another name server does"
 
 
-def test_host_that_does_not_resolve() -> None:
+def test_unresolvable_host_is_refused() -> None:
     assert "does not resolve" in only(found(unresolved={"mq-7": "Name or service not known"}))[1]
 
 
@@ -373,7 +373,7 @@ def test_schedules_that_are_not_sent_are_findings() -> None:
     ]
 
 
-def test_archive_that_does_not_get_on_is_a_finding_of_its_group() -> None:
+def test_stuck_archive_is_a_finding_of_its_group() -> None:
     waits: dict[str, Any] = {"archiveLagMs": HOUR_MS, "archiveLagBytes": 2_000_000}
     status = group(figures("n0", "leader", **waits), figures("n1", **waits), figures("n2"))
     severity, what = only(found(status))

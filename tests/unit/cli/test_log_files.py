@@ -118,7 +118,7 @@ def test_allow_vote_refuses_a_damaged_log(data_dir: Path) -> None:
 
 
 def test_verify_refuses_a_directory_without_a_log(tmp_path: Path) -> None:
-    assert "there is no log in it" in str(refusal(run("verify", tmp_path)))
+    assert "the directory contains no log" in str(refusal(run("verify", tmp_path)))
     assert refusal(run("verify", tmp_path / "absent")).exit_code == EXIT_REFUSED
 
 

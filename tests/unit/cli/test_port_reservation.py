@@ -48,7 +48,7 @@ def test_processes_choose_different_ports_before_listening() -> None:
     assert len(chosen) == len(set(chosen)) == 360
 
 
-def test_process_that_has_ended_gives_its_ports_back() -> None:
+def test_ended_process_releases_its_ports() -> None:
     code = "from mq.local_cluster.port_reservation import OwnPorts;"
     code += f"print(OwnPorts({FIRST}, {FIRST + BLOCK_PORTS}).reserve(3))"
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_ports_are_used_in_turn_and_never_twice_at_once() -> None:
 
 
 @pytest.mark.parametrize("above", [0, METRICS_ABOVE])
-def test_ports_that_are_in_use_are_passed_over(above: int) -> None:
+def test_ports_in_use_are_skipped(above: int) -> None:
     with listening(FIRST + 1 + above), own_ports(1) as ports:
         assert ports.reserve(3) == FIRST + 2
 

@@ -168,7 +168,7 @@ def test_missing_bucket_is_reported(storage: ObjectStorage, tmp_path: Path) -> N
 def test_prefix_without_a_backup_or_with_foreign_objects_is_reported(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 10)
     failed = refusal(run(storage, "backup", "verify", TARGET))
-    assert (failed.exit_code, "there is no backup in it" in str(failed)) == (EXIT_REFUSED, True)
+    assert (failed.exit_code, "the location contains no backup" in str(failed)) == (EXIT_REFUSED, True)
     storage.put("a/broker/thesis.tex", b"x")
     failed = refusal(taken(storage, tmp_path / "n1"))
     assert (failed.exit_code, "thesis.tex" in str(failed)) == (EXIT_REFUSED, True)
@@ -276,7 +276,7 @@ def test_backup_copied_from_a_bucket_to_a_directory_can_be_verified(storage: Obj
         ("/some/directory", "http://host", "--endpoint-url belongs to s3://"),
     ],
 )
-def test_targets_that_make_no_sense_are_refused(target: str, endpoint_url: str | None, reason: str) -> None:
+def test_senseless_targets_are_refused(target: str, endpoint_url: str | None, reason: str) -> None:
     more = [] if endpoint_url is None else ["--endpoint-url", endpoint_url]
     failed = refusal(CliRunner().invoke(app, ["backup", "verify", target, *more]))
     assert failed.exit_code == EXIT_REFUSED

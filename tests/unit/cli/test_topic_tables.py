@@ -97,7 +97,7 @@ def test_command_returns_error_and_exit_code_of_the_driver(code: int, file: Path
     assert (str(failed), failed.exit_code) == ("stopped at an offset", code)
 
 
-def test_driver_that_dies_is_a_failure(file: Path, driver: Any) -> None:
+def test_death_of_the_driver_is_a_failure(file: Path, driver: Any) -> None:
     driver(COMMIT, code=9)
     assert "Spark ended with exit code 9" in str(failure("run", file))
     driver("not a result")

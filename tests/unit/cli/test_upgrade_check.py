@@ -167,7 +167,7 @@ def test_learner_can_always_be_stopped() -> None:
     assert keep_reasons(report)["n3"] == ""
 
 
-def test_five_voters_survive_one_that_is_down() -> None:
+def test_five_voters_survive_the_loss_of_one() -> None:
     members = {f"n{number}": "voter" for number in range(5)}
     replicas = [figures(node, "leader" if node == "n0" else "follower", **NEW) for node in list(members)[:4]]
     report = report_of(*replicas, members=members)

@@ -202,7 +202,7 @@ def test_invalid_codec_is_refused_with_a_correction(codec: Any, text: str) -> No
         assert text in str(refused.value)
 
 
-def test_types_that_a_codec_cannot_carry() -> None:
+def test_types_unsupported_by_a_codec_are_refused() -> None:
     with pytest.raises(TypeError, match=r"use PydanticCodec\(Model\)"):
         JsonCodec(Model)
     with pytest.raises(TypeError):

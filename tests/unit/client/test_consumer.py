@@ -493,7 +493,7 @@ async def test_consumer_must_be_entered() -> None:
 # Flow control.
 
 
-async def test_answer_that_unfolds_to_too_much_is_taken_in_parts() -> None:
+async def test_answer_inflating_too_much_is_read_in_parts() -> None:
     pull = PullSettings(inflated_bytes_max=1000, limits=FlowLimits(bytes_max=1))
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, pull=pull) as consumer:
         bodies = [b"%d" % number * 600 for number in range(6)]

@@ -70,7 +70,7 @@ async def test_consumer_can_be_entered_twice(cluster: FakeCluster) -> None:
         assert consumer.steps == ["connected", "start", "block", *STOPPED]
 
 
-async def test_block_that_fails_ends_as_any_other(cluster: FakeCluster) -> None:
+async def test_failing_block_ends_like_any_other(cluster: FakeCluster) -> None:
     consumer = Recorded(cluster.namesrv)
 
     async def enter_and_fail() -> None:

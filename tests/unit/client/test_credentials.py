@@ -38,7 +38,7 @@ def test_secret_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
-def test_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+def test_file_readable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = written(tmp_path / "keys.toml", 'access_key = "RocketMQ"\nsecret_key = "12345678"\n', mode)
     with pytest.raises(CredentialsInvalid, match="can be read by others"):
         Credentials.from_file(path)

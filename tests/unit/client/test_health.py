@@ -237,7 +237,7 @@ def test_asking_a_closing_client_for_its_health_does_not_fail(threads: FakeClust
     thread = producer._thread
     producer.close()
     producer._thread = thread  # as another thread saw it just before
-    assert str(producer.health()) == "it is closed"
+    assert str(producer.health()) == "the client is closed"
     producer._thread = None
 
 

@@ -200,7 +200,7 @@ async def test_silent_leader_takes_only_part_of_the_time_if_others_remain(autoju
     assert patient.timeouts == [10.0]
 
 
-async def test_leader_that_cannot_be_reached_in_time(autojump_clock: MockClock) -> None:
+async def test_unreachable_leader_ends_the_call_in_time(autojump_clock: MockClock) -> None:
     brokers = Brokers(served)
     brokers.silent.add(NEW)
     with pytest.raises(NoRoute, match="was not reached within 2 s") as raised:

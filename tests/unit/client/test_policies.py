@@ -107,7 +107,7 @@ async def test_exception_makes_dead_letter_at_once(ordered: bool, on_error: OnEr
         assert "ValueError: no account (test_policies.py" in letter.properties
 
 
-async def test_dead_letter_that_is_not_stored_is_retried() -> None:
+async def test_unstored_dead_letter_is_retried() -> None:
     async with filled(3) as cluster:
         cluster.leader.fail_codes[SEND_BACK] = 1
         cluster.leader.fail_codes[310] = 1

@@ -66,7 +66,7 @@ async def test_message_ids_are_unique() -> None:
         assert len({each.message_id for each in outcomes if isinstance(each, SendResult)}) == 300
 
 
-async def test_large_bodies_travel_compressed_and_only_if_that_helps() -> None:
+async def test_large_bodies_are_compressed_only_if_smaller() -> None:
     noise = bytes((i * i * 31 + i // 7 * 13) % 251 for i in range(64))
     async with sending() as (cluster, producer):
         for body in (b"a" * 4096, b"a" * 4095, zlib.compress(noise * 1)):
@@ -196,14 +196,14 @@ async def test_broker_given_as_a_name_server_is_identified(cluster: FakeCluster)
             await producer.send(Message("T", b"x"))
 
 
-async def test_time_limit_that_is_none_is_refused() -> None:
+async def test_invalid_time_limit_is_refused() -> None:
     async with sending() as (_, producer):
         for timeout in (0, -1.0, float("nan")):
             with pytest.raises(ValueError, match=f"timeout is {timeout}, and must be positive"):
                 await producer.send(Message("T", b"x"), timeout=timeout)
 
 
-async def test_leader_that_cannot_be_reached_is_named() -> None:
+async def test_unreachable_leader_is_named() -> None:
     async with sending(timeout=1) as (cluster, producer):
         await cluster.leader.stop()  # the name server does not know
         with pytest.raises(ConnectFailed) as failed:
@@ -264,7 +264,7 @@ BAD_BATCHES: list[tuple[str, list[Message], str]] = [
 
 
 @pytest.mark.parametrize(("batch", "why"), [row[1:] for row in BAD_BATCHES], ids=[row[0] for row in BAD_BATCHES])
-async def test_batch_that_cannot_be_is_not_sent(batch: list[Message], why: str) -> None:
+async def test_impossible_batch_is_not_sent(batch: list[Message], why: str) -> None:
     async with sending() as (_, producer):
         with pytest.raises(MessageRefused, match=why):
             await producer.send_batch(batch)

@@ -204,7 +204,7 @@ async def test_silence_beyond_the_attempt_timeout_is_retried() -> None:
         assert (result.attempts, result.maybe_duplicated) == (2, True)
 
 
-async def test_connection_that_stays_silent_is_given_up() -> None:
+async def test_silent_connection_is_closed() -> None:
     async with sending(attempt_timeout=0.5, remoting=RemotingSettings(silence_seconds=0.05)) as (cluster, producer):
         await producer.send(Message("T", b"x"))
         [before] = cluster.leader.connections

@@ -420,7 +420,7 @@ async def test_producer_encodes_in_every_form(cluster: FakeCluster) -> None:
     assert cluster.group.bodies("T") == orders(*range(20))
 
 
-async def test_value_that_cannot_be_encoded_takes_no_room() -> None:
+async def test_unencodable_value_takes_no_room() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         Producer[Any](cluster.namesrv, codec=JsonCodec(), in_flight_max=1) as producer,

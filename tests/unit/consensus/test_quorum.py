@@ -16,7 +16,7 @@ ballots = st.dictionaries(st.sampled_from(NODES), st.booleans())
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7))
-def test_agreed_is_the_largest_value_that_a_majority_reached(values: list[int]) -> None:
+def test_agreed_value_is_the_largest_reached_by_a_majority(values: list[int]) -> None:
     needed = len(values) // 2 + 1
     assert agreed(values) == max(v for v in values if sum(other >= v for other in values) >= needed)
 

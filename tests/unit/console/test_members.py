@@ -69,7 +69,7 @@ def test_only_removals_need_a_typed_name() -> None:
         {"action": "remove", "node": "n" * 65},
     ],
 )
-def test_form_that_means_nothing_is_refused(form: dict[str, str]) -> None:
+def test_meaningless_form_is_refused(form: dict[str, str]) -> None:
     with pytest.raises(Refused):
         change_of({name: [value] for name, value in form.items()})
 

@@ -157,7 +157,7 @@ def test_any_name_fits_into_an_address() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "a/b c", "a/0", "a/0 x"])
-def test_places_that_no_page_has_are_refused(text: str) -> None:
+def test_impossible_places_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         place_of(text)
 

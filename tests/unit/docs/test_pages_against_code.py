@@ -101,7 +101,7 @@ def called(text: str) -> set[str]:
     return {name.rpartition(".")[2] for name in names} - {"raftlog"}
 
 
-def test_walks_name_functions_that_exist() -> None:
+def test_documented_walks_name_existing_functions() -> None:
     names = called((ROOT / "ARCHITECTURE.md").read_text())
     assert len(names) > 60
     paths = [path for package in ("mq", "raftlog") for path in (ROOT / package).rglob("*") if path.suffix in SUFFIXES]

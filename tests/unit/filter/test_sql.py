@@ -197,7 +197,7 @@ def test_logical_operators_short_circuit(expression: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["+5", "5", "05", "\u0665"])
-def test_texts_that_are_ints(text: str) -> None:
+def test_valid_ints_are_parsed(text: str) -> None:
     assert matches("x = 5", x=text)
 
 
@@ -210,7 +210,7 @@ def test_texts_that_are_not_ints_never_match(text: str) -> None:
     ("text", "number"),
     [("2.5", "2.5"), (" 2.5\n", "2.5"), ("2.5f", "2.5"), ("25e-1D", "2.5"), ("0x1.4p1", "2.5"), (".25E1", "2.5")],
 )
-def test_texts_that_are_doubles(text: str, number: str) -> None:
+def test_valid_doubles_are_parsed(text: str, number: str) -> None:
     assert matches(f"x = {number}", x=text)
 
 

@@ -158,7 +158,7 @@ def test_class_that_exits_is_started_once_per_message(sandbox: JavaSandbox, monk
 
 
 @needs_jdk
-def test_class_that_is_never_created_is_refused_soon(sandbox: JavaSandbox) -> None:
+def test_filter_class_with_an_endless_constructor_is_refused_soon(sandbox: JavaSandbox) -> None:
     with pytest.raises(ProgramRefused, match="creating it took longer than 2000 ms"):
         sandbox.load(one_line_class("return true;", "public F() { while (true) {} }"), "billing", "Orders")
 
@@ -204,7 +204,7 @@ def test_virtual_machine_used_last_makes_room_for_another(sandbox: JavaSandbox, 
         ),
     ],
 )
-def test_class_that_cannot_be_used_is_refused(sandbox: JavaSandbox, name: str, source: str, reason: str) -> None:
+def test_unusable_filter_class_is_refused(sandbox: JavaSandbox, name: str, source: str, reason: str) -> None:
     with pytest.raises(ProgramRefused, match=reason):
         sandbox.load(java_program(name, source.encode()), "billing", "Orders")
 

@@ -32,7 +32,7 @@ def test_failed_scenario_reports_the_difference(error: Exception | None, outcome
     assert trio.run(sdk._played, "guide: Errors", "5.5.0", play) == Played("guide: Errors", "5.5.0", outcome)
 
 
-def test_example_that_prints_something_else_differs() -> None:
+def test_example_with_different_output_fails() -> None:
     async def play() -> None:
         await sdk._play_example("print(1)  # -> 1\nprint(2)  # -> 3\n", "127.0.0.1:1", {})
 

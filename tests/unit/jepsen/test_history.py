@@ -40,7 +40,7 @@ def test_line_that_is_not_an_event_is_named() -> None:
 
 def test_missing_line_is_named() -> None:
     script = Script(sent=["1.1.10"])
-    with pytest.raises(HistoryDamaged, match="line 2: it is event 2; expected: 1"):
+    with pytest.raises(HistoryDamaged, match="line 2: event number 2; expected: 1"):
         list(decode_events([lines(script)[0], lines(script)[2]]))
 
 
@@ -128,7 +128,7 @@ def test_line_that_is_not_a_json_object_is_named(line: bytes) -> None:
         list(decode_events([line]))
 
 
-def test_value_that_is_nested_too_deeply_is_named() -> None:
+def test_too_deeply_nested_value_is_named() -> None:
     line = b'{"i":0,"t":1,"p":1,"type":"ok","f":"poll","k":"a","v":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
     with pytest.raises(HistoryDamaged, match="line 1"):
         list(decode_events([line]))
@@ -139,8 +139,8 @@ def test_value_that_is_nested_too_deeply_is_named() -> None:
     [
         ([SENT], "process 1 ended send, which it never began"),
         ([SEND, {**SEND, "v": "1.2.10"}], "process 1 began although its last operation is open"),
-        ([SEND, UNKNOWN, {**SEND, "v": "1.2.10"}], "process 1 went on"),
-        ([SEND, UNKNOWN, RECEIVED], "process 1 went on"),
+        ([SEND, UNKNOWN, {**SEND, "v": "1.2.10"}], "process 1 continued"),
+        ([SEND, UNKNOWN, RECEIVED], "process 1 continued"),
         ([SEND, {"p": 1, "type": "ok", "f": "end", "k": QUEUE, "n": "n0", "o": 3}], "ended end, which it never began"),
         ([SEND, {**SENT, "v": "1.2.10"}], "began send of 1.1.10 and ended that of 1.2.10"),
         ([{**READ, "type": "invoke", "v": None}, {**READ, "n": "n1"}], "began read with n n0 and ended it with n1"),

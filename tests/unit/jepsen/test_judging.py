@@ -136,7 +136,7 @@ def test_unreadable_history_is_not_a_run(tmp_path: Path) -> None:
         judge(Path(__file__))
 
 
-def test_verdict_that_cannot_be_written_is_still_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_verdict_is_still_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored(good_run(), tmp_path)
     (tmp_path / VERDICT).mkdir()
     with pytest.raises(VerdictNotWritten, match=r"cannot be written to .*: Is a directory") as raised:

@@ -99,7 +99,7 @@ def test_topics_of_a_new_leader_replace_its_follower_report(table: RouteTable) -
     assert table.topic_list() == ["T1", "T2"]
 
 
-def test_broker_that_takes_over_moves(table: RouteTable) -> None:
+def test_route_follows_a_broker_takeover(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1", term=1), "conn-a")
     table.register_broker(0, broker(1, B), topics("T1", term=1), "conn-b")
 
@@ -377,9 +377,7 @@ LONG = "x" * (NAME_LENGTH_MAX + 1)
         (broker(0, A), RegisterBrokerBody(filter_servers=[LONG]), ""),
     ],
 )
-def test_names_that_nothing_has_are_refused(
-    who: BrokerId, body: RegisterBrokerBody, ha_address: str, table: RouteTable
-) -> None:
+def test_unknown_names_are_refused(who: BrokerId, body: RegisterBrokerBody, ha_address: str, table: RouteTable) -> None:
     with pytest.raises(NameTooLong, match=f"{NAME_LENGTH_MAX + 1} characters"):
         table.register_broker(0, who, body, "conn", ha_address=ha_address)
     assert table.cluster_info().brokers == {}

@@ -56,7 +56,7 @@ def test_ranges_round_trip(wanted: dict[int, tuple[QueueOffset, QueueOffset]]) -
         b"".join(RANGE.pack(queue, 0, 1) for queue in range(RANGES_MAX + 1)),
     ],
 )
-def test_ranges_that_no_queues_have_are_refused(body: bytes) -> None:
+def test_impossible_ranges_are_refused(body: bytes) -> None:
     with pytest.raises(BulkError):
         decode_ranges(body)
 
@@ -99,7 +99,7 @@ def test_cut_answer_is_noticed(cut: int) -> None:
         encode_answer_head({}, [0, 0], [2, 0], without_bodies=False) + b"ab",
     ],
 )
-def test_answer_that_contradicts_itself_is_noticed(answer: bytes) -> None:
+def test_contradictory_answer_is_refused(answer: bytes) -> None:
     with pytest.raises(BulkError):
         decode_answer(answer)
 

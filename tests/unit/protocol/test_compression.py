@@ -47,7 +47,7 @@ def test_damaged_compressed_bodies_are_refused(sys_flag: int, compress: Callable
             inflate(sys_flag, bad, len(BODY))
 
 
-def test_body_that_is_not_compressed() -> None:
+def test_uncompressed_body_is_returned_unchanged() -> None:
     assert inflate(0, BODY, 10) is BODY
     assert inflate(0x300, BODY, 10) is BODY
 

@@ -111,7 +111,7 @@ def test_unknown_request_keeps_its_fields(serialization: int) -> None:
     assert body == b"x"
 
 
-def test_code_that_fits_json_only() -> None:
+def test_request_code_above_16_bits_needs_json() -> None:
     request, _ = decoded(encode_request(RequestCode.POP_ROLLBACK, 5, ext={"topic": "T1"}))
     assert isinstance(request, UnknownRequest)
     assert request.code == 200056

@@ -188,7 +188,7 @@ def test_headers_within_the_limit_may_come_in_several_frames() -> None:
     assert call.head.metadata["x-field-7"] == "a" * 200
 
 
-def test_frame_that_is_too_long_is_refused_by_its_header() -> None:
+def test_too_long_frame_is_refused_by_its_header() -> None:
     loop = Loop()
     loop.feed((1 << 20).to_bytes(3, "big") + bytes(6))
     assert loop.failed is not None

@@ -51,7 +51,7 @@ def test_stream_that_ends_within_a_message_is_refused(nbytes: int) -> None:
         reader.end()
 
 
-def test_message_that_is_too_large_is_refused_by_its_length() -> None:
+def test_too_large_message_is_refused_by_its_length() -> None:
     reader = MessageReader("identity", LIMIT)
     assert refusal(reader, b"\0" + (LIMIT + 1).to_bytes(4, "big")) is Status.RESOURCE_EXHAUSTED
     assert MessageReader("identity", LIMIT).feed(framed(bytes(LIMIT), compress=False)) == [bytes(LIMIT)]

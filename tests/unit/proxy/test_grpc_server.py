@@ -150,7 +150,7 @@ async def test_call_without_window_is_reset(autojump_clock: MockClock) -> None:
         assert (await client.unary("/raftmq.Test/Echo", b"on")).messages == [b"on"]
 
 
-async def test_client_that_reads_nothing_is_closed(autojump_clock: MockClock) -> None:
+async def test_connection_of_a_client_that_reads_nothing_is_closed(autojump_clock: MockClock) -> None:
     # The stream takes nothing any more, as a socket whose buffers are full.
     with capture_logs() as logs:
         async with serving(GrpcLimits(send_seconds_max=30)) as server:

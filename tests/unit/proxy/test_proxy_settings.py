@@ -50,7 +50,7 @@ def test_settings_reach_the_process_that_serves() -> None:
     assert received.metrics_address == ("0.0.0.0", 18181)
 
 
-def test_certificate_that_cannot_be_made_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_certificate_creation_is_reported_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CertificateUnusable, match="cannot make a certificate for itself: 1"):
         SelfSigned(["localhost"], lambda: 0)

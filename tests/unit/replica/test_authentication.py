@@ -356,7 +356,7 @@ async def test_old_secret_is_refused_after_a_rotation(tmp_path: Path) -> None:
         await check_unharmed(node, port, node.log.last_index)
 
 
-async def test_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
+async def test_unusable_file_changes_nothing(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         with capture_logs() as log:
             await trio.Path(node.secrets.path).write_text("nonsense\n")

@@ -193,7 +193,7 @@ def test_directory_restored_from_a_damaged_backup_is_not_a_log(start: int) -> No
         home.open("/new/n0", N0)
 
 
-def test_steps_lead_from_any_configuration_to_the_members_that_are_wanted() -> None:
+def test_steps_lead_from_any_configuration_to_the_wanted_members() -> None:
     joint = ConfState((N0, N1, N3), (N0, N1, N2), (), OLD.addresses)
     for before in (OLD, joint, ConfState((N3,), (), (N0,)), ConfState((N0, N1, N2), (), (N3,))):
         for goal in (NEW, {N0: "d:1"}, {N3: "g:1"}):

@@ -63,7 +63,7 @@ async def test_add_learner_over_reset_with_app_snapshot_and_log_cut(tmp_path: Pa
 
 
 @pytest.mark.parametrize("early", [True, False])
-async def test_copy_of_a_log_that_began_early_began_early(tmp_path: Path, early: bool) -> None:
+async def test_copied_log_keeps_the_early_beginning_note(tmp_path: Path, early: bool) -> None:
     """If it leads one day, it must not say that entries are gone which the stopped replica has."""
     async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         whole, other = nodes.others(leader)

@@ -89,7 +89,7 @@ def test_invalid_secret_is_refused(tmp_path: Path, text: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("mode", "good"), [(0o600, True), (0o640, True), (0o644, False), (0o660, False), (0o604, False)]
 )
-def test_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int, good: bool) -> None:
+def test_file_accessible_to_others_is_refused(tmp_path: Path, mode: int, good: bool) -> None:
     path = tmp_path / "secret"
     create_secret(str(path))
     path.chmod(mode)

@@ -98,7 +98,7 @@ def test_entries_of_a_later_term_than_their_request_are_refused(term: int) -> No
         decode_append(payload, B, C)
 
 
-def test_term_that_is_far_but_possible_is_taken() -> None:
+def test_far_but_possible_term_is_accepted() -> None:
     group = Group(3)
     group[C].receive(Heartbeat(B, C, Term(TERM_JUMP_MAX), 1, NO_INDEX), group.now)
     assert (group[C].term, group[C].leader_id) == (TERM_JUMP_MAX, B)

@@ -39,7 +39,7 @@ def speaks(oldest: int, newest: int) -> Software:
 
 
 @given(ranges, ranges)
-def test_newest_version_that_both_speak(ours: list[int], theirs: list[int]) -> None:
+def test_peers_speak_their_newest_common_version(ours: list[int], theirs: list[int]) -> None:
     common = set(range(ours[0], ours[1] + 1)) & set(range(theirs[0], theirs[1] + 1))
     assert spoken(speaks(*ours), speaks(*theirs)) == max(common, default=None)
     assert spoken(speaks(*theirs), speaks(*ours)) == max(common, default=None)
@@ -93,7 +93,7 @@ def test_incompatible_versions_refuse_each_other() -> None:
     assert "at format level 2 as 'n1' knows" in str(old.why_not_welcome("n1", new.welcome("1", None, old.software)))
 
 
-def test_version_that_was_not_agreed_on_is_refused() -> None:
+def test_disagreed_version_is_refused() -> None:
     side = Admission(Identity("c", "g", NodeId("n0"), 4096), {}, lambda stores: None)
     side.configure(NO_INDEX, {"n0": "a:1", "n1": "b:1"})
     assert side.why_not_welcome("n1", Welcome("1")) is None

@@ -155,7 +155,7 @@ def test_each_configuration_entry_is_its_own_span() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", cbor2.dumps([]), encode_conf(ConfState())[:-1], b"\xf6" * 100_000])
-def test_configuration_that_is_none_is_refused(body: bytes) -> None:
+def test_invalid_configuration_is_refused(body: bytes) -> None:
     header, _ = frame(CONFIG, LogIndex(5), Term(3), 1000, body, CHAIN)
     request = AppendReq(LEADER, FOLLOWER, Term(3), log_id(4, 2), (), commit=LogIndex(4), seq=9)
     data = b"".join(wire.encode_append(request, CHAIN, [header + body], len(header) + len(body), [b""]))
@@ -274,7 +274,7 @@ def test_impossible_frames_are_refused(prefix: bytes, words: str) -> None:
         wire.split_frames(memoryview(prefix))
 
 
-def test_append_frame_that_contradicts_itself() -> None:
+def test_contradictory_append_frame_is_refused() -> None:
     """With checksums that are right: only a peer with a bug sends these."""
     header, _ = frame(NORMAL, LogIndex(5), Term(3), 1000, b"body", CHAIN)
     entry = header + b"body"

@@ -169,7 +169,7 @@ def test_truncated_unfinished_backup_file_is_detected_by_the_next_run() -> None:
     operator.disk.truncate(fd, 100)
     operator.disk.close(fd)
     operator.grow(61)
-    with pytest.raises(BackupDamaged, match="it has 100 bytes where"):
+    with pytest.raises(BackupDamaged, match="it has 100 bytes, but"):
         operator.run()
 
 
@@ -291,7 +291,7 @@ def test_manifest_is_read_as_written_and_damage_and_newer_formats_are_refused() 
         decode_backup_manifest(encode_backup_manifest(replace(manifest, format=3)))
 
 
-def test_manifest_that_no_log_has_is_refused() -> None:
+def test_impossible_manifest_is_refused() -> None:
     manifest = Operator(10).run()
     for wrong in (replace(manifest, segment_bytes=0), replace(manifest, last=replace(manifest.last, pos=2**63))):
         with pytest.raises(ValueError, match="invalid backup"):

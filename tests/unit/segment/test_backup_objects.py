@@ -255,7 +255,7 @@ def test_snapshots_of_two_first_runs_do_not_mix(home: LogHome, bucket: Bucket) -
         entries(bucket)
 
 
-def test_manifest_with_names_that_are_none_is_refused(home: LogHome, bucket: Bucket) -> None:
+def test_manifest_with_invalid_names_is_refused(home: LogHome, bucket: Bucket) -> None:
     filled(home, 100)
     manifest = Run(home, bucket).end(NOW_MS)
     objects = manifest.objects

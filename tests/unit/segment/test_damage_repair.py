@@ -164,7 +164,7 @@ def test_large_entries_come_in_pieces(home: LogHome, peer: LogHome) -> None:
 @pytest.mark.parametrize("rest", ["intact", "damaged"])
 @pytest.mark.parametrize("size", [25, 54], ids=["blank of 8 bytes", "blank of 16 bytes"])
 @pytest.mark.parametrize("piece", [1, 3, 7, 100])
-def test_pieces_that_end_within_a_blank(home: LogHome, peer: LogHome, piece: int, size: int, rest: str) -> None:
+def test_pieces_may_end_within_a_blank(home: LogHome, peer: LogHome, piece: int, size: int, rest: str) -> None:
     """What is left of a file holds no entry, and too little of it has come to tell that it is a blank."""
     before = closed(home, size=size)
     healthy = write(peer, size=size)

@@ -64,7 +64,7 @@ def test_scrub_counts_lost_data_but_not_failing_disks_as_damage(home: LogHome) -
     with pytest.raises(StorageCorrupt, match="the disk cannot read it"):
         scrub.step()
     home.disk.truncate(home.disk.open(home.segment(4096)), 1000)
-    with pytest.raises(StorageCorrupt, match="segment is 1000 bytes long"):
+    with pytest.raises(StorageCorrupt, match="the segment file ends after 1000 bytes"):
         round_of(scrub, 3)
 
 

@@ -49,7 +49,7 @@ def test_verify_reports_an_intact_log_and_its_end(full: LogHome) -> None:
     assert full.open().found.startswith("closed in order: last index 130")
 
 
-def test_blank_that_nothing_follows_is_not_torn(home: LogHome) -> None:
+def test_trailing_blank_is_not_torn(home: LogHome) -> None:
     """A crash between the last write to one file and the first to the next; then a smaller entry comes after all."""
     log = home.open()
     home.put(log, b"x" * 2000, b"x" * 1000)
@@ -97,7 +97,7 @@ def test_gap_between_segments(full: LogHome) -> None:
     found = report(full)
     assert found.verdict == DAMAGED_STATE
     assert f"gap between segments: {4096:020d} to {8192:020d} is missing" in said(found)
-    assert "segment is missing" in said(found)
+    assert "the segment file is missing" in said(found)
 
 
 def test_foreign_file_is_named(full: LogHome) -> None:

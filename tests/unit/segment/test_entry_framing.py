@@ -94,12 +94,12 @@ def test_entry_of_another_predecessor_does_not_link() -> None:
 @pytest.mark.parametrize(
     ("second", "reason"),
     [
-        ({"first": 3}, "index does not follow: expected 2, found 3"),
-        ({"term": 0}, "term falls: expected 1, found 0"),
-        ({"pos": 10}, "position overlaps the predecessor: expected 49, found 10"),
+        ({"first": 3}, "index is not the next one: expected 2, found 3"),
+        ({"term": 0}, "term is lower than in the previous entry: expected 1, found 0"),
+        ({"pos": 10}, "entry overlaps the previous entry: expected 49, found 10"),
     ],
 )
-def test_entry_that_does_not_follow_is_refused(second: dict[str, int], reason: str) -> None:
+def test_non_consecutive_entry_is_refused(second: dict[str, int], reason: str) -> None:
     head, chain = frame(NORMAL, LogIndex(1), Term(1), 0, b"a", SEED)
     data = head + b"a" + framed([b"b"], **({"first": 2, "pos": 49, "chain": chain} | second))
     with pytest.raises(FrameCorrupt, match=reason):

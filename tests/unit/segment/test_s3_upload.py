@@ -152,7 +152,7 @@ def test_small_objects_are_one_request_and_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize("fails_at", [2, 8])
-def test_upload_that_fails_is_dropped(fails_at: int) -> None:
+def test_failed_upload_is_dropped(fails_at: int) -> None:
     client = Client()
     client.fails_at = fails_at
     with pytest.raises(ClientError):
@@ -161,7 +161,7 @@ def test_upload_that_fails_is_dropped(fails_at: int) -> None:
     assert client.objects == {}
 
 
-def test_content_that_cannot_be_read_ends_the_upload() -> None:
+def test_unreadable_content_ends_the_upload() -> None:
     def broken() -> Iterator[bytes]:
         yield CONTENT
         raise OSError("of the disk")
@@ -173,7 +173,7 @@ def test_content_that_cannot_be_read_ends_the_upload() -> None:
     assert client.objects == {}
 
 
-def test_part_that_is_damaged_on_the_way_is_refused() -> None:
+def test_part_damaged_in_transit_is_refused() -> None:
     client = Client()
     client.damages_request = 5
     with pytest.raises(ClientError, match="BadDigest"):

@@ -223,7 +223,7 @@ def test_truncation_during_a_read_is_not_damage(home: LogHome, monkeypatch: pyte
     home.close_all()
 
 
-def test_blank_that_is_not_yet_written_is_not_damage() -> None:
+def test_unwritten_blank_is_not_damage() -> None:
     home = LogHome(segment_bytes=1024)
     log = home.open(tail_bytes_max=1)
     home.put(log, b"a" * 500, b"b" * 100)

@@ -194,7 +194,7 @@ def test_records_of_one_layout_are_decoded_together(monkeypatch: pytest.MonkeyPa
     assert batch.column("message_id").to_pylist() == ["0A00000100002A9F0000000000000003", "u"]
 
 
-def test_text_that_is_not_utf_8_gets_replacement_characters() -> None:
+def test_invalid_utf_8_text_gets_replacement_characters() -> None:
     damaged = record(properties="name\x01vAlue\x02").replace(b"vAlue", b"v\xff\xfeue")
 
     (row,) = rows_of(decoded([damaged], ("properties", "queue_id")))

@@ -29,7 +29,7 @@ def java(directory: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
     monkeypatch.setenv("JAVA_HOME", str(directory))
 
 
-def test_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     assert installed.missing() == "Spark needs the Python package pyspark: pip install 'raftmq[spark]'"
@@ -37,7 +37,7 @@ def test_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("all_packages")
 @pytest.mark.parametrize(("says", "found"), [('openjdk version "11.0.2"', "Java 11"), ("not found", "not Java")])
-def test_java_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, found: str) -> None:
+def test_too_old_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, found: str) -> None:
     java(tmp_path, monkeypatch, says)
 
     told = installed.missing()

@@ -128,7 +128,7 @@ def test_properties_of_a_message_read_do_not_describe_the_one_written() -> None:
         ({"properties": [("a", "x" * 33_000)]}, "its properties have 33003 bytes; 29696 are allowed"),
     ],
 )
-def test_row_that_cannot_be_a_message_is_reported(row: dict[str, Any], told: str) -> None:
+def test_invalid_row_is_reported(row: dict[str, Any], told: str) -> None:
     good = {"body": b"x", "topic": "T", "queue_id": 0, "keys": None, "tags": None, "properties": None}
     columns = {name: [good[name], (good | row)[name]] for name in good}
     with pytest.raises(RowRefused) as refused:

@@ -48,7 +48,7 @@ def test_search_detects_key_files_of_another_part(home: Home) -> None:
     result = search_archived(home, "U1", data)
     assert result.damaged == [other, path]
     assert not result.is_complete
-    assert f"it is about the log from {SEGMENT_BYTES} to" in result.faults[1]
+    assert f"the file covers the log from {SEGMENT_BYTES} to" in result.faults[1]
     for each in result.damaged:
         home.index.discard(each)
     assert [part for part, _ in home.index.unindexed_archived(2 * SEGMENT_BYTES)] == [SEGMENT_BYTES, 0]

@@ -95,7 +95,7 @@ def test_replay_of_known_entries_adds_nothing(tmp_path: Path) -> None:
     assert queue.read(QueueOffset(0), 9) == entries(0, 9)
 
 
-def test_replay_that_contradicts_is_refused(tmp_path: Path) -> None:
+def test_contradictory_replay_is_refused(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.append(QueueOffset(0), entries(0, 6))
     with pytest.raises(RunRefused, match="are different"):
@@ -112,7 +112,7 @@ def test_gap_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, -(2**63), QUEUE_OFFSET_MAX, 2**63 - 1])
-def test_offset_that_no_queue_has_is_refused(tmp_path: Path, offset: int) -> None:
+def test_impossible_offset_is_refused(tmp_path: Path, offset: int) -> None:
     queue = make_queue(tmp_path)
     with pytest.raises(RunRefused, match=f"offset {offset} is outside of 0 to"):
         queue.append(QueueOffset(offset), entries(0, 1))

@@ -327,7 +327,7 @@ def test_entries_with_a_flipped_bit_are_not_indexed(
     assert build_key_file(home.log.files.pread, job.begin, job.end) == good
 
 
-def test_file_that_is_too_short_is_not_indexed(home: Home) -> None:
+def test_too_short_file_is_not_indexed(home: Home) -> None:
     fill(home, 10)
     (job,) = home.index.jobs()
     for nbytes in (0, 10, 100, job.end - 1):

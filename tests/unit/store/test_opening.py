@@ -181,7 +181,7 @@ def test_snapshot_older_than_the_checkpoint_is_put_away(tmp_path: Path) -> None:
     assert not incoming.exists()
 
 
-def test_snapshot_that_contradicts_the_log_is_refused(tmp_path: Path) -> None:
+def test_contradictory_snapshot_is_refused(tmp_path: Path) -> None:
     log = random_log(1, 40)
     snapshot = snapshot_at(log, 30, tmp_path / "leader")
     topic, rows = next(iter(snapshot.queues.items()))
@@ -210,7 +210,7 @@ def test_snapshot_that_contradicts_the_log_is_refused(tmp_path: Path) -> None:
         {"T": [(0, 1, 1, b""), (0, 2, 2, b"")]},
     ],
 )
-def test_snapshot_with_queues_that_cannot_be_is_refused(tmp_path: Path, queues: dict[str, list[QueueRow]]) -> None:
+def test_snapshot_with_impossible_queues_is_refused(tmp_path: Path, queues: dict[str, list[QueueRow]]) -> None:
     incoming = tmp_path / "incoming"
     incoming.write_bytes(encode_checkpoint(Checkpoint(applied_index=LogIndex(30), queues=queues)))
     with pytest.raises(StoreLost, match=r"queue|topic"):
@@ -224,7 +224,7 @@ def test_snapshot_with_queues_that_cannot_be_is_refused(tmp_path: Path, queues: 
 
 @pytest.mark.parametrize("name", ["applied_index", "applied_term", "applied_pos", "dropped_count"])
 @pytest.mark.parametrize("number", [-1, 2**63])
-def test_snapshot_with_numbers_that_cannot_be_is_refused(tmp_path: Path, name: str, number: int) -> None:
+def test_snapshot_with_impossible_numbers_is_refused(tmp_path: Path, name: str, number: int) -> None:
     path = tmp_path / "snapshot"
     path.write_bytes(
         encode_checkpoint(msgspec.structs.replace(Checkpoint(applied_index=LogIndex(30)), **{name: number}))

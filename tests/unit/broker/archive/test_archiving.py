@@ -301,7 +301,7 @@ def test_lag_is_counted_from_the_last_progress() -> None:
     assert counters["archive_lag_ms"] == 0
 
 
-def test_manifest_that_went_back_is_an_error() -> None:
+def test_outdated_manifest_is_an_error() -> None:
     replica = Replica()
     first, second, *_ = replica.ends()
     replica.metadata.apply(noted(second))

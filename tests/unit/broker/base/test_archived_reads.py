@@ -200,7 +200,7 @@ class Local:
         yield VerifiedRun(pos, pos + length, pos + length, bytes(length))
 
 
-def test_long_read_does_not_leave_out_a_file_that_the_archive_lacks() -> None:
+def test_long_read_fails_if_the_archive_lacks_a_file() -> None:
     segment_bytes, local = 4 * CHUNK_BYTES, Local()
     archive, archived_pos = Archive(), 2 * segment_bytes
 
@@ -221,7 +221,7 @@ def test_long_read_does_not_leave_out_a_file_that_the_archive_lacks() -> None:
     assert not any(each.begin >= segment_bytes for each in read)
 
 
-def test_requests_that_wait_are_limited() -> None:
+def test_waiting_requests_are_limited() -> None:
     archive = Archive(read_requests_max=2)
     assert archive.load((0, 1))
     assert archive.load((10 * CHUNK_BYTES, 1))

@@ -91,13 +91,13 @@ def test_pull_without_subscription_is_refused() -> None:
     assert home.asked == ["G"]
 
 
-def test_group_that_may_not_consume() -> None:
+def test_disabled_group_may_not_consume() -> None:
     home = Home(consume_enable=False)
     assert home.refusal() == ResponseCode.NO_PERMISSION
     assert home.refusal(sys_flag=4) == ResponseCode.NO_PERMISSION
 
 
-def test_group_that_may_not_consume_by_broadcast() -> None:
+def test_group_without_broadcast_permission_may_not_broadcast() -> None:
     assert Home(consume_broadcast_enable=False).of_pull()
     assert Home(message_model=BROADCASTING).of_pull()
     home = Home(consume_broadcast_enable=False, message_model=BROADCASTING)

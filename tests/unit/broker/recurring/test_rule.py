@@ -148,7 +148,7 @@ def tick(settled_ms: int, now_ms: int, **given: Any) -> Tick | None:
 
 
 @pytest.mark.parametrize("catch_up", CATCH_UPS)
-def test_tick_that_is_due_now_is_sent(catch_up: str) -> None:
+def test_due_tick_is_sent(catch_up: str) -> None:
     assert tick(0, MINUTE - 1, catch_up=catch_up) is None
     assert tick(0, MINUTE + 20, catch_up=catch_up) == Tick(MINUTE, MINUTE, 0)
 
@@ -193,7 +193,7 @@ def test_all_are_sent_in_order_up_to_their_bound() -> None:
     assert (sent, skipped) == ([8, 9, 10], 7)
 
 
-def test_all_that_are_too_late_are_given_up_at_once() -> None:
+def test_late_ticks_are_skipped_together() -> None:
     given = {"catch_up": "all", "catch_up_ms": 1000, "every_ms": DAY}
     found = tick(0, 3 * DAY + 5000, **given)
     assert found is not None

@@ -179,7 +179,7 @@ def test_change_of_an_earlier_leadership_ends_silently() -> None:
     rig.check_tick(SECOND)
 
 
-def test_change_that_begins_while_a_tick_is_in_flight() -> None:
+def test_schedule_change_waits_for_a_tick_in_flight() -> None:
     rig = Rig()
     rig.run(SECOND)
     end = rig.ticks.change("a")

@@ -35,7 +35,7 @@ def test_command_names_queues_and_changes_no_metadata() -> None:
         [("a/b", 0, QueueOffset(0))],
     ],
 )
-def test_command_that_is_none_is_refused(rows: list[tuple[str, int, QueueOffset]]) -> None:
+def test_invalid_command_is_refused(rows: list[tuple[str, int, QueueOffset]]) -> None:
     with pytest.raises((CommandRefused, NameRefused)):
         encode_command(ExpireMessages(rows=rows))
 
@@ -43,18 +43,18 @@ def test_command_that_is_none_is_refused(rows: list[tuple[str, int, QueueOffset]
 @pytest.mark.parametrize(
     ("text", "hours"), [("1", 1), ("72", 72), ("-1", None), ("0", None), ("x", None), ("", None), ("9" * 30, None)]
 )
-def test_hours_of_an_attribute_that_an_earlier_release_stored(text: str, hours: int | None) -> None:
+def test_retention_hours_stored_by_earlier_releases_are_parsed(text: str, hours: int | None) -> None:
     assert reserve_hours({RESERVE_TIME: text}) == hours
     assert reserve_hours({}) is None
 
 
 @pytest.mark.parametrize("text", ["0", "1.5", "-2", "", "one", "\u0661", "73"])
-def test_hours_that_are_refused(text: str) -> None:
+def test_invalid_retention_hours_are_refused(text: str) -> None:
     with pytest.raises(AttributeRefused, match=RESERVE_TIME):
         check_reserve_time({RESERVE_TIME: text}, 72.0)
 
 
-def test_hours_that_are_allowed() -> None:
+def test_allowed_retention_hours_are_accepted() -> None:
     for text in ("-1", "1", "72"):
         check_reserve_time({RESERVE_TIME: text}, 72.0)
     check_reserve_time({}, 0.5)

@@ -107,7 +107,7 @@ NOT_UNDERSTOOD = {
 
 
 @pytest.mark.parametrize("body", NOT_UNDERSTOOD.values(), ids=NOT_UNDERSTOOD)
-def test_command_that_is_not_understood_is_never_skipped(body: bytes) -> None:
+def test_unknown_command_is_never_skipped(body: bytes) -> None:
     with pytest.raises(CommandUnknown):
         decode_command(body)
 

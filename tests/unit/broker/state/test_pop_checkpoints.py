@@ -338,7 +338,7 @@ def test_snapshots_mark_suspended_messages_only() -> None:
         put_off(4, 5, 0, 0),
     ],
 )
-def test_command_that_cannot_be_is_refused(command: Any) -> None:
+def test_impossible_command_is_refused(command: Any) -> None:
     with pytest.raises(CommandRefused):
         encode_command(command)
 

@@ -63,7 +63,7 @@ def test_changed_bounds_cause_no_previously_excluded_ticks() -> None:
     assert put(table, at_ms=76_000).settled_ms == 76_000, "those from 71000 on were before the start"
 
 
-def test_version_that_is_not_expected_changes_nothing() -> None:
+def test_unexpected_version_changes_nothing() -> None:
     table = Schedules(StateLimits())
     assert put(table, NO_VERSION).version == 1
     assert put(table, NO_VERSION, body=b"other").definition.body == b""

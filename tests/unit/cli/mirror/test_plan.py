@@ -106,7 +106,7 @@ def test_topic_refused_by_one_target_group_is_created_in_none() -> None:
     assert not found.queues
 
 
-def test_target_topic_that_is_not_writable_is_refused() -> None:
+def test_unwritable_target_topic_is_refused() -> None:
     found = plan({"T": {"a": topic("T")}}, {"T": {"g1": topic("T", perm=4)}})
     assert "not writable" in found.refused["T"]
     assert "--perm rw" in found.refused["T"]

@@ -116,7 +116,7 @@ def test_schema_that_no_table_can_have_is_refused_by_field(name: str) -> None:
     assert reason in str(caught.value)
 
 
-def test_text_that_is_not_json_is_refused_with_its_line() -> None:
+def test_non_json_text_is_refused_with_its_line() -> None:
     with pytest.raises(SchemaUnusable, match="line 2: this is not JSON"):
         AvroBodies('{"type": "record",\n oops}').columns()
 
@@ -176,7 +176,7 @@ def test_field_that_the_writer_does_not_have_gets_its_default() -> None:
         ({"type": "long", "logicalType": "timestamp-millis"}, "field id is timestamp-millis in it, and long in"),
     ],
 )
-def test_writer_that_cannot_be_read_is_refused_by_field(kind: Any, reason: str) -> None:
+def test_incompatible_writer_schema_is_refused_by_field(kind: Any, reason: str) -> None:
     writer = record(("id", kind), ("name", "string"))
     with pytest.raises(SchemaUnusable) as caught:
         AvroBodies(json.dumps(SIMPLE), ((NO_NUMBER, json.dumps(writer)),)).columns()

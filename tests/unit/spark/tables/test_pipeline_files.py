@@ -194,7 +194,7 @@ decode: {format: json, schema: {id: bigint, op: string, at: timestamp, tags: "ma
         ("upsert: {key: [id, id]}", "names id twice"),
     ],
 )
-def test_upserts_name_columns_that_exist(line: str, said: str) -> None:
+def test_upsert_keys_name_existing_columns(line: str, said: str) -> None:
     assert said in refusal(LAKE + line)
 
 
@@ -205,7 +205,7 @@ def test_upserts_are_read() -> None:
     assert parsed(LAKE).state == Path("/pipelines/p.state")
 
 
-def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DocumentRefused, match="cannot be read"):
         read_pipeline(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")

@@ -146,13 +146,13 @@ def test_missing_required_field_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("shop.Ordr", "it has no message shop.Ordr; there are shop.Order, shop.Old"),
+        ("shop.Ordr", "the descriptor set has no message shop.Ordr; it has shop.Order, shop.Old"),
         ("shop.Node", "field next contains itself (message shop.Node)"),
         ("shop.Empty", "message shop.Empty has no fields"),
         ("shop.Cases", "the message has columns a and A, which differ only in case"),
     ],
 )
-def test_message_that_no_table_can_have_is_refused_by_field(name: str, reason: str) -> None:
+def test_invalid_message_is_refused_by_field(name: str, reason: str) -> None:
     with pytest.raises(SchemaUnusable) as caught:
         ProtobufBodies(SET, name).columns()
     assert reason in str(caught.value)
@@ -160,9 +160,11 @@ def test_message_that_no_table_can_have_is_refused_by_field(name: str, reason: s
 
 def test_descriptor_set_without_its_imports_is_refused() -> None:
     files = file_set('name: "a.proto" dependency: "b.proto" message_type { name: "A" }')
-    with pytest.raises(SchemaUnusable, match=r"a\.proto imports b\.proto, which is not in it: make it with protoc"):
+    with pytest.raises(
+        SchemaUnusable, match=r"a\.proto imports b\.proto, which the descriptor set lacks: make the set with protoc"
+    ):
         ProtobufBodies(files, "A").columns()
-    with pytest.raises(SchemaUnusable, match="it is not a set of descriptors"):
+    with pytest.raises(SchemaUnusable, match="the file is not a descriptor set"):
         ProtobufBodies(b"\xff\xff", "A").columns()
     assert messages_in(SET)[:2] == ["shop.Order", "shop.Old"]
 

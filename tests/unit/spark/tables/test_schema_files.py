@@ -93,9 +93,9 @@ def test_schema_file_path_is_relative_to_the_pipeline(place: Place) -> None:
         ("{format: protobuf, schema_file: orders.desc}", "message is missing: orders.desc has shop.Order, shop.Old"),
         (
             "{format: protobuf, schema_file: orders.desc, message: shop.Ordr}",
-            "orders.desc: it has no message shop.Ordr",
+            "orders.desc: the descriptor set has no message shop.Ordr",
         ),
-        ("{format: protobuf, schema_file: orders.avsc, message: A}", "orders.avsc: it is not a set of descriptors"),
+        ("{format: protobuf, schema_file: orders.avsc, message: A}", "orders.avsc: the file is not a descriptor set"),
         (
             "{format: protobuf, schema_file: orders.desc, message: shop.Old, new_fields: add}",
             "must be ignore or dead-letter",
@@ -167,7 +167,7 @@ def test_bucket_table_keeps_its_state_near_the_pipeline_file(place: Place) -> No
         ("location: 's3://lake/orders', endpoint_url: 's3:9000'", "must be a URL such as"),
     ],
 )
-def test_bucket_that_cannot_be_used_is_refused(place: Place, table: str, reason: str) -> None:
+def test_unusable_bucket_is_refused(place: Place, table: str, reason: str) -> None:
     assert reason in place.refusal("", f"table: {{format: parquet, {table}}}\n")
 
 

@@ -165,7 +165,7 @@ def test_cache_is_limited_and_gives_way(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_cache_that_cannot_be_written_is_none(tmp_path: Path) -> None:
+def test_unwritable_cache_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("no directory")
     cache = DiskCache(str(tmp_path / "cache"), 1000, lambda: True)
     cache.put(f"{0:016x}.{0:020d}", bytes(100))

@@ -168,7 +168,7 @@ def test_reader_that_retention_overtakes_is_refused(tmp_path: Path) -> None:
         home.checkpoint()
         home.run(bytes_max=KEPT, begin_pos=2**62)
     for read in (readers[0].verify, lambda: list(readers[1].messages(Wanted(topic="T")))):
-        with pytest.raises(BackupRefused, match=r"deleted while it was to be read.* begin again"):
+        with pytest.raises(BackupRefused, match=r"deleted during the reading.* begin again"):
             read()
     name = home.files()[-1]
     reader = ArchiveReader(BucketStore(home.bucket))
