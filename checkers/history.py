@@ -161,7 +161,7 @@ def decode_events(lines: Iterable[bytes]) -> Iterator[Event]:
                 return
             raise HistoryDamaged(number, str(error)) from error
         if event.i != number - 1:
-            raise HistoryDamaged(number, f"it is event {event.i}; expected: {number - 1}")
+            raise HistoryDamaged(number, f"event number {event.i}; expected: {number - 1}")
         if event.t < before:
             raise HistoryDamaged(number, f"its time, {event.t}, is before that of the last event, {before}")
         if (reason := why_refused(event)) is not None:
@@ -190,7 +190,7 @@ def gather(events: Iterable[Event]) -> History:
                 raise HistoryDamaged(event.i + 1, f"the history has format {written}, this version reads {FORMAT}")
             continue
         if event.p in retired:
-            raise HistoryDamaged(event.i + 1, f"process {event.p} went on although its last operation is open")
+            raise HistoryDamaged(event.i + 1, f"process {event.p} continued although its last operation is open")
         if event.type == "ok" and OPERATIONS[event.f].is_handed:
             # A delivery may arrive while the process waits for something else.
             operations.append(_operation(event, event, texts))

@@ -152,7 +152,7 @@ def put_lines(page: str, lines: Sequence[str], *, begin: str = BEGIN, head: str 
     before, _, rest = page.partition(begin)
     table, _, after = rest.partition(END)
     if not after:
-        raise ValueError(f"the page has no {begin!r} with {END!r} behind it")
+        raise ValueError(f"the page has no {begin!r} that is followed by {END!r}")
     rows = {line.split("|")[1].strip(" `"): line for line in [*table.splitlines()[head.count("\n") :], *lines]}
     return f"{before}{begin}{head}" + "".join(f"{rows[name]}\n" for name in sorted(rows)) + END + after
 

@@ -217,7 +217,7 @@ def _common_validity(path: Path, chain: list[bytes]) -> Validity:
 
 
 def _no_password() -> str:
-    raise ValueError("the key has a password")
+    raise ValueError("the key is protected by a password, which is not supported: store it without one")
 
 
 def _reason(error: Exception) -> str:

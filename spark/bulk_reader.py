@@ -182,7 +182,7 @@ class BulkTaskReader(TaskReader):
                 raise ReplicaBehind(f"{address} leads now")
             case BulkStatus.BEHIND:
                 ends = ", ".join(f"queue {queue} up to {end}" for queue, end in list(found.offsets.items())[:10])
-                raise ReplicaBehind(f"{address} has only {ends}")
+                raise ReplicaBehind(f"{address} is behind: it has {ends}")
             case BulkStatus.DAMAGED:
                 raise AnswerDamaged(f"{address} repairs its log: {found.text}")
             case BulkStatus.BUSY:
@@ -205,7 +205,7 @@ class BulkTaskReader(TaskReader):
     def _advance(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
         """What is left after a response, and the records in it. Raises AnswerDamaged, ReplicaBehind, DataLoss."""
         if not answer.offsets or not answer.offsets.keys() <= left.keys():
-            raise AnswerDamaged(f"the answer is about queues {list(answer.offsets)[:10]}, which were not asked for")
+            raise AnswerDamaged(f"the answer is about queues {list(answer.offsets)[:10]}, which were not requested")
         skipped = 0
         if answer.status is BulkStatus.GONE:
             following = {}
@@ -226,7 +226,7 @@ class BulkTaskReader(TaskReader):
             if following.get(queue_id, each.start) < each.end
         }
         if any(offset < left[queue_id].start for queue_id, offset in following.items()) or still == left:
-            raise AnswerDamaged(f"the answer leads from {list(left.values())[:10]} to {list(following.items())[:10]}")
+            raise AnswerDamaged(f"the answer ends at {list(following.items())[:10]} for {list(left.values())[:10]}")
         data = answer.data if answer.status is BulkStatus.RECORDS else memoryview(b"")
         return still, Chunk(data, answer.sizes, 0, skipped)
 
@@ -291,6 +291,6 @@ class BulkTaskReader(TaskReader):
             for queue_id, count in counted.items():
                 if answer.offsets[queue_id] != left[queue_id].start + count:
                     raise AnswerDamaged(
-                        f"{count} records of queue {queue_id} lead from {left[queue_id].start} to "
+                        f"{count} records of queue {queue_id} from {left[queue_id].start} on do not end at "
                         f"{answer.offsets[queue_id]}"
                     )

@@ -340,7 +340,7 @@ async def _show(run: Run, say: Callable[[str], None]) -> None:
         if now != before:
             before, moved_at = now, trio.current_time()
         elif trio.current_time() - moved_at > STALLED_SECONDS_MAX:
-            raise ServersFailed(f"nothing has moved for {STALLED_SECONDS_MAX:g} s")
+            raise ServersFailed(f"no message has been processed for {STALLED_SECONDS_MAX:g} s")
         say(f"  sent {run.acknowledged:,}, in Parquet {run.rows:,}, words counted of {run.counted:,} lines")
 
 

@@ -93,7 +93,7 @@ async def make_table(
     say("the topic becomes a table: raftmq table run lines.yaml")
     command = _Command(cluster, environment, say)
     if await command.run(made, "run", file, disturb) == 0:
-        raise ServersFailed("the driver was to be killed, and has ended by itself")
+        raise ServersFailed("the driver ended by itself before the demonstration could kill it")
     await cluster.start(made.follower)
     await cluster.wait_ready()
     say(f"started {made.follower} again, and raftmq table run lines.yaml: it continues where the table ends")

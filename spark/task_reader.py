@@ -259,14 +259,14 @@ class TaskReader:
             if found >= wanted.end:
                 break
             if size <= 0 or at + size > len(data) or found < expected or (is_dense and found != expected):
-                raise AnswerDamaged(f"offset {found} came in a record of {size} bytes, {expected} was expected")
+                raise AnswerDamaged(f"a record of {size} bytes has offset {found}; expected: {expected}")
             sizes.append(size)
             at += size
             expected = found + 1
         if is_dense:
             next_offset = expected
         if next_offset <= offset or next_offset < expected:
-            raise AnswerDamaged(f"the answer for offset {offset} leads to {next_offset}")
+            raise AnswerDamaged(f"the answer for offset {offset} names the next offset {next_offset}")
         return Chunk(data[:at], sizes, min(next_offset, wanted.end))
 
     def _lost(self, wanted: QueueRange, offset: int, first: int) -> Chunk:

@@ -331,8 +331,8 @@ class TaskWriter:
         already = answer.ext.get(ALREADY_STORED)
         if already is None:
             raise WriteFailed(
-                f"broker group {line.group} stored {batch.rows}, and does not know that they must not be stored again: "
-                "the sink needs brokers of raftmq that number batches"
+                f"broker group {line.group} stored {batch.rows} without sequence numbers, so that a "
+                "repetition would store them twice: the sink needs brokers of raftmq that number batches"
             )
         line.is_trusted = True
         self._in_flight_bytes -= len(batch.body)
@@ -360,7 +360,9 @@ class TaskWriter:
     def _wait(self, what: str, why: str) -> None:
         waited = self._clock() - self._progress_at
         if waited >= self._options.deadline_seconds:
-            raise WriteFailed(f"{what}, and nothing was for {waited:.0f} s: {why}; option writeDeadline waits longer")
+            raise WriteFailed(
+                f"{what}, and no request succeeded for {waited:.0f} s: {why}; raise option writeDeadline to wait longer"
+            )
         self._sleep(self._pause)
         self._pause = min(2 * self._pause, _PAUSE_SECONDS_MAX)
 

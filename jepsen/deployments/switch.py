@@ -88,7 +88,7 @@ def _open_ports(namespaces: Sequence[str]) -> dict[int, int]:
     def enter(path: str) -> None:
         with open(path, "rb") as namespace:
             if libc.setns(namespace.fileno(), _NEW_NETWORK):
-                raise OSError(ctypes.get_errno(), f"setns {path}")
+                raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {path}")
 
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     ports = {}
@@ -96,7 +96,7 @@ def _open_ports(namespaces: Sequence[str]) -> dict[int, int]:
         enter(f"/run/netns/{namespace}")
         ports[number] = _open_card("eth0")
     if libc.setns(home, _NEW_NETWORK):
-        raise OSError(ctypes.get_errno(), "setns back")
+        raise OSError(ctypes.get_errno(), "cannot return to the own network namespace")
     ports[OUTSIDE_PORT] = _open_card(OUTSIDE_CARD)
     return ports
 

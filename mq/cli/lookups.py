@@ -87,7 +87,7 @@ def by_time(topic: Topic, time: Time, as_json: Json = False, namesrv: Namesrv = 
 
 def _show(messages: Sequence[ReceivedMessage], as_json: bool) -> None:
     if not messages:
-        raise CommandFailed("no such message", EXIT_FAILED)
+        raise CommandFailed("no message matches", EXIT_FAILED)
     if as_json:
         print_json([message_fields(each) for each in messages])
         return

@@ -248,7 +248,7 @@ class Console:
             return RedirectResponse("/login", status_code=303)
         visit = self._visit(session, dict(request.query_params))
         if not (group := visit.query.get("group", "")):
-            raise HTTPException(404, "the address has no group")
+            raise HTTPException(404, "the URL names no group")
         name = dead_letters.file_name(group)
         headers = {"content-disposition": f'attachment; filename="dead-letters-{name}"'}
         return Streamed(partial(dead_letters.export, visit), media_type="application/x-ndjson", headers=headers)

@@ -116,7 +116,7 @@ class Connections:
             return stream
         with trio.move_on_after(_IDLE_SECONDS):
             return await secured(stream, self._certificate.context, must=self._must_use_tls)
-        raise TlsFailed("no handshake came in time")
+        raise TlsFailed("the client sent no TLS handshake in time")
 
 
 class _Judgement:

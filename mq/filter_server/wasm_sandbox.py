@@ -208,7 +208,7 @@ class _Instance:
         if address == 0:
             raise _Failed(f"{ALLOCATE} gave no room for {wanted} bytes")
         if address + wanted > self._memory.data_len(self._store):
-            raise _Failed(f"{ALLOCATE}({wanted}) returned {address}, and its memory ends before that room does")
+            raise _Failed(f"{ALLOCATE}({wanted}) returned address {address}, where its memory has fewer bytes")
         self._address, self._room = address, wanted
 
     def place(self, block: Block) -> None:

@@ -167,7 +167,9 @@ class CatalogueAdmin(UserAdmin):
                 raise
             told = read_body(QueueSights.decode, answer).topics
             if not told or len(told) > len(left):
-                raise UnreadableAnswer(f"queues of {len(told)} topics, for a question about {len(left)}")
+                raise UnreadableAnswer(
+                    f"the broker answered with queues of {len(told)} topics, but {len(left)} were requested"
+                )
             found += [(each.topic, sights) for each, sights in zip(left, told, strict=False)]
             left = left[len(told) :]
         return found

@@ -277,7 +277,7 @@ class _Server:
         with trio.move_on_after(self._settings.idle_seconds_max) as waiting:
             return await secured(stream, self._certificate.context, must=self._settings.tls_mode == "enforcing")
         assert waiting.cancelled_caught, "no stream came, and nothing was cancelled"
-        raise TlsFailed("no handshake came in time")
+        raise TlsFailed("the client sent no TLS handshake in time")
 
     def _make_room(self, address: str) -> bool:
         """Close a connection without a complete request, of an address that has many more of them."""

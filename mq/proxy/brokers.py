@@ -273,5 +273,5 @@ def _first(route: TopicRoute) -> str:
     """A broker group of a route, if possible one with a leader. Raises NoRoute."""
     names = sorted(route.brokers, key=lambda name: (route.leader_address(name) is None, name))
     if not names:
-        raise NoRoute(route.topic, "no broker group has it")
+        raise NoRoute(route.topic, "no broker group has the topic")
     return names[0]

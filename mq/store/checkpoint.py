@@ -151,17 +151,19 @@ def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint |
             raise
         raise CheckpointDamaged(path, "the disk cannot read it") from error
     if len(data) < _HEAD.size:
-        raise CheckpointDamaged(path, f"{len(data)} bytes are less than a header")
+        raise CheckpointDamaged(path, f"the file has {len(data)} bytes, fewer than a header")
     magic, crc, size = _HEAD.unpack_from(data)
     payload = data[_HEAD.size :]
     if _is_newer(magic) and len(payload) == size and zlib.crc32(payload, zlib.crc32(magic)) == crc:
         raise FormatTooNew(path, "the checkpoint", _version(magic), _version(_MAGIC))
     if magic != _MAGIC:
-        raise CheckpointDamaged(path, f"begins with {magic!r} instead of {_MAGIC!r}")
+        raise CheckpointDamaged(path, f"the file begins with {magic!r} instead of {_MAGIC!r}")
     if len(payload) != size:
-        raise CheckpointDamaged(path, f"the payload has {len(payload)} bytes, and {size} were written")
+        raise CheckpointDamaged(path, f"the payload has {len(payload)} bytes, but {size} were written")
     if zlib.crc32(payload) != crc:
-        raise CheckpointDamaged(path, f"checksum {zlib.crc32(payload):#010x} where {crc:#010x} was written")
+        raise CheckpointDamaged(
+            path, f"the checksum of the payload is {zlib.crc32(payload):#010x}, but {crc:#010x} was written"
+        )
     try:
         checkpoint = msgspec.convert(decode_safe(payload), Checkpoint)
         _check_queues(checkpoint.queues)

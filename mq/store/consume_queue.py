@@ -335,7 +335,7 @@ class ConsumeQueue:
             path = self._path(start)
             actual = self._files.size(path)
             if actual < expected:
-                raise QueueFileDamaged(path, "file is too short", expected, actual)
+                raise QueueFileDamaged(path, "the file is too short", expected, actual)
         self._cut_files()
         if self.min_offset < end:
             try:
@@ -348,7 +348,7 @@ class ConsumeQueue:
             if size <= 0 or physical_offset + size > log_end:
                 path = self._path(end - 1)
                 raise QueueFileDamaged(
-                    path, "last entry ends after the end of the log", log_end, physical_offset + size
+                    path, "the last entry points behind the end of the log", log_end, physical_offset + size
                 )
 
     def check_invariants(self) -> None:

@@ -69,10 +69,10 @@ def verify_count(data: bytes, first: QueueOffset, count: int, seed: int, entries
     Returns the checksum of these ``count`` entries. Raises BlockDamaged.
     """
     if len(data) != block_bytes(entries_per_block):
-        raise BlockDamaged("short block", block_bytes(entries_per_block), len(data))
+        raise BlockDamaged("the block is too short", block_bytes(entries_per_block), len(data))
     its_first, its_count, its_checksum = TRAILER.unpack_from(data, len(data) - TRAILER.size)
     if its_first != first:
-        raise BlockDamaged("block of another queue offset", first, its_first)
+        raise BlockDamaged("the block belongs to another queue offset", first, its_first)
     if not count <= its_count <= entries_per_block:
         raise BlockDamaged("number of entries in the block", count, its_count)
     if count == its_count:

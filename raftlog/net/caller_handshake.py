@@ -60,7 +60,7 @@ async def shake_hands(
     Seal(keys.listener).check(tag, frame)
     welcome = wire.decode_cold(kind, frame[8:])
     if not isinstance(welcome, Welcome):
-        raise WireError(f"a {type(welcome).__name__} came instead of a welcome")
+        raise WireError(f"the peer sent a {type(welcome).__name__} instead of a welcome")
     return HandshakeKeys(keys.secret_id, seal), welcome
 
 
@@ -81,10 +81,10 @@ async def _one_frame(
         frames, consumed = wire.split_tagged(memoryview(bytes(received)), tag_bytes)
         if frames:
             if consumed != len(received) or len(frames) > 1:
-                raise WireError("more than one frame came during the handshake")
+                raise WireError("the peer sent more than one frame during the handshake")
             return frames[0]
         if len(received) > bytes_max:
-            raise WireError(f"{len(received)} bytes came during the handshake")
+            raise WireError(f"the peer sent {len(received)} bytes during the handshake, but no complete frame")
 
 
 def failure_in_words(error: Exception) -> str:

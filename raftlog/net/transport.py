@@ -515,10 +515,10 @@ class _Inbound:
         frames, consumed = wire.split_frames(data[:PLAIN_BYTES_MAX])
         if not frames:
             if len(data) > PLAIN_BYTES_MAX:
-                raise WireError(f"{len(data)} bytes came without a call")
+                raise WireError(f"the caller sent {len(data)} bytes, but no call frame")
             return 0
         if len(frames) > 1:
-            raise WireError(f"{len(frames)} frames came before the challenge was answered")
+            raise WireError(f"the caller sent {len(frames)} frames before the challenge")
         called = wire.decode_opening(Kind.CALL, *frames[0])
         nonce = os.urandom(NONCE_BYTES)
         purpose = bound_purpose(PURPOSE, shown_certificate(self._sock))
@@ -539,7 +539,7 @@ class _Inbound:
             if self.stream.closed:
                 return 0
         if self.source is None and len(data) - consumed > STRANGER_BYTES_MAX:
-            raise WireError(f"{len(data)} bytes came without a hello")
+            raise WireError(f"the caller sent {len(data)} bytes, but no hello")
         return consumed
 
     def _turn_away(self, reason: str) -> None:
@@ -553,7 +553,7 @@ class _Inbound:
 
     def _greet(self, hello: object) -> None:
         if not isinstance(hello, Hello):
-            raise WireError(f"a {type(hello).__name__} came before the hello")
+            raise WireError(f"the caller sent a {type(hello).__name__} before its hello")
         assert self._keys is not None, "a hello without a challenge"
         transport = self._transport
         refusal = transport._why_not(hello)

@@ -87,7 +87,7 @@ class Backup:
         self._store = store
         manifest = _load_manifest(store)
         if manifest is None:
-            raise BackupRefused(store.name, "there is no backup in it")
+            raise BackupRefused(store.name, "the location contains no backup")
         self.manifest: BackupManifest = manifest
         self._objects = _objects(manifest)
         self._checking = _Checksum(None)
@@ -137,7 +137,7 @@ class Backup:
             raise BackupDamaged(self.path(error.physical_offset), str(error)) from error
         if last != manifest.last:
             raise BackupDamaged(
-                self.path(last.pos), f"entry {last.index} is not the one that the manifest names as its last"
+                self.path(last.pos), f"the last entry, {last.index}, differs from the one in the manifest"
             )
         if manifest.next_file.pos > last.pos:  # what follows the last entry of a complete file
             self.read(manifest.end_pos, BLANK_BYTES_MIN)
@@ -156,7 +156,7 @@ class Backup:
         except NotStored as error:
             raise self.missing(error) from error
         if (len(data), zlib.crc32(data)) != (manifest.snapshot_bytes, manifest.snapshot_crc):
-            raise BackupDamaged(self._store.path(name), "its length or checksum is not that of the manifest")
+            raise BackupDamaged(self._store.path(name), "its length or checksum differs from the manifest")
         return data
 
     def missing(self, error: NotStored) -> BackupDamaged | BackupRefused:
@@ -169,7 +169,7 @@ class Backup:
             return BackupDamaged(error.path, "it is missing")
         return BackupRefused(
             error.path,
-            f"it was deleted while it was to be read, since the backup begins with entry {now.base.index + 1} by now: "
+            f"it was deleted during the reading, since the backup now begins with entry {now.base.index + 1}: "
             "begin again",
         )
 
@@ -524,7 +524,7 @@ class _Checksum:
             self._sha256.update(memoryview(data)[self._nbytes - offset :])
             self._nbytes = end
             if end == written and self._sha256.hexdigest() != self.stored.sha256:
-                return "its content is not what was written: the SHA-256 is another one"
+                return "its content differs from what was written: the SHA-256 is different"
         return None
 
 

@@ -219,7 +219,7 @@ class DirectoryStore:
             fd = disk.open(path, create=offset == 0)
             try:
                 if (size := disk.size(fd)) < offset:
-                    raise BackupDamaged(path, f"it has {size} bytes where {offset} were written")
+                    raise BackupDamaged(path, f"it has {size} bytes, but {offset} were written")
                 disk.truncate(fd, offset)
                 unsynced = 0
                 for piece in pieces:
@@ -243,14 +243,14 @@ class DirectoryStore:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise self._failed(error, "clearing the backup") from error
+            raise self._failed(error, "removing a file of the backup") from error
 
     def free_bytes(self) -> int | None:
         """Free space of its file system for unprivileged users."""
         try:
             return self._disk.usage(self.name)[0]
         except OSError as error:
-            raise StorageFailed(self.name, error.errno or 0, "asking for its room") from error
+            raise StorageFailed(self.name, error.errno or 0, "asking for its free space") from error
 
     def close(self) -> None:
         """Release the lock."""

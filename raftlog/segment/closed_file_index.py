@@ -134,4 +134,4 @@ def scan_log(
                 part = index.part(before.index + 1, last.index + 1)
                 unsaved.append((start, encode_sidecar(ClosedFileIndex(before.chain, last, part))))
         start = file_end
-    return last, Stop(start, "segment is missing"), unsaved
+    return last, Stop(start, "the segment file is missing"), unsaved

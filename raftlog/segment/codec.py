@@ -164,15 +164,15 @@ def verify_entry(
     if not NORMAL <= kind <= CONFIG:
         raise FrameCorrupt(offset, "unknown type", NORMAL, kind)
     if size != HEADER_BYTES + body_len:
-        raise FrameCorrupt(offset, "size is not header and body", HEADER_BYTES + body_len, size)
+        raise FrameCorrupt(offset, "size differs from header plus body", HEADER_BYTES + body_len, size)
     if size > rest:
         raise FrameCorrupt(offset, "entry is cut off", size, rest)
     if index is not None and its_index != index:
-        raise FrameCorrupt(offset, "index does not follow", index, its_index)
+        raise FrameCorrupt(offset, "index is not the next one", index, its_index)
     if its_term < term:
-        raise FrameCorrupt(offset, "term falls", term, its_term)
+        raise FrameCorrupt(offset, "term is lower than in the previous entry", term, its_term)
     if its_pos != offset:
-        raise FrameCorrupt(offset, "position differs", offset, its_pos)
+        raise FrameCorrupt(offset, "entry names another position", offset, its_pos)
     if flags != FLAGS and is_newer(flags) and _has_checksums(buffer[at : at + size], chain):
         raise EntryTooNew(offset, flags, FLAGS)
     if flags != FLAGS:
@@ -200,7 +200,7 @@ def scan_entries(buffer: memoryview, chain: int) -> list[EntryRef]:
     while at < end:
         ref = verify_entry(buffer, at, index, term, None, chain)
         if ref.pos < pos_min:
-            raise FrameCorrupt(ref.pos, "position overlaps the predecessor", pos_min, ref.pos)
+            raise FrameCorrupt(ref.pos, "entry overlaps the previous entry", pos_min, ref.pos)
         refs.append(ref)
         at += ref.size
         index, term, chain, pos_min = ref.index + 1, ref.term, ref.chain, ref.pos + ref.size

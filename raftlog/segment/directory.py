@@ -242,7 +242,9 @@ def _recovered(files: SegmentFiles, stored: MetaState, index: SparseIndex) -> tu
     # After damage was found at run time, verify everything.
     last, stop, unsaved = scan_log(files, base, 0 if DAMAGED in stored.notes else stored.durable_pos, index)
     if (stale := stale_end(read, index, last, stored)) is not None:
-        raise LogDamaged(files.directory, [stale], stale.pos, "the durable entries do not end as they did")
+        raise LogDamaged(
+            files.directory, [stale], stale.pos, "the last durable entry differs from the one in the vote file"
+        )
     end_pos = last.pos + last.size
     tail_start = files.start_of(end_pos)
     decision: Decision = Keep()

@@ -134,13 +134,13 @@ class SegmentFiles:
         except FileNotFoundError as error:
             if start < self.base_pos:
                 raise EntryGone(self.directory, "position", pos, self.base_pos) from error
-            raise StorageCorrupt(self.path(start), pos, "segment is missing") from error
+            raise StorageCorrupt(self.path(start), pos, "the segment file is missing") from error
         except OSError as error:
             raise self._unread(pos, error) from error
         here = min(length, self.segment_bytes - offset)
         data = self.pread_padded(pos, here)
         if size < offset + here:
-            raise StorageCorrupt(self.path(start), pos, f"segment is {size} bytes long")
+            raise StorageCorrupt(self.path(start), pos, f"the segment file ends after {size} bytes")
         return data if here == length else data + self.pread(pos + here, length - here)
 
     def is_cached(self, pos: int, length: int) -> bool:

@@ -99,7 +99,7 @@ def _change(disk: Disk, directory: str, change: Callable[[MetaState], MetaState]
     path = os.path.join(directory, FILE_NAME)
     try:
         if FILE_NAME not in disk.listdir(directory):
-            raise DirectoryUnusable(directory, "there is no log in it")
+            raise DirectoryUnusable(directory, "the directory contains no log")
         lock_fd = lock_directory(disk, directory)
         try:
             meta = MetaFile(disk, path)

@@ -309,7 +309,7 @@ def scan_files(
         if stop is not None:
             return last, stop
         pos = start + segment_bytes
-    return last, Stop(pos, "segment is missing")
+    return last, Stop(pos, "the segment file is missing")
 
 
 def examine(

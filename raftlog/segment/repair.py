@@ -299,20 +299,20 @@ class Repair:
         if room < HEADER_BYTES:
             if len(self._held) < BLANK_BYTES_MIN:
                 return False
-            raise FrameCorrupt(self._at, "no entry fits here", HEADER_BYTES, room)
+            raise FrameCorrupt(self._at, "no room for an entry here", HEADER_BYTES, room)
         if self._limit() - self._at < HEADER_BYTES:
             raise self._conflict()
         if len(self._held) < HEADER_BYTES:
             return False
         _, size, index, term, pos, *_ = HEADER.unpack_from(self._held)
         if (index, pos) != (last.index + 1, self._at):
-            raise FrameCorrupt(self._at, "another entry", last.index + 1, index)
+            raise FrameCorrupt(self._at, "index or position of another entry", last.index + 1, index)
         if term > (highest := highest_plausible(self._state.term)):
-            raise FrameCorrupt(self._at, "term is implausible", highest, term)
+            raise FrameCorrupt(self._at, "implausible term", highest, term)
         if not HEADER_BYTES <= size <= room:
-            raise FrameCorrupt(self._at, "entry does not fit", room, size)
+            raise FrameCorrupt(self._at, "entry is too large for the rest of its file", room, size)
         if place(self._end(), size, self._segment_bytes) != self._at:
-            raise FrameCorrupt(self._at, "entry fits the file before", self._end(), self._at)
+            raise FrameCorrupt(self._at, "entry should be in the previous file", self._end(), self._at)
         if self._at + size > self._limit():
             raise self._conflict()
         if len(self._held) < size:
@@ -339,7 +339,9 @@ class Repair:
     def _conflict(self) -> FrameCorrupt:
         """Start the range again: the current source's data does not lead to the intact entry after it."""
         assert self._behind is not None, f"a conflict at {self._at} with nothing behind"
-        error = FrameCorrupt(self._at, "does not lead to the next intact entry", self._behind.chain, self._last.chain)
+        error = FrameCorrupt(
+            self._at, "checksum chain does not reach the next intact entry", self._behind.chain, self._last.chain
+        )
         self._conflicting.add(self._holder)
         self._rewind()
         return error

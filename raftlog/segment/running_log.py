@@ -39,7 +39,7 @@ class RunningLog:
         try:
             fd = self._disk.open(path)
         except FileNotFoundError as error:
-            raise DirectoryUnusable(self.directory, "there is no log in it") from error
+            raise DirectoryUnusable(self.directory, "the directory contains no log") from error
         except OSError as error:
             raise DirectoryUnusable(self.directory, error.strerror or str(error)) from error
         try:

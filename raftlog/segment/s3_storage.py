@@ -255,7 +255,7 @@ class S3Store:
                     return True
             except NotStored:
                 continue  # the conflict was with a write that is not finished, or failed
-        raise StoreFailed(path, _WRITING, "others write it all the time")
+        raise StoreFailed(path, _WRITING, "other processes replace it before each attempt")
 
     def copy(self, source: S3Store, name: str, target: str) -> None:
         """Store an object of another prefix of the same bucket under another name; whole or not at all.

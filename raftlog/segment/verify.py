@@ -83,7 +83,7 @@ class StoppedLog:
             try:
                 self._names = disk.listdir(directory)
                 if FILE_NAME not in self._names and not any(segment_start(name, 1) is not None for name in self._names):
-                    raise DirectoryUnusable(directory, "there is no log in it")
+                    raise DirectoryUnusable(directory, "the directory contains no log")
                 if LOCK_NAME in self._names:
                     self._lock(undo)
                 self._slots = [b"", b""]
@@ -136,7 +136,10 @@ class StoppedLog:
         index = SparseIndex(self._segment_bytes)
         last, stop = scan_files(self.pread, base.pos, starts, self._segment_bytes, base, index)
         if (stale := stale_end(self.pread, index, last, state)) is not None:
-            findings += ["damaged: the durable entries do not end as they did", _range_in_words(stale)]
+            findings += [
+                "damaged: the last durable entry differs from the one in the vote file",
+                _range_in_words(stale),
+            ]
             return Report(self.directory, DAMAGED_STATE, findings, state, base.index + 1, stale.before, [stale])
         evidence = examine(self.pread, stop, last, starts, self._segment_bytes, state.durable_pos, state.commit_hint)
         closed = state.clean and state.durable_pos == evidence.end_pos

@@ -61,7 +61,7 @@ class LakeTarget:
 
     @property
     def _sql_name(self) -> str:
-        raise AssertionError("a format has a name of its tables")
+        raise AssertionError("the table format must define _sql_name")
 
     @property
     def _where(self) -> str:
@@ -69,25 +69,25 @@ class LakeTarget:
         return self._pipeline.table.where
 
     def _exists(self) -> bool:
-        raise AssertionError("a format knows whether its table exists")
+        raise AssertionError("the table format must define _exists")
 
     def _found(self) -> Commit | None:
-        raise AssertionError("a format finds its last commit")
+        raise AssertionError("the table format must define _found")
 
     def _make(self, columns: Schema) -> None:
-        raise AssertionError("a format creates its table")
+        raise AssertionError("the table format must define _make")
 
     def _append(self, rows: DataFrame, commit: Commit) -> None:
-        raise AssertionError("a format appends")
+        raise AssertionError("the table format must define _append")
 
     def _merge(self, statement: Callable[[str], str], commit: Commit) -> None:
-        raise AssertionError("a format merges")
+        raise AssertionError("the table format must define _merge")
 
     def _check(self, last: Commit | None) -> None:
         """Raises SchemaRefused for a table that cannot be the pipeline's."""
 
     def _location_of_files(self) -> str:
-        raise AssertionError("a format knows where its files are")
+        raise AssertionError("the table format must define _location_of_files")
 
     def _has_rows(self) -> bool:
         return bool(self._spark.table(self._sql_name).limit(1).count())

@@ -63,7 +63,7 @@ def messages_in(files: bytes) -> list[str]:
     """The full names of the messages of the last file of a set that are not inside of others. Raises SchemaUnusable."""
     found = _file_set(files).file
     if not found:
-        raise SchemaUnusable("it has no file in it")
+        raise SchemaUnusable("the descriptor set contains no file")
     last = found[-1]
     return [f"{last.package}.{each.name}" if last.package else each.name for each in last.message_type]
 
@@ -76,7 +76,7 @@ class _Reader:
             descriptor = _pool(bodies.files).FindMessageTypeByName(bodies.message)
         except KeyError:
             known = ", ".join(messages_in(bodies.files))
-            raise SchemaUnusable(f"it has no message {bodies.message}; there are {known}") from None
+            raise SchemaUnusable(f"the descriptor set has no message {bodies.message}; it has {known}") from None
         self._class = GetMessageClass(descriptor)
         self._has_header = bodies.has_header
         self._rejects_unknown = bodies.rejects_unknown
@@ -149,7 +149,7 @@ def _file_set(files: bytes) -> Any:
     try:
         return FileDescriptorSet.FromString(files)
     except DecodeError:
-        raise SchemaUnusable("it is not a set of descriptors, as protoc --descriptor_set_out writes") from None
+        raise SchemaUnusable("the file is not a descriptor set such as protoc --descriptor_set_out writes") from None
 
 
 def _pool(files: bytes) -> DescriptorPool:
@@ -169,7 +169,9 @@ def _pool(files: bytes) -> DescriptorPool:
             pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
             return
         if file is None:
-            raise SchemaUnusable(f"{by} imports {name}, which is not in it: make it with protoc --include_imports")
+            raise SchemaUnusable(
+                f"{by} imports {name}, which the descriptor set lacks: make the set with protoc --include_imports"
+            )
         for needed in file.dependency:
             add(needed, name)
         pool.AddSerializedFile(file.SerializeToString())

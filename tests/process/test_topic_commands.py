@@ -147,7 +147,7 @@ async def messages_are_found(commands: Commands) -> None:
     [found] = [each["offset"] for each in offsets if each["queue"] == second["queue"]]
     assert found <= second["offset"]
     assert "is not a time" in await commands.run("message", "by-time", "T", "noon", code=2)
-    assert "no such message" in await commands.run("message", "by-key", "T", "line9", code=1)
+    assert "no message matches" in await commands.run("message", "by-key", "T", "line9", code=1)
     story = await commands.json("trace", second["message_id"])
     assert [sent["success"] for sent in story["sent"]] == [True]
 

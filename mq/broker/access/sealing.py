@@ -49,8 +49,8 @@ def opened(group_secrets: Sequence[bytes], user: str, sealed: str) -> str:
                     AESGCM(_key(group_secret)).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], user.encode()).decode()
                 )
             except (InvalidTag, ValueError) as error:
-                raise SealBroken("it was sealed for another user, or was changed") from error
-    raise SealBroken("it was sealed with a group secret that this replica does not have")
+                raise SealBroken("the secret was sealed for another user, or altered") from error
+    raise SealBroken("the secret was sealed with a group secret that this replica lacks")
 
 
 def is_sealed_with(group_secret: bytes, sealed: str) -> bool:

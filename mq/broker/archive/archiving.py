@@ -436,7 +436,10 @@ class Archiving(Service):
         Raises RequestRefused if it is not this log that is archived.
         """
         if self._metadata.format_level.level < LEVEL_OF_ARCHIVE:
-            raise RequestRefused(ResponseCode.VERSION_NOT_SUPPORTED, "the group is below format level 6")
+            raise RequestRefused(
+                ResponseCode.VERSION_NOT_SUPPORTED,
+                "archiving needs format level 6, and the group is below it: upgrade all replicas",
+            )
         if self._end.index >= end.index:
             if is_older is False and self._end.index > end.index:
                 is_older = None  # its sender does not know yet how much is archived

@@ -83,5 +83,5 @@ class LogBeginning:
             where = "it is not known yet whether another replica has older messages"
         return RequestRefused(
             ResponseCode.SERVICE_NOT_AVAILABLE,
-            f"the log of this replica does not begin as early as others, and {where}; try again later",
+            f"the log of this replica begins later than the log of another replica, and {where}; try again later",
         )

@@ -99,7 +99,7 @@ def _cbor_head(kind: int, count: int) -> bytes:
     for width, mark in ((1, 24), (2, 25), (4, 26)):
         if count < 1 << 8 * width:
             return bytes((kind | mark,)) + count.to_bytes(width, "big")
-    raise AssertionError(f"a table of {count} rows")
+    raise AssertionError(f"the table has {count} rows; maximum: 2**32 - 1")
 
 
 def offset_rows(tables: Mapping[tuple[str, str], dict[int, QueueOffset]]) -> Sequence[OffsetRow]:

@@ -161,7 +161,7 @@ class StagedSets(Service):
             if each.end < each.first:
                 raise RequestRefused(
                     ResponseCode.INVALID_PARAMETER,
-                    f"a transaction says that it consumed from {each.first} to {each.end}, which is before",
+                    f"a transaction consumed from {each.first} to {each.end}: its end is before its start",
                 )
             try:
                 check_group(each.group)

@@ -224,7 +224,7 @@ class Copier:
                     queue.copied(place.offset, message.queue_offset, 1)
         if reading.next_offset < edges.end:
             raise UnreadableAnswer(
-                f"the target queue ends at {edges.end}, and nothing comes from {reading.next_offset} on"
+                f"the target queue ends at {edges.end}, but returns no messages from {reading.next_offset} on"
             )
         queue.target_next = max(queue.target_next or 0, edges.end)
         self._dirty = True
@@ -344,8 +344,8 @@ class Copier:
             await self._catch_up_with_target(queue)
             if queue.next_offset < run.first + len(run.messages):
                 raise _Blocked(
-                    f"{queue}: the target says that the messages from {before} on are stored, and they are not in its "
-                    f"queue: was topic {queue.target_topic} deleted there?"
+                    f"{queue}: the target says that the messages from {before} on are stored, but its queue "
+                    f"lacks them: was topic {queue.target_topic} deleted there?"
                 )
         else:
             queue.copied(run.first, offset, len(run.messages))

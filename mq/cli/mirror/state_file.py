@@ -31,9 +31,8 @@ def load(path: Path) -> MirrorState | None:
         return msgspec.json.decode(data, type=MirrorState)
     except (ValueError, AttributeError, msgspec.ValidationError) as error:
         raise CommandFailed(
-            f"{path} is not a state of a mirror: {error}. Without it, `raftmq mirror` finds out from the target what "
-            "was "
-            "copied: move it away"
+            f"{path} is not a state file of a mirror: {error}. Without it, `raftmq mirror` finds out from the "
+            "target what was copied: move it away"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a message whose handler failed: policies that a handler raises, or that `on_error` names.
+"""Policies for messages whose handler failed: raised by the handler, or given by `on_error`.
 
     @consumer.on("Orders", on_error={ValueError: DeadLetter, ConnectionError: RetryLater(30)})
     async def bill(message: ReceivedMessage) -> None:

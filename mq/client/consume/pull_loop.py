@@ -315,7 +315,9 @@ class Puller:
         """
         first = self.process_queue.next_offset
         if next_offset < first:
-            raise UnreadableAnswer(f"the answer to a pull at {first} continues at {next_offset}, which is before")
+            raise UnreadableAnswer(
+                f"the answer to a pull at {first} names the next offset {next_offset}, which is lower"
+            )
         received: list[ReceivedMessage] = []
         nbytes = 0
         # Runs for every message: what stays the same is looked up once.
@@ -329,7 +331,9 @@ class Puller:
                     f"the answer has a message of another queue, {record.queue_id} of {record.topic}"
                 )
             if not first <= offset < next_offset:
-                raise UnreadableAnswer(f"offset {offset} is not in [{first}, {next_offset})")
+                raise UnreadableAnswer(
+                    f"the answer to a pull at {first} has offset {offset}; expected: {first} to {next_offset - 1}"
+                )
             first = offset + 1
             if takes_all or subscription.matches_tag(record.properties.get("TAGS")):
                 if nbytes > nbytes_max:

@@ -33,7 +33,7 @@ async def connect_in_process(host: str, port: int) -> anyio.abc.ByteStream | Non
     network = in_process_networks.get(host)
     if network is None:
         if host in closed_networks:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "the test kit that it was in is closed")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the test kit of this server is closed")
         return None
     connected = network.connect(port)
     try:

@@ -71,12 +71,12 @@ class LoopThread:
         except RuntimeError as error:
             if self.is_current():
                 raise
-            raise ClientClosed("it is closed") from error
+            raise ClientClosed("the client is closed") from error
         try:
             while not self._has_ended(future, waits_for):
                 log.warning("close_waits", client=self._name, waits_for=waits_for)
         except CancelledError:
-            raise ClientClosed("it was closed while this call waited") from None  # noqa: ASYNC104 - of a future
+            raise ClientClosed("the client was closed during this call") from None  # noqa: ASYNC104 - of a future
         except BaseException:  # of a signal
             if future.cancel():
                 call.ended.wait(CANCEL_SECONDS)
@@ -99,7 +99,7 @@ class LoopThread:
         try:
             self._soon(function)
         except RuntimeError as error:
-            raise ClientClosed("it is closed") from error
+            raise ClientClosed("the client is closed") from error
 
     def stop(self, waits_for: str) -> None:
         """End the loop, and wait until all calls have ended; `waits_for` names in a log line what may take long."""

@@ -146,4 +146,4 @@ class _Server:
                 raise HandshakeFailed("the client does not use TLS")
             return accepted
         assert waiting.cancelled_caught, "no connection came, and nothing was cancelled"
-        raise HandshakeFailed("no handshake came in time")
+        raise HandshakeFailed("the client sent no TLS handshake in time")

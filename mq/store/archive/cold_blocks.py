@@ -217,7 +217,7 @@ class ColdBlocks:
         except FrameCorrupt as error:
             raise BackupDamaged(path, str(error)) from error
         if (last.index, last.term, last.chain) != (after.index, after.term, after.chain):
-            raise BackupDamaged(path, f"entry {last.index} is not the one that its index names")
+            raise BackupDamaged(path, f"its last entry, {last.index}, differs from the one in its index")
 
     # -- manifest and indexes ------------------------------------------------------------------------------------------
 
@@ -347,7 +347,7 @@ class ColdBlocks:
         if content is None or hashlib.sha256(content).hexdigest() != index.sha256:
             content = store.read_range(index.name, index.nbytes, 0)
             if hashlib.sha256(content).hexdigest() != index.sha256:
-                raise BackupDamaged(path, "its content is not what was written")
+                raise BackupDamaged(path, "its content differs from what was written")
             self._cache.put(name, content)
         return content, path
 

@@ -112,7 +112,10 @@ class ArchiveReader:
             yield ArchivedFile(stored, begin, end.index, index)
             begin = end
         if begin.index != self.manifest.last.index or begin.chain != self.manifest.last.chain:
-            raise BackupDamaged(self._store.name, f"it ends with entry {begin.index}, not {self.manifest.last.index}")
+            raise BackupDamaged(
+                self._store.name,
+                f"its files end with entry {begin.index}, but its manifest with entry {self.manifest.last.index}",
+            )
 
     def messages(self, wanted: Wanted) -> Iterator[StoredMessage]:
         """Wanted messages in the order of the log. Raises as `files`; all messages before an error are intact."""
@@ -189,7 +192,7 @@ class ArchiveReader:
                 return  # the archive begins later by now, and needs it no more
             raise meaning from error
         if (len(data), zlib.crc32(data)) != (state.nbytes, state.crc):
-            raise BackupDamaged(path, "its content is not what was written")
+            raise BackupDamaged(path, "its content differs from what was written")
 
     def _wanted_runs(self, file: ArchivedFile, wanted: Wanted) -> Iterator[EntryRun]:
         if file.index is None:
@@ -252,7 +255,7 @@ class ArchiveReader:
         except NotStored as error:
             raise self.backup.missing(error) from error
         if len(content) != index.nbytes or hashlib.sha256(content).hexdigest() != index.sha256:
-            raise BackupDamaged(path, "its content is not what was written")
+            raise BackupDamaged(path, "its content differs from what was written")
         return content
 
     def _path(self, stored: StoredObject) -> str:

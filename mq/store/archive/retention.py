@@ -78,6 +78,6 @@ def _newest_and_end(stored: StoredObject, store: BackupStore) -> tuple[int, Base
     except NotStored as error:
         raise BackupDamaged(path, "it is missing") from error
     if hashlib.sha256(content).hexdigest() != index.sha256:
-        raise BackupDamaged(path, "its content is not what was written")
+        raise BackupDamaged(path, "its content differs from what was written")
     decoded = decode_file_index(content, path)
     return max(block.newest_ms for block in decoded.blocks), decoded.end

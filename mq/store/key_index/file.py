@@ -78,18 +78,18 @@ class KeyFile:
         try:
             start = os.pread(self._fd, _START.size, 0)
             if len(start) < _START.size:
-                raise KeyFileDamaged(path, f"{len(start)} bytes are less than a header")
+                raise KeyFileDamaged(path, f"the file has {len(start)} bytes, fewer than a header")
             magic, crc, blocks = _START.unpack(start)
             if magic != _MAGIC:
-                raise KeyFileDamaged(path, f"begins with {magic!r} instead of {_MAGIC!r}")
+                raise KeyFileDamaged(path, f"the file begins with {magic!r} instead of {_MAGIC!r}")
             size = os.fstat(self._fd).st_size
             self._rows_at = _START.size + _FIELDS.size + blocks * _BLOCK.size
             if not self._rows_at <= size <= self._rows_at + blocks * _BLOCK_BYTES:
-                raise KeyFileDamaged(path, f"its {size} bytes do not fit its {blocks} blocks")
+                raise KeyFileDamaged(path, f"the file has {size} bytes, which do not fit its {blocks} blocks")
             head = os.pread(self._fd, self._rows_at - _START.size, _START.size)
             if zlib.crc32(head) != crc:
                 raise KeyFileDamaged(
-                    path, f"checksum of the head {zlib.crc32(head):#010x} where {crc:#010x} was written"
+                    path, f"the checksum of the head is {zlib.crc32(head):#010x}, but {crc:#010x} was written"
                 )
             self.scope = Scope(*_FIELDS.unpack_from(head))
             self._table = list(_BLOCK.iter_unpack(head[_FIELDS.size :]))
@@ -106,7 +106,9 @@ class KeyFile:
         assert part < behind, f"a part from {part} to {behind}"
         scope = self.scope
         if scope.begin != scope.end and not part <= scope.begin < behind:
-            raise KeyFileDamaged(self._path, f"it is about the log from {scope.begin} to {scope.end}")
+            raise KeyFileDamaged(
+                self._path, f"the file covers the log from {scope.begin} to {scope.end}, not this part"
+            )
 
     def check_log(self, read: Read) -> None:
         """Raise KeyFileDamaged unless the log contains the last entry of this file; or the errors of ``read``."""
@@ -115,7 +117,9 @@ class KeyFile:
             return
         _, size, index, _, pos, _, chain, _, _ = HEADER.unpack(read(scope.last_pos, HEADER_BYTES))
         if (index, pos, chain, pos + size) != (scope.last_index, scope.last_pos, scope.last_chain, scope.end):
-            raise KeyFileDamaged(self._path, f"the log's entry {scope.last_index} at {scope.last_pos} is another one")
+            raise KeyFileDamaged(
+                self._path, f"the log has another entry {scope.last_index} at {scope.last_pos} than the file"
+            )
 
     def places(self, hashed: int) -> Iterator[int]:
         """Physical offsets of the records with this hash, descending, block by block."""
@@ -135,7 +139,7 @@ class KeyFile:
     def _block(self, number: int) -> bytes:
         block = os.pread(self._fd, _BLOCK_BYTES, self._rows_at + number * _BLOCK_BYTES)
         if zlib.crc32(block) != self._table[number][1]:
-            raise KeyFileDamaged(self._path, f"checksum of block {number} differs")
+            raise KeyFileDamaged(self._path, f"the checksum of block {number} differs")
         return block
 
 
