@@ -274,7 +274,7 @@ def test_missing_segment_is_refused(home: LogHome) -> None:
     home.put(log, b"a" * 4000, b"b" * 4000, b"c" * 4000)
     log.close(clean=True)
     home.disk.unlink(home.segment(4096))
-    assert_refused_untouched(home, "offsets 4048..8192: segment is missing; durable up to")
+    assert_refused_untouched(home, "offsets 4048..8192: the segment file is missing; durable up to")
 
 
 def test_shortened_segment_is_refused(home: LogHome) -> None:
