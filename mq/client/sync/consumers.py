@@ -33,6 +33,7 @@ from mq.client.sync.facade import Facade, at_once, run_without_event_loop, waits
 
 ValueT = TypeVar("ValueT")
 ClientT = TypeVar("ClientT", bound=Consumer[Any])
+MessageT = TypeVar("MessageT")
 PopT = TypeVar("PopT", bound=PopConsumer[Any])
 SyncMiddlewareT = TypeVar("SyncMiddlewareT", bound=Callable[[Any, Callable[[Any], None]], None])
 
@@ -74,6 +75,26 @@ class _SyncConsumer(Facade[ClientT], Generic[ClientT, BodyT], of=Consumer):
         """As `PushConsumer.reply`."""
         reply = cast("Callable[..., Awaitable[None]]", self._client.reply)
         self._call(reply, message, body, properties=properties, timeout=timeout, codec=codec)
+
+    def _receive(
+        self, kept: deque[MessageT], following: Callable[[], Awaitable[MessageT]], timeout: float | None
+    ) -> MessageT | None:
+        """One that an interrupted call has left in ``kept``, or the ``following`` one; None after ``timeout``."""
+        taken: list[MessageT] = []
+
+        async def take() -> None:
+            if kept:
+                taken.append(kept.popleft())
+                return
+            with anyio.move_on_after(timeout):
+                taken.append(await following())
+
+        try:
+            self._call(take)
+        except BaseException:
+            kept.extend(taken)
+            raise
+        return taken[0] if taken else None
 
 
 class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsumer):
@@ -279,23 +300,12 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
     def receive(self, *, timeout: float | None = None) -> ReceivedMessage[BodyT] | None:
         """The next message, acknowledging the previous one; None after `timeout` seconds without one."""
 
-        taken: list[ReceivedMessage[BodyT]] = []
-
-        async def next_message() -> None:
-            if self._kept:
-                taken.append(self._kept.popleft())
-                return
+        async def following() -> ReceivedMessage[BodyT]:
             if self._stream is None:
                 self._stream = aiter(self._client)
-            with anyio.move_on_after(timeout):
-                taken.append(await anext(self._stream))
+            return await anext(self._stream)
 
-        try:
-            self._call(next_message)
-        except BaseException:
-            self._kept.extend(taken)
-            raise
-        return taken[0] if taken else None
+        return self._receive(self._kept, following, timeout)
 
     def __iter__(self) -> Iterator[ReceivedMessage[BodyT]]:
         while (message := self.receive()) is not None:
@@ -457,22 +467,7 @@ class _SyncPops(_SyncConsumer[PopT, BodyT], Generic[PopT, BodyT], of=PopConsumer
 
     def receive(self, *, timeout: float | None = None) -> PoppedMessage[BodyT] | None:
         """The next message; None after `timeout` seconds without one."""
-
-        taken: list[PoppedMessage[BodyT]] = []
-
-        async def next_message() -> None:
-            if self._kept:
-                taken.append(self._kept.popleft())
-                return
-            with anyio.move_on_after(timeout):
-                taken.append(await anext(self._client))
-
-        try:
-            self._call(next_message)
-        except BaseException:
-            self._kept.extend(taken)
-            raise
-        return taken[0] if taken else None
+        return self._receive(self._kept, self._client.__anext__, timeout)
 
     def __iter__(self) -> Iterator[PoppedMessage[BodyT]]:
         while (message := self.receive()) is not None:
