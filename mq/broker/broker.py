@@ -240,7 +240,8 @@ class Broker:
             end_turn()
         if self.appender.pending and self.appender.start_round():
             self._replica.pump()
-        self.connections.drop_slow_readers()
+        if self.connections.unsent.nbytes > self.connections.unsent_bytes_max:
+            self.connections.drop_slow_readers()
 
     def check_invariants(self) -> None:
         """Assert what holds between two turns in the state of this broker; slow, for tests."""

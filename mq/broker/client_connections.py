@@ -23,6 +23,10 @@ class ClientConnections:
         environment: of the process.
         client_requests_max: of requests of the broker that clients have not answered yet.
         on_closed: called with each connection that has been closed.
+
+    Attributes:
+        unsent: counts the bytes of replies that the kernel has not taken.
+        unsent_bytes_max: above that, call `drop_slow_readers`.
     """
 
     def __init__(
@@ -42,15 +46,16 @@ class ClientConnections:
         self._dropped = 0
         self._refused = 0
         self._tls_failures = 0
-        self._unsent = Unsent()
+        self.unsent = Unsent()
+        self.unsent_bytes_max = settings.unread_replies_bytes_max
         self._partial_requests: PartialRequests[ClientConnection] = PartialRequests(
             bytes_max=settings.partial_request_bytes_max,
             seconds_max=settings.partial_request_seconds_max,
             on_closed=self._note_stalled,
         )
         self._unread: UnreadReplies[ClientConnection] = UnreadReplies(
-            bytes_max=settings.unread_replies_bytes_max,
-            unsent=lambda: self._unsent.nbytes,
+            bytes_max=self.unsent_bytes_max,
+            unsent=lambda: self.unsent.nbytes,
             connections=lambda: self._open,
             on_dropped=self._note_too_slow,
         )
@@ -80,7 +85,7 @@ class ClientConnections:
             on_closed=self._closed,
             partial_requests=self._partial_requests,
             unread=self._unread,
-            unsent=self._unsent,
+            unsent=self.unsent,
             output_bytes_max=self._settings.client_unread_replies_bytes_max,
             access=self._environment.access,
             log=self._environment.log,
@@ -116,7 +121,7 @@ class ClientConnections:
             "clients_too_slow",
             client=connection.peer,
             waiting_bytes=connection.waiting_bytes,
-            all_waiting_bytes=self._unsent.nbytes,
+            all_waiting_bytes=self.unsent.nbytes,
             dropped=self._dropped,
         )
 
@@ -143,9 +148,9 @@ class ClientConnections:
         self._unread.resume_readers()
 
     def drop_slow_readers(self) -> None:
-        """Drop the clients with most unread replies if all of these exceed the limit; called at the end of a turn."""
-        if self._unsent.nbytes > self._unread.bytes_max:
-            self._unread.drop_some()
+        """Drop the clients with most unread replies; called if all of these exceed the limit."""
+        assert self.unsent.nbytes > self.unsent_bytes_max, f"{self.unsent.nbytes} bytes of replies are unsent"
+        self._unread.drop_some()
 
     def close_stalled(self) -> None:
         """Drop clients whose requests stay incomplete; see `PartialRequests`."""
@@ -188,6 +193,6 @@ class ClientConnections:
             "tls_failures": self._tls_failures,
             "unfinished_bytes": self._partial_requests.nbytes,
             "unfinished_waiting": self._partial_requests.waiting,
-            "unread_bytes": self._unsent.nbytes,
+            "unread_bytes": self.unsent.nbytes,
             "unread_waiting": self._unread.kept_waiting,
         }

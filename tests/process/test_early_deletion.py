@@ -13,6 +13,7 @@ import trio
 
 from jepsen.damage.log_damage import BALLAST
 from jepsen.damage.log_damage import fill as fill_disk
+from jepsen.deployments.disks import OWN_DISK
 from jepsen.wire import ask_figures
 from mq.client import Admin, PushConsumer
 from mq.local_cluster import HOST, DevCluster, Ports
@@ -33,6 +34,7 @@ SETTINGS = {
     "checkpoint_seconds": "0.5",
     "retention_check_seconds": "0.2",
     "offset_commit_seconds": "0.05",
+    **OWN_DISK,
 }
 COUNT = 24_000
 CONSUMED = 200

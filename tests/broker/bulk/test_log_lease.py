@@ -14,7 +14,7 @@ from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.bulk import HoldLog, HoldLogExt, LeaseList
 from tests.support.bulk_reading import bulk, read_all
 from tests.support.running_broker import Answer, Client, broker_client, broker_settings
-from tests.support.short_logs import SMALL, fill, shortened
+from tests.support.short_logs import DISK_EXPIRES, SMALL, fill, shortened
 
 
 class Leases:
@@ -96,10 +96,10 @@ async def test_retention_keeps_files_until_the_reader_releases_its_lease(tmp_pat
 
 
 async def test_almost_full_disk_counts_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with broker_client(tmp_path, queues=4, **SMALL) as client:
+    async with broker_client(tmp_path, queues=4, **SMALL | DISK_EXPIRES) as client:
         await hold(client, "scan", 0, 600)
         await fill(client)
-        monkeypatch.setattr("mq.broker.base.disk.RealDisk.usage", lambda disk, directory: (10, 100))
+        monkeypatch.setattr("mq.broker.base.disk.RealDisk.usage", lambda disk, directory: (5, 100))
         await client.wait_for(lambda info: int(info["raftmq.basePosition"]) > 0)
 
 
