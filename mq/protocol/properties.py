@@ -19,7 +19,7 @@ SENT_PROPERTIES_BYTES_MAX: Final = 29 * 1024
 """Of a message when it is first stored, with what the broker adds to each.
 
 The rest is reserved for what brokers and consumers add later: for a delay, a transaction, a redelivery, a dead letter.
-`tests/unit/protocol/test_property_room.py` adds that up.
+`tests/unit/protocol/test_properties.py` adds that up.
 """
 _INT32_DIGITS: Final = 10
 SAFE_BYTES_MAX: Final = 512
