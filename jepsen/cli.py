@@ -99,7 +99,7 @@ def run(
     named = tuple(_known("fault of OpenChaos", name.strip(), OPENCHAOS) for name in openchaos.split(",") if openchaos)
     if named:
         nemeses = tuple(kinds_of(named))
-    plan = _plan(workload, nemeses, seconds, seed, _chosen(backend), planted, quick=quick, security=security)
+    plan = _plan(workload, nemeses, seconds, seed, _backend(backend), planted, quick=quick, security=security)
     _print_verdict(*_run(replace(plan, openchaos=named), store))
 
 
@@ -122,10 +122,12 @@ def scenario(
         return
     chosen = SCENARIOS[_known("scenario", name, SCENARIOS)]
     workload = workload or chosen.workload
-    _print_verdict(*_run(_plan(workload, chosen.kinds, seconds, seed, _chosen(backend), planted, scenario=name), store))
+    _print_verdict(
+        *_run(_plan(workload, chosen.kinds, seconds, seed, _backend(backend), planted, scenario=name), store)
+    )
 
 
-def _chosen(backend: str | None) -> str:
+def _backend(backend: str | None) -> str:
     """The back end to use. First of all output: why it is not the best one, if nobody chose it. Raises CannotRun."""
     if backend is None and (reason := why_default()):
         typer.echo(reason)
@@ -232,7 +234,7 @@ def matrix(
     ] = False,
 ) -> None:
     """Carry out all runs of a profile, one after the other, and judge; ends with the exit code of the worst."""
-    chosen = _chosen(backend)
+    chosen = _backend(backend)
     every = cells(
         _known("profile", profile, PROFILES),
         list(WORKLOADS),

@@ -33,15 +33,15 @@ class ArchiveTaskReader(BulkTaskReader):
         Raises as `TaskReader.read`; ReadFailed also if the archive cannot be read, unless the options say otherwise.
         """
         archived = self._part.archived
-        self._left = {each.queue_id: each for each in self._part.ranges}
+        self._remaining = {each.queue_id: each for each in self._part.ranges}
         if archived is not None and not self._offsets_suffice():
             blocks = self.open_archive(archived.archive, self._options.fetch_seconds)
             try:
                 yield from self._read_archive(blocks, archived)
             finally:
                 blocks.close()
-        if self._left:
-            yield from self._read_left(self._left)
+        if self._remaining:
+            yield from self._read_left(self._remaining)
 
     def _read_archive(self, blocks: TopicBlocks, archived: ArchivedPart) -> Iterator[Any]:
         tags = self._options.tags
@@ -49,7 +49,7 @@ class ArchiveTaskReader(BulkTaskReader):
         self._progress_at = self._clock()
         pause = PAUSE_SECONDS_MIN
         while True:
-            ranges = {queue_id: (each.start, each.end) for queue_id, each in self._left.items()}
+            ranges = {queue_id: (each.start, each.end) for queue_id, each in self._remaining.items()}
             try:
                 for found in blocks.read(self._part.topic, ranges, archived.begin_pos, archived.archive.end[2], codes):
                     self._renew_lease()
@@ -68,9 +68,9 @@ class ArchiveTaskReader(BulkTaskReader):
             return
 
     def _took(self, found: ArchivedRecords, archived: ArchivedPart) -> None:
-        self._left = {
+        self._remaining = {
             queue_id: QueueRange(queue_id, offset, each.end)
-            for queue_id, each in self._left.items()
+            for queue_id, each in self._remaining.items()
             if (offset := found.next_offsets[queue_id]) < each.end
         }
         self._progress_at = self._clock()
@@ -80,7 +80,7 @@ class ArchiveTaskReader(BulkTaskReader):
 
     def _gave_up(self, error: ArchiveUnreadable) -> None:
         """Raises ReadFailed, unless brokers may be read instead."""
-        each = next(iter(self._left.values()))
+        each = next(iter(self._remaining.values()))
         where = (
             f"topic {self._part.topic!r}, queue {self._part.broker_name}:{each.queue_id}, from offset {each.start} on"
         )

@@ -237,24 +237,24 @@ def loss_text(lost: Iterable[Loss]) -> str:
 def _deleted(loss: Loss) -> str:
     count = (loss.end or 0) - loss.start
     return (
-        f"{_where(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} ({count} messages) were deleted before they "
+        f"{_queue_of(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} ({count} messages) were deleted before they "
         f"were read, the queue begins at {loss.now} now"
     )
 
 
 def _cut(loss: Loss) -> str:
     return (
-        f"{_where(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} existed before and do not exist any more "
+        f"{_queue_of(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} existed before and do not exist any more "
         f"({(loss.end or 0) - loss.start} messages), the queue ends at {loss.now} now"
     )
 
 
-def _gone(loss: Loss) -> str:
-    return f"{_where(loss)} does not exist any more; {_unread(loss)}"
+def _deleted_text(loss: Loss) -> str:
+    return f"{_queue_of(loss)} does not exist any more; {_unread(loss)}"
 
 
 def _recreated(loss: Loss) -> str:
-    return f"{_where(loss)}: the topic was deleted and created again; {_unread(loss)}"
+    return f"{_queue_of(loss)}: the topic was deleted and created again; {_unread(loss)}"
 
 
 def _unread(loss: Loss) -> str:
@@ -263,7 +263,7 @@ def _unread(loss: Loss) -> str:
     return f"offsets {loss.start} to {loss.end - 1} ({loss.end - loss.start} messages) were not read"
 
 
-def _where(loss: Loss) -> str:
+def _queue_of(loss: Loss) -> str:
     topic, broker_name, queue_id = loss.queue
     return f"topic {topic!r}, queue {broker_name}:{queue_id}"
 
@@ -271,7 +271,7 @@ def _where(loss: Loss) -> str:
 _WORDS: Final[dict[LossKind, Callable[[Loss], str]]] = {
     "deleted": _deleted,
     "cut": _cut,
-    "gone": _gone,
+    "gone": _deleted_text,
     "recreated": _recreated,
 }
 REMEDIES: Final[dict[LossKind, str]] = {

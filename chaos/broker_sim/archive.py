@@ -426,9 +426,9 @@ class Threads:
 
     def archive_later(self) -> None:
         """Look from time to time whether to archive."""
-        self._cluster.later(self._process.node, self._rng.uniform(0.5, 1.0) * _LOOK_SECONDS, self._look)
+        self._cluster.later(self._process.node, self._rng.uniform(0.5, 1.0) * _LOOK_SECONDS, self._check_archiver)
 
-    def _look(self) -> None:
+    def _check_archiver(self) -> None:
         archiving = self._process.broker.services.archiving
         if self._archiver is None:
             if (job := archiving.next_job()) is not None:

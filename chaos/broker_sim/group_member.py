@@ -102,7 +102,7 @@ class Member:
         self._checker = checker
         self._plan = plan
         self._backs = backs
-        self._client = Client(workload.cluster, number, self._heard)
+        self._client = Client(workload.cluster, number, self._on_request)
         self.client_id = client_id
         self.gone = False
         self._awake_at = 0.0
@@ -180,7 +180,7 @@ class Member:
         for node in self._cluster.nodes.values():
             self._client.request(node, RequestCode.HEART_BEAT, None, body, lambda _: None)
 
-    def _heard(self, connection: Connection, request: Any, body: bytes) -> None:
+    def _on_request(self, connection: Connection, request: Any, body: bytes) -> None:
         if self.gone:
             return
         if isinstance(request, NotifyConsumerIdsChanged):
@@ -316,14 +316,14 @@ class Member:
                 self._checker.pull_ends(queue.key, offset)
             if self._answered(queue, round_begun):
                 if isinstance(answer, Answer):
-                    self._got(queue, offset, answer)
+                    self._on_pulled(queue, offset, answer)
                 self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
 
         flags, count = _SUSPEND | (_COMMIT_OFFSET if carries else 0), self._rng.choice((1, 8, 32))
         ext = pull_fields(group, topic, queue_id, offset, count, sys_flag=flags, commit_offset=reached)
         self._ask(RequestCode.PULL_MESSAGE, ext, b"", done)
 
-    def _got(self, queue: MemberQueue, offset: int, answer: Answer) -> None:
+    def _on_pulled(self, queue: MemberQueue, offset: int, answer: Answer) -> None:
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             self._workload.counts[f"sent elsewhere: {answer.remark}"] += 1
             queue.begin_at(int(answer.ext["nextBeginOffset"]))

@@ -181,7 +181,7 @@ class Lite(OrderedPop):
         def done(answer: Answer | Lost) -> None:
             repeated = ""
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
-                self._got(consumer, node, _received(_MEMBERS[name], answer))
+                self._check_received(consumer, node, _received(_MEMBERS[name], answer))
             else:
                 self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
                 repeated = attempt if answer is Lost.UNKNOWN else ""
@@ -192,7 +192,7 @@ class Lite(OrderedPop):
         self.counts["pops, the same attempt again" if again else "pops"] += 1
         consumer.request(node, RequestCode.POP_LITE_MESSAGE, ext, b"", done)
 
-    def _about(self, source: From, receipt: Receipt) -> dict[str, Any]:
+    def _request_fields(self, source: From, receipt: Receipt) -> dict[str, Any]:
         group, queue, _ = source.queue
         return {
             "consumerGroup": group,

@@ -343,18 +343,18 @@ class Mixed(Workload):
             for level, offset in self._waiting
         ]
         for key in self._keys():
-            positions += [stored.record.physical_offset for stored in self._left(key)[:1]]
+            positions += [stored.record.physical_offset for stored in self._unread(key)[:1]]
         return min(positions, default=1 << 62)
 
     def _keys(self) -> Iterable[Key]:
         return (key for plan in self._plans for key in plan.keys)
 
-    def _left(self, key: Key) -> list[Stored]:
+    def _unread(self, key: Key) -> list[Stored]:
         return self.ledger.queues[key[1:]][max(0, self._checker.offset(key)) :]
 
     def unfinished(self) -> int:
         """See `Workload.unfinished`: groups must consume everything."""
-        return len(self._waiting) + sum(len(self._left(key)) for key in self._keys())
+        return len(self._waiting) + sum(len(self._unread(key)) for key in self._keys())
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
         """See `Workload.check_replicas`."""

@@ -138,7 +138,7 @@ class OrderedPop(Workload):
                     for message, receipt in received(answer)
                 ]
                 worker.ok("pop", v=[(queue_name(*k[1:]), r.offset, str(value_of(m.body))) for k, m, r in got])
-                self._got(consumer, node, got)
+                self._check_received(consumer, node, got)
             else:
                 (worker.info if answer is Lost.UNKNOWN else worker.fail)("pop", str(answer))
                 self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
@@ -149,7 +149,9 @@ class OrderedPop(Workload):
         self.counts["pops, the same attempt again" if again else "pops"] += 1
         consumer.request(node, RequestCode.POP_MESSAGE, ext, b"", done)
 
-    def _got(self, consumer: Client, node: Node, got: list[tuple[QueueOfGroup, StoredMessage, Receipt]]) -> None:
+    def _check_received(
+        self, consumer: Client, node: Node, got: list[tuple[QueueOfGroup, StoredMessage, Receipt]]
+    ) -> None:
         queues: dict[QueueOfGroup, list[Receipt]] = {}
         for key, message, receipt in got:
             offset, queue = receipt.offset, self.ledger.queues.get(key[1:], [])
@@ -189,11 +191,11 @@ class OrderedPop(Workload):
             if choice < 0.1:
                 self.counts["left out"] += 1
             elif choice < 0.2:
-                self.cluster.at(at, self._put_off, source, receipt)
+                self.cluster.at(at, self._change_invisible, source, receipt)
             else:
                 self.cluster.at(at, self._acknowledge, source, receipt)
 
-    def _about(self, source: From, receipt: Receipt) -> dict[str, Any]:
+    def _request_fields(self, source: From, receipt: Receipt) -> dict[str, Any]:
         return {
             "consumerGroup": _GROUP,
             "topic": self.topic,
@@ -221,9 +223,9 @@ class OrderedPop(Workload):
         value = self._value_at(source.queue, receipt.offset)
         worker.invoke("ack", k=queue, v=value, o=receipt.offset)
         self._asked.add(asked)
-        self._ask(source, RequestCode.ACK_MESSAGE, self._about(source, receipt), done)
+        self._ask(source, RequestCode.ACK_MESSAGE, self._request_fields(source, receipt), done)
 
-    def _put_off(self, source: From, receipt: Receipt) -> None:
+    def _change_invisible(self, source: From, receipt: Receipt) -> None:
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
                 self.counts["put off"] += 1
@@ -233,7 +235,10 @@ class OrderedPop(Workload):
                     self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 2.0), self._acknowledge, source, fresh)
 
         suspends = self.rng.random() < 0.5
-        ext = self._about(source, receipt) | {"invisibleTime": self.rng.choice((0, 300, 2000)), "suspend": suspends}
+        ext = self._request_fields(source, receipt) | {
+            "invisibleTime": self.rng.choice((0, 300, 2000)),
+            "suspend": suspends,
+        }
         self._ask(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, done)
 
     def _ask(self, source: From, code: RequestCode, ext: dict[str, Any], done: OnDone) -> None:

@@ -197,7 +197,7 @@ class Pop(Workload):
                 got = received(answer)
                 popped = [(self._place_of(receipt), str(value_of(message.body))) for message, receipt in got]
                 worker.ok("pop", v=[(queue_name(*place.queue), place.offset, value) for place, value in popped])
-                self._got(consumer, got)
+                self._check_received(consumer, got)
             else:
                 self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
                 (worker.info if answer is Lost.UNKNOWN else worker.fail)("pop", str(answer))
@@ -206,7 +206,7 @@ class Pop(Workload):
         self.counts["pops"] += 1
         consumer.request(self.cluster.some_node(self.rng), RequestCode.POP_MESSAGE, ext, b"", done)
 
-    def _got(self, consumer: Client, pairs: list[tuple[StoredMessage, Receipt]]) -> None:
+    def _check_received(self, consumer: Client, pairs: list[tuple[StoredMessage, Receipt]]) -> None:
         kept: list[tuple[MessageAt, Receipt]] = []
         for message, receipt in pairs:
             place = self._place_of(receipt)
@@ -226,14 +226,14 @@ class Pop(Workload):
             self.cluster.at(self.cluster.now + later, self._ack_together, consumer, wanted)
             return
         for place, receipt in wanted:
-            step = self._put_off if not self.stopped and self.rng.random() < 0.15 else self._ack
+            step = self._change_invisible if not self.stopped and self.rng.random() < 0.15 else self._ack
             self.cluster.at(self.cluster.now + later, step, consumer, place, receipt)
 
     def _place_of(self, receipt: Receipt) -> MessageAt:
         topic = self.topic if receipt.mark == mark_of(self.topic) else self._retry_topic
         return MessageAt(topic, receipt.queue_id, receipt.offset)
 
-    def _about(self, place: MessageAt, receipt: Receipt) -> dict[str, Any]:
+    def _request_fields(self, place: MessageAt, receipt: Receipt) -> dict[str, Any]:
         return {
             "consumerGroup": _GROUP,
             "topic": place.topic,
@@ -260,7 +260,7 @@ class Pop(Workload):
 
     def _ack(self, consumer: Client, place: MessageAt, receipt: Receipt) -> None:
         done = self._ack_begins(place, receipt)
-        ext = self._about(place, receipt)
+        ext = self._request_fields(place, receipt)
         consumer.request(self.cluster.some_node(self.rng), RequestCode.ACK_MESSAGE, ext, b"", done)
 
     def _ack_together(self, consumer: Client, wanted: list[tuple[MessageAt, Receipt]]) -> None:
@@ -288,7 +288,7 @@ class Pop(Workload):
         if (how := self._finished.get(place)) != "acknowledged":
             raise Violation(f"pop: {place} was answered as acknowledged, but is {how}")
 
-    def _put_off(
+    def _change_invisible(
         self, consumer: Client, place: MessageAt, receipt: Receipt, invisible_ms: int | None = None, attempt: int = 1
     ) -> None:
         """Postpone a message; if the outcome is unknown, ask again with the same receipt, as long as it is useful."""
@@ -302,7 +302,7 @@ class Pop(Workload):
                 if self.rng.random() < 0.3:
                     self.cluster.at(later, self._ack, consumer, place, receipt)
                 elif attempt < _ATTEMPTS_MAX:
-                    self.cluster.at(later, self._put_off, consumer, place, receipt, invisible_ms, attempt + 1)
+                    self.cluster.at(later, self._change_invisible, consumer, place, receipt, invisible_ms, attempt + 1)
                 return
             is_refused = isinstance(answer, Answer) and answer.code == ResponseCode.NO_MESSAGE
             if is_refused and known_to and known_to == self._known_to(place, receipt):
@@ -321,7 +321,7 @@ class Pop(Workload):
                 later = self.rng.uniform(0.0, 2.0)
                 self.cluster.at(self.cluster.now + later, self._ack, consumer, place, fresh)
 
-        ext = self._about(place, receipt) | {"invisibleTime": invisible_ms, "suspend": self.rng.random() < 0.5}
+        ext = self._request_fields(place, receipt) | {"invisibleTime": invisible_ms, "suspend": self.rng.random() < 0.5}
         node = self.cluster.some_node(self.rng)
         consumer.request(node, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"", done)
 

@@ -24,7 +24,7 @@ class Progress:
         self._patience = patience
         self._end = now + _PATIENCES_MAX * patience
         self._deadline = now + patience
-        self._left: tuple[int, int] | None = None
+        self._remaining: tuple[int, int] | None = None
         self._behind: int | None = None
 
     def see(self, now: float, *, unstored: int, unfinished: int, behind: int) -> None:
@@ -33,8 +33,8 @@ class Progress:
         The first figures count as progress, too.
         """
         left = unstored, unfinished
-        if self._left is None or left < self._left:
-            self._left, self._deadline = left, now + self._patience
+        if self._remaining is None or left < self._remaining:
+            self._remaining, self._deadline = left, now + self._patience
         if self._behind is None or behind < self._behind:
             self._behind, self._deadline = behind, now + self._patience
 

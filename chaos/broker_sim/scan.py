@@ -146,7 +146,7 @@ class ScanRead:
         self._client = workload.rng.choice(workload.clients)
         self._node = self._some_node()
         self._identity = ""
-        self._left: dict[int, ReadRange] = {}
+        self._remaining: dict[int, ReadRange] = {}
         self._number = workload.rng.getrandbits(32)
         self._attempts = 0
         self._held: tuple[object, float] | None = None
@@ -216,12 +216,12 @@ class ScanRead:
             self._check_plan(queues, places, before)
         self._identity = identity
         ahead = 0 if self._is_last else self._rng.choice((0, 0, 1, 20))  # also beyond the end
-        self._left = {
+        self._remaining = {
             each.queue_id: ReadRange(each.queue_id, each.first, each.end + ahead)
             for each in queues
             if each.first < each.end + ahead
         }
-        if self._topic == self._workload.topic and self._left and not ahead and self._rng.random() < 0.5:
+        if self._topic == self._workload.topic and self._remaining and not ahead and self._rng.random() < 0.5:
             self._hold()
         else:
             self._read()
@@ -246,7 +246,7 @@ class ScanRead:
     def _hold(self) -> None:
         ledger = self._workload.ledger.queues
         position = min(
-            ledger[self._topic, each.queue_id][each.start].record.physical_offset for each in self._left.values()
+            ledger[self._topic, each.queue_id][each.start].record.physical_offset for each in self._remaining.values()
         )
         process = self._node.process
         until = self._node.clock() + _LEASE_SECONDS
@@ -263,7 +263,7 @@ class ScanRead:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        if not self._left:
+        if not self._remaining:
             self._end("scans")
             return
         if self._held is None and (self._rng.random() < 0.2 or self._node.process is None):
@@ -278,7 +278,7 @@ class ScanRead:
             "allowLeader": self._is_last or self._rng.random() < 0.6,
             "waitMs": self._rng.choice((0, 0, 1000)),
         }
-        body = encode_ranges(self._left.values())
+        body = encode_ranges(self._remaining.values())
         self._ask(RequestCode.BULK_READ, fields, body, self._answered, self._read)
 
     def _answered(self, answer: Answer) -> None:
@@ -292,7 +292,7 @@ class ScanRead:
             case BulkStatus.GONE:
                 self._check_held(found)
                 for queue_id, first in found.offsets.items():
-                    start, end = self._left[queue_id][1:]
+                    start, end = self._remaining[queue_id][1:]
                     if first <= start:
                         raise Violation(f"gone: queue {queue_id} begins at {first}, but {start} was requested")
                     self._go_on_at(queue_id, min(first, end))
@@ -311,11 +311,13 @@ class ScanRead:
             return
         process, until = self._held
         if isinstance(process, BrokerProcess) and self._node.process is process and self._node.clock() < until:
-            raise Violation(f"lease: {process.node_id} let go of what is held: {dict(found.offsets)}, {self._left}")
+            raise Violation(
+                f"lease: {process.node_id} let go of what is held: {dict(found.offsets)}, {self._remaining}"
+            )
         self._held = None
 
     def _check_answer(self, found: BulkAnswer) -> None:
-        following = {queue_id: each.start for queue_id, each in self._left.items()}
+        following = {queue_id: each.start for queue_id, each in self._remaining.items()}
         at = 0
         before = -1
         for queue_id, size in zip(found.queue_ids, found.sizes, strict=True):
@@ -335,6 +337,6 @@ class ScanRead:
             self._go_on_at(queue_id, offset)
 
     def _go_on_at(self, queue_id: int, offset: QueueOffset) -> None:
-        end = self._left.pop(queue_id).end
+        end = self._remaining.pop(queue_id).end
         if offset < end:
-            self._left[queue_id] = ReadRange(queue_id, offset, end)
+            self._remaining[queue_id] = ReadRange(queue_id, offset, end)

@@ -38,7 +38,7 @@ class _Switch:
         self._ports = ports
         self._rng = rng
         self._links: dict[tuple[int, int], Link] = {}
-        self._where: dict[bytes, int] = {}
+        self._port_of: dict[bytes, int] = {}
         self._waiting: list[tuple[float, int, int, bytes]] = []
         self._order = itertools.count()
 
@@ -50,8 +50,8 @@ class _Switch:
         return counts
 
     def forward(self, source: int, frame: bytes, now: float) -> None:
-        self._where[frame[6:12]] = source
-        known = self._where.get(frame[:6])
+        self._port_of[frame[6:12]] = source
+        known = self._port_of.get(frame[:6])
         for target in self._ports if known is None else (known,):
             if target == source:
                 continue

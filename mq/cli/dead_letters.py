@@ -158,7 +158,7 @@ def show(
 
     async def main() -> Letter | None:
         async with _reader(namesrv, group, everything=True) as consumer:
-            [chosen] = _chosen(consumer.assignment, queue)
+            [chosen] = _queues_named(consumer.assignment, queue)
             await consumer.assign([chosen])
             await consumer.seek(chosen, offset)
             async for letter in await consumer.read_to_end():
@@ -220,7 +220,7 @@ def requeue(
         from_first = everything or bool(offsets)
         async with _reader(namesrv, group, everything=from_first) as consumer, Admin(namesrv) as admin:
             if queue is not None:
-                await consumer.assign(_chosen(consumer.assignment, queue))
+                await consumer.assign(_queues_named(consumer.assignment, queue))
                 if from_first:
                     for each in consumer.assignment:
                         await consumer.seek(each, "first")
@@ -343,7 +343,7 @@ async def _reader(namesrv: str, group: str, *, everything: bool) -> AsyncGenerat
         yield consumer
 
 
-def _chosen(queues: frozenset[MessageQueue], name: str | None) -> list[MessageQueue]:
+def _queues_named(queues: frozenset[MessageQueue], name: str | None) -> list[MessageQueue]:
     """The queue with this name, or the only one. Raises CommandFailed."""
     names = {queue_name(queue): queue for queue in sorted(queues)}
     if name is None and len(names) == 1:

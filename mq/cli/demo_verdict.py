@@ -85,11 +85,11 @@ class History:
         self.consumed.add(number)
         if not intact:
             self._content_breaches += 1
-            self._note(f"{_where(queue, queue_offset)}: the body is not line {number}")
+            self._note(f"{_place(queue, queue_offset)}: the body is not line {number}")
         before = self._contents.setdefault(queue, {}).setdefault(queue_offset, number)
         if before != number:
             self._content_breaches += 1
-            self._note(f"{_where(queue, queue_offset)} was message {before} once and message {number} later")
+            self._note(f"{_place(queue, queue_offset)} was message {before} once and message {number} later")
         key = (consumer, queue)
         had = self._had.setdefault(key, set())
         if queue_offset in had:
@@ -98,7 +98,7 @@ class History:
         highest = self._highest.get(key, -1)
         if queue_offset < highest:
             self._consumer_breaches += 1
-            self._note(f"{consumer} got {_where(queue, queue_offset)} after offset {highest}")
+            self._note(f"{consumer} got {_place(queue, queue_offset)} after offset {highest}")
         else:
             self._highest[key] = queue_offset
 
@@ -136,10 +136,10 @@ class History:
             other = places.setdefault((queue, queue_offset), number)
             if held is not None and held != number:
                 breaches += 1
-                self._note(f"message {number} was acknowledged at {_where(queue, queue_offset)}, which holds {held}")
+                self._note(f"message {number} was acknowledged at {_place(queue, queue_offset)}, which holds {held}")
             elif other != number:
                 breaches += 1
-                self._note(f"messages {other} and {number} were both acknowledged at {_where(queue, queue_offset)}")
+                self._note(f"messages {other} and {number} were both acknowledged at {_place(queue, queue_offset)}")
         return breaches
 
     def _send_order_breaches(self) -> int:
@@ -153,7 +153,7 @@ class History:
             if queue_offset < last_offset:
                 breaches += 1
                 self._note(
-                    f"message {number} is at {_where(queue, queue_offset)}, before message {last_number} "
+                    f"message {number} is at {_place(queue, queue_offset)}, before message {last_number} "
                     f"at {last_offset}, which was sent earlier"
                 )
             else:
@@ -165,5 +165,5 @@ class History:
             self._examples.append(sentence)
 
 
-def _where(queue: Queue, queue_offset: int) -> str:
+def _place(queue: Queue, queue_offset: int) -> str:
     return f"{queue.broker_name}/{queue.queue_id} offset {queue_offset}"

@@ -70,7 +70,7 @@ def readable(name: str, text: str) -> str:
     if text.lstrip("-").isdigit() and name not in ("brokerVersion", OWN_PREFIX + "term"):
         return f"{int(text):,}"
     if text.startswith("{"):
-        return ", ".join(f"{key}: {_words(value)}" for key, value in json.loads(text).items())
+        return ", ".join(f"{key}: {_as_text(value)}" for key, value in json.loads(text).items())
     return text
 
 
@@ -92,5 +92,5 @@ def _names(figures: Iterable[Mapping[str, str]]) -> list[str]:
     return sorted(names, key=lambda name: (not name.startswith(OWN_PREFIX), name))
 
 
-def _words(value: object) -> str:
+def _as_text(value: object) -> str:
     return " ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else str(value)

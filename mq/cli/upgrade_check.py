@@ -29,7 +29,7 @@ def upgrade_check(
     Exit code 1 if not.
     """
     with client_errors():
-        report = upgrade_report(_chosen(run_trio(partial(ask_cluster, namesrv)), group))
+        report = upgrade_report(_group_named(run_trio(partial(ask_cluster, namesrv)), group))
     if as_json:
         print_json(report.as_json())
     else:
@@ -40,7 +40,7 @@ def upgrade_check(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _chosen(groups: list[GroupStatus], name: str | None) -> GroupStatus:
+def _group_named(groups: list[GroupStatus], name: str | None) -> GroupStatus:
     found = [group for group in groups if name in (None, group.group)]
     if len(found) == 1:
         return found[0]

@@ -12,15 +12,15 @@ class GroupBudget:
 
     def __init__(self, share: float, now: float) -> None:
         self._share = share
-        self._left = share * _BURST_SECONDS
+        self._remaining = share * _BURST_SECONDS
         self._at = now
 
     def spend(self, seconds: float, now: float) -> None:
         """The group's filters used a processor for `seconds`."""
-        self._left = min(self._left + (now - self._at) * self._share, self._share * _BURST_SECONDS) - seconds
+        self._remaining = min(self._remaining + (now - self._at) * self._share, self._share * _BURST_SECONDS) - seconds
         self._at = now
 
     def wait_seconds(self, now: float) -> float:
         """How long the group's filters must not run; 0 if they may."""
         self.spend(0.0, now)
-        return max(0.0, -self._left / self._share)
+        return max(0.0, -self._remaining / self._share)

@@ -11,7 +11,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process and all its descendants, in steps of 10 ms. 0 once it is gone."""
     try:
-        children = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in _words(task / "children")]
+        children = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in _fields(task / "children")]
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
     return cpu_seconds_without_running_children(pid) + sum(cpu_seconds(int(child)) for child in children)
@@ -26,7 +26,7 @@ def cpu_seconds_without_running_children(pid: int) -> float:
     return sum(map(int, fields[11:15])) / _TICKS_PER_SECOND
 
 
-def _words(path: Path) -> list[str]:
+def _fields(path: Path) -> list[str]:
     try:
         return path.read_text().split()
     except (FileNotFoundError, ProcessLookupError):

@@ -143,7 +143,7 @@ def encode_answer_head(
     flags |= _WITHOUT_BODIES if without_bodies else 0
     head = _HEAD.pack(BulkStatus.RECORDS, flags, len(offsets), len(sizes))
     places = b"".join(_QUEUE_OFFSET.pack(*each) for each in offsets.items())
-    return b"".join((head, places, _words(queue_ids), _words(sizes)))
+    return b"".join((head, places, _encoded_ints(queue_ids), _encoded_ints(sizes)))
 
 
 def encode_offsets(offsets: dict[int, QueueOffset]) -> bytes:
@@ -225,7 +225,7 @@ def decode_plan(body: bytes | memoryview) -> tuple[list[PlannedQueue], list[Plan
     ]
 
 
-def _words(numbers: Sequence[int]) -> bytes:
+def _encoded_ints(numbers: Sequence[int]) -> bytes:
     words = array("i", numbers)
     assert words.itemsize == _WORD, "a C int has 4 bytes"
     if sys.byteorder == "little":

@@ -243,15 +243,15 @@ class QueueCalls(Admin):
 
     async def ready(self, topic: str) -> int:
         """How many messages of a queue wait, without those that were delivered. Raises TopicNotFound, ClientError."""
-        return await self._behind(topic, counts_delivered=False)
+        return await self._lag(topic, counts_delivered=False)
 
     async def unfinished(self, topic: str) -> int:
         """How many messages of a queue are not acknowledged, without delayed ones that are not due yet. Raises
         TopicNotFound, ClientError.
         """
-        return await self._behind(topic, counts_delivered=True)
+        return await self._lag(topic, counts_delivered=True)
 
-    async def _behind(self, topic: str, *, counts_delivered: bool) -> int:
+    async def _lag(self, topic: str, *, counts_delivered: bool) -> int:
         stats = await self.topic_stats(topic)
         progress = await self.group_progress(topic)
 

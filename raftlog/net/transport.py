@@ -304,7 +304,7 @@ class Transport:
                 failures += 1
                 use_tls = self._next_uses_tls(error, used=use_tls)
                 if isinstance(error, ConnectionRefusedError):
-                    self._gone(peer)
+                    self._forget_peer(peer)
                 text = failure_in_words(error)
                 self.failures[peer] = text
                 if text not in reported and text != _WAITS:
@@ -315,12 +315,12 @@ class Transport:
             reported.clear()
             self.failures.pop(peer, None)
             if self._incarnations.get(peer, welcome.incarnation) != welcome.incarnation:
-                self._gone(peer)
+                self._forget_peer(peer)
             self._incarnations[peer] = welcome.incarnation
             self._software[peer] = welcome.software
             await self._hold(peer, lane, sock, keys, welcome.version)
 
-    def _gone(self, peer: NodeId) -> None:
+    def _forget_peer(self, peer: NodeId) -> None:
         self._incarnations.pop(peer, None)
         self._on_peer_gone(peer)
         self._reactor.wake()

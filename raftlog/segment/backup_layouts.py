@@ -42,7 +42,7 @@ LEFTOVERS_STAY_MS: Final = 24 * 3_600_000
 """An object without a manifest belongs to a running or an aborted run. Removed at this age."""
 
 
-def _nothing(nbytes: int) -> None:
+def _ignore(nbytes: int) -> None:
     """For those who do not count."""
 
 
@@ -219,7 +219,7 @@ class ImmutableObjects:
         check_stored(
             self._store,
             StoredIndex(name, len(state.data), hashlib.sha256(state.data).hexdigest()),
-            self._verified or _nothing,
+            self._verified or _ignore,
         )
         self._states += (StoredState(state.index, name, len(state.data), zlib.crc32(state.data)),)
 
@@ -317,9 +317,7 @@ def without_beginning(manifest: BackupManifest, begin: Base) -> BackupManifest:
     )
 
 
-def check_stored(
-    store: BackupStore, stored: StoredObject | StoredIndex, read: Callable[[int], None] = _nothing
-) -> None:
+def check_stored(store: BackupStore, stored: StoredObject | StoredIndex, read: Callable[[int], None] = _ignore) -> None:
     """Read an object and compare its length and SHA-256. ``read`` is called with the size of each piece.
 
     Raises:

@@ -29,7 +29,7 @@ class RangesAhead:
     def __init__(self, fetch: Fetch, objects: Sequence[tuple[str, int]], range_bytes: int = RANGE_BYTES) -> None:
         self.names = frozenset(name for name, _ in objects)
         self._fetch = fetch
-        self._left = _ranges(objects, range_bytes)
+        self._remaining = _ranges(objects, range_bytes)
         self._pending: deque[tuple[str, int, int, Future[bytes]]] = deque()
         self._pool = ThreadPoolExecutor(RANGES_AT_ONCE, "ranges-ahead")
 
@@ -48,7 +48,7 @@ class RangesAhead:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _request(self) -> None:
-        while len(self._pending) < RANGES_AT_ONCE and (following := next(self._left, None)) is not None:
+        while len(self._pending) < RANGES_AT_ONCE and (following := next(self._remaining, None)) is not None:
             name, offset, length = following
             self._pending.append((name, offset, length, self._pool.submit(self._fetch, name, length, offset)))
 

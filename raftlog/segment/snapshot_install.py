@@ -196,7 +196,7 @@ class SnapshotInstall:
             self._files = SegmentFiles(disk, self._root, manifest.segment_bytes, Preallocation.NONE, limits)
             self._last = manifest.base.ref
             self._index = SparseIndex(manifest.segment_bytes, limits.anchor_bytes)
-            self._got: set[int] = set()
+            self._pieces: set[int] = set()
             self._start = manifest.base.pos
             self._before = self._last
             self._resume()
@@ -214,7 +214,7 @@ class SnapshotInstall:
     @property
     def missing_bytes(self) -> int:
         """Bytes still missing."""
-        log = 0 if self._log_done else self.manifest.starts.stop - self._start - len(self._got) * self.piece_bytes
+        log = 0 if self._log_done else self.manifest.starts.stop - self._start - len(self._pieces) * self.piece_bytes
         snapshot = self.manifest.snapshot_bytes - len(self._got_of_snapshot) * self.piece_bytes
         return max(0, log) + (0 if self._snapshot_done else max(0, snapshot))
 
@@ -227,7 +227,7 @@ class SnapshotInstall:
         if not self._log_done:
             file_end = self._start + self.manifest.segment_bytes
             for pos in range(self._start, file_end, self.piece_bytes):
-                if pos not in self._got and ("log", pos) not in in_flight:
+                if pos not in self._pieces and ("log", pos) not in in_flight:
                     return "log", pos, min(self.piece_bytes, file_end - pos)
         if not self._snapshot_done:
             for pos in range(0, self.manifest.snapshot_bytes, self.piece_bytes):
@@ -287,12 +287,12 @@ class SnapshotInstall:
         if not self._log_done and self._start in present:
             # An unfinished file. Its valid beginning need not be fetched again, but its sync may have failed.
             self._files.write_again(self._start, self._start + segment_bytes)
-            self._got = set(range(self._start, self._start + segment_bytes, self.piece_bytes))
+            self._pieces = set(range(self._start, self._start + segment_bytes, self.piece_bytes))
             self._verify()
 
     def _take_log(self, pos: int, data: bytes) -> bool:
         file_end = self._start + self.manifest.segment_bytes
-        if not self._start <= pos < file_end or pos in self._got:
+        if not self._start <= pos < file_end or pos in self._pieces:
             return True  # of an earlier request, and no longer needed
         if (pos - self._start) % self.piece_bytes or len(data) != min(self.piece_bytes, file_end - pos):
             return False
@@ -300,13 +300,13 @@ class SnapshotInstall:
         begin = max(pos, self._last.pos + self._last.size)
         if begin < pos + len(data):
             self._files.write(begin, [memoryview(data)[begin - pos :]])
-        self._got.add(pos)
+        self._pieces.add(pos)
         return self._verify()
 
     def _verify(self) -> bool:
         """Continue verifying the contiguous part; False if some was bad and is dropped."""
         start, file_end = self._start, self._start + self.manifest.segment_bytes
-        end = next((pos for pos in range(start, file_end, self.piece_bytes) if pos not in self._got), file_end)
+        end = next((pos for pos in range(start, file_end, self.piece_bytes) if pos not in self._pieces), file_end)
         pos = max(start, self._last.pos + self._last.size)
         window = memoryview(self._files.pread_padded(pos, max(0, end - pos)))
         at = 0
@@ -344,8 +344,8 @@ class SnapshotInstall:
         return self._last is not self._before and (not is_final or self._last == self.manifest.last)
 
     def _forget(self, pos: int) -> bool:
-        self._got = {piece for piece in self._got if piece + self.piece_bytes <= pos}
-        if not self._got:
+        self._pieces = {piece for piece in self._pieces if piece + self.piece_bytes <= pos}
+        if not self._pieces:
             # The verified part is fetched again, too: it may be a good file, but not the wanted one.
             self._index.truncate(self._before.index + 1)
             self._last = self._before
@@ -361,7 +361,7 @@ class SnapshotInstall:
         self._files.write_sidecar(self._start, encode_sidecar(ClosedFileIndex(self._before.chain, self._last, part)))
         self._before = self._last
         self._start += self.manifest.segment_bytes
-        self._got.clear()
+        self._pieces.clear()
 
     def _has_snapshot(self) -> bool:
         if SNAPSHOT_NAME in self._disk.listdir(self._root):

@@ -61,7 +61,7 @@ def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str |
         except msgspec.ValidationError:
             return why_not_json(body, schema) or _TOO_LARGE
         except (msgspec.DecodeError, ValueError, RecursionError, decimal.InvalidOperation) as error:
-            return why_not_json(body, {}) or f"it is not JSON: {_why(body, error)}"
+            return why_not_json(body, {}) or f"it is not JSON: {_reason(body, error)}"
         if not isinstance(found, dict):
             return why_not_json(body, {})
         if (name := _twice(body, found)) is not None:
@@ -111,7 +111,7 @@ def _is_exact(value: Any, name: str) -> bool:
     return not would_change(value, name)
 
 
-def _why(body: bytes, error: Exception) -> str:
+def _reason(body: bytes, error: Exception) -> str:
     """What Python's own parser takes and JSON does not have."""
     if body.startswith(b"\xef\xbb\xbf"):
         return "it begins with a byte order mark"

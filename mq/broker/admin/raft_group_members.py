@@ -128,7 +128,7 @@ class RaftMembers(Service):
                 return False, Refusal.INVALID_CHANGE.name, str(error)
         index = self._replica.change(change)
         if isinstance(index, Refusal):
-            return False, index.name, self._why(index, change)
+            return False, index.name, self._refusal_text(index, change)
         assert index > NO_INDEX, f"entry {index} changes the members, as if it were a transfer"
         done = {
             ConfChangeKind.ADD_LEARNER: f"{change.node} at {change.address} is a learner now",
@@ -145,10 +145,14 @@ class RaftMembers(Service):
             return True, "", f"{to} leads already"
         refusal = self._replica.transfer(to)
         if refusal is not None:
-            return False, refusal.name, self._why(refusal, None if to is None else ConfChange(_KINDS["promote"], to))
+            return (
+                False,
+                refusal.name,
+                self._refusal_text(refusal, None if to is None else ConfChange(_KINDS["promote"], to)),
+            )
         return _Waiting(NO_INDEX, self._clock(), "", _no_reply)
 
-    def _why(self, refusal: Refusal, change: ConfChange | None) -> str:
+    def _refusal_text(self, refusal: Refusal, change: ConfChange | None) -> str:
         """The reason for a refusal as text with its figures."""
         status = self._replica.core.status()
         if refusal is Refusal.NOT_LEADER:

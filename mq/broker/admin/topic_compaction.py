@@ -205,7 +205,7 @@ class TopicCompaction(Service):
             return
         if self._clock() >= self._look_at:
             self._look_at = self._clock() + _LOOK_SECONDS
-            self._look()
+            self._find_work()
         for each in list(self._queues.values()):
             self._is_busy |= self._step(each)
             if self._waits():
@@ -223,7 +223,7 @@ class TopicCompaction(Service):
             and self._metadata.format_level.level >= LEVEL_OF_COMPACTION
         )
 
-    def _look(self) -> None:
+    def _find_work(self) -> None:
         """Find new queues, and what is old enough to go."""
         topics = self._topics or {}
         for topic in topics:

@@ -107,7 +107,7 @@ class TopicExpiry(Service):
             if self._clock() < self._again_at:
                 return
             self._again_at = self._clock() + _AGAIN_SECONDS
-            self._places = self._look_up(set(self._hours.values()))
+            self._places = self._find_places(set(self._hours.values()))
             self._unlooked = iter([key for key in self._store.all_keys() if key[0] in self._hours])
             self._uncounted = iter(list(self._sizes))
         if rows := self._too_old() or self._too_many():
@@ -158,7 +158,7 @@ class TopicExpiry(Service):
             self._unlooked = None
         return [row for key in some if (row := self._expiring(key)) is not None]
 
-    def _look_up(self, hours: set[int]) -> dict[int, PhysicalOffset]:
+    def _find_places(self, hours: set[int]) -> dict[int, PhysicalOffset]:
         """The physical offset before which everything is older than so many hours."""
         now_ms = self._now_ms()
         found: dict[int, PhysicalOffset] = {}

@@ -217,7 +217,7 @@ class BulkReads(Service):
         limit_pos = PhysicalOffset(self._replica.log.durable_pos)
         try:
             offsets_only = ext.offsets_only and not read.codes
-            found = self._look(ext.topic, read.ranges, bytes_max, limit_pos, offsets_only=offsets_only)
+            found = self._find_entries(ext.topic, read.ranges, bytes_max, limit_pos, offsets_only=offsets_only)
         except QueueFileDamaged as damage:
             return self._damaged(damage)
         if found.is_behind and self._clock() < read.deadline:
@@ -289,7 +289,7 @@ class BulkReads(Service):
 
     # -- consume queues ------------------------------------------------------------------------------------------------
 
-    def _look(
+    def _find_entries(
         self, topic: str, ranges: list[ReadRange], bytes_max: int, limit_pos: PhysicalOffset, *, offsets_only: bool
     ) -> _Found:
         """Consume queue entries for an answer of ``bytes_max``, or all entries if records are not requested.

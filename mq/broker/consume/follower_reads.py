@@ -70,7 +70,7 @@ class FollowerReads:
             return self.own_id if 2 * lag > self.lag_max else LEADER_ID
         if lag <= self.lag_max:
             return LEADER_ID
-        fit = [follower.broker_id for follower in self._heard() if follower.applied_pos > behind]
+        fit = [follower.broker_id for follower in self._followers_now() if follower.applied_pos > behind]
         if not fit:
             return LEADER_ID
         config = self._metadata.groups.get(group)
@@ -110,16 +110,16 @@ class FollowerReads:
         """
         if not self._replica.is_leader:
             return LEADER_ID if self._replica.core.leader_id is not None else None
-        return next((follower.broker_id for follower in self._heard() if follower.applied_pos >= behind), None)
+        return next((follower.broker_id for follower in self._followers_now() if follower.applied_pos >= behind), None)
 
-    def _heard(self) -> list[_Follower]:
+    def _followers_now(self) -> list[_Follower]:
         now = self._clock()
         if now >= self._refresh_at:
             self._refresh_at = now + _REFRESH_SECONDS
-            self._followers = self._look(now)
+            self._followers = self._find_followers(now)
         return self._followers
 
-    def _look(self, now: float) -> list[_Follower]:
+    def _find_followers(self, now: float) -> list[_Follower]:
         status = self._replica.core.status()
         followers: list[_Follower] = []
         for peer in status.peers:

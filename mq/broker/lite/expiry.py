@@ -153,14 +153,14 @@ class _Reads:
 
     def __init__(self, read: Callable[[PhysicalOffset, int], int | None]) -> None:
         self._read = read
-        self._left = _READ_AT_ONCE
+        self._remaining = _READ_AT_ONCE
         self._young: dict[int, int] = {}
 
     def is_older(self, position: PhysicalOffset, size: int, before_ms: int) -> bool:
         """Whether the record at this position was stored before then; False if that is unknown."""
-        if self._left <= 0 or position >= self._young.get(before_ms, position + 1):
+        if self._remaining <= 0 or position >= self._young.get(before_ms, position + 1):
             return False
-        self._left -= 1
+        self._remaining -= 1
         stored_ms = self._read(position, size)
         if stored_ms is None:
             return False

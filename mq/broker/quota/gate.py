@@ -269,7 +269,7 @@ class QuotaGate(Service):
         if by is None:
             return handler(call)
         call.drop_body()
-        return self._put_off(call, by, seconds)
+        return self._delay(call, by, seconds)
 
     def _send(self, handler: Handler, call: Call[Any]) -> bytes | None:
         now, parts = self._clock(), _parts_of(call)
@@ -369,7 +369,7 @@ class QuotaGate(Service):
         self._held_bytes += held.nbytes
         heappush(self._held, held._replace(number=self._number))
 
-    def _put_off(self, call: Call[Any], by: Limited, seconds: float, until: float | None = None) -> bytes | None:
+    def _delay(self, call: Call[Any], by: Limited, seconds: float, until: float | None = None) -> bytes | None:
         """Let a pull or pop wait, or tell its client to come again."""
         now = self._clock()
         if isinstance(call.request, BulkRead):
@@ -382,11 +382,11 @@ class QuotaGate(Service):
             until = now + patience
         nbytes = _bytes_of_header(call.request)
         if until <= now or not self._has_room(nbytes):
-            return self._nothing(call, by)
+            return self._empty_answer(call, by)
         self._hold(call, min(until, now + seconds), nbytes, by, until)
         return None
 
-    def _nothing(self, call: Call[Any], by: Limited) -> bytes:
+    def _empty_answer(self, call: Call[Any], by: Limited) -> bytes:
         request = call.request
         if isinstance(request, PeekMessage):
             self.refused += 1
@@ -421,7 +421,7 @@ class QuotaGate(Service):
         if held.until:
             seconds, by = self._buckets.wait(self._limits_of(call), now)
             if by is not None:
-                reply = self._put_off(call, by, seconds, held.until)
+                reply = self._delay(call, by, seconds, held.until)
                 if reply is not None:
                     call.answer(reply)
                 return

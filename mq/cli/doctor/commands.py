@@ -71,11 +71,11 @@ def print_findings(findings: list[Finding], found: Survey) -> None:
         console.print(line.append(f"{finding.subject} {finding.what}.", style="none"))
         console.print(Text(f"         -> {finding.remedy} ({finding.page})", style="dim"))
     counts = checked(found)
-    looked_at = ", ".join(f"{count:,} {_words(name, count)}" for name, count in counts.items())
+    looked_at = ", ".join(f"{count:,} {_label(name, count)}" for name, count in counts.items())
     verdict = summary(findings)
     console.print(f"{verdict} Looked at {looked_at}.")
 
 
-def _words(name: str, count: int) -> str:
+def _label(name: str, count: int) -> str:
     word = name.replace("_", " ")
     return word.removesuffix("s") if count == 1 else word

@@ -111,11 +111,13 @@ def policy_of(error: BaseException, *mappings: OnError) -> HandlingPolicy | None
     for on_error in mappings:
         for kind in type(error).__mro__:
             if kind in on_error:
-                return _chosen(error, on_error[kind])
+                return _policy_of(error, on_error[kind])
     return None
 
 
-def _chosen(error: BaseException, choice: Choice | Callable[[BaseException], Choice | None]) -> HandlingPolicy | None:
+def _policy_of(
+    error: BaseException, choice: Choice | Callable[[BaseException], Choice | None]
+) -> HandlingPolicy | None:
     if isinstance(choice, HandlingPolicy):
         return choice
     found: list[object] = []

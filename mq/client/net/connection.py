@@ -106,7 +106,7 @@ async def open_connection(
             address, "the server closed the connection during the TLS handshake; does it use TLS?"
         ) from error
     except (OSError, ValueError) as error:
-        raise ConnectFailed(address, _why(error)) from error
+        raise ConnectFailed(address, _reason(error)) from error
     return Connection(
         address,
         stream,
@@ -124,7 +124,7 @@ def _end_of(error: Exception) -> str:
     return (cause.strerror if isinstance(cause, OSError) else None) or str(cause) or repr(error)
 
 
-def _why(error: OSError | ValueError) -> str:
+def _reason(error: OSError | ValueError) -> str:
     """Why an attempt to connect failed. AnyIO says only that all attempts did; the cause is that of the last one."""
     if isinstance(error, socket.gaierror):
         return f"the name does not resolve ({error.strerror or error}); is it spelled right, and known to the DNS here?"
@@ -186,7 +186,7 @@ class Connection:
         """Requests in flight that the server may hold for long."""
         self.heard_at = anyio.current_time()
         """When the last data arrived, on the event loop's clock."""
-        self._heard = False
+        self._has_received = False
         self._stream = stream
         self._silence_seconds = silence_seconds
         self._on_server_request = on_server_request
@@ -371,7 +371,7 @@ class Connection:
                 return self._with_hint("closed by the server")
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
                 return self._with_hint(f"read failed: {_end_of(error)}")
-            self._heard = True
+            self._has_received = True
             self.heard_at = anyio.current_time()
             try:
                 for serialization, header, body in buffer.receive(chunk):
@@ -380,7 +380,7 @@ class Connection:
                 return f"unreadable answer: {error}"
 
     def _with_hint(self, reason: str) -> str:
-        if self._heard or self._has_tls:
+        if self._has_received or self._has_tls:
             return reason
         return f"{reason} before it sent anything; does it require TLS? If not, check whether host and port are right"
 

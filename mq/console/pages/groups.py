@@ -101,8 +101,8 @@ async def reset(visit: Visit, form: Form) -> Done:
     name, topic, to = required(form, "name"), required(form, "topic"), required(form, "to")
     position = position_of(to, one(form, "time"))
     offsets = await visit.watch.changing_admin.reset_group(name, topic, position)
-    said = f"{name} goes on in {topic} at the {_words(position)} in {len(offsets)} queues."
-    return Done(link("/group", name=name), said, f"{name} in {topic} to the {_words(position)}")
+    said = f"{name} goes on in {topic} at the {_position_text(position)} in {len(offsets)} queues."
+    return Done(link("/group", name=name), said, f"{name} in {topic} to the {_position_text(position)}")
 
 
 async def enable(visit: Visit, form: Form) -> Done:
@@ -154,7 +154,7 @@ async def offsets_of_all(
     return {queue: found[queue] if queue in found else await admin.offset(queue, time) for queue in queues}
 
 
-def _words(position: ConsumeFrom) -> str:
+def _position_text(position: ConsumeFrom) -> str:
     if position == "first":
         return "first message"
     return "end" if position == "last" else f"first message stored from {position.isoformat()} on"

@@ -79,7 +79,7 @@ async def browse(visit: Visit) -> Page:
                 found = await querying_admin.messages_by_key(topic, value, count_max=min(count, 64), unique=by == "id")
                 rows = message_rows(found[::-1], hide_bodies=visit.settings.hide_bodies)
         else:
-            queues = _chosen(list(ends), query.get("queue", ""))
+            queues = _queues_named(list(ends), query.get("queue", ""))
             sql, tags = sql_of(visit), query.get("tags", "").strip() or "*"
             looked_at = LOOKED_AT_MAX if sql or tags != "*" else 0
             is_newest = by == "newest"
@@ -176,7 +176,7 @@ def _reader(visit: Visit) -> PullConsumer:
     )
 
 
-def _chosen(queues: list[MessageQueue], name: str) -> list[MessageQueue]:
+def _queues_named(queues: list[MessageQueue], name: str) -> list[MessageQueue]:
     """The queue of this name, or all. Raises Refused."""
     if name:
         queues = [queue for queue in queues if f"{queue.broker_name}/{queue.queue_id}" == name]

@@ -246,7 +246,7 @@ def trace_messages(records: Iterable[TraceRecord]) -> Iterator[_TraceMessage]:
     for record in records:
         text = encode_trace(record)
         nbytes = len(text.encode("utf-8", "replace"))
-        wanted = _words(record.message_id)
+        wanted = _split(record.message_id)
         needed = sum(_key_bytes(each) for each in wanted if each not in keys)
         if texts and (body_bytes >= TRACE_BODY_BYTES_MAX or keys_bytes + needed > KEYS_BYTES_MAX):
             yield _message(texts, keys)
@@ -254,7 +254,7 @@ def trace_messages(records: Iterable[TraceRecord]) -> Iterator[_TraceMessage]:
         texts.append(text)
         body_bytes += nbytes
         if isinstance(record, Sent | HandlingBegun | HandlingEnded | TransactionEnded) and record.keys:
-            wanted += _words(record.keys)
+            wanted += _split(record.keys)
         for key in wanted:
             if key not in keys and keys_bytes + _key_bytes(key) <= KEYS_BYTES_MAX:
                 keys[key] = None
@@ -267,7 +267,7 @@ def _message(texts: list[str], keys: Iterable[str]) -> _TraceMessage:
     return _TraceMessage(tuple(keys), "".join(texts).encode("utf-8", "replace"), len(texts))
 
 
-def _words(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return text.translate(_SEPARATORS).encode("utf-8", "replace").decode().split()
 
 

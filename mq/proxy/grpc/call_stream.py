@@ -25,7 +25,7 @@ class StreamConnection(Protocol):
     def refuse(self, stream: CallStream, refusal: CallRefused) -> None: ...
 
 
-def _nothing() -> None:
+def _ignore() -> None:
     pass
 
 
@@ -72,9 +72,9 @@ class CallStream:
         self.half_closed = False
         self.closed = False
         self.refusal: CallRefused | None = None
-        self.on_message: Callable[[], None] = _nothing
-        self.on_sent: Callable[[], None] = _nothing
-        self.on_end: Callable[[], None] = _nothing
+        self.on_message: Callable[[], None] = _ignore
+        self.on_sent: Callable[[], None] = _ignore
+        self.on_end: Callable[[], None] = _ignore
         self.owed = 0
         self.waiting = False
         self.headers_sent = False

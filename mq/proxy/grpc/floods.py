@@ -17,23 +17,23 @@ class Allowance:
     """What may be spent: so much at once, and so much per second."""
 
     def __init__(self, burst: float, per_second: float, now: float) -> None:
-        self._burst = self._left = burst
+        self._burst = self._remaining = burst
         self._per_second = per_second
         self._since = now
 
     def spend(self, amount: float, now: float) -> bool:
         """Whether there was enough; then it is spent."""
-        if amount > self._left:
-            self._left = min(self._burst, self._left + (now - self._since) * self._per_second)
+        if amount > self._remaining:
+            self._remaining = min(self._burst, self._remaining + (now - self._since) * self._per_second)
             self._since = now
-            if amount > self._left:
+            if amount > self._remaining:
                 return False
-        self._left -= amount
+        self._remaining -= amount
         return True
 
     def earn(self, amount: float) -> None:
         """More may be spent, at most the burst at once."""
-        self._left = min(self._burst, self._left + amount)
+        self._remaining = min(self._burst, self._remaining + amount)
 
 
 class FloodGuard:

@@ -233,7 +233,7 @@ class KeyIndex:
         for start in starts[whole:]:
             for part in reversed([*self._parts_from(start, start + size)]):
                 if part not in self._indexed and part not in self._failed:
-                    yield part, self._behind(part)
+                    yield part, self._end_of_part(part)
 
     def copied_job(self, part: int, begin: int, end: int) -> IndexJob:
         """The job for a part of the archive whose entries from ``begin`` to ``end`` were copied to `copy_path_of`."""
@@ -256,7 +256,7 @@ class KeyIndex:
             unindexed=(),
             indexed=tuple(self._indexed[: self._indexed.bisect_left(self._base_pos)]),
             path_of=self.path_of,
-            behind=self._behind,
+            behind=self._end_of_part,
             is_complete=True,
             is_over=is_over,
             limits=self._limits,
@@ -290,7 +290,7 @@ class KeyIndex:
             unindexed=unindexed,
             indexed=self.local_parts,
             path_of=self.path_of,
-            behind=self._behind,
+            behind=self._end_of_part,
             is_complete=len(chosen) == len(direct),
             is_over=is_over,
             limits=self._limits,
@@ -302,7 +302,7 @@ class KeyIndex:
         log = self._log
         limit = self._end_of(min(self._applied_index(), log.durable_index))
         for part in self._parts_from(self._complete_below, limit):
-            behind = self._behind(part)
+            behind = self._end_of_part(part)
             if behind > limit:
                 break  # an entry that begins before the limit ends before it
             if part not in self._indexed:
@@ -311,7 +311,7 @@ class KeyIndex:
 
     def _entries_of(self, part: int) -> tuple[int, int]:
         """The range of the entries that begin in a part."""
-        return self._first_entry_from(part), self._first_entry_from(self._behind(part), part)
+        return self._first_entry_from(part), self._first_entry_from(self._end_of_part(part), part)
 
     def _first_entry_from(self, pos: int, part: int | None = None) -> int:
         """The beginning of the first entry at or after ``pos``; the end of the last one if there is none in this
@@ -335,9 +335,9 @@ class KeyIndex:
         """The parts from this one on that begin before ``end``."""
         while part < end:
             yield part
-            part = self._behind(part)
+            part = self._end_of_part(part)
 
-    def _behind(self, part: int) -> int:
+    def _end_of_part(self, part: int) -> int:
         start = part - part % self._segment_bytes
         return min(part + self._part_bytes, start + self._segment_bytes)
 
