@@ -8,10 +8,12 @@ import pytest
 import trio
 
 from mq.client import BrokerError, Message, NotRecalled, Producer, PushConsumer, ReceivedMessage
+from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.delay import DELAY_LEVELS_MS
 from mq.protocol.names import SCHEDULE_TOPIC
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.stored_messages import stored, wait_stored
+from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
 
@@ -38,11 +40,17 @@ async def test_copy_is_delayed_redelivered_and_dead_lettered_like_a_returned_mes
                 comes.send_nowait(None)
                 raise ValueError("not yet")
 
-            body = b"so much " * 1000
-            sent = await producer.send(Message("T", body, tags="x", keys=["k"], properties={"own": "kept"}, flag=3))
             client = await broker.connect()
+
+            async def has_group() -> bool:
+                answer = await client.request(RequestCode.GET_MAX_OFFSET, {"topic": "%RETRY%G", "queueId": 0})
+                return answer.code == ResponseCode.SUCCESS
+
+            body = b"so much " * 1000
             async with consumer, comes, came:
                 nursery.start_soon(consumer.run)
+                await until(has_group)  # before that, no broker takes a copy for it
+                sent = await producer.send(Message("T", body, tags="x", keys=["k"], properties={"own": "kept"}, flag=3))
                 await came.receive()
                 for times in range(2):
                     level = 3 + times
