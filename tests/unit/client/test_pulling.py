@@ -34,5 +34,5 @@ async def test_backward_answer_of_a_damaged_replica_does_not_end_the_consumer() 
         on_offset_moved=nothing,
     )
     assert puller._receive(memoryview(b""), 10) == ([], 10)
-    with pytest.raises(UnreadableAnswer, match="a pull at 10 continues at 5"):
+    with pytest.raises(UnreadableAnswer, match="a pull at 10 names the next offset 5"):
         puller._receive(memoryview(b""), 5)
