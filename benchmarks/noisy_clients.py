@@ -50,8 +50,8 @@ _ASKED_AT_ONCE = 200
 _PAUSE_SECONDS = 0.1
 
 
-class Refused(Exception):
-    """The broker refused a neighbour's setup; the message has its response."""
+class NeighbourFailed(Exception):
+    """A neighbour could not be set up or started; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Job:
 
 @asynccontextmanager
 async def neighbours(job: Job) -> AsyncIterator[None]:
-    """They run within the block. Raises Refused if they cannot start."""
+    """They run within the block. Raises NeighbourFailed if they cannot start."""
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "benchmarks.noisy_clients"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
     )
@@ -78,10 +78,10 @@ async def neighbours(job: Job) -> AsyncIterator[None]:
         await process.stdin.send_all(json.dumps(asdict(job)).encode())
         await process.stdin.aclose()
         if not await process.stdout.receive_some():
-            raise Refused(f"the neighbours ({job.kind}) ended with exit code {await process.wait()}")
+            raise NeighbourFailed(f"the neighbours ({job.kind}) ended with exit code {await process.wait()}")
         yield
         if process.poll() is not None:
-            raise Refused(f"the neighbours ({job.kind}) ended with exit code {process.poll()}")
+            raise NeighbourFailed(f"the neighbours ({job.kind}) ended with exit code {process.poll()}")
     finally:
         with trio.CancelScope(shield=True):  # this does not hang: it is killed
             process.kill()
@@ -100,7 +100,7 @@ class _Client:
         return cls(await trio.open_tcp_stream(job.host, job.port))
 
     async def ask(self, frames: Iterable[bytes]) -> None:
-        """Send requests and wait until all are answered. Raises Refused."""
+        """Send requests and wait until all are answered. Raises NeighbourFailed."""
         waiting = list(frames)
         while waiting:
             asked, waiting = waiting[:_ASKED_AT_ONCE], waiting[_ASKED_AT_ONCE:]
@@ -112,7 +112,7 @@ class _Client:
     async def _answers(self) -> int:
         chunk = await self.stream.receive_some(65536)
         if not chunk:
-            raise Refused("the broker closed the connection")
+            raise NeighbourFailed("the broker closed the connection")
         data = self._received + bytes(chunk)
         frames, consumed = split_frames(memoryview(data))
         self._received = data[consumed:]
@@ -121,7 +121,7 @@ class _Client:
             answer = decode_header(serialization, header)
             if isinstance(answer, Response):
                 if answer.code != ResponseCode.SUCCESS:
-                    raise Refused(f"code {answer.code}: {answer.remark}")
+                    raise NeighbourFailed(f"code {answer.code}: {answer.remark}")
                 count += 1
         return count
 
@@ -278,7 +278,7 @@ def main() -> None:
     kind: Callable[[Job, Callable[[], None]], Awaitable[None]] = _groups if job.kind == "groups" else _hostile
     try:
         run_trio(lambda: kind(job, lambda: print("at work", flush=True)))
-    except (Refused, OSError, trio.BrokenResourceError) as error:
+    except (NeighbourFailed, OSError, trio.BrokenResourceError) as error:
         print(f"neighbours: {error}", file=sys.stderr)
         sys.exit(1)
 

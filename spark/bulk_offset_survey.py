@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 from mq.protocol.bulk import BulkError, decode_plan
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.topic_ends import ENDS_TOPICS_MAX, decode_ends, encode_topics
-from spark.client import Answer, Connection, Refused, TopicRoute, Unreachable
+from spark.client import Answer, Connection, ServerError, TopicRoute, Unreachable
 from spark.offset_survey import LEADER_ID, Survey, Surveyor
 from spark.option_table import QueueName
 from spark.options import ReadOptions, Subscription
@@ -139,7 +139,7 @@ class BulkSurveyor(Surveyor):
                 return
             try:
                 plans = self._ask_replica(address, topics, current=current, detail=True)
-            except (Unreachable, Refused):
+            except (Unreachable, ServerError):
                 continue
             yield address, {topic: plan for topic, plan in plans.items() if plan.identity == identities[topic]}
 
@@ -165,7 +165,7 @@ class BulkSurveyor(Surveyor):
             for address in order:
                 try:
                     return self._ask_replica(address, topics, current=True)
-                except (Unreachable, Refused) as error:
+                except (Unreachable, ServerError) as error:
                     failures.append(str(error))
             if self._consistency == "latest":
                 raise Unreachable(broker_name, f"no replica knows what is committed ({'; '.join(failures)})")
@@ -177,7 +177,7 @@ class BulkSurveyor(Surveyor):
             try:
                 for topic, plan in self._ask_replica(address, topics, current=False).items():
                     found[topic] = _joined(found[topic], plan) if topic in found else plan
-            except (Unreachable, Refused) as error:
+            except (Unreachable, ServerError) as error:
                 failures.append(str(error))
         if not found:
             raise Unreachable(broker_name, f"no replica can be reached ({'; '.join(failures) or 'none is known'})")
@@ -193,7 +193,7 @@ class BulkSurveyor(Surveyor):
     def _ask_replica(
         self, address: str, topics: list[str], *, current: bool, detail: bool = False
     ) -> dict[str, TopicPlan]:
-        """What a replica has of these topics. Raises Unreachable, Refused, PlanRefused."""
+        """What a replica has of these topics. Raises Unreachable, ServerError, PlanRefused."""
         connection = self._connect(address, self._timeout)
         try:
             detail = detail or self._detail
@@ -256,7 +256,7 @@ def surveyor_of(
 def _ask_ends(connection: Connection, topics: list[str], *, current: bool) -> dict[str, TopicPlan] | None:
     """The ends of topics, as many per request as fit into a response; None if the replica does not support the request.
 
-    Raises Unreachable, Refused.
+    Raises Unreachable, ServerError.
     """
     plans: dict[str, TopicPlan] = {}
     while len(plans) < len(topics):
@@ -308,7 +308,7 @@ def _checked(address: str, answer: Answer) -> Answer:
     if answer.code in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY):
         raise Unreachable(address, answer.remark)
     if answer.code != ResponseCode.SUCCESS:
-        raise Refused(address, answer.code, answer.remark)
+        raise ServerError(address, answer.code, answer.remark)
     return answer
 
 

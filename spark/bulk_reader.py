@@ -27,7 +27,7 @@ from mq.protocol.bulk import (
 )
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
-from spark.client import Answer, Connection, Refused, Unreachable
+from spark.client import Answer, Connection, ServerError, Unreachable
 from spark.columns import OFFSET_COLUMNS, offset_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
 from spark.leases import RENEWAL_SECONDS, lease_fields
@@ -79,7 +79,7 @@ class BulkTaskReader(TaskReader):
                 except Busy:
                     sent = None
                     continue
-                except (Unreachable, Refused, ReplicaBehind, AnswerDamaged) as error:
+                except (Unreachable, ServerError, ReplicaBehind, AnswerDamaged) as error:
                     sent = None
                     self._next_replica(error)
                     continue
@@ -162,7 +162,7 @@ class BulkTaskReader(TaskReader):
     def _answered(self, answer: Answer, connection: Connection) -> BulkAnswer:
         """A response that has records or advances the position.
 
-        Raises Busy, ReplicaBehind, Refused, AnswerDamaged, DataLoss, ReadFailed.
+        Raises Busy, ReplicaBehind, ServerError, AnswerDamaged, DataLoss, ReadFailed.
         """
         address = connection.address
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -170,7 +170,7 @@ class BulkTaskReader(TaskReader):
                 f"{address} knows no bulk reads: the brokers of Apache RocketMQ are read with readMode=pull"
             )
         if answer.code != ResponseCode.SUCCESS:
-            raise Refused(address, answer.code, answer.remark)
+            raise ServerError(address, answer.code, answer.remark)
         try:
             found = decode_answer(answer.body)
         except BulkError as error:

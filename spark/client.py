@@ -44,7 +44,7 @@ class Unreachable(Exception):
         self.reason = reason
 
 
-class Refused(Exception):
+class ServerError(Exception):
     """The server responded with an error; ``code`` is RocketMQ's."""
 
     def __init__(self, address: str, code: int, remark: str) -> None:
@@ -138,10 +138,10 @@ class Connection:
         return bool(self._answers) or bool(self._input.poll(0)) or self._has_decrypted()
 
     def ask(self, code: int, ext: dict[str, str]) -> Answer:
-        """Send a request and wait for its response. Raises Unreachable, and Refused unless it succeeded."""
+        """Send a request and wait for its response. Raises Unreachable, and ServerError unless it succeeded."""
         answer = self.receive(self.send(code, ext))
         if answer.code != ResponseCode.SUCCESS:
-            raise Refused(self.address, answer.code, answer.remark)
+            raise ServerError(self.address, answer.code, answer.remark)
         return answer
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class NameServers:
         """The route of a topic.
 
         Raises:
-            Refused: there is no such topic.
+            ServerError: there is no such topic.
             Unreachable: no name server responded.
         """
         return _route(
@@ -228,12 +228,12 @@ class NameServers:
     def routes(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
         """The routes of topics, pipelined; topics that do not exist are left out.
 
-        Raises Unreachable: no name server responded; Refused: one refused for another reason.
+        Raises Unreachable: no name server responded; ServerError: one refused for another reason.
         """
         return self._ask(lambda connection: dict(_routes(connection, topics)))
 
     def topics(self) -> list[str]:
-        """The names of all topics. Raises Unreachable, Refused."""
+        """The names of all topics. Raises Unreachable, ServerError."""
         return sorted(
             self._ask(lambda connection: _asked(connection, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})).get(
                 "topicList"
@@ -277,7 +277,7 @@ def _routes(connection: Connection, topics: Sequence[str]) -> Iterator[tuple[str
             if answer.code == ResponseCode.SUCCESS:
                 yield topic, _route(_parse(connection.address, answer.body))
             elif answer.code != ResponseCode.TOPIC_NOT_EXIST:
-                raise Refused(connection.address, answer.code, answer.remark)
+                raise ServerError(connection.address, answer.code, answer.remark)
 
 
 def _route(found: dict[str, Any]) -> TopicRoute:

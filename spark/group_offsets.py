@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from spark.client import Refused, TopicRoute, Unreachable
+from spark.client import ServerError, TopicRoute, Unreachable
 from spark.kept_connections import KeptConnections
 from spark.offset_survey import LEADER_ID
 from spark.option_table import QueueName
@@ -63,7 +63,7 @@ class GroupOffsets:
             for address, queues in by_leader.items():
                 for begin in range(0, len(queues), _AT_ONCE):
                     self._store(address, queues[begin : begin + _AT_ONCE])
-        except (Unreachable, Refused) as error:
+        except (Unreachable, ServerError) as error:
             self._connections.close()  # responses may still be in flight
             if not self._is_failing:
                 log.warning("the offsets of consumer group %s could not be stored: %s", self._group, error)
@@ -77,7 +77,7 @@ class GroupOffsets:
         for queue, offset, number in asked:
             answer = connection.receive(number)
             if answer.code != ResponseCode.SUCCESS:
-                raise Refused(address, answer.code, answer.remark)
+                raise ServerError(address, answer.code, answer.remark)
             self._stored[queue] = offset
 
     def _request(self, queue: QueueName) -> tuple[int, dict[str, str]]:

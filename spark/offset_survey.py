@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from mq.protocol.codes import RequestCode
-from spark.client import Answer, Connection, NameServers, Refused, TopicRoute, Unreachable
+from spark.client import Answer, Connection, NameServers, ServerError, TopicRoute, Unreachable
 from spark.option_table import QueueName
 from spark.options import Pattern, Queues, Subscription, Topics
 from spark.plan import ArchiveClaim, ArchivedLog, PlanRefused, QueueEnds, shown
@@ -99,7 +99,7 @@ class Surveyor:
     def by_time(self, found: Survey, times: Mapping[QueueName, int]) -> dict[QueueName, int | None]:
         """For each queue the offset of the first message stored at a time or later; None if there is none.
 
-        ``times`` are epoch milliseconds. Raises Unreachable, Refused.
+        ``times`` are epoch milliseconds. Raises Unreachable, ServerError.
         """
         offsets: dict[QueueName, int | None] = {}
         for queue, answer in self._each(found.routes, times, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, times):
@@ -192,7 +192,7 @@ def _fields(queue: QueueName, times: Mapping[QueueName, int] | None) -> dict[str
 
 def _offset(queue: QueueName, answer: Answer) -> int:
     if answer.code:
-        raise Refused(queue[1], answer.code, f"{answer.remark} ({shown([queue])})")
+        raise ServerError(queue[1], answer.code, f"{answer.remark} ({shown([queue])})")
     try:
         return int(answer.ext["offset"])
     except (KeyError, ValueError) as error:

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from mq.protocol.codes import ResponseCode
-from spark.client import NameServers, Refused, Unreachable
+from spark.client import NameServers, ServerError, Unreachable
 from spark.numbering import BATCH_MAX, Job
 from spark.options import OptionRefused, WriteOptions
 
@@ -114,7 +114,7 @@ def _planned(options: WriteOptions, schema: StructType, *, overwrite: bool) -> S
     if options.topic is not None:
         try:
             NameServers(options.namesrv, _PLANNING_SECONDS).route(options.topic)
-        except Refused as error:
+        except ServerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise OptionRefused(f"option topic: the topic {options.topic!r} cannot be written: {error}") from error
             raise OptionRefused(f"option topic: the topic {options.topic!r} does not exist; create it first") from error

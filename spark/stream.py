@@ -44,7 +44,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins. Raises PlanRefused, Unreachable, Refused."""
+        """Where a query without a checkpoint begins. Raises PlanRefused, Unreachable, ServerError."""
         return self._progress.beginning()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -61,7 +61,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends. Raises DataLoss, ClusterChanged, PositionRefused, Unreachable, Refused."""
+        """The end of the next batch. Raises DataLoss, ClusterChanged, PositionRefused, Unreachable, ServerError."""
         return self._progress.latest(start, is_limited=not isinstance(limit, ReadAllAvailable))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -69,7 +69,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._progress.newest()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read nothing that is stored after this. Raises Unreachable, Refused."""
+        """Read nothing that is stored after this. Raises Unreachable, ServerError."""
         self._progress.end_here()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

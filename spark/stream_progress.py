@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from spark.bulk_offset_survey import surveyor_of
-from spark.client import Connection, Refused, Unreachable
+from spark.client import Connection, ServerError, Unreachable
 from spark.errors import DataLoss
 from spark.group_offsets import GroupOffsets
 from spark.kept_connections import KeptConnections
@@ -119,7 +119,7 @@ class StreamProgress:
     def beginning(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins; the same on each call.
 
-        Raises PlanRefused, OptionRefused, Unreachable, Refused.
+        Raises PlanRefused, OptionRefused, Unreachable, ServerError.
         """
         if self._began is None:
             found = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=True)
@@ -139,7 +139,7 @@ class StreamProgress:
         Raises:
             DataLoss: messages after ``start`` cannot be read any more, and the query must not continue without them.
             ClusterChanged, PositionRefused: the checkpoint is another cluster's or another program's.
-            Unreachable, Refused: the brokers did not respond within the deadline.
+            Unreachable, ServerError: the brokers did not respond within the deadline.
         """
         position = self._position(start)
         pause = _PAUSE_SECONDS_MIN
@@ -238,12 +238,12 @@ class StreamProgress:
         return self._found
 
     def _survey(self, seconds: float, *, strict: bool, known: Survey | None = None) -> Survey:
-        """Query until there is a response. Raises Unreachable, Refused after so many seconds."""
+        """Query until there is a response. Raises Unreachable, ServerError after so many seconds."""
         began, pause = self._clock(), _PAUSE_SECONDS_MIN
         while True:
             try:
                 found = self._surveyor.survey(self._options.subscription, strict=strict, known=known)
-            except (Unreachable, Refused):
+            except (Unreachable, ServerError):
                 self._connections.close()
                 known = None  # a topic may be deleted, or its route may have changed
                 if self._clock() - began + pause >= seconds:

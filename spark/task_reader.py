@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from spark.client import Answer, Connection, NameServers, Refused, Unreachable
+from spark.client import Answer, Connection, NameServers, ServerError, Unreachable
 from spark.columns import Source, decode_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
 from spark.options import ReadOptions
@@ -164,7 +164,7 @@ class TaskReader:
                     sent = self._ask(connection, wanted, offset)
                 chunk = self._records_in(connection.receive(sent), wanted, offset)
                 sent = None
-            except (Unreachable, Refused, ReplicaBehind, AnswerDamaged) as error:
+            except (Unreachable, ServerError, ReplicaBehind, AnswerDamaged) as error:
                 sent = None
                 self._next_replica(error)
                 continue
@@ -224,7 +224,7 @@ class TaskReader:
         )
 
     def _records_in(self, answer: Answer, wanted: QueueRange, offset: int) -> Chunk:
-        """The records in a response. Raises ReplicaBehind, Refused, AnswerDamaged, DataLoss."""
+        """The records in a response. Raises ReplicaBehind, ServerError, AnswerDamaged, DataLoss."""
         address = self._replicas[self._turn]
         if answer.code not in (
             ResponseCode.SUCCESS,
@@ -232,7 +232,7 @@ class TaskReader:
             ResponseCode.PULL_RETRY_IMMEDIATELY,
             ResponseCode.PULL_OFFSET_MOVED,
         ):
-            raise Refused(address, answer.code, answer.remark)
+            raise ServerError(address, answer.code, answer.remark)
         try:
             next_offset = int(answer.ext["nextBeginOffset"])
             first, end = int(answer.ext["minOffset"]), int(answer.ext["maxOffset"])
@@ -313,7 +313,7 @@ class TaskReader:
         self.statistics.switches += 1
         if self._replicas:
             self._failures[self._replicas[self._turn]] = str(error)
-        if isinstance(error, Refused) and error.code == ResponseCode.NO_PERMISSION:
+        if isinstance(error, ServerError) and error.code == ResponseCode.NO_PERMISSION:
             self._denied.add(self._replicas[self._turn])
             if self._denied.issuperset(self._replicas):  # waiting longer does not help
                 raise ReadFailed(
@@ -338,7 +338,7 @@ class TaskReader:
         options = self._options
         try:
             route = NameServers(options.namesrv, options.fetch_seconds, self._connect).route(self._part.topic)
-        except (Unreachable, Refused):
+        except (Unreachable, ServerError):
             return
         addresses = route.addresses.get(self._part.broker_name)
         if addresses:

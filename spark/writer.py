@@ -19,7 +19,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.send_fields import send_header
-from spark.client import Answer, Connection, NameServers, Refused, TopicRoute, Unreachable
+from spark.client import Answer, Connection, NameServers, ServerError, TopicRoute, Unreachable
 from spark.errors import RowRefused, WriteFailed
 from spark.numbering import ROWS_MAX, Destination, Job, first_number, group_of_producer, producer_id
 from spark.outgoing import OVERHEAD_BYTES, Codec, Message, SinkColumns, encode_messages, messages_of
@@ -273,7 +273,7 @@ class TaskWriter:
         while (known := self._routes.get(topic)) is None:
             try:
                 found = self._names.route(topic)
-            except Refused as error:
+            except ServerError as error:
                 if error.code != ResponseCode.TOPIC_NOT_EXIST:
                     raise WriteFailed(f"no route of topic {topic!r}: {error}") from error
                 raise WriteFailed(f"the topic {topic!r} does not exist; create it first") from error
@@ -324,7 +324,7 @@ class TaskWriter:
             self._post(line, batch)
         else:
             raise WriteFailed(
-                f"{batch.rows} were refused: broker group {Refused(line.group, answer.code, answer.remark)}"
+                f"{batch.rows} were refused: broker group {ServerError(line.group, answer.code, answer.remark)}"
             )
 
     def _stored(self, line: _Line, batch: _Batch, answer: Answer) -> None:
@@ -347,7 +347,7 @@ class TaskWriter:
             topic = line.under_way[0].batch.producer.destination.topic
             try:
                 known = self._names.route(topic)
-            except Refused as error:
+            except ServerError as error:
                 raise Unreachable(line.group, str(error)) from error
             brokers = known.addresses.get(line.group, {})
             line.start_round([brokers[number] for number in sorted(brokers, key=lambda n: (n != _LEADER_ID, n))])

@@ -62,7 +62,7 @@ class Report:
     """Errors of sends and of acknowledgements of popped messages, which are redelivered then; each once."""
 
 
-class _Refused(Exception):
+class _HandlerFailed(Exception):
     """What the handler raises for some messages."""
 
 
@@ -136,7 +136,7 @@ class _Clients:
     async def _handle(self, message: ReceivedMessage) -> None:
         await self._count(message)
         if not message.reconsume_times and int(message.keys[0].removeprefix("order-")) % FAILED_EVERY == 1:
-            raise _Refused
+            raise _HandlerFailed
 
     async def _pop(self, consumer: PopConsumer) -> None:
         """Acknowledge as many messages at once as have come."""

@@ -104,7 +104,7 @@ def status(file: File, as_json: Json = False) -> None:
     Of Parquet it reads the directory. Of Delta and Iceberg it shows what the last run on this machine recorded.
     """
     pipeline = _pipeline(file)
-    from spark.client import Refused, Unreachable
+    from spark.client import ServerError, Unreachable
     from spark.errors import DataLoss, ReadFailed
     from spark.plan import PlanRefused
     from spark.positions import PositionRefused
@@ -117,7 +117,7 @@ def status(file: File, as_json: Json = False) -> None:
         found = table_status(pipeline, int(time.time() * 1000))
     except (CommitRefused, PlanRefused) as error:
         raise CommandFailed(str(error)) from error
-    except (DataLoss, DirectoryUnusable, PositionRefused, ReadFailed, Refused, Stopped, Unreachable) as error:
+    except (DataLoss, DirectoryUnusable, PositionRefused, ReadFailed, ServerError, Stopped, Unreachable) as error:
         raise CommandFailed(str(error), EXIT_FAILED) from error
     if as_json:
         print_json(found)

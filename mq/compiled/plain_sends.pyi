@@ -3,7 +3,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mq.broker.net.connection import ClientConnection
 from mq.broker.produce.send_receiver import KnownNumbers, ReceiveInto, Unserved
 from mq.broker.write_path.entry_builder import EntryDraft, PendingItem
-from mq.broker.write_path.outcome import LeadershipLost, Refused
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost
 from mq.broker.write_path.queue_tails import QueueTail
 from raftlog import Ready
 
@@ -21,7 +21,7 @@ class SendBlock:
     @property
     def sender_count(self) -> int: ...
     def build(self, draft: EntryDraft) -> None: ...
-    def give_back(self, outcome: Refused | LeadershipLost) -> None: ...
+    def give_back(self, outcome: DiskFull | LeadershipLost) -> None: ...
 
 class CompiledReceiver:
     def __init__(
@@ -39,7 +39,7 @@ class CompiledReceiver:
         body_bytes_max: int,
         block_bytes_max: int,
         broker_name: bytes,
-        give_back: Callable[[ClientConnection, bytes, Refused | LeadershipLost], None],
+        give_back: Callable[[ClientConnection, bytes, DiskFull | LeadershipLost], None],
     ) -> None: ...
     @property
     def fast_senders(self) -> frozenset[int]: ...

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from mq.client.errors import ClientError
 from mq.proxy.grpc.status import CallRefused, Status
-from mq.proxy.mapping.refusals import Refused, refusal_of
+from mq.proxy.mapping.refusals import CodedError, refusal_of
 from mq.proxy.wire import messaging_pb2 as pb
 
 CLIENT_ID: Final = "x-mq-client-id"
@@ -83,16 +83,16 @@ class Caller:
 
 
 Identify = Callable[[Call], Awaitable[Caller]]
-"""Finds out who makes a call. Raises Refused, ClientError."""
+"""Finds out who makes a call. Raises CodedError, ClientError."""
 
 
 def caller_of(call: Call) -> Caller:
-    """The caller of a call. Raises Refused."""
+    """The caller of a call. Raises CodedError."""
     client_id = call.metadata.get(CLIENT_ID, "").strip()
     if not client_id:
-        raise Refused(pb.CLIENT_ID_REQUIRED, f"the call has no {CLIENT_ID} in its metadata")
+        raise CodedError(pb.CLIENT_ID_REQUIRED, f"the call has no {CLIENT_ID} in its metadata")
     if len(client_id) > _CLIENT_ID_LENGTH_MAX:
-        raise Refused(pb.CLIENT_ID_REQUIRED, f"the client id has {len(client_id)} characters; maximum: 256")
+        raise CodedError(pb.CLIENT_ID_REQUIRED, f"the client id has {len(client_id)} characters; maximum: 256")
     return Caller(client_id, call.peer, call.metadata.get(CLIENT_VERSION, ""), call.deadline)
 
 
@@ -118,7 +118,7 @@ def unary(
         request = parsed(kind, await call.receive())
         try:
             answer = await serve(request, await identify(call))
-        except Refused as refused:
+        except CodedError as refused:
             answer = refuse(refused.status)
         except ClientError as error:
             answer = refuse(refusal_of(error).status)

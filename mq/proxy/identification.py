@@ -33,7 +33,7 @@ class Identification:
         self._known: BriefCache[ActsFor, None] = BriefCache(brokers.authenticate, seconds=_KNOWN_SECONDS)
 
     async def caller_of(self, call: Call) -> Caller:
-        """The caller of a call, who is here from now on: nobody who has not proved it. Raises Refused, ClientError."""
+        """The caller of a call, who counts as present from now on, once proved. Raises CodedError, ClientError."""
         caller = caller_of(call)
         if self._signed is None:
             self._clients.heard(caller.client_id)

@@ -21,7 +21,7 @@ import trio
 from mq.client.errors import ClientError
 from mq.proxy.callers import Call, Fields
 from mq.proxy.mapping.handles import Handle
-from mq.proxy.mapping.refusals import Refused
+from mq.proxy.mapping.refusals import CodedError
 from mq.proxy.wire import messaging_pb2 as pb
 
 HIDDEN_MS: Final = 60_000
@@ -111,17 +111,17 @@ class Renewals:
         self._of_client: Counter[str] = Counter()
 
     def check_room(self, client_id: str) -> None:
-        """Raises Refused if a client can have no further message that is kept hidden for it, before it acknowledges
+        """Raises CodedError if a client can have no further message that is kept hidden for it, before it acknowledges
         some.
         """
         own_max = self._held_by_client_max
         if self._of_client[client_id] >= own_max:
-            raise Refused(
+            raise CodedError(
                 pb.TOO_MANY_REQUESTS,
                 f"this client has {own_max} unacknowledged messages, which is the maximum: acknowledge some first",
             )
         if len(self._held) >= self._held_max:
-            raise Refused(
+            raise CodedError(
                 pb.TOO_MANY_REQUESTS,
                 f"clients of this proxy have {self._held_max} unacknowledged messages, which is the maximum: try "
                 "again later",
@@ -156,7 +156,7 @@ class Renewals:
     async def taken(self, client_id: str, group: str, text: str) -> AsyncGenerator[Handle]:
         """The present handle of a message that a client settles; afterwards it is not kept hidden any more.
 
-        If the block fails, it stays as it was. Raises Refused for an invalid handle.
+        If the block fails, it stays as it was. Raises CodedError for an invalid handle.
         """
         key = client_id, group, text
         held = self._held.get(key)
@@ -216,7 +216,7 @@ class Renewals:
             try:
                 held.handle = await self._defer(held.group, held.topic, held.handle, HIDDEN_MS, held.extra)
                 held.renew_at = trio.current_time() + HIDDEN_MS / 1000 - _AHEAD_SECONDS
-            except Refused as refused:
+            except CodedError as refused:
                 self._log.info("message_not_hidden_any_more", group=held.group, topic=held.topic, reason=refused.reason)
                 self._drop(key)
             except ClientError as error:  # asked again a second later
@@ -228,5 +228,5 @@ class Renewals:
                 return
             try:
                 await self._defer(held.group, held.topic, held.handle, 0, held.extra)
-            except (ClientError, Refused) as error:
+            except (ClientError, CodedError) as error:
                 self._log.info("message_not_given_back", group=held.group, topic=held.topic, reason=str(error))

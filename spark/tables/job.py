@@ -27,7 +27,7 @@ from pyspark.files import SparkFiles
 from pyspark.sql import SparkSession
 
 from mq.credentials import CredentialsInvalid
-from spark.client import Refused, Unreachable
+from spark.client import ServerError, Unreachable
 from spark.errors import DataLoss, ReadFailed, RowRefused, WriteFailed
 from spark.options import OptionRefused
 from spark.plan import PlanRefused
@@ -65,7 +65,7 @@ STOPPED: Final = (
     DirectoryUnusable,
     PositionRefused,
     ReadFailed,
-    Refused,
+    ServerError,
     RowRefused,
     Stopped,
     Unreachable,

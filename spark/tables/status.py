@@ -53,7 +53,7 @@ def known_commit(pipeline: Pipeline) -> Commit | None:
 def table_status(pipeline: Pipeline, now_ms: int) -> dict[str, Any]:
     """What `raftmq table status` prints.
 
-    Raises CommitRefused, DirectoryUnusable; Stopped, DataLoss, ReadFailed, Unreachable, Refused, PlanRefused.
+    Raises CommitRefused, DirectoryUnusable; Stopped, DataLoss, ReadFailed, Unreachable, ServerError, PlanRefused.
     """
     commit = known_commit(pipeline)
     check_owner(commit, identity(pipeline.name, pipeline.topic), pipeline.table.where)

@@ -21,7 +21,7 @@ from mq.broker.pop.pop import Pops
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, decode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.outcome import OnOutcome, Refused, Stored
+from mq.broker.write_path.outcome import DiskFull, OnOutcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
 from mq.broker.write_path.queue_tails import QueueTails
 from mq.filter.subscription import parse_subscription
@@ -423,7 +423,7 @@ class CrashMachine(RuleBasedStateMachine):
         for group in groups:
             for item in group:
                 if isinstance(item, PendingCommand) and item.on_outcome is not None:
-                    item.on_outcome(Refused("DISK_FULL"))
+                    item.on_outcome(DiskFull("DISK_FULL"))
         self.read_answers()
 
     # -- what must hold ----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from mq.broker.schedule.recall import Recalls
 from mq.broker.schedule.timers import Timers
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol import properties as props
@@ -349,7 +349,7 @@ class TimerMachine(RuleBasedStateMachine):
             assert message.outcome is not None, f"{message.name} has no outcome"
             assert all(client.outcome != "open" for client in message.recalls)
             count = self.visible[message.name]
-            if isinstance(message.outcome, Refused | LeadershipLost):
+            if isinstance(message.outcome, DiskFull | LeadershipLost):
                 assert count == 0, f"{message.name} was refused"
             elif isinstance(message.outcome, Stored):
                 assert count == 1 or message.may_be_recalled, f"{message.name} is lost"

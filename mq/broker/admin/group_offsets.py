@@ -23,7 +23,7 @@ from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.state.commands import ForbidTopic, encode_command
 from mq.broker.state.pop_checkpoints import PopQueue
 from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown, answer_outcome
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Outcome, Stored, Unknown, answer_outcome
 from mq.broker.write_path.pending import PendingGroup
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, TRANSACTION_GROUP, NameRefused, check_group
@@ -353,7 +353,7 @@ class GroupOffsets(Service):
             if any(isinstance(each, LeadershipLost | Unknown) for each in outcomes):
                 outcome = Unknown()
             else:
-                outcome = next((each for each in outcomes if isinstance(each, Refused)), outcome)
+                outcome = next((each for each in outcomes if isinstance(each, DiskFull)), outcome)
             answer_outcome(call, "offsets were being cloned", lambda _: call.response(), outcome)
 
         def clone() -> Generator[None, None, None]:

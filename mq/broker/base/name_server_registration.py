@@ -152,7 +152,7 @@ class Registrar:
             seconds = self._period_seconds if topics is None else min(self._confirm_seconds, self._period_seconds)
             with trio.move_on_after(seconds) as waiting:
                 if not await _wait_changed(changed, stream):
-                    raise _Refused("the name server closed the connection")
+                    raise _RegistrationRefused("the name server closed the connection")
             if waiting.cancelled_caught or registration is None:
                 news.everything = True
 
@@ -161,14 +161,21 @@ class Registrar:
             await stream.send_all(request)
             answer, _ = await receive_answer(stream, opaque)
         if answer.code != ResponseCode.SUCCESS:
-            raise _Refused(f"code {answer.code}: {answer.remark}")
+            raise _RegistrationRefused(f"code {answer.code}: {answer.remark}")
 
 
-class _Refused(Exception):
+class _RegistrationRefused(Exception):
     """The name server refused the registration."""
 
 
-_FAILURES = OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError, CredentialsInvalid, _Refused
+_FAILURES = (
+    OSError,
+    trio.BrokenResourceError,
+    trio.TooSlowError,
+    ProtocolError,
+    CredentialsInvalid,
+    _RegistrationRefused,
+)
 
 
 async def _wait_changed(changed: trio.Event, stream: Stream) -> bool:

@@ -28,7 +28,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import CommitOffsets, ResetOffset, encode_command
-from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown, answer_outcome
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Outcome, Stored, Unknown, answer_outcome
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.transaction_sets import ConsumedRange
@@ -471,7 +471,7 @@ class Offsets(Service):
             match outcome:
                 case Stored():
                     known(True)
-                case Refused():
+                case DiskFull():
                     self._read(known)  # no room to remember it
                 case LeadershipLost():
                     call.dispatch()

@@ -24,7 +24,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, LockQueues, UnlockQueues, encode_command
-from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Outcome, Stored, Unknown
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.names import check_group
@@ -155,7 +155,7 @@ class QueueLockService(Service):
                 self._serve_elsewhere(call)
 
         def on_outcome(outcome: Outcome) -> None:
-            if isinstance(outcome, Refused):
+            if isinstance(outcome, DiskFull):
                 forget_grants()
                 call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, outcome.remark))
             else:
@@ -192,7 +192,7 @@ class QueueLockService(Service):
             match outcome:
                 case Stored():
                     call.answer(reply)
-                case Refused(remark):
+                case DiskFull(remark):
                     call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
                 case LeadershipLost() | Unknown():
                     self._serve_elsewhere(call)

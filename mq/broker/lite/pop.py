@@ -30,7 +30,7 @@ from mq.broker.pop.queue_cursor import EVERYTHING, PopBatch, PopRequest, Records
 from mq.broker.pop.selection import LOADS_MAX, MESSAGES_MAX
 from mq.broker.state.commands import encode_command
 from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, CheckpointId, QueueOfGroup
-from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, Outcome, Stored, Unknown
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import PERM_READ, RequestCode, ResponseCode
 from mq.protocol.frames import encode_prefix
@@ -487,7 +487,7 @@ class LitePops(Service):
                     self._send(pop, taken, pop_time_ms)
                 case LeadershipLost():
                     self._hand_on(pop)
-                case Refused(remark):
+                case DiskFull(remark):
                     pop.call.answer(pop.call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
                 case Unknown():
                     # If the pop is committed after all, the messages come again after the invisible time.

@@ -36,7 +36,7 @@ from mq.broker.state.pop_checkpoints import (
     offsets_of,
 )
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, Outcome, Stored, Unknown
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.names import NameRefused, check_lite_topic, fitted_topic, lite_queue, pop_retry_topic
@@ -399,7 +399,7 @@ class PopAcks:
                 return
             for call, _ in waiters:
                 match outcome:
-                    case Refused(remark):
+                    case DiskFull(remark):
                         call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
                     case LeadershipLost() | Unknown():
                         call.dispatch()  # acknowledging is idempotent

@@ -36,7 +36,7 @@ from mq.broker.pop.selection import LOADS_MAX, PopSelection
 from mq.broker.pop.waiting_pops import ANY_QUEUE, WaitingPops, WatchedLite
 from mq.broker.state.commands import encode_command
 from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, CheckpointId, QueueOfGroup
-from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, Outcome, Stored, Unknown
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import is_lite_queue, pop_retry_topic
@@ -458,7 +458,7 @@ class Pops(Service):
                 return
             if isinstance(outcome, LeadershipLost):
                 self._hand_on(pop)
-            elif isinstance(outcome, Refused):
+            elif isinstance(outcome, DiskFull):
                 pop.call.answer(pop.call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
             elif isinstance(outcome, Unknown):
                 # If the pop is committed after all, the messages are redelivered after the invisible time.

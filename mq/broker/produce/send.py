@@ -25,7 +25,7 @@ from mq.broker.schedule.placement import wanted_priority
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.topic_rules import auto_create, why_not_created
-from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Outcome, Stored, Unknown
 from mq.broker.write_path.properties import RECEIPT
 from mq.broker.write_path.queue_tails import QueueTail
 from mq.broker.write_path.send_block import SendBlock
@@ -308,7 +308,7 @@ class Sends(Service):
             match outcome:
                 case Stored() | LeadershipLost():
                     call.dispatch()
-                case Refused(remark):
+                case DiskFull(remark):
                     call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
                 case Unknown():
                     call.connection.close("leadership was lost while a topic was being created")

@@ -29,7 +29,7 @@ from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.schedule.timer_wheel import TimerWheel
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
-from mq.broker.write_path.outcome import OnOutcome, Outcome, Refused, Stored
+from mq.broker.write_path.outcome import DiskFull, OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
@@ -193,7 +193,7 @@ class Timers(Service):
             if isinstance(outcome, Stored):
                 self.recalled += 1
                 self._unreadable.forget(timer)
-            elif isinstance(outcome, Refused):
+            elif isinstance(outcome, DiskFull):
                 self._wheel.look_again(queue_id, 0)  # it may have become due in the meantime
             on_outcome(outcome)
 

@@ -25,7 +25,7 @@ from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, immunity_ms
 from mq.broker.transaction.staged_sets import StagedSets
-from mq.broker.write_path.outcome import OnOutcome, Outcome, Refused, Stored
+from mq.broker.write_path.outcome import DiskFull, OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
@@ -380,7 +380,7 @@ class Transactions(Service):
         self._forget_ends(ends)
         if ends.finish is not None:
             ends.finish()
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, DiskFull):
             for call in (*ends.waiting, *ends.again):
                 call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
             return

@@ -21,7 +21,7 @@ from typing import Protocol
 from mq.broker.net.errors import DISK_FULL, RequestRefused
 from mq.broker.write_path.entry_builder import Entry, EntryBuilder, PendingItem
 from mq.broker.write_path.gathering import Gathering
-from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Unknown
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Unknown
 from mq.broker.write_path.pending import AtomicGroup, InternalRecord, PendingCommand, PendingGroup
 from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol.codes import ResponseCode
@@ -130,7 +130,7 @@ class Appender:
                 f"[REJECTREQUEST]system busy, {self.pending_bytes} bytes of messages are pending",
             )
 
-    def _report(self, pending: list[PendingItem], outcome: Refused | LeadershipLost) -> None:
+    def _report(self, pending: list[PendingItem], outcome: DiskFull | LeadershipLost) -> None:
         """Report to the senders of these items that they are not stored."""
         for item in pending:
             self.pending_bytes -= item.nbytes
@@ -203,7 +203,7 @@ class Appender:
             entry = Entry(nbytes)
             index = self._log.append(nbytes, partial(self._builder.build, pending[start:end], entry))
             if index is Refusal.DISK_FULL:
-                self._report(pending[start:], Refused(DISK_FULL.format(self._disk_used())))
+                self._report(pending[start:], DiskFull(DISK_FULL.format(self._disk_used())))
                 break
             if isinstance(index, Refusal):
                 self.pending = pending[start:] + self.pending

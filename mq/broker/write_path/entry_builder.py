@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from mq.broker.net.connection import ClientConnection
-from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Stored
 from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol.messages.records import (
     BORN_HOST_IPV6,
@@ -67,7 +67,7 @@ class PendingItem(Protocol):
     def build(self, draft: EntryDraft) -> None:
         """Add records, queue entries and replies to the entry that is being built; called once."""
 
-    def give_back(self, outcome: Refused | LeadershipLost) -> None:
+    def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
         """It is not stored: answer its senders that it is refused, or serve their requests again."""
 
 

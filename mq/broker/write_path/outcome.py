@@ -21,7 +21,7 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class DiskFull:
     """Not stored and will not be, because the disk is full."""
 
     remark: str
@@ -38,7 +38,7 @@ class Unknown:
     """Leadership was lost with the entry in flight: it may or may not be stored."""
 
 
-Outcome = Stored | Refused | LeadershipLost | Unknown
+Outcome = Stored | DiskFull | LeadershipLost | Unknown
 OnOutcome = Callable[[Outcome], None]
 
 
@@ -52,7 +52,7 @@ def answer_outcome(call: Call[object], what: str, reply: Callable[[Stored], byte
     match outcome:
         case Stored():
             call.answer(reply(outcome))
-        case Refused(remark):
+        case DiskFull(remark):
             call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
         case LeadershipLost():
             call.dispatch()
@@ -60,9 +60,9 @@ def answer_outcome(call: Call[object], what: str, reply: Callable[[Stored], byte
             call.connection.close(f"leadership was lost while {what}")
 
 
-def give_back(call: Call[Any], outcome: Refused | LeadershipLost) -> None:
+def give_back(call: Call[Any], outcome: DiskFull | LeadershipLost) -> None:
     """A request is not stored: refuse it, or serve it again, so that it is forwarded to the new leader."""
-    if isinstance(outcome, Refused):
+    if isinstance(outcome, DiskFull):
         ERROR_ANSWERS.refused += 1
         call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
     else:

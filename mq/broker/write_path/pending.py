@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from mq.broker.net.call import Call
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS, EntryDraft, QueuedMessage
-from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, give_back
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Stored, give_back
 from mq.broker.write_path.queue_tails import QueueTail, QueueTails
 from mq.protocol.messages.records import FIXED, IN_LITE_TOPIC, IPV4_HOST_BYTES
 from mq.protocol.messages.sequencing import SEQUENCE_MARK, SequenceRange
@@ -72,7 +72,7 @@ class InternalRecord:
         if self.on_outcome is not None:
             draft.entry.callbacks.append((self.on_outcome, Stored(offset, position)))
 
-    def give_back(self, outcome: Refused | LeadershipLost) -> None:
+    def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
         """See `PendingItem`."""
         if self.on_outcome is not None:
             self.on_outcome(outcome)
@@ -146,7 +146,7 @@ class PendingSend:
                 )
             draft.reply(call.connection, reply)
 
-    def give_back(self, outcome: Refused | LeadershipLost) -> None:
+    def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
         """See `PendingItem`."""
         give_back(self.call, outcome)
 
@@ -174,7 +174,7 @@ class PendingCommand:
             entry.framed.append(self.on_framed)
         draft.add_command(self.body)
 
-    def give_back(self, outcome: Refused | LeadershipLost) -> None:
+    def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
         """See `PendingItem`."""
         if self.on_outcome is not None:
             self.on_outcome(outcome)
@@ -206,7 +206,7 @@ class AtomicGroup:
         for member in self._members:
             member.build(draft)
 
-    def give_back(self, outcome: Refused | LeadershipLost) -> None:
+    def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
         """See `PendingItem`."""
         for member in self._members:
             member.give_back(outcome)

@@ -13,7 +13,7 @@ import msgspec
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS, EntryDraft, QueuedMessage
-from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, give_back
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, Outcome, give_back
 from mq.broker.write_path.pending import NO_PLACE, SendRequest
 from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol.incoming.chunks import decode_chunk
@@ -143,7 +143,7 @@ class SendBlock:
         if sender is not None and replies:
             draft.reply(sender, b"".join(replies))
 
-    def give_back(self, outcome: Refused | LeadershipLost) -> None:
+    def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
         """See `PendingItem`."""
         waiting = [] if self.numbered is None else self.numbered.end()
         for request in self.requests:
@@ -152,7 +152,7 @@ class SendBlock:
             self.numbered.serve(waiting)
 
 
-def give_back_frames(sender: ClientConnection, frames: bytes, outcome: Refused | LeadershipLost) -> None:
+def give_back_frames(sender: ClientConnection, frames: bytes, outcome: DiskFull | LeadershipLost) -> None:
     """Give back the requests in ``frames``, which are sends, to the client that sent them; see `PendingItem`."""
     for request, body, serialization in decode_chunk(frames)[0]:
         give_back(Call(sender, cast("SendRequest", request), body, serialization), outcome)

@@ -15,7 +15,7 @@ from mq.client.message import MessageQueue, ReceivedMessage
 from mq.console.pages.groups import offsets_of_all, position_of
 from mq.console.pages.tail import sql_of
 from mq.console.pages.timeline import timeline_of
-from mq.console.pages.visit import NotFound, Page, Refused, Visit
+from mq.console.pages.visit import InputRefused, NotFound, Page, Visit
 from mq.console.tails import GENTLE
 from mq.console.views.links import link
 from mq.console.views.messages import (
@@ -94,7 +94,7 @@ async def browse(visit: Visit) -> Page:
                 following = next_places(queues, ranges, ends, unshown, is_newest=is_newest)
             if sql and is_partial and not rows and await visit.watch.is_stock():
                 fault = WITHOUT_SQL
-    except (Refused, SubscriptionError, ValueError) as error:
+    except (InputRefused, SubscriptionError, ValueError) as error:
         fault = str(error)
     fault = fault or await visit.watch.left_out()
     asked = {"topic": topic} | {name: query.get(name, "") for name in CHOICES}
@@ -177,13 +177,13 @@ def _reader(visit: Visit) -> PullConsumer:
 
 
 def _queues_named(queues: list[MessageQueue], name: str) -> list[MessageQueue]:
-    """The queue of this name, or all. Raises Refused."""
+    """The queue of this name, or all. Raises InputRefused."""
     if name:
         queues = [queue for queue in queues if f"{queue.broker_name}/{queue.queue_id}" == name]
         if not queues:
-            raise Refused(f"there is no queue {name[:80]}")
+            raise InputRefused(f"there is no queue {name[:80]}")
     if len(queues) > QUEUES_MAX:
-        raise Refused(f"the topic has {len(queues)} queues: choose one")
+        raise InputRefused(f"the topic has {len(queues)} queues: choose one")
     return sorted(queues)
 
 
@@ -195,11 +195,11 @@ async def _ranges(
     visit: Visit,
     count: int,
 ) -> dict[MessageQueue, tuple[int, int]]:
-    """From which offset on each queue is read, and up to which one. Raises Refused."""
+    """From which offset on each queue is read, and up to which one. Raises InputRefused."""
     if by == "offset":
         text = visit.query.get("offset", "0") or "0"
         if not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise Refused(f"{text[:40]!r} is not an offset")
+            raise InputRefused(f"{text[:40]!r} is not an offset")
         starts = dict.fromkeys(queues, int(text))
     elif by == "time":
         position = position_of("time", visit.query.get("time", ""))
@@ -270,12 +270,12 @@ def _within(
 
 
 def places_of(text: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-    """Where a further page begins in each queue, as the link to it says; empty for the first page. Raises Refused."""
+    """Where a further page begins in each queue, from the link to it; empty for the first page. Raises InputRefused."""
     if not text:
         return {}
     parts = text.split(".")
     if len(parts) != len(queues) or not all(each.isascii() and each.isdigit() and len(each) < 19 for each in parts):
-        raise Refused("the queues of the topic have changed since the previous page: begin again")
+        raise InputRefused("the queues of the topic have changed since the previous page: begin again")
     return dict(zip(queues, map(int, parts), strict=True))
 
 

@@ -20,7 +20,7 @@ class NotFound(Exception):
     """There is no such thing; the message says what."""
 
 
-class Refused(Exception):
+class InputRefused(Exception):
     """A form has something that cannot be done; the message says why."""
 
 
@@ -107,16 +107,16 @@ def one(form: Form, name: str, default: str = "") -> str:
 
 
 def required(form: Form, name: str) -> str:
-    """A field that must be filled. Raises Refused."""
+    """A field that must be filled. Raises InputRefused."""
     text = one(form, name)
     if not text:
-        raise Refused(f"{name} is missing")
+        raise InputRefused(f"{name} is missing")
     return text
 
 
 def integer(form: Form, name: str, low: int, high: int) -> int:
-    """A number from ``low`` to ``high``, both included. Raises Refused."""
+    """A number from ``low`` to ``high``, both included. Raises InputRefused."""
     text = required(form, name)
     if not (text.isascii() and text.isdigit() and len(text) < 19 and low <= int(text) <= high):
-        raise Refused(f"{name} is {text[:40]!r}, not a number from {low:,} to {high:,}")
+        raise InputRefused(f"{name} is {text[:40]!r}, not a number from {low:,} to {high:,}")
     return int(text)

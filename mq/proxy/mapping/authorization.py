@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mq.protocol.access.acting import ActsFor
-from mq.proxy.mapping.refusals import Refused
+from mq.proxy.mapping.refusals import CodedError
 from mq.proxy.wire import messaging_pb2 as pb
 
 AUTHORIZATION: Final = "authorization"
@@ -44,7 +44,7 @@ class AllowedTimes:
     utc_offsets_ms: tuple[int, ...] = ()
 
     def age_ms(self, text: str, now_ms: int) -> int:
-        """The age of a signed time, by the zone that makes it least. Raises Refused if it is no time."""
+        """The age of a signed time, by the zone that makes it least. Raises CodedError if it is no time."""
         age_ms = now_ms - _time_ms(text)
         if not text.endswith("Z"):
             return age_ms
@@ -52,16 +52,16 @@ class AllowedTimes:
 
 
 def user_of(metadata: Mapping[str, str], address: str, now_ms: int, allowed: AllowedTimes) -> ActsFor:
-    """The user of a call from `address`, with a signature that is still to be checked. Raises Refused."""
+    """The user of a call from `address`, with a signature that is still to be checked. Raises CodedError."""
     header, time = metadata.get(AUTHORIZATION, ""), metadata.get(DATE_TIME, "")
     if not header:
-        raise Refused(pb.UNAUTHORIZED, "calls must be signed: give the client an access key and a secret key")
+        raise CodedError(pb.UNAUTHORIZED, "calls must be signed: give the client an access key and a secret key")
     found = _HEADER.fullmatch(header.strip())
     if found is None:
-        raise Refused(pb.UNAUTHORIZED, f"the {AUTHORIZATION} header is not {_ALGORITHM} over {DATE_TIME}")
+        raise CodedError(pb.UNAUTHORIZED, f"the {AUTHORIZATION} header is not {_ALGORITHM} over {DATE_TIME}")
     age_ms = allowed.age_ms(time, now_ms)
     if abs(age_ms) > allowed.age_ms_max:
-        raise Refused(
+        raise CodedError(
             pb.UNAUTHORIZED,
             f"the call was signed {_distance(age_ms)}; at most {allowed.age_ms_max / 1000:.0f} s are allowed: "
             + _remedy(now_ms - _time_ms(time), allowed),
@@ -88,7 +88,7 @@ def _remedy(age_ms: int, allowed: AllowedTimes) -> str:
 
 
 def _time_ms(text: str) -> int:
-    """Of a time as clients write it: most as 20260102T030405Z, the one for Rust as RFC 3339 has it. Raises Refused."""
+    """A time as clients write it: most as 20260102T030405Z, the one for Rust as in RFC 3339. Raises CodedError."""
     try:
         if len(text) > _TIME_LENGTH_MAX or "T" not in text:
             raise ValueError("no time of the day")
@@ -97,6 +97,6 @@ def _time_ms(text: str) -> int:
             raise ValueError("no zone")
         return int(signed_at.timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise Refused(
+        raise CodedError(
             pb.UNAUTHORIZED, f"{DATE_TIME} is {text[:_TIME_LENGTH_MAX]!r}, not a time such as 20260102T030405Z"
         ) from None

@@ -15,7 +15,7 @@ from mq.protocol.names import NameRefused, check_lite_topic
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.pop import PopTimes
 from mq.protocol.requests.receipts import ORDERED_REVIVE_QUEUE, Receipt, ReceiptError
-from mq.proxy.mapping.refusals import Refused
+from mq.proxy.mapping.refusals import CodedError
 from mq.proxy.wire import messaging_pb2 as pb
 
 _OFFSETS: Final = struct.Struct(">qq")
@@ -36,22 +36,22 @@ class Handle(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> Handle:
-        """Parse a handle. Raises Refused."""
+        """Parse a handle. Raises CodedError."""
         try:
             if len(text) > _HANDLE_LENGTH_MAX:
                 raise ReceiptError(f"the receipt handle has {len(text)} characters; maximum: {_HANDLE_LENGTH_MAX}")
             receipt = Receipt.decode(text)
         except ReceiptError as error:
-            raise Refused(pb.INVALID_RECEIPT_HANDLE, str(error)) from error
+            raise CodedError(pb.INVALID_RECEIPT_HANDLE, str(error)) from error
         last = text.split(" ")[8:]
         if not last or not last[0].isascii() or not last[0].isdecimal() or len(last[0]) > 18:
-            raise Refused(pb.INVALID_RECEIPT_HANDLE, "the receipt handle does not name a position in the log")
+            raise CodedError(pb.INVALID_RECEIPT_HANDLE, "the receipt handle does not name a position in the log")
         lite_topic = " ".join(last[1:])
         if lite_topic:
             try:
                 check_lite_topic(lite_topic)
             except NameRefused as error:
-                raise Refused(pb.INVALID_RECEIPT_HANDLE, str(error)) from error
+                raise CodedError(pb.INVALID_RECEIPT_HANDLE, str(error)) from error
         return cls(receipt, PhysicalOffset(int(last[0])), lite_topic)
 
     @property
@@ -88,7 +88,7 @@ class TransactionId(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> TransactionId:
-        """Parse a transaction id. Raises Refused."""
+        """Parse a transaction id. Raises CodedError."""
         try:
             if len(text) > _HANDLE_LENGTH_MAX:
                 raise ValueError("it is too long")
@@ -96,5 +96,5 @@ class TransactionId(NamedTuple):
             queue_offset, physical_offset = _OFFSETS.unpack_from(data)
             broker_name, unique_key = data[_OFFSETS.size :].decode().split(" ", 1)
         except (ValueError, binascii.Error, struct.error) as error:
-            raise Refused(pb.INVALID_TRANSACTION_ID, f"the transaction id is invalid: {error}") from error
+            raise CodedError(pb.INVALID_TRANSACTION_ID, f"the transaction id is invalid: {error}") from error
         return cls(broker_name, QueueOffset(queue_offset), PhysicalOffset(physical_offset), unique_key)

@@ -8,7 +8,7 @@ from mq.filter.subscription import ALL_TAGS, SQL92, TAG
 from mq.protocol.requests.clients import ClientBehindProxy
 from mq.proxy.callers import Caller
 from mq.proxy.mapping.names import group_of, topic_of
-from mq.proxy.mapping.refusals import Refused
+from mq.proxy.mapping.refusals import CodedError
 from mq.proxy.wire import messaging_pb2 as pb
 
 _LANGUAGES: Final = {
@@ -30,7 +30,7 @@ _PULLING: Final = frozenset({pb.SIMPLE_CONSUMER, pb.PULL_CONSUMER, pb.LITE_SIMPL
 def member_of(told: pb.Settings, caller: Caller) -> ClientBehindProxy:
     """The member that a consumer with these settings is.
 
-    Raises Refused for invalid names, and for subscriptions that are too long.
+    Raises CodedError for invalid names, and for subscriptions that are too long.
     """
     subscriptions = [
         (
@@ -43,7 +43,7 @@ def member_of(told: pb.Settings, caller: Caller) -> ClientBehindProxy:
     length = sum(len(text) for row in subscriptions for text in row)
     if length > SUBSCRIPTIONS_LENGTH_MAX:
         text = f"subscriptions of {length} characters; brokers show at most {SUBSCRIPTIONS_LENGTH_MAX}"
-        raise Refused(pb.BAD_REQUEST, text)
+        raise CodedError(pb.BAD_REQUEST, text)
     return ClientBehindProxy(
         client_id=caller.client_id,
         group=group_of(told.subscription.group),

@@ -17,7 +17,7 @@ from mq.protocol.names import (
     check_topic,
     is_system_topic,
 )
-from mq.proxy.mapping.refusals import Refused
+from mq.proxy.mapping.refusals import CodedError
 from mq.proxy.wire import messaging_pb2 as pb
 
 _SEPARATOR: Final = "%"
@@ -25,35 +25,35 @@ _PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
 
 
 def topic_of(resource: pb.Resource) -> str:
-    """The topic for brokers. Raises Refused for an invalid name or a system topic."""
+    """The topic for brokers. Raises CodedError for an invalid name or a system topic."""
     name = _joined(resource)
     try:
         check_topic(name)
     except NameRefused as error:
-        raise Refused(pb.ILLEGAL_TOPIC, error.reason) from error
+        raise CodedError(pb.ILLEGAL_TOPIC, error.reason) from error
     if is_system_topic(name):
-        raise Refused(pb.ILLEGAL_TOPIC, f"{name} is a system topic")
+        raise CodedError(pb.ILLEGAL_TOPIC, f"{name} is a system topic")
     return name
 
 
 def group_of(resource: pb.Resource) -> str:
-    """The consumer group for brokers. Raises Refused for an invalid name or a system group."""
+    """The consumer group for brokers. Raises CodedError for an invalid name or a system group."""
     name = _joined(resource)
     try:
         check_group(name)
     except NameRefused as error:
-        raise Refused(pb.ILLEGAL_CONSUMER_GROUP, error.reason) from error
+        raise CodedError(pb.ILLEGAL_CONSUMER_GROUP, error.reason) from error
     if name in SYSTEM_GROUPS:
-        raise Refused(pb.ILLEGAL_CONSUMER_GROUP, f"{name} is a system group")
+        raise CodedError(pb.ILLEGAL_CONSUMER_GROUP, f"{name} is a system group")
     return name
 
 
 def lite_topic_of(name: str) -> str:
-    """A lite topic for brokers. Raises Refused for an invalid name."""
+    """A lite topic for brokers. Raises CodedError for an invalid name."""
     try:
         check_lite_topic(name)
     except NameRefused as error:
-        raise Refused(pb.ILLEGAL_LITE_TOPIC, error.reason) from error
+        raise CodedError(pb.ILLEGAL_LITE_TOPIC, error.reason) from error
     return name
 
 

@@ -13,7 +13,7 @@ from mq.protocol.messages.compression import COMPRESSED, ZLIB
 from mq.protocol.messages.message_types import PriorityRefused, priority_of
 from mq.protocol.messages.records import BODY_BYTES_MAX, PREPARED
 from mq.proxy.mapping.names import lite_topic_of
-from mq.proxy.mapping.refusals import Refused
+from mq.proxy.mapping.refusals import CodedError
 from mq.proxy.mapping.times import TIME_MS_MAX, duration_ms, timestamp_ms
 from mq.proxy.wire import messaging_pb2 as pb
 
@@ -38,12 +38,12 @@ class Outgoing(NamedTuple):
 def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: Mapping[str, str]) -> Outgoing:
     """A message of a client at the address `peer`, for `topic`; `extra` goes into the header of the request.
 
-    Raises Refused.
+    Raises CodedError.
     """
     told = message.system_properties
     _check_user_properties(message.user_properties)
     if not told.message_id.strip():
-        raise Refused(pb.ILLEGAL_MESSAGE_ID, "the message has no id")
+        raise CodedError(pb.ILLEGAL_MESSAGE_ID, "the message has no id")
     body, sys_flag = _body(message)
     own = {props.UNIQUE_KEY: told.message_id, props.WAIT: "true"}
     own.update(_labels(told))
@@ -61,14 +61,14 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
     own[BORN_HOST] = told.born_host or peer
     born_ms = timestamp_ms(told.born_timestamp) if told.HasField("born_timestamp") else now_ms
     if not 0 <= born_ms <= TIME_MS_MAX:
-        raise Refused(pb.BAD_REQUEST, f"the message was born at {born_ms} ms; allowed: 0 to {TIME_MS_MAX}")
+        raise CodedError(pb.BAD_REQUEST, f"the message was born at {born_ms} ms; allowed: 0 to {TIME_MS_MAX}")
     own[props.BORN_TIMESTAMP] = str(born_ms)
     for name, value in own.items():
         if not value or props.NAME_END in value or props.VALUE_END in value:
-            raise Refused(pb.BAD_REQUEST, f"{name} is empty or contains 0x01 or 0x02")
+            raise CodedError(pb.BAD_REQUEST, f"{name} is empty or contains 0x01 or 0x02")
     properties = props.encode({**message.user_properties, **own})
     if (nbytes := len(properties.encode())) > props.SENT_PROPERTIES_BYTES_MAX:
-        raise Refused(
+        raise CodedError(
             pb.MESSAGE_PROPERTIES_TOO_LARGE,
             f"all properties have {nbytes} bytes; maximum: {props.SENT_PROPERTIES_BYTES_MAX}",
         )
@@ -88,7 +88,7 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
 
 
 def _kind(told: pb.SystemProperties) -> pb.MessageType:
-    """The kind that the properties make a message; the first one counts. Raises Refused if there is no such kind."""
+    """The kind that the properties make a message; the first one counts. Raises CodedError if there is no such kind."""
     if told.message_type == pb.TRANSACTION:
         return pb.TRANSACTION
     if told.HasField("delivery_timestamp"):
@@ -101,53 +101,55 @@ def _kind(told: pb.SystemProperties) -> pb.MessageType:
 
 
 def _body(message: pb.Message) -> tuple[bytes, int]:
-    """The body and the flags of its compression. Raises Refused.
+    """The body and the flags of its compression. Raises CodedError.
 
     Clients call zlib's format GZIP, and gzip's; consumers of the older protocol know the former only.
     """
     body = message.body
     if not body:
-        raise Refused(pb.MESSAGE_BODY_EMPTY, "the message has an empty body")
+        raise CodedError(pb.MESSAGE_BODY_EMPTY, "the message has an empty body")
     if len(body) > BODY_BYTES_MAX:
-        raise Refused(pb.MESSAGE_BODY_TOO_LARGE, f"the body has {len(body)} bytes; maximum: {BODY_BYTES_MAX}")
+        raise CodedError(pb.MESSAGE_BODY_TOO_LARGE, f"the body has {len(body)} bytes; maximum: {BODY_BYTES_MAX}")
     if message.system_properties.body_encoding != pb.GZIP:
         return body, 0
     if not body.startswith(_GZIP):
         try:
             zlib.decompressobj().decompress(body, 1)
         except zlib.error as error:
-            raise Refused(pb.MESSAGE_CORRUPTED, f"the body is neither gzip nor zlib: {error}") from error
+            raise CodedError(pb.MESSAGE_CORRUPTED, f"the body is neither gzip nor zlib: {error}") from error
         return body, COMPRESSED | ZLIB
     stream = zlib.decompressobj(_WITH_GZIP_HEADER)
     try:
         inflated = stream.decompress(body, BODY_BYTES_MAX + 1)
     except zlib.error as error:
-        raise Refused(pb.MESSAGE_CORRUPTED, f"the body is not gzip: {error}") from error
+        raise CodedError(pb.MESSAGE_CORRUPTED, f"the body is not gzip: {error}") from error
     if len(inflated) > BODY_BYTES_MAX:
-        raise Refused(pb.MESSAGE_BODY_TOO_LARGE, f"the body inflates to more than {BODY_BYTES_MAX} bytes")
+        raise CodedError(pb.MESSAGE_BODY_TOO_LARGE, f"the body inflates to more than {BODY_BYTES_MAX} bytes")
     if not stream.eof:
-        raise Refused(pb.MESSAGE_CORRUPTED, "the body is gzip that is cut off")
+        raise CodedError(pb.MESSAGE_CORRUPTED, "the body is gzip that is cut off")
     return inflated, 0
 
 
 def _labels(told: pb.SystemProperties) -> dict[str, str]:
-    """Tag, keys, message group, priority and lite topic, as properties. Raises Refused."""
+    """Tag, keys, message group, priority and lite topic, as properties. Raises CodedError."""
     labels: dict[str, str] = {}
     if told.HasField("tag"):
         if not told.tag.strip() or "|" in told.tag or _CONTROL.search(told.tag):
-            raise Refused(pb.ILLEGAL_MESSAGE_TAG, f"the tag {told.tag!r} is blank, or contains | or control characters")
+            raise CodedError(
+                pb.ILLEGAL_MESSAGE_TAG, f"the tag {told.tag!r} is blank, or contains | or control characters"
+            )
         labels[props.TAGS] = told.tag
     if told.keys:
         bad = [key for key in told.keys if not key.strip() or _CONTROL.search(key)]
         if bad:
-            raise Refused(pb.ILLEGAL_MESSAGE_KEY, f"the key {bad[0]!r} is blank, or contains control characters")
+            raise CodedError(pb.ILLEGAL_MESSAGE_KEY, f"the key {bad[0]!r} is blank, or contains control characters")
         labels[props.KEYS] = " ".join(told.keys)
     if told.HasField("message_group"):
         group = told.message_group
         if not group.strip() or _CONTROL.search(group):
-            raise Refused(pb.ILLEGAL_MESSAGE_GROUP, "the message group is blank, or contains control characters")
+            raise CodedError(pb.ILLEGAL_MESSAGE_GROUP, "the message group is blank, or contains control characters")
         if len(group.encode()) > MESSAGE_GROUP_LENGTH_MAX:
-            raise Refused(
+            raise CodedError(
                 pb.ILLEGAL_MESSAGE_GROUP,
                 f"the message group has {len(group.encode())} bytes; maximum: {MESSAGE_GROUP_LENGTH_MAX}",
             )
@@ -155,42 +157,46 @@ def _labels(told: pb.SystemProperties) -> dict[str, str]:
     if told.HasField("priority"):
         labels[props.PRIORITY] = str(told.priority)
         if told.HasField("delivery_timestamp"):
-            raise Refused(pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a message with a priority cannot have a delay, too")
+            raise CodedError(
+                pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a message with a priority cannot have a delay, too"
+            )
         try:
             priority_of(labels)
         except PriorityRefused as error:
             code = pb.BAD_REQUEST if told.priority < 0 else pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-            raise Refused(code, str(error)) from error
+            raise CodedError(code, str(error)) from error
     if told.HasField("lite_topic"):
         labels[props.LITE_TOPIC] = lite_topic_of(told.lite_topic)
         for excluded in ("message_group", "priority", "delivery_timestamp"):
             if told.HasField(excluded):
                 what = excluded.replace("_", " ")
-                raise Refused(
+                raise CodedError(
                     pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"a message of a lite topic cannot have a {what}, too"
                 )
         if told.message_type == pb.TRANSACTION:
-            raise Refused(pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a message of a lite topic cannot be transactional")
+            raise CodedError(
+                pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a message of a lite topic cannot be transactional"
+            )
     return labels
 
 
 def _check_user_properties(properties: Mapping[str, str]) -> None:
-    """Raises Refused."""
+    """Raises CodedError."""
     if len(properties) > PROPERTIES_MAX:
-        raise Refused(
+        raise CodedError(
             pb.MESSAGE_PROPERTIES_TOO_LARGE, f"the message has {len(properties)} properties; maximum: {PROPERTIES_MAX}"
         )
     nbytes = 0
     for name, value in properties.items():
         if props.is_reserved(name):
-            raise Refused(pb.ILLEGAL_MESSAGE_PROPERTY_KEY, f"the property name {name} is reserved")
+            raise CodedError(pb.ILLEGAL_MESSAGE_PROPERTY_KEY, f"the property name {name} is reserved")
         if not name or not value or _CONTROL.search(name) or _CONTROL.search(value):
-            raise Refused(
+            raise CodedError(
                 pb.ILLEGAL_MESSAGE_PROPERTY_KEY,
                 f"the property {name[:64]!r} has an empty name or value, or contains control characters",
             )
         nbytes += len(name.encode()) + len(value.encode())
     if nbytes > PROPERTIES_BYTES_MAX:
-        raise Refused(
+        raise CodedError(
             pb.MESSAGE_PROPERTIES_TOO_LARGE, f"the properties have {nbytes} bytes; maximum: {PROPERTIES_BYTES_MAX}"
         )

@@ -51,7 +51,7 @@ _BY_SEND_STATUS: Final = {
 }
 
 
-class Refused(Exception):
+class CodedError(Exception):
     """A request, or one entry of it, is refused with `code`; `reason` goes to the client."""
 
     def __init__(self, code: pb.Code, reason: str) -> None:
@@ -65,7 +65,7 @@ class Refused(Exception):
         return pb.Status(code=self.code, message=self.reason)
 
 
-def refusal_of(error: ClientError) -> Refused:
+def refusal_of(error: ClientError) -> CodedError:
     """What an error of the connection to the brokers is for a client."""
     code: pb.Code
     match error:
@@ -81,7 +81,7 @@ def refusal_of(error: ClientError) -> Refused:
             code = pb.PROXY_TIMEOUT
         case _:
             code = pb.INTERNAL_SERVER_ERROR
-    return Refused(code, str(error))
+    return CodedError(code, str(error))
 
 
 def of_send_status(status: SendStatus) -> pb.Status:

@@ -15,7 +15,7 @@ from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.lite_attributes import BIND_TOPIC, is_lite
 from mq.protocol.requests.topics import TopicConfig
 from mq.proxy.mapping.names import resource_of
-from mq.proxy.mapping.refusals import Refused
+from mq.proxy.mapping.refusals import CodedError
 from mq.proxy.wire import messaging_pb2 as pb
 
 ANY_QUEUE: Final = -1
@@ -37,10 +37,10 @@ def kinds_of(config: TopicConfig) -> tuple[pb.MessageType, ...]:
 
 
 def check_kind(topic: str, config: TopicConfig, kind: pb.MessageType) -> None:
-    """Raises Refused if the topic does not take messages of this kind."""
+    """Raises CodedError if the topic does not take messages of this kind."""
     if kind not in kinds_of(config):
         wanted = config.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "NORMAL")
-        raise Refused(
+        raise CodedError(
             pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             f"the topic {topic} takes messages of type {wanted}, not {pb.MessageType.Name(kind)}",
         )
@@ -73,7 +73,7 @@ def queues_of(route: TopicRoute, config: TopicConfig, endpoints: pb.Endpoints) -
 def assignments_of(route: TopicRoute, endpoints: pb.Endpoints, *, in_order: bool) -> list[pb.Assignment]:
     """What any member of a group receives from: whole broker groups, or in ordered consumption single queues.
 
-    Raises Refused if the topic has no queue that may be read.
+    Raises CodedError if the topic has no queue that may be read.
     """
     places = (
         [(queue.broker_name, queue.queue_id) for queue in route.read_queues]
@@ -81,7 +81,7 @@ def assignments_of(route: TopicRoute, endpoints: pb.Endpoints, *, in_order: bool
         else [(name, ANY_QUEUE) for name in sorted({queue.broker_name for queue in route.read_queues})]
     )
     if not places:
-        raise Refused(pb.FORBIDDEN, f"no queue of the topic {route.topic} may be read")
+        raise CodedError(pb.FORBIDDEN, f"no queue of the topic {route.topic} may be read")
     return [
         pb.Assignment(
             message_queue=pb.MessageQueue(

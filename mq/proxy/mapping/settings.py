@@ -10,7 +10,7 @@ from mq.protocol.names import LITE_NAME_MAX
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.lite_attributes import lite_group
 from mq.protocol.wire.fields import INT32_MAX
-from mq.proxy.mapping.refusals import Refused
+from mq.proxy.mapping.refusals import CodedError
 from mq.proxy.mapping.times import duration
 from mq.proxy.wire import messaging_pb2 as pb
 
@@ -28,7 +28,7 @@ _FIRST_RETRY_LEVEL: Final = 2
 def merged(told: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Settings:
     """The settings for a client that has sent `told`; `group` is the configuration of a consumer's group, if it exists.
 
-    Raises Refused for a kind of client that is not served.
+    Raises CodedError for a kind of client that is not served.
     """
     kind = told.client_type
     settings = pb.Settings()
@@ -46,7 +46,7 @@ def merged(told: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Setti
         settings.publishing.validate_message_type = True
         return settings
     if kind not in CONSUMERS | LITE and not told.HasField("subscription"):
-        raise Refused(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {kind} is not one that this proxy serves")
+        raise CodedError(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {kind} is not one that this proxy serves")
     group = group or SubscriptionGroupConfig(group_name="")
     settings.subscription.fifo = group.consume_message_orderly or kind in LITE
     settings.subscription.receive_batch_size = RECEIVE_BATCH_MAX

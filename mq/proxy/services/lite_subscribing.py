@@ -26,7 +26,7 @@ from mq.proxy.callers import Caller, Fields
 from mq.proxy.clients import Clients
 from mq.proxy.grpc.status import BrokenCall
 from mq.proxy.mapping.names import group_of, lite_topic_of, topic_of
-from mq.proxy.mapping.refusals import OK, Refused
+from mq.proxy.mapping.refusals import OK, CodedError
 from mq.proxy.wire import messaging_pb2 as pb
 
 _SECONDS: Final = 10.0
@@ -122,7 +122,7 @@ class LiteSubscribing:
         self._notices = 0
 
     async def sync(self, request: pb.SyncLiteSubscriptionRequest, caller: Caller) -> pb.SyncLiteSubscriptionResponse:
-        """Tell all broker groups of a topic what a client subscribes to. Raises Refused, ClientError.
+        """Tell all broker groups of a topic what a client subscribes to. Raises CodedError, ClientError.
 
         After an error some may know it; clients say it again.
         """
@@ -130,7 +130,7 @@ class LiteSubscribing:
         lites = {lite_topic_of(name) for name in request.lite_topic_set}
         action = _ACTIONS.get(request.action)
         if action is None:
-            raise Refused(pb.BAD_REQUEST, f"the action {request.action} is unknown")
+            raise CodedError(pb.BAD_REQUEST, f"the action {request.action} is unknown")
         option = _offset_option(request.offset_option) if request.HasField("offset_option") else None
         await self._send_to_all(caller, group, topic, action, lites, option, caller.seconds_left(_SECONDS))
         self._subscribed.changed(caller.client_id, group, topic, action, lites)
@@ -141,7 +141,7 @@ class LiteSubscribing:
         return self._subscribed.get(caller.client_id, group, topic) is not None
 
     async def say_again(self, caller: Caller, group: str, topic: str, broker_name: str) -> None:
-        """A broker group does not know what a client subscribes to. Raises Refused, ClientError."""
+        """A broker group does not know what a client subscribes to. Raises CodedError, ClientError."""
         lites = self._subscribed.get(caller.client_id, group, topic)
         if lites is None:
             return  # noqa: ASYNC910 - it has left meanwhile
@@ -177,7 +177,7 @@ class LiteSubscribing:
     async def _end(self, caller: Caller, group: str, topic: str) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
         try:
             await self._send_to_all(caller, group, topic, Action.COMPLETE_REMOVE, set(), None, _AT_LEAVE_SECONDS)
-        except (Refused, ClientError) as error:  # brokers forget it after some minutes
+        except (CodedError, ClientError) as error:  # brokers forget it after some minutes
             self._log.debug("subscriptions_not_ended", group=group, topic=topic, reason=str(error))
 
     async def _send_to_all(
@@ -190,14 +190,14 @@ class LiteSubscribing:
         option: OffsetOption | None,
         seconds: float,
     ) -> None:
-        """Tell all broker groups. Raises Refused, ClientError: the refusal of one, if there is one."""
+        """Tell all broker groups. Raises CodedError, ClientError: the refusal of one, if there is one."""
         entry = _entry(caller, group, topic, action, lites, option)
-        errors: list[Refused | ClientError] = []
+        errors: list[CodedError | ClientError] = []
 
         async def send(broker_name: str) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
             try:
                 await self._control(topic, broker_name, entry, caller.extra, seconds)
-            except (Refused, ClientError) as error:
+            except (CodedError, ClientError) as error:
                 errors.append(error)
 
         names = sorted((await self._brokers.topic(topic)).route.brokers)
@@ -205,7 +205,7 @@ class LiteSubscribing:
             for name in names:
                 nursery.start_soon(send, name)
         if errors:
-            raise next((error for error in errors if isinstance(error, Refused | BrokerError)), errors[0])
+            raise next((error for error in errors if isinstance(error, CodedError | BrokerError)), errors[0])
 
     async def _control(
         self, topic: str, broker_name: str, entry: LiteSubscription, extra: Fields, seconds: float
@@ -216,7 +216,7 @@ class LiteSubscribing:
             await self._brokers.ask(topic, broker_name, code, extra, body, seconds=seconds)
         except BrokerError as error:
             if error.code == ResponseCode.ILLEGAL_OPERATION:
-                raise Refused(pb.BAD_REQUEST, str(error)) from error
+                raise CodedError(pb.BAD_REQUEST, str(error)) from error
             raise
 
 

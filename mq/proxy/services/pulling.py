@@ -20,7 +20,7 @@ from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Call, Caller, Fields, Identify, parsed
 from mq.proxy.mapping.incoming import message_of
 from mq.proxy.mapping.names import group_of, topic_of
-from mq.proxy.mapping.refusals import OK, Refused, refusal_of
+from mq.proxy.mapping.refusals import OK, CodedError, refusal_of
 from mq.proxy.mapping.settings import LONG_POLLING_MS, RECEIVE_BATCH_MAX
 from mq.proxy.mapping.times import TIME_MS_MAX, duration_ms, timestamp_ms
 from mq.proxy.wire import messaging_pb2 as pb
@@ -32,14 +32,14 @@ _ENDS: Final = {pb.BEGINNING: RequestCode.GET_MIN_OFFSET, pb.END: RequestCode.GE
 
 
 class _Queue:
-    """A queue in a request. Raises Refused."""
+    """A queue in a request. Raises CodedError."""
 
     def __init__(self, queue: pb.MessageQueue) -> None:
         self.topic = topic_of(queue.topic)
         self.broker_name = queue.broker.name
         self.queue_id = queue.id
         if not self.broker_name:
-            raise Refused(pb.BAD_REQUEST, "the queue has no broker")
+            raise CodedError(pb.BAD_REQUEST, "the queue has no broker")
 
 
 class Pulling:
@@ -54,7 +54,7 @@ class Pulling:
         request = parsed(pb.PullMessageRequest, await call.receive())
         try:
             answers = await self._pull(request, await self._identify(call))
-        except Refused as refused:
+        except CodedError as refused:
             answers = [pb.PullMessageResponse(status=refused.status)]
         except ClientError as error:
             answers = [pb.PullMessageResponse(status=refusal_of(error).status)]
@@ -65,7 +65,7 @@ class Pulling:
         group, queue = group_of(request.group), _Queue(request.message_queue)
         offset = _checked(request.offset)
         if queue.broker_name not in (await self._brokers.topic(queue.topic)).route.brokers:
-            raise Refused(pb.BAD_REQUEST, f"the topic {queue.topic} has no broker {queue.broker_name}")
+            raise CodedError(pb.BAD_REQUEST, f"the topic {queue.topic} has no broker {queue.broker_name}")
         count = min(request.batch_size, RECEIVE_BATCH_MAX) if request.batch_size > 0 else RECEIVE_BATCH_MAX
         seconds = min(max(duration_ms(request.long_polling_timeout), 0), LONG_POLLING_MS) / 1000
 
@@ -112,7 +112,7 @@ class Pulling:
         return answers
 
     async def update_offset(self, request: pb.UpdateOffsetRequest, caller: Caller) -> pb.UpdateOffsetResponse:
-        """Store the offset at which a group goes on. Raises Refused, ClientError."""
+        """Store the offset at which a group goes on. Raises CodedError, ClientError."""
         group, queue = group_of(request.group), _Queue(request.message_queue)
         ext = UpdateConsumerOffsetExt(
             consumer_group=group,
@@ -126,7 +126,7 @@ class Pulling:
         return pb.UpdateOffsetResponse(status=OK)
 
     async def get_offset(self, request: pb.GetOffsetRequest, caller: Caller) -> pb.GetOffsetResponse:
-        """The offset at which a group goes on. Raises Refused, ClientError."""
+        """The offset at which a group goes on. Raises CodedError, ClientError."""
         group, queue = group_of(request.group), _Queue(request.message_queue)
         ext = QueryConsumerOffsetExt(
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
@@ -135,21 +135,21 @@ class Pulling:
         return pb.GetOffsetResponse(status=OK, offset=offset)
 
     async def query_offset(self, request: pb.QueryOffsetRequest, caller: Caller) -> pb.QueryOffsetResponse:
-        """The begin or the end of a queue, or its offset at a time. Raises Refused, ClientError."""
+        """The begin or the end of a queue, or its offset at a time. Raises CodedError, ClientError."""
         queue = _Queue(request.message_queue)
         if request.query_offset_policy == pb.TIMESTAMP:
             if not request.HasField("timestamp"):
-                raise Refused(pb.BAD_REQUEST, "the request has no time")
+                raise CodedError(pb.BAD_REQUEST, "the request has no time")
             time_ms = timestamp_ms(request.timestamp)
             if not 0 <= time_ms <= TIME_MS_MAX:
-                raise Refused(pb.BAD_REQUEST, f"the time is {time_ms} ms; allowed: 0 to {TIME_MS_MAX}")
+                raise CodedError(pb.BAD_REQUEST, f"the time is {time_ms} ms; allowed: 0 to {TIME_MS_MAX}")
             code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
             fields = SearchOffsetExt(topic=queue.topic, queue_id=queue.queue_id, timestamp_ms=time_ms).fields()
         elif request.query_offset_policy in _ENDS:
             code = _ENDS[request.query_offset_policy]
             fields = QueueExt(topic=queue.topic, queue_id=queue.queue_id).fields()
         else:
-            raise Refused(pb.BAD_REQUEST, f"the offset policy {request.query_offset_policy} is unknown")
+            raise CodedError(pb.BAD_REQUEST, f"the offset policy {request.query_offset_policy} is unknown")
         offset = await self._offset(queue, code, {**fields, **caller.extra})
         return pb.QueryOffsetResponse(status=OK, offset=offset)
 
@@ -159,7 +159,7 @@ class Pulling:
 
 
 def _checked(offset: int) -> QueueOffset:
-    """Raises Refused."""
+    """Raises CodedError."""
     if offset < 0:
-        raise Refused(pb.ILLEGAL_OFFSET, f"the offset is {offset}; allowed: 0 or more")
+        raise CodedError(pb.ILLEGAL_OFFSET, f"the offset is {offset}; allowed: 0 or more")
     return QueueOffset(offset)

@@ -25,7 +25,7 @@ from mq.proxy.clients import Clients
 from mq.proxy.mapping.handles import Handle
 from mq.proxy.mapping.incoming import message_of
 from mq.proxy.mapping.names import group_of, topic_of
-from mq.proxy.mapping.refusals import OK, Refused, refusal_of
+from mq.proxy.mapping.refusals import OK, CodedError, refusal_of
 from mq.proxy.mapping.routes import ANY_QUEUE, reads_lite
 from mq.proxy.mapping.settings import LITE, RECEIVE_BATCH_MAX, max_attempts
 from mq.proxy.mapping.times import duration_ms, timestamp
@@ -80,13 +80,13 @@ class _Wanted:
         return self.subscription is None or self.subscription.matches_tag(message.tags)
 
     def find_lite(self, topic: TopicConfig, group: SubscriptionGroupConfig | None) -> None:
-        """Find out whether it is for lite topics, also of a client whose settings are not known. Raises Refused."""
+        """Find out whether it is for lite topics, also of a client whose settings are not known. Raises CodedError."""
         if self.kind is None:
             self.lite = group is not None and reads_lite(topic, group)
         else:
             self.lite = self.kind in LITE
         if self.lite and (self.expression_type, self.expression) != (TAG, ALL_TAGS):
-            raise Refused(pb.ILLEGAL_FILTER_EXPRESSION, f"consumers of lite topics have no filter but {ALL_TAGS}")
+            raise CodedError(pb.ILLEGAL_FILTER_EXPRESSION, f"consumers of lite topics have no filter but {ALL_TAGS}")
 
     def handle_of(self, message: PoppedMessage[Any]) -> Handle:
         """The handle of a message. An ordinary consumer of the parent has popped it from a queue of the parent."""
@@ -95,17 +95,17 @@ class _Wanted:
 
 
 def _subscription(topic: str, expression: str) -> Subscription:
-    """Tags. Raises Refused."""
+    """Tags. Raises CodedError."""
     try:
         return parse_tags(topic, expression)
     except SubscriptionError as error:
-        raise Refused(pb.ILLEGAL_FILTER_EXPRESSION, str(error)) from error
+        raise CodedError(pb.ILLEGAL_FILTER_EXPRESSION, str(error)) from error
 
 
 def _invisible_ms(request: pb.ReceiveMessageRequest) -> int:
     invisible_ms = duration_ms(request.invisible_duration)
     if not INVISIBLE_MS_MIN <= invisible_ms <= INVISIBLE_MS_MAX:
-        raise Refused(
+        raise CodedError(
             pb.ILLEGAL_INVISIBLE_TIME,
             f"the invisible time is {invisible_ms} ms; allowed: {INVISIBLE_MS_MIN} to {INVISIBLE_MS_MAX}",
         )
@@ -113,7 +113,7 @@ def _invisible_ms(request: pb.ReceiveMessageRequest) -> int:
 
 
 def poll_seconds(request: pb.ReceiveMessageRequest, caller: Caller, settings: pb.Settings | None, now: float) -> float:
-    """How long a request waits for messages. Raises Refused if its deadline is too near."""
+    """How long a request waits for messages. Raises CodedError if its deadline is too near."""
     left = math.inf if caller.deadline is None else caller.deadline - now
     if request.HasField("long_polling_timeout"):
         seconds = duration_ms(request.long_polling_timeout) / 1000
@@ -127,7 +127,9 @@ def poll_seconds(request: pb.ReceiveMessageRequest, caller: Caller, settings: pb
         return seconds
     if left < POLL_SECONDS_MIN:
         code = pb.ILLEGAL_POLLING_TIME if _version(caller.version) >= _CODE_FOR_POLLING_SINCE else pb.BAD_REQUEST
-        raise Refused(code, f"the deadline is in {max(left, 0):.1f} s; polling takes at least {POLL_SECONDS_MIN:g} s")
+        raise CodedError(
+            code, f"the deadline is in {max(left, 0):.1f} s; polling takes at least {POLL_SECONDS_MIN:g} s"
+        )
     return left - _MARGIN_SECONDS
 
 
@@ -141,7 +143,7 @@ class _Delivery:
 
     def __init__(self) -> None:
         self.messages: list[PoppedMessage[Any]] = []
-        self.error: Refused | None = None
+        self.error: CodedError | None = None
         self.done = trio.Event()
         self.abandoned = False
 
@@ -213,7 +215,7 @@ class Receiving:
             if wanted.renewed:
                 self._renewals.check_room(caller.client_id)
             messages = await self._pop(wanted)
-        except Refused as refused:
+        except CodedError as refused:
             await call.send(pb.ReceiveMessageResponse(status=refused.status).SerializeToString())
             return
         except ClientError as error:
@@ -249,10 +251,10 @@ class Receiving:
             raise
 
     async def _pop(self, wanted: _Wanted) -> list[PoppedMessage[Any]]:
-        """Raises Refused, ClientError."""
+        """Raises CodedError, ClientError."""
         topic = await self._brokers.topic(wanted.topic)
         if wanted.broker_name not in topic.route.brokers:
-            raise Refused(pb.BAD_REQUEST, f"the topic {wanted.topic} has no broker {wanted.broker_name}")
+            raise CodedError(pb.BAD_REQUEST, f"the topic {wanted.topic} has no broker {wanted.broker_name}")
         config = await self._brokers.group(wanted.group)
         wanted.find_lite(topic.config, config)
         in_order = config is not None and config.consume_message_orderly
@@ -332,7 +334,7 @@ class Receiving:
             delivery.error = refusal_of(error)
         except ClientError as error:
             delivery.error = refusal_of(error)
-        except Refused as refused:
+        except CodedError as refused:
             delivery.error = refused
         finally:
             delivery.done.set()
@@ -344,7 +346,7 @@ class Receiving:
     ) -> tuple[Response, memoryview] | None:
         """As `Brokers.ask_held`; a broker that does not know what the client subscribes to is told, and asked again.
 
-        Raises Refused, ClientError.
+        Raises CodedError, ClientError.
         """
         code = RequestCode.POP_LITE_MESSAGE if wanted.lite else RequestCode.POP_MESSAGE
         deadline = trio.current_time() + seconds
@@ -390,7 +392,7 @@ class Receiving:
                 await self._popped.defer(
                     wanted.group, wanted.topic, handle, _AGAIN_MS, wanted.caller.extra, _GIVE_BACK_SECONDS
                 )
-            except (ClientError, Refused) as error:
+            except (ClientError, CodedError) as error:
                 self._log.info("message_not_given_back", group=wanted.group, topic=wanted.topic, reason=str(error))
 
     async def _pass_over(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
@@ -398,7 +400,7 @@ class Receiving:
         handle = wanted.handle_of(message)
         try:
             await self._popped.acknowledge(wanted.group, wanted.topic, handle, wanted.caller.extra, _GIVE_BACK_SECONDS)
-        except (ClientError, Refused) as error:  # it comes again, and is passed over then
+        except (ClientError, CodedError) as error:  # it comes again, and is passed over then
             self._log.info("message_not_passed_over", group=wanted.group, topic=wanted.topic, reason=str(error))
 
     async def _bury(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
@@ -406,5 +408,5 @@ class Receiving:
         handle = wanted.handle_of(message)
         try:
             await self._popped.bury(wanted.group, wanted.topic, handle, message.message_id, wanted.caller.extra)
-        except (ClientError, Refused) as error:  # it comes again after its invisible time
+        except (ClientError, CodedError) as error:  # it comes again after its invisible time
             self._log.warning("dead_letter_not_stored", group=wanted.group, topic=wanted.topic, reason=str(error))

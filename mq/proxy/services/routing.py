@@ -5,7 +5,7 @@ from __future__ import annotations
 from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Caller
 from mq.proxy.mapping.names import group_of, topic_of
-from mq.proxy.mapping.refusals import OK, Refused
+from mq.proxy.mapping.refusals import OK, CodedError
 from mq.proxy.mapping.routes import assignments_of, queues_of, reads_lite
 from mq.proxy.wire import messaging_pb2 as pb
 
@@ -17,14 +17,14 @@ class Routing:
         self._brokers = brokers
 
     async def query_route(self, request: pb.QueryRouteRequest, caller: Caller) -> pb.QueryRouteResponse:
-        """The queues of a topic, for users who may do anything with it. Raises Refused, ClientError."""
+        """The queues of a topic, for users who may do anything with it. Raises CodedError, ClientError."""
         endpoints, name = _checked(request.endpoints), topic_of(request.topic)
         await self._brokers.authorize(name, caller.extra)
         topic = await self._brokers.topic(name)
         return pb.QueryRouteResponse(status=OK, message_queues=queues_of(topic.route, topic.config, endpoints))
 
     async def query_assignment(self, request: pb.QueryAssignmentRequest, caller: Caller) -> pb.QueryAssignmentResponse:
-        """What a member of a group receives from. Raises Refused, ClientError."""
+        """What a member of a group receives from. Raises CodedError, ClientError."""
         endpoints = _checked(request.endpoints)
         name, group = topic_of(request.topic), group_of(request.group)
         await self._brokers.authorize(name, caller.extra)
@@ -38,7 +38,7 @@ class Routing:
 
 
 def _checked(endpoints: pb.Endpoints) -> pb.Endpoints:
-    """Raises Refused."""
+    """Raises CodedError."""
     if not endpoints.addresses:
-        raise Refused(pb.ILLEGAL_ACCESS_POINT, "the request does not say to which endpoints the client connects")
+        raise CodedError(pb.ILLEGAL_ACCESS_POINT, "the request does not say to which endpoints the client connects")
     return endpoints

@@ -22,7 +22,7 @@ from mq.proxy.callers import Caller
 from mq.proxy.mapping.handles import TransactionId
 from mq.proxy.mapping.names import topic_of
 from mq.proxy.mapping.outgoing import Outgoing, outgoing
-from mq.proxy.mapping.refusals import OK, Refused, of_send_status, refusal_of, together
+from mq.proxy.mapping.refusals import OK, CodedError, of_send_status, refusal_of, together
 from mq.proxy.mapping.routes import check_kind
 from mq.proxy.wire import messaging_pb2 as pb
 
@@ -39,12 +39,12 @@ class Sending:
         self._wall_clock_ms = wall_clock_ms
 
     async def send(self, request: pb.SendMessageRequest, caller: Caller) -> pb.SendMessageResponse:
-        """Store messages of one topic; each has a status. Raises Refused, ClientError."""
+        """Store messages of one topic; each has a status. Raises CodedError, ClientError."""
         if not request.messages:
-            raise Refused(pb.MESSAGE_CORRUPTED, "the request has no message")
+            raise CodedError(pb.MESSAGE_CORRUPTED, "the request has no message")
         topics = {topic_of(message.topic) for message in request.messages}
         if len(topics) > 1:
-            raise Refused(pb.MESSAGE_CORRUPTED, f"the messages belong to {len(topics)} topics")
+            raise CodedError(pb.MESSAGE_CORRUPTED, f"the messages belong to {len(topics)} topics")
         [topic] = topics
         extra = {**caller.extra, SEND_FIELDS["producer_group"]: topic}
         now_ms = self._wall_clock_ms()
@@ -58,16 +58,16 @@ class Sending:
         return pb.SendMessageResponse(status=together(entry.status for entry in entries), entries=entries)
 
     async def recall(self, request: pb.RecallMessageRequest, caller: Caller) -> pb.RecallMessageResponse:
-        """Take a delayed message back. Raises Refused, ClientError."""
+        """Take a delayed message back. Raises CodedError, ClientError."""
         topic = topic_of(request.topic)
         try:
             handle = RecallHandle.decode(request.recall_handle)
         except HandleRefused as error:
-            raise Refused(pb.BAD_REQUEST, str(error)) from error
+            raise CodedError(pb.BAD_REQUEST, str(error)) from error
         if handle.topic != topic:
-            raise Refused(pb.BAD_REQUEST, f"the recall handle is not one of the topic {topic}")
+            raise CodedError(pb.BAD_REQUEST, f"the recall handle is not one of the topic {topic}")
         if handle.broker_name not in (await self._brokers.topic(topic)).route.brokers:
-            raise Refused(pb.BAD_REQUEST, f"the topic {topic} has no broker {handle.broker_name[:64]!r}")
+            raise CodedError(pb.BAD_REQUEST, f"the topic {topic} has no broker {handle.broker_name[:64]!r}")
         ext = RecallExt(
             topic=topic, recall_handle=request.recall_handle, producer_group=topic, broker_name=handle.broker_name
         )
@@ -82,15 +82,15 @@ class Sending:
         return pb.RecallMessageResponse(status=OK, message_id=fields_of(RecallReply, response).message_id)
 
     async def end_transaction(self, request: pb.EndTransactionRequest, caller: Caller) -> pb.EndTransactionResponse:
-        """Commit a half message, or roll it back. Raises Refused, ClientError."""
+        """Commit a half message, or roll it back. Raises CodedError, ClientError."""
         topic = topic_of(request.topic)
         if not request.transaction_id.strip():
-            raise Refused(pb.INVALID_TRANSACTION_ID, "the request has no transaction id")
+            raise CodedError(pb.INVALID_TRANSACTION_ID, "the request has no transaction id")
         if request.resolution not in _RESOLUTIONS:
-            raise Refused(pb.BAD_REQUEST, "the resolution is neither COMMIT nor ROLLBACK")
+            raise CodedError(pb.BAD_REQUEST, "the resolution is neither COMMIT nor ROLLBACK")
         wanted = TransactionId.decode(request.transaction_id)
         if wanted.broker_name not in (await self._brokers.topic(topic)).route.brokers:
-            raise Refused(pb.INVALID_TRANSACTION_ID, f"the topic {topic} has no broker {wanted.broker_name[:64]!r}")
+            raise CodedError(pb.INVALID_TRANSACTION_ID, f"the topic {topic} has no broker {wanted.broker_name[:64]!r}")
         ext = EndTransactionExt(
             producer_group=topic,
             half_queue_offset=wanted.half_queue_offset,
@@ -114,7 +114,7 @@ class Sending:
 def _entry(outgoing: Outgoing, outcome: SendResult | ClientError) -> pb.SendResultEntry:
     if isinstance(outcome, SendRejected) and outcome.code == ResponseCode.MESSAGE_ILLEGAL:
         code = pb.ILLEGAL_DELIVERY_TIME if outgoing.kind == pb.DELAY else pb.BAD_REQUEST
-        return pb.SendResultEntry(status=Refused(code, str(outcome)).status)
+        return pb.SendResultEntry(status=CodedError(code, str(outcome)).status)
     if isinstance(outcome, ClientError):
         return pb.SendResultEntry(status=refusal_of(outcome).status)
     return pb.SendResultEntry(

@@ -19,7 +19,7 @@ from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Caller, Fields
 from mq.proxy.mapping.handles import Handle
 from mq.proxy.mapping.names import group_of, topic_of
-from mq.proxy.mapping.refusals import OK, Refused, refusal_of, together
+from mq.proxy.mapping.refusals import OK, CodedError, refusal_of, together
 from mq.proxy.mapping.times import duration_ms
 from mq.proxy.renewals import Renewals
 from mq.proxy.wire import messaging_pb2 as pb
@@ -38,14 +38,14 @@ class PoppedMessages:
         self._wall_clock_ms = wall_clock_ms
 
     async def _receipt(self, topic: str, handle: Handle) -> Receipt:
-        """The receipt of a message. Raises Refused if the topic has no such broker, ClientError."""
+        """The receipt of a message. Raises CodedError if the topic has no such broker, ClientError."""
         receipt = handle.receipt
         if receipt.broker not in (await self._brokers.topic(topic)).route.brokers:
-            raise Refused(pb.INVALID_RECEIPT_HANDLE, f"the topic {topic} has no broker {receipt.broker[:64]!r}")
+            raise CodedError(pb.INVALID_RECEIPT_HANDLE, f"the topic {topic} has no broker {receipt.broker[:64]!r}")
         return receipt
 
     async def acknowledge(self, group: str, topic: str, handle: Handle, extra: Fields, seconds: float) -> None:
-        """Raises Refused if it is visible again; ClientError."""
+        """Raises CodedError if it is visible again; ClientError."""
         receipt = await self._receipt(topic, handle)
         ext = AckExt(
             consumer_group=group,
@@ -63,7 +63,7 @@ class PoppedMessages:
             if error.code != ResponseCode.NO_MESSAGE:
                 raise
             if handle.hidden_until_ms <= self._wall_clock_ms():
-                raise Refused(pb.INVALID_RECEIPT_HANDLE, f"the receipt handle is expired: {error.remark}") from error
+                raise CodedError(pb.INVALID_RECEIPT_HANDLE, f"the receipt handle is expired: {error.remark}") from error
             # It was acknowledged before: by this request, whose first answer was lost, or by the client.
 
     async def defer(
@@ -77,7 +77,7 @@ class PoppedMessages:
         *,
         suspend: bool = False,
     ) -> Handle:
-        """Hide a message for so long from now on. Raises Refused if it is visible already; ClientError.
+        """Hide a message for so long from now on. Raises CodedError if it is visible already; ClientError.
 
         With ``suspend``, the attempt that ends here is not counted.
         """
@@ -100,11 +100,11 @@ class PoppedMessages:
         except BrokerError as error:
             if error.code != ResponseCode.NO_MESSAGE:
                 raise
-            raise Refused(pb.INVALID_RECEIPT_HANDLE, f"the receipt handle is expired: {error.remark}") from error
+            raise CodedError(pb.INVALID_RECEIPT_HANDLE, f"the receipt handle is expired: {error.remark}") from error
         return handle.deferred(fields_of(PopTimes, response))
 
     async def bury(self, group: str, topic: str, handle: Handle, message_id: str, extra: Fields) -> None:
-        """Make a message a dead letter, and acknowledge it. Raises Refused, ClientError."""
+        """Make a message a dead letter, and acknowledge it. Raises CodedError, ClientError."""
         receipt = await self._receipt(topic, handle)
         ext = SendBackExt(
             physical_offset=handle.physical_offset,
@@ -133,14 +133,14 @@ class Settling:
         self._renewals = renewals
 
     async def acknowledge(self, request: pb.AckMessageRequest, caller: Caller) -> pb.AckMessageResponse:
-        """Each message has a status. Raises Refused."""
+        """Each message has a status. Raises CodedError."""
         group, topic = group_of(request.group), topic_of(request.topic)
         entries = [
             pb.AckMessageResultEntry(message_id=each.message_id, receipt_handle=each.receipt_handle)
             for each in request.entries
         ]
         if not entries:
-            raise Refused(pb.BAD_REQUEST, "the request acknowledges no message")
+            raise CodedError(pb.BAD_REQUEST, "the request acknowledges no message")
         seconds = caller.seconds_left(SETTLE_SECONDS)
 
         async def acknowledge(entry: pb.AckMessageResultEntry) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
@@ -148,7 +148,7 @@ class Settling:
                 async with self._renewals.taken(caller.client_id, group, entry.receipt_handle) as handle:
                     await self._popped.acknowledge(group, topic, handle, caller.extra, seconds)
                 entry.status.CopyFrom(OK)
-            except Refused as refused:
+            except CodedError as refused:
                 entry.status.CopyFrom(refused.status)
             except ClientError as error:
                 entry.status.CopyFrom(refusal_of(error).status)
@@ -164,11 +164,11 @@ class Settling:
     async def change_invisible(
         self, request: pb.ChangeInvisibleDurationRequest, caller: Caller
     ) -> pb.ChangeInvisibleDurationResponse:
-        """Hide a message for another time; the answer has a new receipt handle. Raises Refused, ClientError."""
+        """Hide a message for another time; the answer has a new receipt handle. Raises CodedError, ClientError."""
         group, topic = group_of(request.group), topic_of(request.topic)
         invisible_ms = duration_ms(request.invisible_duration)
         if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
-            raise Refused(
+            raise CodedError(
                 pb.ILLEGAL_INVISIBLE_TIME, f"the invisible time is {invisible_ms} ms; allowed: 0 to {INVISIBLE_MS_MAX}"
             )
         try:
@@ -182,16 +182,16 @@ class Settling:
                     caller.seconds_left(SETTLE_SECONDS),
                     suspend=request.suspend,
                 )
-        except (Refused, ClientError) as error:
+        except (CodedError, ClientError) as error:
             # With the handle that the client has: some take what is here without looking at the status.
-            status = (error if isinstance(error, Refused) else refusal_of(error)).status
+            status = (error if isinstance(error, CodedError) else refusal_of(error)).status
             return pb.ChangeInvisibleDurationResponse(status=status, receipt_handle=request.receipt_handle)  # noqa: ASYNC910 - the handle was refused unasked
         return pb.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.encode())
 
     async def forward_to_dead_letters(
         self, request: pb.ForwardMessageToDeadLetterQueueRequest, caller: Caller
     ) -> pb.ForwardMessageToDeadLetterQueueResponse:
-        """The client gives a message up. Raises Refused, ClientError."""
+        """The client gives a message up. Raises CodedError, ClientError."""
         group, topic = group_of(request.group), topic_of(request.topic)
         async with self._renewals.taken(caller.client_id, group, request.receipt_handle) as handle:
             await self._popped.bury(group, topic, handle, request.message_id, caller.extra)

@@ -24,7 +24,7 @@ from mq.proxy.mapping.handles import TransactionId
 from mq.proxy.mapping.incoming import message_of
 from mq.proxy.mapping.members import member_of
 from mq.proxy.mapping.names import group_of, topic_of
-from mq.proxy.mapping.refusals import OK, Refused, refusal_of
+from mq.proxy.mapping.refusals import OK, CodedError, refusal_of
 from mq.proxy.mapping.routes import kinds_of
 from mq.proxy.mapping.settings import CONSUMERS, LITE, PRODUCERS, merged
 from mq.proxy.renewals import Renewals
@@ -80,7 +80,7 @@ class Telemetry:
         """
         try:
             caller = await self._identify(call)
-        except Refused as refused:
+        except CodedError as refused:
             await call.send(pb.TelemetryCommand(status=refused.status).SerializeToString())
             return
         except ClientError as error:
@@ -125,7 +125,7 @@ class Telemetry:
                 await self._produces(stream, {topic_of(topic) for topic in told.publishing.topics}, caller)
             if told.HasField("subscription"):
                 await self._consumes(stream, told, caller)
-        except Refused as refused:
+        except CodedError as refused:
             return pb.TelemetryCommand(status=refused.status)
         except ClientError as error:
             return pb.TelemetryCommand(status=refusal_of(error).status)
@@ -160,7 +160,7 @@ class Telemetry:
         try:
             member = member_of(told, caller)
             await self._brokers.authorize_member(member.group, (row[0] for row in member.subscriptions), caller.extra)
-        except (ClientError, Refused) as error:  # a topic may not exist yet, and the client says its settings again
+        except (ClientError, CodedError) as error:  # a topic may not exist yet, and the client says its settings again
             self._log.debug("not_shown_as_member", client=caller.client_id, reason=str(error))
             return
         if member != stream.member:
@@ -179,10 +179,10 @@ class Telemetry:
         self._brokers.announce_clients()
 
     async def heartbeat(self, request: pb.HeartbeatRequest, caller: Caller) -> pb.HeartbeatResponse:
-        """The client is still here. Raises Refused for an unknown kind of client."""
+        """The client is still here. Raises CodedError for an unknown kind of client."""
         await trio.lowlevel.checkpoint()
         if request.client_type not in PRODUCERS | CONSUMERS | LITE:
-            raise Refused(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {request.client_type} is unknown")
+            raise CodedError(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {request.client_type} is unknown")
         return pb.HeartbeatResponse(status=OK)
 
     async def leave(

@@ -30,7 +30,7 @@ class Fatal(NamedTuple):
     data: bytes
 
 
-class Refused(NamedTuple):
+class BadFrame(NamedTuple):
     """A request with opaque 7 that is answered with a code, and how the remark must name the fault."""
 
     what: str
@@ -105,56 +105,56 @@ PULL = pull_ext()
 
 REFUSED = [
     *(
-        Refused(f"V2 without {name}", json_request(310, quoted(SEND, **{name: None})), 1, name)
+        BadFrame(f"V2 without {name}", json_request(310, quoted(SEND, **{name: None})), 1, name)
         for name in ("a", "b", "c", "d", "e", "f", "g", "h")
     ),
     *(
-        Refused(f"send without {name}", json_request(10, quoted(LONG_SEND, **{name: None})), 1, name)
+        BadFrame(f"send without {name}", json_request(10, quoted(LONG_SEND, **{name: None})), 1, name)
         for name in ("producerGroup", "topic", "queueId", "bornTimestamp")
     ),
     *(
-        Refused(f"pull without {name}", json_request(11, quoted(PULL, **{name: None})), 1, name)
+        BadFrame(f"pull without {name}", json_request(11, quoted(PULL, **{name: None})), 1, name)
         for name in ("consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag", "subVersion")
     ),
-    Refused("no ext fields", json_request(310, None), 1, ""),
-    Refused("null for ext fields", json_request(310, "null"), 1, ""),
-    Refused("ext fields that are an array", json_request(310, "[]"), 1, ""),
-    Refused("ext fields that are text", json_request(310, '"x"'), 1, ""),
-    Refused("null for a number", json_request(310, quoted(SEND, e="null")), 1, "e"),
-    Refused("text for a number", json_request(310, quoted(SEND, e='"four"')), 1, "e"),
-    Refused("nothing for a number", json_request(310, quoted(SEND, e='""')), 1, "e"),
-    Refused("a fraction", json_request(310, quoted(SEND, e='"1.5"')), 1, "e"),
-    Refused("too large for 32 bits", json_request(310, quoted(SEND, e=f'"{LARGE_INT}"')), 1, "e"),
-    Refused("too small for 32 bits", json_request(310, quoted(SEND, e=f'"-{2**31 + 1}"')), 1, "e"),
-    Refused("too large without quotes", json_request(310, quoted(SEND, e=LARGE_INT)), 1, "e"),
-    Refused("too large for 64 bits", json_request(11, quoted(PULL, queueOffset=f'"{LARGE_LONG}"')), 1, "queueOffset"),
-    Refused("endless number", json_request(310, quoted(SEND, g='"' + "9" * 5000 + '"')), 1, "g"),
-    Refused("a list as a value", json_request(310, quoted(SEND, b='["T"]')), 1, ""),
-    Refused("an object as a value", json_request(310, quoted(SEND, b="{}")), 1, ""),
-    Refused("300 ext fields in a strange header", json_request('"28"', {f"x{n}": '"1"' for n in range(300)}), 1, "300"),
-    Refused("code too large", json_request(LARGE_INT, None), 1, "code"),
-    Refused("code that is text", json_request('"send"', None), 1, "code"),
-    Refused("code that is null", json_request("null", None), 1, "code"),
-    Refused("flag that is text", json_request(310, quoted(SEND), flag='"x"'), 1, "flag"),
-    Refused("long remark", encode_frame(BINARY, binary_header(remark_bytes=100)), 1, "remark"),
-    Refused("remark below zero", encode_frame(BINARY, binary_header(remark_bytes=-1)), 1, "remark"),
-    Refused("ext fields outside", encode_frame(BINARY, binary_header(ext_bytes=1)), 1, "ext fields"),
-    Refused("ext fields below zero", encode_frame(BINARY, binary_header(ext_bytes=-1)), 1, "ext fields"),
-    Refused("name that is cut off", encode_frame(BINARY, binary_header(ext=b"\x00")), 1, "ext fields"),
-    Refused("name outside", encode_frame(BINARY, binary_header(ext=b"\x00\x09ab")), 1, "ext text"),
-    Refused("name below zero", encode_frame(BINARY, binary_header(ext=b"\xff\xffab")), 1, "ext text"),
-    Refused("value outside", encode_frame(BINARY, binary_header(ext=b"\x00\x01a\x7f\xff\xff\xff")), 1, "ext text"),
-    Refused("no fields in binary", encode_frame(BINARY, binary_header()), 1, "consumerGroup"),
+    BadFrame("no ext fields", json_request(310, None), 1, ""),
+    BadFrame("null for ext fields", json_request(310, "null"), 1, ""),
+    BadFrame("ext fields that are an array", json_request(310, "[]"), 1, ""),
+    BadFrame("ext fields that are text", json_request(310, '"x"'), 1, ""),
+    BadFrame("null for a number", json_request(310, quoted(SEND, e="null")), 1, "e"),
+    BadFrame("text for a number", json_request(310, quoted(SEND, e='"four"')), 1, "e"),
+    BadFrame("nothing for a number", json_request(310, quoted(SEND, e='""')), 1, "e"),
+    BadFrame("a fraction", json_request(310, quoted(SEND, e='"1.5"')), 1, "e"),
+    BadFrame("too large for 32 bits", json_request(310, quoted(SEND, e=f'"{LARGE_INT}"')), 1, "e"),
+    BadFrame("too small for 32 bits", json_request(310, quoted(SEND, e=f'"-{2**31 + 1}"')), 1, "e"),
+    BadFrame("too large without quotes", json_request(310, quoted(SEND, e=LARGE_INT)), 1, "e"),
+    BadFrame("too large for 64 bits", json_request(11, quoted(PULL, queueOffset=f'"{LARGE_LONG}"')), 1, "queueOffset"),
+    BadFrame("endless number", json_request(310, quoted(SEND, g='"' + "9" * 5000 + '"')), 1, "g"),
+    BadFrame("a list as a value", json_request(310, quoted(SEND, b='["T"]')), 1, ""),
+    BadFrame("an object as a value", json_request(310, quoted(SEND, b="{}")), 1, ""),
+    BadFrame("300 ext fields, strange header", json_request('"28"', {f"x{n}": '"1"' for n in range(300)}), 1, "300"),
+    BadFrame("code too large", json_request(LARGE_INT, None), 1, "code"),
+    BadFrame("code that is text", json_request('"send"', None), 1, "code"),
+    BadFrame("code that is null", json_request("null", None), 1, "code"),
+    BadFrame("flag that is text", json_request(310, quoted(SEND), flag='"x"'), 1, "flag"),
+    BadFrame("long remark", encode_frame(BINARY, binary_header(remark_bytes=100)), 1, "remark"),
+    BadFrame("remark below zero", encode_frame(BINARY, binary_header(remark_bytes=-1)), 1, "remark"),
+    BadFrame("ext fields outside", encode_frame(BINARY, binary_header(ext_bytes=1)), 1, "ext fields"),
+    BadFrame("ext fields below zero", encode_frame(BINARY, binary_header(ext_bytes=-1)), 1, "ext fields"),
+    BadFrame("name that is cut off", encode_frame(BINARY, binary_header(ext=b"\x00")), 1, "ext fields"),
+    BadFrame("name outside", encode_frame(BINARY, binary_header(ext=b"\x00\x09ab")), 1, "ext text"),
+    BadFrame("name below zero", encode_frame(BINARY, binary_header(ext=b"\xff\xffab")), 1, "ext text"),
+    BadFrame("value outside", encode_frame(BINARY, binary_header(ext=b"\x00\x01a\x7f\xff\xff\xff")), 1, "ext text"),
+    BadFrame("no fields in binary", encode_frame(BINARY, binary_header()), 1, "consumerGroup"),
 ]  # fmt: skip
 
 UNSERVED = [
-    Refused("unknown code", json_request(99_999, None), 3, "99999"),
-    Refused("unknown code with anything", json_request(-5, {"x": '"1"'}, bytes(1000)), 3, "-5"),
-    Refused("unknown code in binary", encode_frame(BINARY, binary_header(code=9999)), 3, "9999"),
-    Refused("name server's code", json_request(105, {"topic": '"T"'}), 3, "105"),
-    Refused("known code that is not served", json_request(216, {"topic": '"T"'}), 3, "216"),
-    Refused("body too long", json_request(310, quoted(SEND), bytes(4097)), 13, "4097"),
-    Refused(
+    BadFrame("unknown code", json_request(99_999, None), 3, "99999"),
+    BadFrame("unknown code with anything", json_request(-5, {"x": '"1"'}, bytes(1000)), 3, "-5"),
+    BadFrame("unknown code in binary", encode_frame(BINARY, binary_header(code=9999)), 3, "9999"),
+    BadFrame("name server's code", json_request(105, {"topic": '"T"'}), 3, "105"),
+    BadFrame("known code that is not served", json_request(216, {"topic": '"T"'}), 3, "216"),
+    BadFrame("body too long", json_request(310, quoted(SEND), bytes(4097)), 13, "4097"),
+    BadFrame(
         "properties too long",
         json_request(310, quoted(SEND, i=json.dumps(properties(KEYS="k" * 32_768)))),
         13,

@@ -13,7 +13,7 @@ from mq.broker.net.call import Call
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.gathering import WAIT_SECONDS_MAX
-from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, Unknown
+from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Stored, Unknown
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup, PendingSend
 from mq.broker.write_path.queue_tails import QueueTail, TopicName
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
@@ -80,7 +80,7 @@ class Client:
 
 
 def told(end: Callable[[str], None]) -> OnOutcome:
-    fates = {Stored: "stored", Refused: "refused", LeadershipLost: "returned", Unknown: "unknown"}
+    fates = {Stored: "stored", DiskFull: "refused", LeadershipLost: "returned", Unknown: "unknown"}
     return lambda outcome: end(fates[type(outcome)])
 
 

@@ -12,7 +12,7 @@ from mq.client.errors import BrokerError
 from mq.protocol.codes import ResponseCode
 from mq.proxy.callers import Fields
 from mq.proxy.mapping.handles import Handle
-from mq.proxy.mapping.refusals import Refused
+from mq.proxy.mapping.refusals import CodedError
 from mq.proxy.renewals import Renewals
 from mq.proxy.wire import messaging_pb2 as pb
 from tests.support.proxies import Call
@@ -59,7 +59,7 @@ async def test_only_the_client_that_settles_nothing_is_refused_new_messages(auto
     def may(renewals: Renewals, client_id: str) -> bool:
         try:
             renewals.check_room(client_id)
-        except Refused as refused:
+        except CodedError as refused:
             return refused.code != pb.TOO_MANY_REQUESTS
         return True
 

@@ -19,7 +19,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, encode_frame
 from spark import access as access_module
 from spark.access import CREDENTIALS, NOBODY, TLS, TLS_CA, access, for_executors, use
-from spark.client import Connection, Refused, Unreachable
+from spark.client import Connection, ServerError, Unreachable
 from tests.support.certificates import Authority
 
 VARIABLES = ("RAFTMQ_ACCESS_KEY", "RAFTMQ_SECRET_KEY", TLS, *access_module.FILES)
@@ -108,7 +108,7 @@ def test_refusal_names_the_account_and_never_the_secret(server: Answering, keys:
         if path is not None:
             os.environ[CREDENTIALS] = str(path)
         connection = Connection(server.address, 5)
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(ServerError) as caught:
             connection.ask(RequestCode.GET_MIN_OFFSET, {})
         connection.close()
         assert str(caught.value) == f"{server.address} answered no (code 16, asked {who})"

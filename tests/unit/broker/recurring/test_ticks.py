@@ -9,7 +9,7 @@ from mq.broker.recurring.ticks import Ticks
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.schedules import PutSchedule, SettleTick, SwitchSchedule
-from mq.broker.write_path.outcome import Outcome, Refused, Stored, Unknown
+from mq.broker.write_path.outcome import DiskFull, Outcome, Stored, Unknown
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol import properties as props
@@ -131,7 +131,7 @@ def test_clock_steps_neither_repeat_ticks_nor_flood() -> None:
 def test_refused_tick_is_sent_later() -> None:
     rig = Rig()
     rig.run(SECOND)
-    rig.log.end_oldest(Refused("the disk is full"))
+    rig.log.end_oldest(DiskFull("the disk is full"))
     rig.run(SECOND + 500)
     assert rig.log.groups == [], "not at once"
     rig.run(2 * SECOND + 100)
