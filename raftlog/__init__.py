@@ -40,7 +40,7 @@ from raftlog.net.stream import StreamSocket
 from raftlog.net.tls_sockets import SniffingSocket, TlsSocket
 from raftlog.net.transport import ListenRefused
 from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION, Software
-from raftlog.node import Hosted, Run, serve_node
+from raftlog.node import Hosted, NodeRun, serve_node
 from raftlog.node_limits import NodeLimits
 from raftlog.node_settings import NodeSettings
 from raftlog.replica import Application, CommittedEntry, Job, Replica
@@ -77,6 +77,7 @@ __all__ = [
     "Node",
     "NodeId",
     "NodeLimits",
+    "NodeRun",
     "NodeSettings",
     "NotLeader",
     "OutcomeUnknown",
@@ -91,7 +92,6 @@ __all__ = [
     "ReplicationTls",
     "Role",
     "RoleChange",
-    "Run",
     "SecretFile",
     "SecretMissing",
     "SecretUnusable",

@@ -18,7 +18,7 @@ import trio
 
 from raftlog.consensus.types import ConfChange, CoreStatus, EntryKind, NodeId, Refusal, RoleChange
 from raftlog.log_numbers import NO_INDEX, LogIndex
-from raftlog.node import Hosted, Run, serve_node
+from raftlog.node import Hosted, NodeRun, serve_node
 from raftlog.node_settings import NodeSettings
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.disk import Disk, RealDisk, write_file
@@ -80,7 +80,7 @@ class Node(Generic[M]):
     def __init__(self, settings: NodeSettings, machine: Callable[[], M]) -> None:
         self.settings = settings
         self._new_machine = machine
-        self._run: Run | None = None
+        self._run: NodeRun | None = None
         self._disk: Disk = RealDisk()
         self._applied_index = NO_INDEX
         self._compacting = trio.Lock()
@@ -193,7 +193,7 @@ class Node(Generic[M]):
         for index in [index for index in self._waiting if index >= first_index]:
             self._waiting.pop(index)[0].set()
 
-    def host(self, run: Run) -> Hosted:
+    def host(self, run: NodeRun) -> Hosted:
         """Build the application for a run, see `raftlog.node`."""
         self.machine = self._new_machine()
         self._applied_index = base_index = run.segment_log.base[0]

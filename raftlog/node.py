@@ -95,10 +95,10 @@ class Hosted:
     check_body: CheckBody = lambda body, position: None
 
 
-Host = Callable[["Run"], Hosted]
+Host = Callable[["NodeRun"], Hosted]
 
 
-class Run:
+class NodeRun:
     """The time from opening the directory to closing it.
 
     Attributes:
@@ -472,8 +472,8 @@ async def serve_node(
 ) -> None:
     """Run a node of a group until cancelled.
 
-    ``host(run)`` is called at the beginning of each run, with `Run.reactor` and `Run.segment_log` set; it may add
-    things to close to `Run.undo`.
+    ``host(run)`` is called at the beginning of each run, with `NodeRun.reactor` and `NodeRun.segment_log` set; it may
+    add things to close to `NodeRun.undo`.
 
     Raises:
         SecretMissing, SecretUnusable: there is no usable secret of the group; nothing was changed.
@@ -485,7 +485,7 @@ async def serve_node(
     while True:
         try:
             with contextlib.ExitStack() as undo:
-                run = Run(settings, secrets, host, undo, log)
+                run = NodeRun(settings, secrets, host, undo, log)
                 found = None
                 if not await run.run(task_status):
                     return

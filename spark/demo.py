@@ -51,7 +51,7 @@ STALLED_SECONDS_MAX = 240.0
 
 
 @dataclass(slots=True)
-class Run:
+class DemoState:
     """What the tasks of one demonstration share; all of them run in one thread."""
 
     lines: int
@@ -74,7 +74,7 @@ class Run:
         self.moved = trio.Event()
 
     async def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Until a condition on this run holds."""
+        """Until a condition on this state holds."""
         while not is_so():
             await self.moved.wait()
 
@@ -126,15 +126,15 @@ def demo(
     console.print(f"{lines:,} lines from the Python sources in {source_directory()}; data in {base}", soft_wrap=True)
     try:
         with client_errors():
-            run = run_trio(partial(run_demo, lines, base, console, None if parquet else iceberg))
+            state = run_trio(partial(run_demo, lines, base, console, None if parquet else iceberg))
     except ServersFailed as failed:
         raise CommandFailed(str(failed), EXIT_FAILED) from failed
     except KeyboardInterrupt:
         if directory is None and not keep:
             shutil.rmtree(base, ignore_errors=True)
         raise
-    console.print(table_of(run))
-    if not run.is_good:
+    console.print(table_of(state))
+    if not state.is_good:
         console.print(f"FAILED; data and logs are kept in {base}", style="bold red")
         raise typer.Exit(EXIT_FAILED)
     if directory is None and not keep:
@@ -147,14 +147,14 @@ def demo(
         console.print(f"{base / 'lines.yaml'} has the pipeline; docs/tables.md says what to do with its table")
 
 
-def table_of(run: Run) -> Table:
+def table_of(state: DemoState) -> Table:
     """The results for people."""
     nothing = dict.fromkeys(("read", "twice", "written", "written_twice", "not_written"), 0)
-    found = run.outcome or {**nothing, "missing": run.lines, "words": {}, "words_agree": False}
+    found = state.outcome or {**nothing, "missing": state.lines, "words": {}, "words_agree": False}
     words = ", ".join(f"{word} {count:,}" for word, count in itertools.islice(found["words"].items(), 5))
     rows: list[tuple[str, str, bool]] = [
-        ("lines sent and acknowledged", f"{run.acknowledged:,}", run.acknowledged == run.lines),
-        ("rows read by Spark, in Parquet", f"{found['read']:,}", found["read"] == run.lines),
+        ("lines sent and acknowledged", f"{state.acknowledged:,}", state.acknowledged == state.lines),
+        ("rows read by Spark, in Parquet", f"{found['read']:,}", found["read"] == state.lines),
         ("rows twice", f"{found['twice']:,}", found["twice"] == 0),
         ("lines missing", f"{found['missing']:,}", found["missing"] == 0),
         ("definitions written to a second topic", f"{found['written']:,}", found["written"] > 0),
@@ -162,28 +162,28 @@ def table_of(run: Run) -> Table:
         ("of these missing", f"{found['not_written']:,}", found["not_written"] == 0),
         ("most frequent words", words, True),
         ("counted again from Parquet", "the same" if found["words_agree"] else "DIFFERENT", found["words_agree"]),
-        ("follower killed", run.killed, True),
-        ("leader moved", " -> ".join(run.leaders), len(set(run.leaders)) > 1),
+        ("follower killed", state.killed, True),
+        ("leader moved", " -> ".join(state.leaders), len(set(state.leaders)) > 1),
     ]
     sums: dict[tuple[str, str], int] = {}
-    for (node_id, role, _), nbytes in sorted(run.served.items()):
+    for (node_id, role, _), nbytes in sorted(state.served.items()):
         sums[node_id, role] = sums.get((node_id, role), 0) + nbytes
     rows += [(f"bytes served by {node_id} as {role}", f"{nbytes:,}", True) for (node_id, role), nbytes in sums.items()]
-    if run.table is not None:
-        rows += run.table.results()
+    if state.table is not None:
+        rows += state.table.results()
     table = Table(show_header=False)
     for name, value, is_good in rows:
         table.add_row(name, value, style=None if is_good else "bold red")
     return table
 
 
-async def run_demo(lines: int, directory: Path, console: Console, iceberg: Path | None = None) -> Run:
+async def run_demo(lines: int, directory: Path, console: Console, iceberg: Path | None = None) -> DemoState:
     """The whole demonstration in ``directory``; the table is one of Iceberg with the PySpark in ``iceberg``. Without
     it, or if it cannot be fetched, it is Parquet files.
 
     Raises ServersFailed, ClientError, OSError.
     """
-    run = Run(lines)
+    state = DemoState(lines)
     say = partial(console.print, highlight=False)
     if iceberg is not None:
         try:
@@ -206,23 +206,23 @@ async def run_demo(lines: int, directory: Path, console: Console, iceberg: Path 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cluster.watch)
             say("starting Spark ...")
-            job = await nursery.start(_spark, run, cluster, directory)
-            nursery.start_soon(_send_all, run, cluster.namesrv)
-            nursery.start_soon(_show, run, say)
-            nursery.start_soon(_count_served, run, cluster, admin)
-            await _disturb(run, cluster, admin, say)
-            await run.wait_until(lambda: run.acknowledged + run.failed == lines)
-            say(f"{run.acknowledged:,} lines are stored; Spark reads what is left and counts ...")
-            await job.send_all(b"%d\n" % run.acknowledged)
-            await run.wait_until(lambda: run.outcome is not None)
-            await _note_served(run, cluster, admin)
+            job = await nursery.start(_spark, state, cluster, directory)
+            nursery.start_soon(_send_all, state, cluster.namesrv)
+            nursery.start_soon(_show, state, say)
+            nursery.start_soon(_count_served, state, cluster, admin)
+            await _disturb(state, cluster, admin, say)
+            await state.wait_until(lambda: state.acknowledged + state.failed == lines)
+            say(f"{state.acknowledged:,} lines are stored; Spark reads what is left and counts ...")
+            await job.send_all(b"%d\n" % state.acknowledged)
+            await state.wait_until(lambda: state.outcome is not None)
+            await _note_served(state, cluster, admin)
             nursery.cancel_scope.cancel()
-        run.table = TableMade("parquet" if iceberg is None else "iceberg", lines, sum(map(len, _text(lines))))
+        state.table = TableMade("parquet" if iceberg is None else "iceberg", lines, sum(map(len, _text(lines))))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cluster.watch)
-            await make_table(run.table, TOPIC, cluster, directory, say, _surroundings(iceberg))
+            await make_table(state.table, TOPIC, cluster, directory, say, _surroundings(iceberg))
             nursery.cancel_scope.cancel()
-    return run
+    return state
 
 
 def _surroundings(pyspark: Path | None = None) -> dict[str, str]:
@@ -237,41 +237,41 @@ def _surroundings(pyspark: Path | None = None) -> dict[str, str]:
     return found
 
 
-async def _disturb(run: Run, cluster: DevCluster, admin: Admin, say: Callable[[str], None]) -> None:
+async def _disturb(state: DemoState, cluster: DevCluster, admin: Admin, say: Callable[[str], None]) -> None:
     """Kill a follower, restart it, and transfer leadership, each while Spark reads."""
-    await run.wait_until(lambda: run.rows >= run.lines // 5)
+    await state.wait_until(lambda: state.rows >= state.lines // 5)
     leader = await cluster.leader()
-    run.leaders.append(leader)
-    run.killed = next(node_id for node_id in cluster.node_ids if node_id != leader)
-    cluster.kill(run.killed)
-    say(f"killed the follower {run.killed} (SIGKILL) when Spark had {run.rows:,} rows")
-    await run.wait_until(lambda: run.rows >= run.lines * 2 // 5)
-    await cluster.start(run.killed)
+    state.leaders.append(leader)
+    state.killed = next(node_id for node_id in cluster.node_ids if node_id != leader)
+    cluster.kill(state.killed)
+    say(f"killed the follower {state.killed} (SIGKILL) when Spark had {state.rows:,} rows")
+    await state.wait_until(lambda: state.rows >= state.lines * 2 // 5)
+    await cluster.start(state.killed)
     await cluster.wait_ready()
-    say(f"started {run.killed} again when Spark had {run.rows:,} rows")
-    await run.wait_until(lambda: run.rows >= run.lines * 3 // 5)
+    say(f"started {state.killed} again when Spark had {state.rows:,} rows")
+    await state.wait_until(lambda: state.rows >= state.lines * 3 // 5)
     await admin.manage_group(cluster.address(leader), GroupCommand("transfer"))
     while (new := await cluster.leader()) == leader:  # noqa: ASYNC110 - there is no event
         await trio.sleep(0.1)
-    run.leaders.append(new)
-    say(f"moved the leadership from {leader} to {new} when Spark had {run.rows:,} rows")
+    state.leaders.append(new)
+    say(f"moved the leadership from {leader} to {new} when Spark had {state.rows:,} rows")
 
 
-async def _send_all(run: Run, namesrv: str) -> None:
+async def _send_all(state: DemoState, namesrv: str) -> None:
     """Send each line once: with sequence numbers, retries are not stored twice."""
 
     def on_outcome(outcome: SendResult | ClientError) -> None:
-        run.acknowledged += isinstance(outcome, SendResult)
-        run.failed += not isinstance(outcome, SendResult)
-        run.wake()
+        state.acknowledged += isinstance(outcome, SendResult)
+        state.failed += not isinstance(outcome, SendResult)
+        state.wake()
 
     async with Producer(
         namesrv, "demo_writers", timeout=SEND_SECONDS_MAX, retries=100, in_flight_max=2 * IN_FLIGHT_MAX
     ) as producer:
-        for number, line in enumerate(_text(run.lines)):
-            await run.wait_until(lambda: run.sent - run.acknowledged - run.failed < IN_FLIGHT_MAX)
+        for number, line in enumerate(_text(state.lines)):
+            await state.wait_until(lambda: state.sent - state.acknowledged - state.failed < IN_FLIGHT_MAX)
             properties = {"RAFTMQ_PRODUCER": PRODUCER, "RAFTMQ_SEQUENCE": str(number)}
-            run.sent += 1
+            state.sent += 1
             producer.send_nowait(Message(TOPIC, line, keys=[str(number)], properties=properties), on_outcome)
             if number % 64 == 0:
                 await trio.lowlevel.checkpoint()
@@ -285,14 +285,14 @@ def _text(count: int) -> Iterator[bytes]:
 
 
 async def _spark(
-    run: Run,
+    state: DemoState,
     cluster: DevCluster,
     directory: Path,
     *,
     task_status: trio.TaskStatus[trio.abc.SendStream] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run Spark; started when it has connected. Raises ServersFailed if it ends without a result."""
-    module = ["spark.demo_job", cluster.namesrv, TOPIC, SECOND_TOPIC, str(directory), str(run.lines // 10)]
+    module = ["spark.demo_job", cluster.namesrv, TOPIC, SECOND_TOPIC, str(directory), str(state.lines // 10)]
     async with cluster.running_module("spark", module, _surroundings()) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -304,20 +304,20 @@ async def _spark(
                 if not is_started:
                     task_status.started(process.stdin)
                     is_started = True
-                run.rows, run.counted = said.get("rows", run.rows), said.get("counted", run.counted)
-                run.outcome = said.get("outcome", run.outcome)
-            run.wake()
-    if run.outcome is None:
+                state.rows, state.counted = said.get("rows", state.rows), said.get("counted", state.counted)
+                state.outcome = said.get("outcome", state.outcome)
+            state.wake()
+    if state.outcome is None:
         raise ServersFailed(f"Spark ended; its log is {cluster.log_path('spark')}")
 
 
-async def _count_served(run: Run, cluster: DevCluster, admin: Admin) -> None:
+async def _count_served(state: DemoState, cluster: DevCluster, admin: Admin) -> None:
     while True:
-        await _note_served(run, cluster, admin)
+        await _note_served(state, cluster, admin)
         await trio.sleep(1)
 
 
-async def _note_served(run: Run, cluster: DevCluster, admin: Admin) -> None:
+async def _note_served(state: DemoState, cluster: DevCluster, admin: Admin) -> None:
     """What each replica has sent to Spark so far, by its own count."""
     for node_id in cluster.node_ids:
         if not cluster.is_running(node_id):
@@ -328,20 +328,20 @@ async def _note_served(run: Run, cluster: DevCluster, admin: Admin) -> None:
             continue  # killed a moment ago, or not up yet
         for role in ("Leader", "Follower"):
             found = next((value for name, value in figures.items() if name.endswith(f"bulkBytesAs{role}")), "0")
-            run.served[node_id, role.lower(), cluster.pid(node_id)] = int(found)
+            state.served[node_id, role.lower(), cluster.pid(node_id)] = int(found)
 
 
-async def _show(run: Run, say: Callable[[str], None]) -> None:
+async def _show(state: DemoState, say: Callable[[str], None]) -> None:
     """Show the progress of the demonstration. Raises ServersFailed if it stops."""
     before, moved_at = (0, 0, 0), trio.current_time()
     while True:
         await trio.sleep(SHOW_SECONDS)
-        now = run.acknowledged, run.rows, run.counted
+        now = state.acknowledged, state.rows, state.counted
         if now != before:
             before, moved_at = now, trio.current_time()
         elif trio.current_time() - moved_at > STALLED_SECONDS_MAX:
             raise ServersFailed(f"no message has been processed for {STALLED_SECONDS_MAX:g} s")
-        say(f"  sent {run.acknowledged:,}, in Parquet {run.rows:,}, words counted of {run.counted:,} lines")
+        say(f"  sent {state.acknowledged:,}, in Parquet {state.rows:,}, words counted of {state.counted:,} lines")
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ _CLOCK_SECONDS: Final = 0.001
 
 
 @dataclass(slots=True)
-class Run:
+class TaskRun:
     """One run of a task; `ended` is None if it did not end."""
 
     task: str
@@ -30,7 +30,7 @@ class Again:
     """A task that ran once more. `killed` is when the process of the run before was killed, None if it was not."""
 
     task: str
-    before: Run
+    before: TaskRun
     killed: float | None
 
     @property
@@ -49,7 +49,7 @@ class Account:
     chords: int = 0
     lost: list[str] = field(default_factory=list)
     again: list[Again] = field(default_factory=list)
-    early: list[Run] = field(default_factory=list)
+    early: list[TaskRun] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     """Tasks that ran though nobody says that they were sent."""
     delayed: int = 0
@@ -88,14 +88,14 @@ def in_all(results: list[Result]) -> Account:
     return total
 
 
-def runs_of(notes: Iterable[str]) -> list[Run]:
+def runs_of(notes: Iterable[str]) -> list[TaskRun]:
     """The runs that `chaos_app` has noted, in the order in which they began."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, TaskRun] = {}
     for line in notes:
         what, run, *rest = line.split()
         if what == "began":
             task, pid, began, due = rest
-            runs[run] = Run(task, int(pid), float(began), None if due == "-" else float(due))
+            runs[run] = TaskRun(task, int(pid), float(began), None if due == "-" else float(due))
         else:
             runs[run].ended = float(rest[0])
     return sorted(runs.values(), key=lambda each: each.began)
@@ -140,12 +140,17 @@ def sent_of(lines: Iterable[str]) -> tuple[dict[str, str | None], int, list[str]
 
 
 def account(
-    sent: Mapping[str, str | None], chords: int, runs: Iterable[Run], kills: Mapping[int, float], *, may_be_sent: bool
+    sent: Mapping[str, str | None],
+    chords: int,
+    runs: Iterable[TaskRun],
+    kills: Mapping[int, float],
+    *,
+    may_be_sent: bool,
 ) -> Account:
     """The whole account. `kills` says when each process was killed; `may_be_sent` whether errors left tasks that nobody
     knows.
     """
-    by_task: dict[str, list[Run]] = defaultdict(list)
+    by_task: dict[str, list[TaskRun]] = defaultdict(list)
     for run in runs:
         by_task[run.task].append(run)
     result = Account(len(sent), chords)

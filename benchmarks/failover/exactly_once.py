@@ -98,7 +98,7 @@ class Plan(argparse.Namespace):
 
 
 @dataclass(slots=True)
-class Run:
+class ExactlyOnceRun:
     """One run: what was sent, and the kills."""
 
     plan: Plan
@@ -114,7 +114,7 @@ class Run:
     load_average: float = 0.0
 
 
-async def kill_leaders(cluster: DevCluster, run: Run) -> None:
+async def kill_leaders(cluster: DevCluster, run: ExactlyOnceRun) -> None:
     """Kill the leader repeatedly, until cancelled; then all brokers run."""
     down: str | None = None
     try:
@@ -132,7 +132,7 @@ async def kill_leaders(cluster: DevCluster, run: Run) -> None:
                 await cluster.start(down)
 
 
-async def send_delayed(producer: Producer, run: Run) -> None:
+async def send_delayed(producer: Producer, run: ExactlyOnceRun) -> None:
     """Delayed messages at a steady rate throughout."""
     by_level, timed = run.ledgers[DELAYED], run.ledgers[TIMED]
 
@@ -170,7 +170,7 @@ async def send_delayed(producer: Producer, run: Run) -> None:
             nursery.start_soon(send, number)
 
 
-async def send_transactions(producer: TransactionProducer, run: Run) -> None:
+async def send_transactions(producer: TransactionProducer, run: ExactlyOnceRun) -> None:
     """Transactions at a steady rate: six of ten are committed, two rolled back, two left to a check-back."""
     ledger = run.ledgers[TRANSACTIONS]
     begin = trio.current_time()
@@ -226,9 +226,9 @@ async def read_all(namesrv: str, ledger: Ledger) -> None:
                     quiet_since = trio.current_time()
 
 
-async def play(plan: Plan, directory: Path) -> Run:
+async def play(plan: Plan, directory: Path) -> ExactlyOnceRun:
     """The whole run. Raises ServersFailed, ClientError, OSError."""
-    run = Run(plan, load_average=load_average())
+    run = ExactlyOnceRun(plan, load_average=load_average())
     begin = trio.current_time()
 
     async with DevCluster.open(directory, ports=Ports.free(3), settings=SETTINGS) as cluster:
@@ -259,7 +259,7 @@ async def play(plan: Plan, directory: Path) -> Run:
     return run
 
 
-def markdown(run: Run, *, command: str) -> str:
+def markdown(run: ExactlyOnceRun, *, command: str) -> str:
     """The page."""
     lines = [
         "# Exactly once, measured",

@@ -60,11 +60,11 @@ from raftlog import (
     Machine,
     NodeId,
     NodeLimits,
+    NodeRun,
     NodeSettings,
     Reactor,
     Replica,
     ReplicationTls,
-    Run,
     SecretMissing,
     SecretUnusable,
     SegmentError,
@@ -312,7 +312,7 @@ class _Host:
             return f"no leader confirmed within {READY_SECONDS_MAX:g} s that all committed entries are applied here"
         return "no leader has a majority"
 
-    def open(self, run: Run) -> Hosted:
+    def open(self, run: NodeRun) -> Hosted:
         settings, log, reactor, undo = self.settings, self._log, run.reactor, run.undo
         machine = this_machine()
         opened = open_derived(settings, run.segment_log, log)
@@ -387,7 +387,7 @@ class _Host:
             check_body=check_entry,
         )
 
-    def _begin(self, broker: Broker, run: Run, replica: Replica) -> None:
+    def _begin(self, broker: Broker, run: NodeRun, replica: Replica) -> None:
         """Serve clients. Raises StartRefused."""
         settings, log, undo = self.settings, self._log, run.undo
         try:

@@ -164,7 +164,7 @@ def table_of(outcome: Outcome) -> Table:
 
 
 @dataclass(slots=True)
-class _Run:
+class _DemoState:
     """State shared by the tasks of one demonstration; all run in one thread."""
 
     text: Sequence[bytes]
@@ -209,7 +209,7 @@ async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, 
 
     ``for_a_look``: then let a consumer group fail, so that there is something to find with the console.
     """
-    run = _Run(text)
+    state = _DemoState(text)
     announce = partial(console.print, highlight=False)
     async with DevCluster.open(
         directory, ports=Ports.free(3), settings=ANY_DISK, on_progress=lambda what: announce(f"{what} ...")
@@ -219,92 +219,92 @@ async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, 
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             for name in CONSUMERS:
-                await nursery.start(_read_consumer, name, cluster, run)
+                await nursery.start(_read_consumer, name, cluster, state)
             nursery.start_soon(cluster.watch)
-            nursery.start_soon(_watch_acknowledgements, run)
-            nursery.start_soon(_show_progress, run, console)
-            nursery.start_soon(_send_all, run, cluster.namesrv)
-            killed, killed_at = await _kill_leader_halfway(run, cluster, announce)
-            sent_at = await _wait_until_answered(run)
-            await _wait_consumed(run)
+            nursery.start_soon(_watch_acknowledgements, state)
+            nursery.start_soon(_show_progress, state, console)
+            nursery.start_soon(_send_all, state, cluster.namesrv)
+            killed, killed_at = await _kill_leader_halfway(state, cluster, announce)
+            sent_at = await _wait_until_answered(state)
+            await _wait_consumed(state)
             nursery.cancel_scope.cancel()
         ended = trio.current_time()
         new_leader = await cluster.leader()
         if for_a_look:
             await leave_work(cluster, TOPIC)
     return Outcome(
-        verdict=run.history.verdict(),
+        verdict=state.history.verdict(),
         killed=killed,
         new_leader=new_leader,
-        failover_seconds=None if run.failed_over_at is None else run.failed_over_at - killed_at,
+        failover_seconds=None if state.failed_over_at is None else state.failed_over_at - killed_at,
         send_seconds=sent_at - began,
         total_seconds=ended - began,
     )
 
 
-async def _send_all(run: _Run, namesrv: str) -> None:
+async def _send_all(state: _DemoState, namesrv: str) -> None:
     async with Producer(
         namesrv, "demo_writers", timeout=SEND_SECONDS_MAX, retries=100, in_flight_max=2 * IN_FLIGHT_MAX
     ) as producer:
-        for number, line in enumerate(run.text):
-            while run.in_flight >= IN_FLIGHT_MAX:
-                run.room = trio.Event()
-                await run.room.wait()
+        for number, line in enumerate(state.text):
+            while state.in_flight >= IN_FLIGHT_MAX:
+                state.room = trio.Event()
+                await state.room.wait()
             message = Message(TOPIC, line, tags=tag_of(line), keys=[str(number)])
-            run.in_flight += 1
-            run.history.sent += 1
-            producer.send_nowait(message, partial(run.on_outcome, number))
+            state.in_flight += 1
+            state.history.sent += 1
+            producer.send_nowait(message, partial(state.on_outcome, number))
             if number % 64 == 0:
                 await trio.lowlevel.checkpoint()
         await producer.flush()
 
 
-async def _kill_leader_halfway(run: _Run, cluster: DevCluster, announce: partial[None]) -> tuple[str, float]:
+async def _kill_leader_halfway(state: _DemoState, cluster: DevCluster, announce: partial[None]) -> tuple[str, float]:
     leader = await cluster.leader()
-    while len(run.history.acknowledgements) < len(run.text) // 2:
-        await run.wait_moved()
-    run.killed_port = cluster.port(leader)
+    while len(state.history.acknowledgements) < len(state.text) // 2:
+        await state.wait_moved()
+    state.killed_port = cluster.port(leader)
     cluster.kill(leader)
     killed_at = trio.current_time()
     announce(
-        f"killed the leader {leader} (SIGKILL) after {len(run.history.acknowledgements):,} acknowledged messages, "
-        f"{run.in_flight} in flight"
+        f"killed the leader {leader} (SIGKILL) after {len(state.history.acknowledgements):,} acknowledged messages, "
+        f"{state.in_flight} in flight"
     )
     return leader, killed_at
 
 
-async def _watch_acknowledgements(run: _Run) -> None:
+async def _watch_acknowledgements(state: _DemoState) -> None:
     """Raises ServersFailed if messages are in flight but none is acknowledged any more."""
     while True:
-        before = len(run.history.acknowledgements)
+        before = len(state.history.acknowledgements)
         await trio.sleep(STALLED_SECONDS_MAX)
-        if run.in_flight and len(run.history.acknowledgements) == before:
+        if state.in_flight and len(state.history.acknowledgements) == before:
             raise ServersFailed(
-                f"none of {run.in_flight} messages in flight was acknowledged for {STALLED_SECONDS_MAX:g} s; "
-                f"{before:,} of {len(run.text):,} were before"
+                f"none of {state.in_flight} messages in flight was acknowledged for {STALLED_SECONDS_MAX:g} s; "
+                f"{before:,} of {len(state.text):,} were before"
             )
 
 
-async def _wait_until_answered(run: _Run) -> float:
-    while run.history.sent < len(run.text) or run.in_flight:
-        await run.wait_moved()
-    return run.last_ack_at
+async def _wait_until_answered(state: _DemoState) -> float:
+    while state.history.sent < len(state.text) or state.in_flight:
+        await state.wait_moved()
+    return state.last_ack_at
 
 
-async def _wait_consumed(run: _Run) -> None:
+async def _wait_consumed(state: _DemoState) -> None:
     """Wait until everything acknowledged is consumed, or nothing more arrives: then the verdict reports the loss."""
     deliveries = -1
-    while run.history.missing and run.history.deliveries != deliveries:
-        deliveries = run.history.deliveries
+    while state.history.missing and state.history.deliveries != deliveries:
+        deliveries = state.history.deliveries
         with trio.move_on_after(STALLED_SECONDS_MAX):
-            while run.history.missing and run.history.deliveries == deliveries:
-                await run.wait_moved()
+            while state.history.missing and state.history.deliveries == deliveries:
+                await state.wait_moved()
 
 
 async def _read_consumer(
-    name: str, cluster: DevCluster, run: _Run, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    name: str, cluster: DevCluster, state: _DemoState, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    crcs = [zlib.crc32(line) for line in run.text]
+    crcs = [zlib.crc32(line) for line in state.text]
     module = ["mq.cli.demo_consumer", cluster.namesrv, TOPIC, CONSUMER_GROUP]
     async with cluster.running_module(_log_name(name), module) as process:
         assert process.stdout is not None
@@ -316,8 +316,8 @@ async def _read_consumer(
                 consumed = parse_line(line)
                 queue = Queue(consumed.broker_name, consumed.queue_id)
                 intact = consumed.number < len(crcs) and crcs[consumed.number] == consumed.crc
-                run.history.delivered(name, queue, consumed.queue_offset, consumed.number, intact=intact)
-            run.moved.set()
+                state.history.delivered(name, queue, consumed.queue_offset, consumed.number, intact=intact)
+            state.moved.set()
     raise ServersFailed(f"{name} ended; its log is {cluster.log_path(_log_name(name))}")
 
 
@@ -325,19 +325,19 @@ def _log_name(consumer: str) -> str:
     return consumer.replace(" ", "-")
 
 
-async def _show_progress(run: _Run, console: Console) -> None:
+async def _show_progress(state: _DemoState, console: Console) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, refresh_per_second=5) as progress:
-        acknowledged = progress.add_task("acknowledged", total=len(run.text))
-        consumed = progress.add_task("consumed", total=len(run.text))
+        acknowledged = progress.add_task("acknowledged", total=len(state.text))
+        consumed = progress.add_task("consumed", total=len(state.text))
         try:
             while True:
-                progress.update(acknowledged, completed=len(run.history.acknowledgements))
-                progress.update(consumed, completed=len(run.history.consumed))
+                progress.update(acknowledged, completed=len(state.history.acknowledgements))
+                progress.update(consumed, completed=len(state.history.consumed))
                 await trio.sleep(0.2)
         finally:
-            progress.update(acknowledged, completed=len(run.history.acknowledgements))
-            progress.update(consumed, completed=len(run.history.consumed))
+            progress.update(acknowledged, completed=len(state.history.acknowledgements))
+            progress.update(consumed, completed=len(state.history.consumed))
 
 
 def _remove(directory: Path) -> None:

@@ -23,10 +23,10 @@ Buffer = bytes | memoryview
 """A view keeps everything that was read with it in memory: copy it before waiting."""
 
 KEPT_MAX = 4
-"""Number of cached runs, at most 4 MiB."""
+"""Number of cached ranges, at most 4 MiB."""
 
 
-class _Run(NamedTuple):
+class _CachedRange(NamedTuple):
     begin: int
     end: int
     data: bytes
@@ -35,7 +35,7 @@ class _Run(NamedTuple):
 class PieceReader:
     """Reads pieces of one log; for its owner's thread.
 
-    Cached runs may be read without access to the files: they are bytes of existing entries, and the owner calls
+    Cached ranges may be read without access to the files: they are bytes of existing entries, and the owner calls
     `forget` when some are removed.
     """
 
@@ -47,7 +47,7 @@ class PieceReader:
         self._verified = verified
         self._segment_bytes = segment_bytes
         self._tail = tail
-        self._kept: list[_Run] = []
+        self._kept: list[_CachedRange] = []
 
     def forget(self) -> None:
         """Drop the cache: the log was truncated."""
@@ -78,7 +78,7 @@ class PieceReader:
         return read
 
     def _find(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int] | None:
-        """A cached run, where it begins, and the number of the first piece that it does not contain."""
+        """A cached range, where it begins, and the number of the first piece that it does not contain."""
         start, length = pieces[first]
         for begin, end, data in self._kept:
             if begin <= start and start + length <= end:
@@ -108,7 +108,7 @@ class PieceReader:
             # A damaged entry may be between two pieces.
             return start, self._verified.read(start, first_end, trusts_page_cache=True), first + 1
         if end - start >= max(2 * wanted, self._kept_min):
-            self._kept.append(_Run(start, end, data))
+            self._kept.append(_CachedRange(start, end, data))
             del self._kept[:-KEPT_MAX]
         return start, data, following
 

@@ -77,7 +77,7 @@ class _Slot:
         self.lost_to = FIRST_OFFSET
 
 
-class _Run:
+class _TimerBatch:
     """Gathered entries of one step: due time and index within the step, packed and sorted."""
 
     __slots__ = ("entries", "first_offset", "position", "queue_id")
@@ -114,8 +114,8 @@ class TimerWheel:
         self._again = again
         self._turn_max_ms = NEVER
         self._slots: dict[int, _Slot] = {}
-        self._runs: list[tuple[int, int, _Run]] = []
-        self._run_number = 0
+        self._batches: list[tuple[int, int, _TimerBatch]] = []
+        self._batch_number = 0
         self._next_slot = 0
         self._is_first_round = True
         self.gathered = 0
@@ -151,23 +151,23 @@ class TimerWheel:
     @property
     def next_ms(self) -> int:
         """When the first gathered entry is due; NEVER without one."""
-        return self._runs[0][0] if self._runs else NEVER
+        return self._batches[0][0] if self._batches else NEVER
 
     def head(self) -> tuple[int, QueueOffset]:
         """Queue id and offset of the first gathered entry. There must be one."""
-        run = self._runs[0][2]
-        return run.queue_id, run.first_offset + (run.entries[run.position] & (PIECE_ENTRIES - 1))
+        batch = self._batches[0][2]
+        return batch.queue_id, batch.first_offset + (batch.entries[batch.position] & (PIECE_ENTRIES - 1))
 
     def remove_first(self) -> None:
         """Remove the first gathered entry; the caller handles it."""
-        _, number, run = self._runs[0]
-        run.position += 1
+        _, number, batch = self._batches[0]
+        batch.position += 1
         self.gathered -= 1
         assert self.gathered >= 0, f"{self.gathered} timers are gathered"
-        if run.position < len(run.entries):
-            heapq.heapreplace(self._runs, (run.entries[run.position] >> _INDEX_BITS, number, run))
+        if batch.position < len(batch.entries):
+            heapq.heapreplace(self._batches, (batch.entries[batch.position] >> _INDEX_BITS, number, batch))
         else:
-            heapq.heappop(self._runs)
+            heapq.heappop(self._batches)
 
     def look_again(self, queue_id: int, at_ms: int) -> None:
         """A taken entry is not done: gather its slot again, not before ``at_ms``."""
@@ -220,7 +220,7 @@ class TimerWheel:
         slot.seen, slot.next_ms = first + index, next_ms
         if ready:
             ready.sort()
-            self._run_number += 1
-            run = _Run(queue_id, first, array("q", ready))
-            heapq.heappush(self._runs, (ready[0] >> _INDEX_BITS, self._run_number, run))
+            self._batch_number += 1
+            batch = _TimerBatch(queue_id, first, array("q", ready))
+            heapq.heappush(self._batches, (ready[0] >> _INDEX_BITS, self._batch_number, batch))
             self.gathered += len(ready)

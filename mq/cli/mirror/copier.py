@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 import trio
 
 from mq.cli.mirror.clusters import ClusterAdmin
-from mq.cli.mirror.copies import Run, is_another, place_of, runs_of
+from mq.cli.mirror.copies import CopyBatch, batches_of, is_another, place_of
 from mq.cli.mirror.state import MirroredQueue, MirrorState
 from mq.cli.mirror.state_file import save
 from mq.client.errors import BrokerError, ClientError, UnreadableAnswer
@@ -300,8 +300,8 @@ class Copier:
                     break
                 gathered += more
                 pulls += bool(more)
-            for run in runs_of(gathered):
-                await self._store(queue, run)
+            for batch in batches_of(gathered):
+                await self._store(queue, batch)
             assert queue.next_offset is not None, f"{queue} is copied before its beginning is known"
             if queue.next_offset < behind:
                 queue.lose(queue.next_offset, behind)
@@ -313,51 +313,51 @@ class Copier:
                 loaded[0] -= 1
                 self._in_memory.release()
 
-    async def _store(self, queue: MirroredQueue, run: Run) -> None:
+    async def _store(self, queue: MirroredQueue, batch: CopyBatch) -> None:
         assert queue.next_offset is not None, f"{queue} is copied before its beginning is known"
-        rest = [message for message in run.messages if message.queue_offset >= queue.next_offset]
+        rest = [message for message in batch.messages if message.queue_offset >= queue.next_offset]
         if not rest:
             return  # learned from the target meanwhile
-        run = Run(rest)
-        if run.first > queue.next_offset:
-            queue.lose(queue.next_offset, run.first)
-        fields = run.fields(
+        batch = CopyBatch(rest)
+        if batch.first > queue.next_offset:
+            queue.lose(queue.next_offset, batch.first)
+        fields = batch.fields(
             GROUP, queue.target_topic, queue.target_broker, queue.target_queue, self._state.producer(queue)
         )
         try:
-            offset = await self._target.store(fields, run.body(queue.broker))
+            offset = await self._target.store(fields, batch.body(queue.broker))
         except BodyError as error:  # with what a copy has in addition, the properties are too long
-            await self._refused(queue, run, str(error))
+            await self._refused(queue, batch, str(error))
             return
         except BrokerError as error:
             if error.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
             if _FORGOTTEN in (error.remark or ""):
                 raise _Blocked(
-                    f"{queue}: the target does not know any more whether message {run.first} was stored: the state is "
-                    "older than what was copied with it. Move it away: then the mirror finds out from the target"
+                    f"{queue}: the target does not know any more whether message {batch.first} was stored: the state "
+                    "is older than what was copied with it. Move it away: then the mirror finds out from the target"
                 ) from error
-            await self._refused(queue, run, error.remark or str(error))
+            await self._refused(queue, batch, error.remark or str(error))
             return
         if offset is None:  # sent before, and divided differently
             before = queue.next_offset
             await self._catch_up_with_target(queue)
-            if queue.next_offset < run.first + len(run.messages):
+            if queue.next_offset < batch.first + len(batch.messages):
                 raise _Blocked(
                     f"{queue}: the target says that the messages from {before} on are stored, but its queue "
                     f"lacks them: was topic {queue.target_topic} deleted there?"
                 )
         else:
-            queue.copied(run.first, offset, len(run.messages))
-        self.copied += len(run.messages)
+            queue.copied(batch.first, offset, len(batch.messages))
+        self.copied += len(batch.messages)
         self._dirty = True
 
-    async def _refused(self, queue: MirroredQueue, run: Run, why: str) -> None:
-        if halves := run.halves():
+    async def _refused(self, queue: MirroredQueue, batch: CopyBatch, why: str) -> None:
+        if halves := batch.halves():
             for half in halves:
                 await self._store(queue, half)
             return
-        [message] = run.messages
+        [message] = batch.messages
         if self._on_refused is None:
             raise _Blocked(
                 f"{queue}: the target refuses message {message.queue_offset}: {why}. Raise the limit there "

@@ -105,7 +105,7 @@ def is_another(message: StoredMessage, copy: StoredMessage, broker: str) -> bool
     return place.stored_ms != message.store_timestamp_ms or key not in (None, copy.properties.get(props.UNIQUE_KEY))
 
 
-class Run(msgspec.Struct, frozen=True):
+class CopyBatch(msgspec.Struct, frozen=True):
     """Consecutive messages that one batch can store: with one system flag and one number of redeliveries."""
 
     messages: Sequence[StoredMessage]
@@ -115,10 +115,10 @@ class Run(msgspec.Struct, frozen=True):
         """The source offset of the first message; the others follow without gaps."""
         return self.messages[0].queue_offset
 
-    def halves(self) -> list[Run]:
-        """Two runs for a batch that is too large; none for a single message."""
+    def halves(self) -> list[CopyBatch]:
+        """Two batches in place of one that is too large; none for a single message."""
         middle = len(self.messages) // 2
-        return [Run(self.messages[:middle]), Run(self.messages[middle:])] if middle else []
+        return [CopyBatch(self.messages[:middle]), CopyBatch(self.messages[middle:])] if middle else []
 
     def fields(self, group: str, topic: str, broker: str, queue_id: int, producer: str) -> dict[str, str]:
         """The header of the batch that stores the copies in this queue, once."""
@@ -141,25 +141,25 @@ class Run(msgspec.Struct, frozen=True):
         return encode_batch(copy_of(message, source_broker) for message in self.messages)
 
 
-def runs_of(messages: Sequence[StoredMessage]) -> Iterator[Run]:
-    """Messages of a queue, ascending, in as few runs as possible; each fits a batch unless it is a single message."""
-    run: list[StoredMessage] = []
+def batches_of(messages: Sequence[StoredMessage]) -> Iterator[CopyBatch]:
+    """Messages of a queue, ascending, in as few batches as possible; too large only if it is a single message."""
+    batch: list[StoredMessage] = []
     nbytes = 0
     for message in messages:
         size = message.size + BATCHED_BYTES_MIN
-        if run and (
-            message.queue_offset != run[-1].queue_offset + 1
-            or message.sys_flag & _FLAGS != run[0].sys_flag & _FLAGS
-            or message.reconsume_times != run[0].reconsume_times
-            or len(run) == BATCH_MESSAGES_MAX
+        if batch and (
+            message.queue_offset != batch[-1].queue_offset + 1
+            or message.sys_flag & _FLAGS != batch[0].sys_flag & _FLAGS
+            or message.reconsume_times != batch[0].reconsume_times
+            or len(batch) == BATCH_MESSAGES_MAX
             or nbytes + size > BATCH_BYTES_MAX
         ):
-            yield Run(run)
-            run, nbytes = [], 0
-        run.append(message)
+            yield CopyBatch(batch)
+            batch, nbytes = [], 0
+        batch.append(message)
         nbytes += size
-    if run:
-        yield Run(run)
+    if batch:
+        yield CopyBatch(batch)
 
 
 def checksum_of(message: StoredMessage, *, is_copy: bool, without_key: bool = False) -> bytes:

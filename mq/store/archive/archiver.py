@@ -63,7 +63,7 @@ def archive(
         return
     try:
         store.check_conditions()
-        yield from _Run(target, store, source, job, now_ms, copied).steps()
+        yield from _Archiver(target, store, source, job, now_ms, copied).steps()
     except SegmentError as error:
         yield _trouble(error)
     except SnapshotNotReady:
@@ -74,8 +74,8 @@ def archive(
         target.close()
 
 
-class _Run:
-    """One run; see `archive`."""
+class _Archiver:
+    """Archives the log once; see `archive`."""
 
     def __init__(
         self,

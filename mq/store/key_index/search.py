@@ -89,10 +89,10 @@ class KeySearch:
 
     def run(self) -> SearchResult:
         """Search. Raises raftlog.SegmentError or Damaged if the log cannot be read."""
-        return _Run(self).run()
+        return _RunningSearch(self).run()
 
 
-class _Run:
+class _RunningSearch:
     def __init__(self, search: KeySearch) -> None:
         self._search = search
         self._query = search.query

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from mq.broker.settings import BrokerSettings
-from mq.cli.demo import TOPIC, _Run
+from mq.cli.demo import TOPIC, _DemoState
 from mq.cli.demo_consumer import ConsumedLine, parse_line
 from mq.cli.dev import dev
 from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
@@ -96,21 +96,21 @@ def test_failover_ends_with_the_first_message_that_another_broker_stored() -> No
         stored = offset_message_id(bytes([127, 0, 0, 1]), port, PhysicalOffset(offset))
         return SendResult("key", stored, MessageQueue(TOPIC, "broker-a", 0), offset)
 
-    async def main() -> _Run:
-        run = _Run([b"line"] * 4, in_flight=4)
-        run.on_outcome(0, stored_by(10911, 0))
-        run.killed_port = 10911
-        run.on_outcome(1, stored_by(10911, 1))
-        assert run.failed_over_at is None
+    async def main() -> _DemoState:
+        state = _DemoState([b"line"] * 4, in_flight=4)
+        state.on_outcome(0, stored_by(10911, 0))
+        state.killed_port = 10911
+        state.on_outcome(1, stored_by(10911, 1))
+        assert state.failed_over_at is None
         await trio.sleep(1)
-        run.on_outcome(2, stored_by(10912, 2))
+        state.on_outcome(2, stored_by(10912, 2))
         await trio.sleep(1)
-        run.on_outcome(3, stored_by(10912, 3))
-        return run
+        state.on_outcome(3, stored_by(10912, 3))
+        return state
 
-    run = trio.run(main, clock=MockClock(autojump_threshold=0))
-    assert run.failed_over_at is not None
-    assert run.last_ack_at - run.failed_over_at == pytest.approx(1)
+    state = trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert state.failed_over_at is not None
+    assert state.last_ack_at - state.failed_over_at == pytest.approx(1)
 
 
 async def open_cluster(directory: Path, ports: Ports) -> None:

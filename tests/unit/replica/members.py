@@ -17,10 +17,10 @@ from raftlog import (
     CoreConfig,
     Hosted,
     NodeId,
+    NodeRun,
     NodeSettings,
     Refusal,
     Replica,
-    Run,
     serve_node,
 )
 from raftlog.log_numbers import LogIndex
@@ -43,7 +43,7 @@ CONFIG = CoreConfig(
 class Member:
     """One node; `run` and `application` are those of its present run, and change when it restarts in place."""
 
-    run: Run
+    run: NodeRun
     application: Recorder
 
     def __init__(
@@ -85,7 +85,7 @@ class Member:
     def conf(self) -> ConfState:
         return self.replica.core.conf
 
-    def host(self, run: Run) -> Hosted:
+    def host(self, run: NodeRun) -> Hosted:
         self.run = run
         self.runs += 1
         self.application = recorder = Recorder()

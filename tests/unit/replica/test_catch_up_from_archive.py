@@ -12,7 +12,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from raftlog import Hosted, Run
+from raftlog import Hosted, NodeRun
 from raftlog.log_numbers import LogIndex
 from raftlog.log_transfer import Puller
 from raftlog.net.frames import RangeReq
@@ -61,7 +61,7 @@ def use(nodes: Group, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> list
         member.run._offers._archived = lambda: archive.end
     host = Member.host
 
-    def with_archive(self: Member, run: Run) -> Hosted:
+    def with_archive(self: Member, run: NodeRun) -> Hosted:
         hosted = host(self, run)
         return replace(hosted, archived=lambda: archive.end, open_archive=lambda archived: archive)
 

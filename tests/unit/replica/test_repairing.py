@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from raftlog import Hosted, Run
+from raftlog import Hosted, NodeRun
 from raftlog.node_limits import NodeLimits
 from raftlog.range_server import DAMAGED_HERE
 from raftlog.segment import LogDamaged, RealDisk, SegmentLog
@@ -176,9 +176,9 @@ async def test_damage_that_a_start_finds_behind_an_intact_end_is_repaired(
         await hurt.stop()
         whole = file_of(hurt).read_bytes()
         damage(hurt, 60 if how == "its first configuration" else 5000)
-        hosts: list[Run] = []
+        hosts: list[NodeRun] = []
 
-        def host(run: Run) -> Hosted:
+        def host(run: NodeRun) -> Hosted:
             hosts.append(run)
             if how == "what its host reads":
                 run.segment_log.read_range(0, 10_000)

@@ -90,7 +90,7 @@ class BucketStore:
         pass
 
 
-class Run:
+class BackupRun:
     """A run that has begun: it knows the manifest and what is committed, as they were then."""
 
     def __init__(self, home: LogHome, bucket: Bucket, *, conditional: bool = True) -> None:
@@ -132,7 +132,7 @@ def test_backup_runs_remove_superseded_objects(home: LogHome, bucket: Bucket) ->
     for number, last in enumerate((3, 4, 30, 31, 31, 100, 200), 1):
         known = home.opened[-1].last_index
         grow(home, known + 1, last)
-        manifest = Run(home, bucket).end(NOW_MS + number * 2 * LEFTOVERS_STAY_MS)
+        manifest = BackupRun(home, bucket).end(NOW_MS + number * 2 * LEFTOVERS_STAY_MS)
         assert entries(bucket) == bodies(last)
         assert manifest.objects
         assert set(bucket.objects) == {MANIFEST_NAME, *manifest.objects.names, *manifest.objects.superseded}
@@ -145,14 +145,14 @@ def test_failure_at_any_operation_leaves_the_backup_unchanged_or_finished(
 ) -> None:
     filled(home, 60)
     if not first:
-        Run(home, bucket).end(NOW_MS)
+        BackupRun(home, bucket).end(NOW_MS)
         grow(home, 61, 200)
     before, last = dict(bucket.objects), home.opened[-1].last_index
     failed = 0
     for nth in range(1, 100):
         bucket.objects, bucket.fails_at = dict(before), nth
         try:
-            Run(home, bucket).end(NOW_MS + 1)
+            BackupRun(home, bucket).end(NOW_MS + 1)
         except StoreFailed:
             failed += 1
             if first:
@@ -163,7 +163,7 @@ def test_failure_at_any_operation_leaves_the_backup_unchanged_or_finished(
             assert entries(bucket) == bodies(last)
         done = bucket.fails_at > 0
         bucket.fails_at = -1
-        Run(home, bucket).end(NOW_MS + 2)
+        BackupRun(home, bucket).end(NOW_MS + 2)
         assert entries(bucket) == bodies(last)
         if done:
             break
@@ -174,13 +174,13 @@ def test_leftovers_of_a_run_that_died_are_removed_a_day_later(home: LogHome, buc
     filled(home, 60)
     bucket.fails_at = 4
     with pytest.raises(StoreFailed):
-        Run(home, bucket).end(NOW_MS)
+        BackupRun(home, bucket).end(NOW_MS)
     left = set(bucket.objects)
     assert left
     bucket.objects["log/notes.txt"] = b"of somebody else"
-    Run(home, bucket).end(NOW_MS + LEFTOVERS_STAY_MS)
+    BackupRun(home, bucket).end(NOW_MS + LEFTOVERS_STAY_MS)
     assert left < set(bucket.objects)
-    manifest = Run(home, bucket).end(NOW_MS + LEFTOVERS_STAY_MS + 1)
+    manifest = BackupRun(home, bucket).end(NOW_MS + LEFTOVERS_STAY_MS + 1)
     assert manifest.objects
     assert set(bucket.objects) == {MANIFEST_NAME, "log/notes.txt", *manifest.objects.names}
 
@@ -194,12 +194,12 @@ def test_concurrent_runs_keep_the_backup_intact(
     """Also where conditions are ignored: there the later run wins, and the next one copies again what it lacks."""
     filled(home, known or 30)
     if known:
-        Run(home, bucket).end(NOW_MS)
-    slow = Run(home, bucket, conditional=conditional)
+        BackupRun(home, bucket).end(NOW_MS)
+    slow = BackupRun(home, bucket, conditional=conditional)
     last = known or 30
     if news:
         grow(home, last + 1, last + news)
-    Run(home, bucket).end(NOW_MS + 1, None)
+    BackupRun(home, bucket).end(NOW_MS + 1, None)
     if conditional:
         with pytest.raises(BackupRefused, match="meanwhile"):
             slow.end(NOW_MS + 2)
@@ -207,17 +207,17 @@ def test_concurrent_runs_keep_the_backup_intact(
     else:
         slow.end(NOW_MS + 2)
         assert entries(bucket) == bodies(last)
-    Run(home, bucket).end(NOW_MS + 3)
+    BackupRun(home, bucket).end(NOW_MS + 3)
     assert entries(bucket) == bodies(last + news)
 
 
 def test_backup_run_missing_removed_objects_is_refused(home: LogHome, bucket: Bucket) -> None:
     filled(home, 30)
-    Run(home, bucket).end(NOW_MS)
-    slow = Run(home, bucket, conditional=False)
+    BackupRun(home, bucket).end(NOW_MS)
+    slow = BackupRun(home, bucket, conditional=False)
     for number in (1, 2):
         grow(home, 30 + number, 30 + number)
-        Run(home, bucket).end(NOW_MS + number)
+        BackupRun(home, bucket).end(NOW_MS + number)
     with pytest.raises(BackupDamaged, match="the object is missing"):
         slow.end(NOW_MS + 3)
     assert entries(bucket) == bodies(32)
@@ -225,12 +225,12 @@ def test_backup_run_missing_removed_objects_is_refused(home: LogHome, bucket: Bu
 
 def test_reader_continues_when_the_newest_object_is_replaced(home: LogHome, bucket: Bucket) -> None:
     filled(home, 90)
-    Run(home, bucket).end(NOW_MS)
+    BackupRun(home, bucket).end(NOW_MS)
 
     def more() -> None:
         for number in (1, 2):
             grow(home, 90 + number, 90 + number)
-            Run(home, bucket).end(NOW_MS + number)
+            BackupRun(home, bucket).end(NOW_MS + number)
 
     assert entries(bucket, more) == bodies(90)
     assert entries(bucket) == bodies(92)
@@ -240,8 +240,8 @@ def test_snapshots_of_two_first_runs_do_not_mix(home: LogHome, bucket: Bucket) -
     log = filled(home, 200)
     log.drop_prefix(log.segments()[2].start, b"conf")
     home.submit(log)
-    slow = Run(home, bucket)
-    manifest = Run(home, bucket).end(NOW_MS, Snapshot(LogIndex(150), b"state"))
+    slow = BackupRun(home, bucket)
+    manifest = BackupRun(home, bucket).end(NOW_MS, Snapshot(LogIndex(150), b"state"))
     with pytest.raises(BackupRefused):
         slow.end(NOW_MS + 1, Snapshot(LogIndex(140), b"another"))
     assert Backup(BucketStore(bucket)).snapshot() == b"state"
@@ -257,7 +257,7 @@ def test_snapshots_of_two_first_runs_do_not_mix(home: LogHome, bucket: Bucket) -
 
 def test_manifest_with_invalid_names_is_refused(home: LogHome, bucket: Bucket) -> None:
     filled(home, 100)
-    manifest = Run(home, bucket).end(NOW_MS)
+    manifest = BackupRun(home, bucket).end(NOW_MS)
     objects = manifest.objects
     assert objects
     first, *rest = objects.files
@@ -279,7 +279,7 @@ def test_manifest_with_invalid_names_is_refused(home: LogHome, bucket: Bucket) -
 
 def test_backup_detects_every_altered_object(home: LogHome, bucket: Bucket) -> None:
     filled(home, 60)
-    Run(home, bucket).end(NOW_MS)
+    BackupRun(home, bucket).end(NOW_MS)
     intact = dict(bucket.objects)
     for name, content in intact.items():
         for at in range(0, len(content), 61):

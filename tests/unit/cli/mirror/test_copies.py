@@ -11,11 +11,11 @@ from mq.cli.mirror.copies import (
     BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
     SourcePlace,
+    batches_of,
     checksum_of,
     copied_properties,
     is_another,
     place_of,
-    runs_of,
 )
 from mq.protocol import properties as props
 from mq.protocol.errors import BodyError
@@ -53,10 +53,10 @@ def test_mirrored_lite_message_names_its_lite_topic() -> None:
         "RAFTMQ_LITE": "3e8",
     }
     original = stored(sys_flag=IN_LITE_TOPIC | 1, properties={"UNIQ_KEY": "K", "own": "x"} | lite)
-    [run] = runs_of([original])
-    [copy] = decode_batch(run.body("broker-a"))
+    [batch] = batches_of([original])
+    [copy] = decode_batch(batch.body("broker-a"))
     assert not lite.keys() & props.decode(copy.properties).keys()
-    assert run.fields("g", "T", "g1", 9, "p")["f"] == "1"
+    assert batch.fields("g", "T", "g1", 9, "p")["f"] == "1"
     kept = {"UNIQ_KEY": "K", "own": "x", "RAFTMQ_SOURCE_LITE_TOPIC": "a"}
     assert copied_properties(original) == kept
     made = stored(sys_flag=1, properties=kept | {"RAFTMQ_SOURCE": "T/b/1/2/3"})
@@ -67,28 +67,28 @@ def test_mirrored_lite_message_names_its_lite_topic() -> None:
 
 
 def test_copy_records_the_position_and_birth_time_of_its_original() -> None:
-    [run] = runs_of([stored()])
-    [copy] = decode_batch(run.body("broker-a"))
+    [batch] = batches_of([stored()])
+    [copy] = decode_batch(batch.body("broker-a"))
     properties = props.decode(copy.properties)
     assert (copy.body, copy.flag) == (b"body", 5)
     assert properties["BORN_TIMESTAMP"] == "1700000000000"
     assert place_of(properties) == SourcePlace("T", "broker-a", 3, 7, 1_700_000_000_123)
-    fields = run.fields("g", "T2", "g1", 9, "p")
+    fields = batch.fields("g", "T2", "g1", 9, "p")
     assert (fields["b"], fields["n"], fields["e"], fields["g"]) == ("T2", "g1", "9", "1700000000000")
     numbers = props.decode(fields["i"])
     assert numbers == {"RAFTMQ_PRODUCER": "p", "RAFTMQ_SEQUENCE": "7", "RAFTMQ_COPIED": "true"}
 
 
 def test_message_that_was_born_before_1970_can_be_copied() -> None:
-    [run] = runs_of([stored(born_timestamp_ms=-1)])
-    [copy] = decode_batch(run.body("broker-a"))
+    [batch] = batches_of([stored(born_timestamp_ms=-1)])
+    [copy] = decode_batch(batch.body("broker-a"))
     assert props.decode(copy.properties)["BORN_TIMESTAMP"] == "0"
 
 
 def test_properties_without_room_for_the_copy_ones_fail_only_this_message() -> None:
-    [run] = runs_of([stored(properties={"own": "x" * (props.PROPERTIES_BYTES_MAX - 10)})])
+    [batch] = batches_of([stored(properties={"own": "x" * (props.PROPERTIES_BYTES_MAX - 10)})])
     with pytest.raises(BodyError, match="maximum in a batch: 32767"):
-        run.body("broker-a")
+        batch.body("broker-a")
 
 
 @pytest.mark.parametrize("text", ["", "T", "T/b/1/2", "T/b/1/2/x", "T/b/-1/2/3", "/"])
@@ -112,21 +112,21 @@ def test_sender_sequence_number_keeps_its_other_name_through_a_second_mirror() -
 def test_run_ends_at_a_gap_or_another_flag_or_retry_count() -> None:
     messages = [stored(0), stored(1), stored(3), stored(4, sys_flag=1), stored(5, sys_flag=1), stored(6)]
     messages += [stored(7, reconsume_times=1), stored(8, reconsume_times=2)]
-    runs = [[each.queue_offset for each in run.messages] for run in runs_of(messages)]
-    assert runs == [[0, 1], [3], [4, 5], [6], [7], [8]]
+    batches = [[each.queue_offset for each in batch.messages] for batch in batches_of(messages)]
+    assert batches == [[0, 1], [3], [4, 5], [6], [7], [8]]
 
 
 def test_run_fits_a_batch() -> None:
-    runs = list(runs_of([stored(n) for n in range(2 * BATCH_MESSAGES_MAX + 1)]))
-    assert [len(run.messages) for run in runs] == [BATCH_MESSAGES_MAX, BATCH_MESSAGES_MAX, 1]
-    large = list(runs_of([stored(n, size=BATCH_BYTES_MAX // 2) for n in range(3)]))
-    assert [len(run.messages) for run in large] == [1, 1, 1]
+    batches = list(batches_of([stored(n) for n in range(2 * BATCH_MESSAGES_MAX + 1)]))
+    assert [len(batch.messages) for batch in batches] == [BATCH_MESSAGES_MAX, BATCH_MESSAGES_MAX, 1]
+    large = list(batches_of([stored(n, size=BATCH_BYTES_MAX // 2) for n in range(3)]))
+    assert [len(batch.messages) for batch in large] == [1, 1, 1]
 
 
 def test_refused_batch_is_halved_down_to_one_message() -> None:
-    [run] = runs_of([stored(n) for n in range(5)])
-    assert [[each.queue_offset for each in half.messages] for half in run.halves()] == [[0, 1], [2, 3, 4]]
-    [one] = runs_of([stored()])
+    [batch] = batches_of([stored(n) for n in range(5)])
+    assert [[each.queue_offset for each in half.messages] for half in batch.halves()] == [[0, 1], [2, 3, 4]]
+    [one] = batches_of([stored()])
     assert one.halves() == []
 
 
