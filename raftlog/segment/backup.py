@@ -231,7 +231,7 @@ class BackupTarget:
         try:
             self.manifest = _load_manifest(store)
             if self.manifest is None and (other := set(store.names()) - _OWN_NAMES - _IGNORED_NAMES):
-                raise BackupRefused(store.name, f"there is no backup in it, but {', '.join(sorted(other)[:5])}")
+                raise BackupRefused(store.name, f"has no backup; it contains {', '.join(sorted(other)[:5])}")
             store.begin_writing()
             self.manifest = _load_manifest(store)  # loaded again under the lock
             drop_leftovers(store, self.manifest)

@@ -189,7 +189,7 @@ def _struct(tokens: list[str], depth: int) -> Struct:
     while True:
         name = _next(tokens, "the name of a field")
         if name[0] in "<>(),:":
-            raise ValueError(f"is not a type: {name!r} is where the name of a field must be")
+            raise ValueError(f"is not a type: expected a field name, found {name!r}")
         if tokens and tokens[0] == ":":
             tokens.pop(0)
         if name.startswith("`"):

@@ -450,7 +450,7 @@ class Archiving(Service):
                 ResponseCode.SERVICE_NOT_AVAILABLE, f"the leader does not know yet that entry {end.index} is committed"
             )
         if (reason := self._why_not_own(end)) is not None:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{url} has another log: {reason}")
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{url} contains the archive of another log: {reason}")
         committed = self._replica.commit_index
         assert end.index < committed, f"{end.index} would be archived, {committed} is the last committed entry"
         command = NoteArchived(url=url, index=end.index, term=end.term, pos=end.pos, chain=end.chain)

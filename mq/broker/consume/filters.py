@@ -121,7 +121,8 @@ class Subscriptions(Service):
             count = len(self._metadata.groups)
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"there is no consumer group {group}, and there are {count} already",
+                f"consumer group {group} does not exist and cannot be created: the broker has its maximum of "
+                f"{count} groups",
             )
         return self._parsed(ext.topic, ext.expression or _ALL, ext.expression_type)
 

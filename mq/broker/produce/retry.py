@@ -176,7 +176,8 @@ class Retries(Service):
         if not self._metadata.has_room_for_group(name):
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group {name} does not exist, and there are {len(self._metadata.groups)} already",
+                f"subscription group {name} does not exist and cannot be created: the broker has its maximum of "
+                f"{len(self._metadata.groups)} groups",
             )
         return GroupConfig(name=name)
 
@@ -189,7 +190,8 @@ class Retries(Service):
             if not self._metadata.has_room_for_topic(name):
                 raise RequestRefused(
                     ResponseCode.SYSTEM_ERROR,
-                    f"topic {name} does not exist, and there are {len(self._metadata.topics)} already",
+                    f"topic {name} does not exist and cannot be created: the broker has its maximum of "
+                    f"{len(self._metadata.topics)} topics",
                 )
             config = TopicConfig(name=name, read_queues=queues, write_queues=queues)
             return [

@@ -118,7 +118,9 @@ class KeyFile:
         _, size, index, _, pos, _, chain, _, _ = HEADER.unpack(read(scope.last_pos, HEADER_BYTES))
         if (index, pos, chain, pos + size) != (scope.last_index, scope.last_pos, scope.last_chain, scope.end):
             raise KeyFileDamaged(
-                self._path, f"the log has another entry {scope.last_index} at {scope.last_pos} than the file"
+                self._path,
+                f"the entry at log index {scope.last_index}, position {scope.last_pos}, differs from the one that the "
+                "key file was built from",
             )
 
     def places(self, hashed: int) -> Iterator[int]:
