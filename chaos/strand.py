@@ -104,7 +104,7 @@ class Strand:
 
 
 class StrandLock:
-    """In place of a `threading.Lock` among strands: who waits for it lets the simulation go on."""
+    """A lock for strands, in place of `threading.Lock`; a strand that waits for it yields to the simulation."""
 
     def __init__(self) -> None:
         self._is_held = False

@@ -114,11 +114,11 @@ class TurnLog:
         self._node = node
 
     def bind(self, **values: object) -> TurnLog:
-        """The same."""
+        """This log, without bound values."""
         return self
 
     def info(self, event: str, **values: object) -> None:
-        """A line."""
+        """Write one line to the trace."""
         self._cluster.trace_line(f"{self._node.node_id} {event} {values}")
         self._cluster.logged(self._node, event, values)
 

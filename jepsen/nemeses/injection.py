@@ -61,7 +61,7 @@ class Injection:
         self.recorder.note("misbehaved", n=node, err=did)
 
     def end(self, number: int) -> None:
-        """It is over."""
+        """Record that the fault `number` has ended."""
         self.recorder.fault_ends(number)
 
 

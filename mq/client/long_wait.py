@@ -17,7 +17,7 @@ from mq.client.logs import log
 class LongWait:
     """A wait for one thing. Call `warn_if_long` for each failed attempt, and `is_over` for the first success.
 
-    With `once`, there is one warning until it is over: for what may be meant, such as a spare member of a group.
+    With `once`, there is one warning for each wait: the state may be intended, such as a spare member of a group.
     """
 
     __slots__ = ("_event", "_limits", "_once", "_since", "_warn_at", "reason")
@@ -32,7 +32,7 @@ class LongWait:
         """Why it is missing now."""
 
     def warn_if_long(self, reason: object, **fields: Any) -> bool:
-        """It is still missing, because of `reason`: log that, if it has been for long; returns whether it did."""
+        """Log a warning if the awaited thing has been missing for long, because of `reason`; returns whether it did."""
         self.reason = str(reason)
         now = anyio.current_time()
         if self._since is None:
@@ -44,5 +44,5 @@ class LongWait:
         return False
 
     def is_over(self) -> None:
-        """It is there."""
+        """End the wait: the awaited thing is there."""
         self._since = self.reason = None

@@ -36,12 +36,12 @@ class UnidentifiedConnections(Generic[P]):
         return len(self._all)
 
     def add(self, peer: P, address: str, now: float) -> None:
-        """A new connection of an address."""
+        """Count a new connection from `address`."""
         self._all[peer] = _Stranger(address, now)
         self._by_address.setdefault(address, {})[peer] = None
 
     def discard(self, peer: P) -> None:
-        """It has asked, or is closed."""
+        """Forget a connection that has sent a request, or is closed."""
         stranger = self._all.pop(peer, None)
         if stranger is not None:
             peers = self._by_address[stranger.address]

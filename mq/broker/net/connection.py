@@ -199,10 +199,9 @@ class ClientConnection:
             self._much_waits()
 
     def ask(self, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: OnAnswer) -> None:
-        """Send a request of ours to the client.
+        """Send a request of the broker to the client.
 
-        ``on_answer`` gets the response, or why there is none after ``seconds`` at the latest; at once if it is not even
-        asked.
+        ``on_answer`` gets the response or a NoAnswer within ``seconds``; at once if the client cannot be asked.
         """
         if self.closed:
             on_answer(NoAnswer.GONE, b"")

@@ -13,11 +13,11 @@ from mq.protocol.incoming.chunks import Incoming
 
 
 class Gate(Protocol):
-    """Stands in front of some handlers."""
+    """Checks a request before its handler gets it."""
 
     @property
     def types(self) -> frozenset[type[Any]]:
-        """The requests that pass it."""
+        """The types of the requests that it checks."""
         ...
 
     def serve(self, handler: Handler, is_forwarded: bool, call: Call[Any], /) -> bytes | None:

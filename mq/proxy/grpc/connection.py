@@ -42,8 +42,9 @@ class ConnectionFailed(Exception):
     """The connection must be closed after its last bytes, a GOAWAY, are sent.
 
     Attributes:
-        flood: the client sends too much of what is no work.
-        of_client: the client breaks the rules; otherwise it is time to close the connection.
+        flood: the client sent too many frames that need no work.
+        of_client: the client broke the protocol; false if the server closes the connection for a reason of its own,
+            such as a stop.
     """
 
     def __init__(self, reason: str, *, flood: bool = False, of_client: bool = True) -> None:

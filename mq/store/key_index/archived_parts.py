@@ -22,7 +22,7 @@ _BLOCKS_KEPT: Final = 4
 
 
 class ArchivedRecords:
-    """Reads bytes by their place, of the same few blocks as long as possible. For one search.
+    """Reads archived bytes by position during one search, and keeps the last few blocks.
 
     Attributes:
         nbytes: how many bytes of the archive were read.
