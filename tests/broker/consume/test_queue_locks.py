@@ -138,7 +138,7 @@ async def test_lock_outlives_connection_and_broker(tmp_path: Path) -> None:
         assert (await client.info())["raftmq.lockedQueues"] == "1"
 
 
-async def test_locks_go_with_their_topic(tmp_path: Path) -> None:
+async def test_deleting_topic_drops_its_locks(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, limits=NO_TIMER) as client:
         assert await lock(client, "c1", 0) == [0]
         assert await lock(client, "c1", 0, topic="Nothing") == []

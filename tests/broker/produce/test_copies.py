@@ -42,7 +42,7 @@ async def test_each_copy_keeps_the_time_of_its_birth(client: Client) -> None:
     assert stored[0].properties["RAFTMQ_SEQUENCE"] == "0-2"
 
 
-async def test_delays_and_transactions_of_copies_are_over(client: Client) -> None:
+async def test_copy_keeps_delay_properties_but_is_visible_at_once(client: Client) -> None:
     given = {"DELAY": "5", "TRAN_MSG": "true", "REAL_TOPIC": "T", "TIMER_DELIVER_MS": "99999999999999"}
     answer = await send(client, [born(1, UNIQ_KEY="A", **given)], copies())
     assert answer.code == ResponseCode.SUCCESS, answer

@@ -37,7 +37,7 @@ def test_environment_names_the_run_of_a_server() -> None:
     assert run_of(b"PATH=/bin\0HOME=/\0") is None
 
 
-def test_living_run_holds_its_directory(tmp_path: Path) -> None:
+def test_running_harness_locks_its_directory(tmp_path: Path) -> None:
     assert not is_held(tmp_path)
     with held(tmp_path):
         assert is_held(tmp_path)

@@ -285,7 +285,7 @@ def test_trusted_text_may_be_longer() -> None:
 
 
 @pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 10**30])
-def test_numbers_beyond_java_are_refused(number: int) -> None:
+def test_numbers_above_java_integer_are_refused(number: int) -> None:
     text = b'{"queueDatas":[{"brokerName":"b","readQueueNums":%d,"writeQueueNums":4,"perm":6}]}' % number
     with pytest.raises(BodyError, match="readQueueNums"):
         Route.decode(text)

@@ -87,7 +87,7 @@ def test_damaged_range_is_repairable(full: LogHome) -> None:
     assert "bytes 300..400 are damaged; repairable from peers, entry 5 after them is intact" in said(found)
 
 
-def test_damaged_end(full: LogHome) -> None:
+def test_damaged_tail_has_unknown_end(full: LogHome) -> None:
     full.disk.flip_bit(full.segment(3 * 4096), 960)
     assert "unknown end" in said(report(full))
 

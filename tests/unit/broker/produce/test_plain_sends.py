@@ -252,7 +252,7 @@ def test_limit_of_pending_bytes_may_have_more_than_64_bits() -> None:
     assert broker.receive(Connection(HOST), frame()) == broker.taken_plain == len(frame())
 
 
-def test_topic_without_queues_is_left_to_the_reference() -> None:
+def test_topic_without_queues_is_handled_by_python_receiver() -> None:
     broker = Broker(form="compiled")
     broker.writable["T"] = []
     assert broker.sends.take(cast("Any", Connection(HOST)), frame()) == 0
