@@ -34,7 +34,7 @@ class LogArchive(Protocol):
         """Bytes of one closed file, proven to be of this log. Fast for ascending positions. Raises SegmentError."""
 
     def close(self) -> None:
-        """Nothing is read any more; a `read` that is under way may fail."""
+        """Stop reading; a `read` that is under way may fail."""
 
 
 OpenArchive = Callable[[Base], LogArchive]
@@ -49,7 +49,7 @@ class Rate:
         self._seconds = 0.0
 
     def add_sample(self, nbytes: int, seconds: float) -> None:
-        """So much was read."""
+        """Count bytes that were read."""
         self.nbytes += nbytes
         self._seconds += seconds
 
@@ -106,7 +106,7 @@ class ArchivedFiles:
         return self._archive is not None
 
     def close(self) -> None:
-        """Nothing is fetched any more."""
+        """Stop fetching."""
         if self._archive is not None:
             self._archive.close()
             self._archive = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         """A term of the Raft group, see the Raft thesis 3.3."""
 
     def index_range(begin: LogIndex, end: LogIndex, step: int = 1, /) -> Sequence[LogIndex]:
-        """As `range`."""
+        """Works like `range`, for log indexes."""
 
 else:
     LogIndex = Term = int

@@ -179,7 +179,9 @@ class RepairMode:
         return damaged_log_bytes(self._repair, request)
 
     def _learned(self, stores: dict[str, str]) -> None:
-        """Nothing learned here is relied on later: this node sends no vote and no acknowledgement."""
+        """Note which directories peers have. The repair relies on nothing of it: it sends no vote and no
+        acknowledgement.
+        """
         self._admission.recorded(stores)
 
 

@@ -294,7 +294,7 @@ class Replica:
         self.remember(EARLY, note)
 
     def decline_install(self, peer: NodeId) -> None:
-        """There are no files for ``peer`` to fetch: send it entries."""
+        """Tell the core that ``peer`` has no files to fetch: send it entries."""
         self.core.decline_install(peer, self._clock())
         self._wake()
 

@@ -1,4 +1,4 @@
-"""As whom this process speaks to name servers and brokers, and whether with TLS: from its environment.
+"""The account and TLS settings with which this process speaks to name servers and brokers, from its environment.
 
 The variables are those of the SDK and the command line. Keys are in no option of a query: Spark shows options in its
 plans and its console.

@@ -109,7 +109,7 @@ class ArchivePlan:
     def _proven_places(
         self, begin_pos: int, archive: ArchivedLog, claims: Iterable[ArchiveClaim]
     ) -> dict[int, LogPlace]:
-        """As `TopicBlocks.places_from`, if all replicas speak of this log. Raises also ArchiveUnreadable if not."""
+        """Works like `TopicBlocks.places_from`. Raises also ArchiveUnreadable unless all replicas speak of this log."""
         claims = sorted(claims, key=lambda each: each.address)
         for address, told in claims:
             if (told.url, told.log_identity) != (archive.url, archive.log_identity):
@@ -128,7 +128,7 @@ class ArchivePlan:
         return places
 
     def _places_from(self, begin_pos: int, archive: ArchivedLog) -> dict[int, LogPlace]:
-        """As `TopicBlocks.places_from`; waits for a store that does not answer until the deadline of the query."""
+        """Works like `TopicBlocks.places_from`; waits for a slow store until the deadline of the query."""
         until = self._clock() + self._options.read_deadline_ms / 1000
         pause = _PAUSE_SECONDS_MIN
         while True:

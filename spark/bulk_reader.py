@@ -42,7 +42,7 @@ _OFFSET_AT: Final = 20
 
 
 class Busy(Exception):
-    """This replica is busy; retry it."""
+    """The replica is busy; retry it."""
 
 
 class BulkTaskReader(TaskReader):

@@ -214,7 +214,9 @@ def _decode_together(
     source: Source,
     without_bodies: bool,
 ) -> _Table | None:
-    """None if the records differ in shape, have unusual texts, or are damaged: then each is decoded alone."""
+    """Decode all records at once; None if they differ in shape, have unusual texts, or are damaged: then decode each
+    alone.
+    """
     octets = np.frombuffer(data, dtype=np.uint8)
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -305,7 +307,7 @@ class _Properties(NamedTuple):
 
     @classmethod
     def of(cls, texts: Any) -> _Properties | None:
-        """None if a text is not UTF-8, or a record has a duplicate name."""
+        """Decode properties; None if a text is not UTF-8, or a record has a duplicate name."""
         try:
             texts.validate(full=True)
         except pa.ArrowInvalid:

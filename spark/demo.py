@@ -279,7 +279,7 @@ async def _send_all(state: DemoState, namesrv: str) -> None:
 
 
 def _text(count: int) -> Iterator[bytes]:
-    """That many lines, cycling through the text if it has fewer."""
+    """Make so many lines, cycling through the text if it has fewer."""
     found = source_lines(source_directory(), count)
     return itertools.islice(itertools.cycle(found), count)
 

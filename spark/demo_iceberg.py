@@ -24,7 +24,7 @@ _START: Final = "from pyspark.sql import SparkSession; SparkSession.builder.getO
 
 
 class IcebergMissing(Exception):
-    """There is no PySpark with Iceberg, and it could not be fetched; says why."""
+    """PySpark with Iceberg is missing, and could not be fetched; the message says why."""
 
 
 async def fetch_iceberg(directory: Path, environment: Mapping[str, str], say: Callable[[str], None]) -> None:

@@ -93,7 +93,7 @@ class Surveyor:
         return Survey(routes, self._ends(routes, queues))
 
     def detailed(self, found: Survey) -> Survey:
-        """The same with what only planning needs: sizes and places, as far as brokers have them."""
+        """Survey also what only planning needs: sizes and places, as far as brokers have them."""
         return found
 
     def by_time(self, found: Survey, times: Mapping[QueueName, int]) -> dict[QueueName, int | None]:

@@ -45,7 +45,7 @@ class AtOffsets:
 
 @dataclass(frozen=True, slots=True)
 class AtTimes:
-    """As `AtTime`, for each queue."""
+    """Works like `AtTime`, for each queue."""
 
     times: Mapping[QueueName, int]
 

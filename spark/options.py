@@ -25,7 +25,7 @@ class OptionRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """These topics, whole."""
+    """Whole topics."""
 
     names: tuple[str, ...]
 
@@ -39,7 +39,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """These queues only."""
+    """Some queues of topics."""
 
     queues: frozenset[QueueName]
 

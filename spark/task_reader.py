@@ -83,7 +83,7 @@ def tags_of(expression: str) -> tuple[str, ...] | None:
 
 
 class ReplicaBehind(Exception):
-    """This replica does not have the messages yet; another one may."""
+    """The replica does not have the messages yet; another one may."""
 
 
 class Chunk(NamedTuple):

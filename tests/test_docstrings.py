@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -73,3 +74,33 @@ class Last(Middle):
         "Base.bare has no docstring",
         "Last.bare has no docstring",
     ]
+
+
+FRAGMENT = re.compile(
+    r"(It|Its|The same|These|Those|They|Them|This|As|Like|Such|Who|So|That|There|None|Of|Or|And|But|Nothing)\b"
+)
+"""Beginnings that only the code beside a docstring explains: "It is there.", "The same.", "As JSON."."""
+
+
+def fragments(source: str) -> Iterator[str]:
+    """The first lines of docstrings that begin with a pronoun, or with a comparison to something that is not named."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            if FRAGMENT.match(text):
+                yield f"{node.body[0].lineno}: {text.partition(chr(10))[0]}"
+
+
+def test_docstrings_name_their_subject() -> None:
+    breaches = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for folder in ("mq", "raftlog", "spark")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in fragments(path.read_text())
+    ]
+    assert not breaches, "begin with what is described, or with a verb:\n" + "\n".join(breaches)
+
+
+def test_checker_finds_docstrings_without_subject() -> None:
+    assert list(fragments('def f():\n    """The same."""')) == ["2: The same."]
+    assert not list(fragments('def f():\n    """Works like `g`."""'))

@@ -184,7 +184,7 @@ class BrokerContext:
 
     @property
     def ageing_clock(self) -> Callable[[], float]:
-        """The same, for the age of transactions; a test kit puts it ahead."""
+        """The clock for the age of transactions; a test kit puts it ahead."""
         return self.environment.ageing_clock or self.environment.clock
 
     @property

@@ -164,7 +164,7 @@ class Services:
         self.serve_as_follower()
 
     def _that_define(self, hook: Callable[..., T]) -> list[Callable[..., T]]:
-        """This method of the services that do something in it."""
+        """The implementations of a method, by the services that define it."""
         name = hook.__name__
         return [getattr(service, name) for service in self._services if getattr(type(service), name) is not hook]
 
@@ -379,12 +379,12 @@ class Services:
     # -- calls from the broker -----------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """This replica leads from now on, and has applied everything that earlier leaders committed."""
+        """Called when this replica leads and has applied everything that earlier leaders committed."""
         for service in self._services:
             service.lead()
 
     def resign(self) -> None:
-        """This replica stopped leading: services discard the leader's state.
+        """Called when this replica stops leading: services discard the leader's state.
 
         The forwarder comes first: it then forwards the requests that other services hand back to the new leader.
         """

@@ -139,7 +139,7 @@ class BrokerSettings(
         return segment_bytes - 65536 - ENTRY_OVERHEAD_BYTES
 
     def with_segment_bytes(self, segment_bytes: int) -> Self:
-        """These settings with the log file size of the directory or group.
+        """A copy of these settings with the log file size of the directory or group.
 
         If ``message_bytes_max`` is not set, it is lowered to what such a file has room for.
 

@@ -160,7 +160,7 @@ class Broadcasts:
         await self._bind(self._queues[name], exchange, kind, routing_key)
 
     def unbind(self, name: str, exchange: str, routing_key: str) -> None:
-        """It gets no more of them."""
+        """Stop the broadcasts to a queue."""
         if (queue := self._queues.get(name)) is not None:
             queue._bound.pop((self._topics.of_exchange(exchange), routing_key), None)
 

@@ -37,12 +37,12 @@ class QoS(virtual.QoS):
     """What is unacknowledged is known by the consumer."""
 
     def ack(self, delivery_tag: str) -> None:
-        """Done; returns before a broker has stored that."""
+        """Acknowledge a message; returns before a broker has stored that."""
         self.channel.acknowledge(delivery_tag)
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Not done: again, or to the dead letters; returns when that is stored."""
+        """Return a message to its queue, or to the dead letters; returns when that is stored."""
         if requeue:
             self.channel.settle(delivery_tag, "give_back", waits=True)
         else:
@@ -58,7 +58,7 @@ class QoS(virtual.QoS):
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """The same when the channel is closed; nothing in a forked process, whose parent has the messages."""
+        """Return unacknowledged messages when the channel closes; none in a forked process, whose parent has them."""
         self._on_collect.cancel()
         if self.channel is not None and self.channel.owns_deliveries and not self.channel.closed:
             self.restore_unacked()

@@ -45,7 +45,7 @@ class Delivery:
 
     @property
     def tag(self) -> str:
-        """Its delivery tag."""
+        """The delivery tag."""
         tag: str = self.payload["properties"]["delivery_tag"]
         return tag
 

@@ -21,7 +21,7 @@ RETRY_SECONDS: Final = 0.2
 
 
 class HeldPopConnection:
-    """Of one channel, for one pop at a time; `start` runs the connection in a task, whose end closes it."""
+    """The connection of one channel for one pop at a time; `start` runs it in a task, whose end closes it."""
 
     def __init__(self, calls: QueueCalls, start: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
         self._calls = calls

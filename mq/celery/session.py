@@ -212,7 +212,7 @@ class Session:
     async def publish_here(
         self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing, unsure: Unsure | None = None
     ) -> bool:
-        """The same, in the event loop."""
+        """Publish from the event loop."""
         topics = await self._topics_for(exchange, kind, routing_key)
         if len(topics) == 1:
             await self.send(topics[0], outgoing, unsure)

@@ -193,7 +193,7 @@ class Transport(virtual.Transport):
 
 
 class TLSTransport(Transport):
-    """The same with TLS."""
+    """The transport with TLS."""
 
     uses_tls = True
 

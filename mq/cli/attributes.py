@@ -34,7 +34,7 @@ def attributes_of(given: Iterable[str]) -> dict[str, str | None]:
 
 
 def as_changes(attributes: Mapping[str, str | None]) -> dict[str, str]:
-    """As brokers want them: ``+name`` sets one, ``-name`` removes it."""
+    """Attributes as brokers want them: ``+name`` sets one, ``-name`` removes it."""
     return {f"-{name}" if value is None else f"+{name}": value or "" for name, value in attributes.items()}
 
 

@@ -203,7 +203,7 @@ class Pace:
         self._rate = CopyRate(bytes_per_second, clock=clock, sleep=sleep)
 
     def copied(self, nbytes: int) -> None:
-        """This many more bytes were copied; sleeps if that was too fast."""
+        """Count `nbytes` more copied bytes; sleeps if that was too fast."""
         self.nbytes += nbytes
         now = self._clock()
         if now > self._told_at + PROGRESS_SECONDS:

@@ -334,7 +334,7 @@ def export(
 
 @asynccontextmanager
 async def _reader(namesrv: str, group: str, *, everything: bool) -> AsyncGenerator[PullConsumer]:
-    """As `read_letters`. Raises CommandFailed if there is no such group."""
+    """Works like `read_letters`. Raises CommandFailed if there is no such group."""
     async with read_letters(namesrv, group, everything=everything) as consumer:
         if not consumer.assignment:
             async with Admin(namesrv) as admin:

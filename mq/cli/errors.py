@@ -45,7 +45,7 @@ def run_trio(main: Callable[[], Awaitable[T]]) -> T:
 
 @asynccontextmanager
 async def lone_errors() -> AsyncIterator[None]:
-    """The same for a block: a single exception leaves it without groups."""
+    """Raise a single exception of the block without its exception groups."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -130,7 +130,7 @@ def _topic_steps(wanted: Definitions, there: Definitions, *, update: bool) -> It
 
 
 def _group_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
-    """The same for consumer groups."""
+    """The steps that import consumer groups."""
     for name, settings in sorted(wanted.consumer_groups.items()):
         now = there.consumer_groups.get(name)
         if now is None or now != _filled(settings, now):
@@ -138,7 +138,7 @@ def _group_steps(wanted: Definitions, there: Definitions, *, update: bool) -> It
 
 
 def _schedule_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
-    """The same for schedules."""
+    """The steps that import schedules."""
     for name, rows in sorted(wanted.schedules.items()):
         for broker, definition in sorted(rows.items()):
             now = there.schedules.get(name, {}).get(broker)

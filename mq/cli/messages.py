@@ -152,7 +152,7 @@ class Whole:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """As `Lines.feed`. Raises CommandFailed when no message can be so large."""
+        """Works like `Lines.feed`. Raises CommandFailed when no message can be so large."""
         self._data += data
         if len(self._data) > BODY_BYTES_MAX:
             raise CommandFailed(f"--whole: the input is more than the {BODY_BYTES_MAX:,} bytes that a message may have")

@@ -1,4 +1,4 @@
-"""Who runs a command: for messages and logs that say who changed something."""
+"""The name of the operator who runs a command: for messages and logs of changes."""
 
 from __future__ import annotations
 

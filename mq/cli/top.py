@@ -127,7 +127,7 @@ class _View:
         self._rates[key] = Rates((stored - before[1]) / seconds, (consumed - before[2]) / seconds)
 
     def as_json(self) -> dict[str, object]:
-        """As JSON."""
+        """The page as JSON."""
         return {
             "groups": [
                 {
@@ -143,7 +143,7 @@ class _View:
         }
 
     def page(self) -> Group:
-        """As text."""
+        """The page as text."""
         tables = [self._replicas(group) for group in self._groups]
         notes = [f"cannot ask: {self._fault}"] if self._fault else []
         if not self._groups:

@@ -67,7 +67,7 @@ class UpgradeReport:
     members: tuple[MemberReport, ...]
 
     def as_json(self) -> dict[str, object]:
-        """As JSON."""
+        """The verdict as JSON."""
         return asdict(self)
 
 

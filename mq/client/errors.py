@@ -44,11 +44,11 @@ def copy_of(error: ErrorT) -> ErrorT:
 
 
 class ClientClosed(ClientError):
-    """This producer, consumer or admin was closed by its owner, or never opened."""
+    """The producer, consumer or admin was closed by its owner, or never opened."""
 
 
 class ClientForked(ClientClosed):
-    """This client was opened in `process`, from which this one was forked; it works there, and nothing was sent here.
+    """The client was opened in `process`, from which this one was forked; it works there, and nothing was sent here.
 
     It may be opened here as well, as another client.
     """
@@ -273,7 +273,7 @@ class OffsetsFileDamaged(ClientError):
 
 
 class DeliveryFinished(ClientError):
-    """This delivery was acknowledged or returned before; the second call had no effect."""
+    """The delivery was acknowledged or returned before; the second call had no effect."""
 
     def __init__(self, message: ReceivedMessage[Any], outcome: Literal["acknowledged", "given back"]) -> None:
         super().__init__(f"{message} was {outcome} before")

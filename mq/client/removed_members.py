@@ -80,7 +80,7 @@ class RemovedMembers:
         return await self._send_to_leaders(group, client_id, 0, "", operator)
 
     async def kept_out(self, group: str) -> list[KeptOutMember]:
-        """Those that the leaders keep out of a group, by client id; none by brokers without this request.
+        """The clients that the leaders keep out of a group, by client id; empty if brokers do not know this request.
 
         Raises NoRoute.
         """

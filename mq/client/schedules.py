@@ -52,7 +52,7 @@ class ScheduleConflict(BrokerError):
 
 
 class ScheduleNotFound(BrokerError):
-    """There is no schedule of this name. Nothing was changed."""
+    """No schedule has this name. Nothing was changed."""
 
 
 class Cron(msgspec.Struct, frozen=True):

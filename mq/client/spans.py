@@ -262,7 +262,7 @@ class SendSpan:
 
     @_never_raises
     def sent(self) -> None:
-        """It was sent one-way, so the outcome stays unknown."""
+        """Record that the message was sent one-way, so the outcome stays unknown."""
         self._span.set_attribute(OUTCOME, "unknown")
         self._span.end()
 
@@ -306,7 +306,7 @@ class Work:
 
     @_never_raises
     def settled(self, outcome: str) -> None:
-        """They were acknowledged, or returned."""
+        """Record that the messages were acknowledged, or returned."""
         self._span.set_attribute("raftmq.delivery.outcome", outcome)
         if not self._in_block:
             self._span.end()

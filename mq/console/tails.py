@@ -59,7 +59,7 @@ class Followed(NamedTuple):
 
     @property
     def filter(self) -> str | Sql:
-        """As consumers take it."""
+        """The filter expression as consumers take it."""
         return Sql(self.sql) if self.sql else self.tags or "*"
 
 

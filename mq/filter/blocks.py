@@ -65,7 +65,7 @@ class Block:
 
 
 def block_of(messages: Sequence[Message], heads: Sequence[bytes] = ()) -> Block:
-    """These messages in a buffer of their own, each behind its head if there are any."""
+    """Copy messages into a buffer of their own, each behind its head if there are any."""
     places: list[MessageSpans] = []
     ends: list[int] = []
     parts: list[bytes] = []

@@ -40,7 +40,7 @@ class Runs(Protocol):
         """The verdicts on the messages, or on as many as can be begun within `seconds_max`, at least on one."""
 
     def close(self) -> None:
-        """It will not be used any more. Blocks while it runs."""
+        """Release the program, which is not used any more. Blocks while it runs."""
 
 
 class SqlProgram:
@@ -85,7 +85,7 @@ class Program:
         self.share = 1.0
 
     def count_messages(self, examined: int, passed: int) -> None:
-        """It let through so many of the messages that it looked at."""
+        """Count how many of the examined messages the filter let through."""
         if examined:
             weight = min(1.0, examined / _SHARE_MESSAGES)
             self.share += (passed / examined - self.share) * weight

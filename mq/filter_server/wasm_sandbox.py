@@ -150,7 +150,7 @@ class WasmFilter:
             return Verdicts(passes, failures, time.thread_time() - cpu_begun)
 
     def close(self) -> None:
-        """It will not be used any more: its memory is freed with it."""
+        """Release the sandbox and its memory."""
 
     def _fresh(self) -> _Instance:
         self._instance = None
@@ -257,7 +257,7 @@ def _write(memory: Any, to: int, data: bytes, begin: int = 0, nbytes: int | None
 
 
 def _signed(number: int) -> int:
-    """As wasmtime takes an ``i32``."""
+    """The number as wasmtime takes an ``i32``."""
     number &= 0xFFFFFFFF
     return number - (number >> 31 << 32)
 

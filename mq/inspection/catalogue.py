@@ -211,7 +211,7 @@ class CatalogueAdmin(UserAdmin):
         await self._ask_leader(broker, (await self._leaders(None, broker))[broker], None, *request)
 
     async def put_groups(self, groups: Sequence[SubscriptionGroupConfig]) -> None:
-        """The same for consumer groups, in one broker group after the other."""
+        """Create or overwrite consumer groups, in one broker group after the other."""
         request = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, None, SubscriptionGroupList(groups).encode()
         for broker, address in (await self._leaders(None, None)).items():
             await self._ask_leader(broker, address, None, *request)

@@ -121,7 +121,7 @@ class GroupStatus:
         return self.leader is None and not self.is_stock and not is_refused
 
     def as_json(self, *, with_figures: bool = False) -> dict[str, object]:
-        """As JSON."""
+        """The cluster as JSON."""
         table = asdict(self)
         if not with_figures:
             for replica in table["replicas"]:
@@ -272,7 +272,7 @@ def _number(figures: Mapping[str, str], name: str) -> int | None:
 
 
 async def ask_cluster(namesrv: str, remoting: RemotingSettings | None = None) -> list[GroupStatus]:
-    """As `ask_brokers`, with an `Admin` of its own."""
+    """Works like `ask_brokers`, with an `Admin` of its own."""
     async with Admin(namesrv, remoting=remoting) as admin:
         return await ask_brokers(admin)
 

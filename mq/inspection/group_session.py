@@ -22,7 +22,7 @@ NEAR_ENTRIES = 256
 
 
 class GroupNotReached(ClientError):
-    """There is no such broker group, or its leader does not answer; nothing was changed."""
+    """The broker group does not exist, or its leader does not answer; nothing was changed."""
 
 
 class GroupSession:

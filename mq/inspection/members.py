@@ -40,7 +40,7 @@ class Member:
         return None if self.queues is None else sum(each.cached_msg_count for each in self.queues.values())
 
     def as_json(self) -> dict[str, object]:
-        """As JSON."""
+        """The member as JSON."""
         rows = self.client.subscriptions
         queues = None if self.queues is None else [queue_text(queue) for queue in self.queues]
         return {
@@ -110,7 +110,7 @@ def removal_means(members: Collection[str], seconds: float) -> list[str]:
 
 
 def kept_out_words(kept: KeptOutMember) -> str:
-    """Who is kept out, for how long, and why."""
+    """The members that are kept out, for how long, and why."""
     who = f" by {kept.operator}" if kept.operator else ""
     why = f": {kept.reason}" if kept.reason else ""
     where = "" if kept.connected else " (not connected)"

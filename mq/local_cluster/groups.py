@@ -90,7 +90,7 @@ def _report_progress(on_progress: Callable[[str], None], name: str, text: str) -
 
 
 def _ports_of(directory: Path, number: int, nodes: int, first: Ports | None) -> Ports | None:
-    """None to use the group's last ones."""
+    """The ports of a group; None to use its last ones."""
     if first is None and (group_directory(directory, number) / PORTS_FILE).exists():
         return None
     return (first or remembered_ports(directory / PORTS_FILE) or Ports.conventional(nodes)).of_group(number)

@@ -106,7 +106,7 @@ def check_ports_of_new_directory(
 
 
 def choose_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None) -> Ports:
-    """As `_free_ports`, and stores them for the next time."""
+    """Works like `_free_ports`, and stores them for the next time."""
     chosen = _free_ports(directory, nodes, wanted, shared_namesrv)
     path = directory / PORTS_FILE
     if chosen != remembered_ports(path):

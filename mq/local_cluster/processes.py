@@ -53,11 +53,11 @@ class ChildProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         ...
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code of the process; None while it runs."""
         ...
 
 
@@ -69,7 +69,7 @@ class _Child:
     pipe: IO[bytes] | None = None
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code of the process; None while it runs."""
         code = self.process.poll()
         if code is not None and self.pipe is not None:
             self.pipe.close()
@@ -94,7 +94,7 @@ class Processes:
         return tuple(self._children)
 
     def log_path(self, name: str) -> Path:
-        """Its log file."""
+        """The log file of the server."""
         return self.logs / f"{name}.log"
 
     def start(
@@ -165,11 +165,11 @@ class Processes:
     # -- watching ----------------------------------------------------------------------------------------------------
 
     def may_end(self, name: str) -> None:
-        """Its end is expected from now on."""
+        """Expect the end of the process from now on."""
         self._children[name].wanted = False
 
     def must_not_end(self, name: str) -> None:
-        """Its end is unexpected again."""
+        """Treat the end of the process as unexpected again."""
         self._children[name].wanted = True
 
     def ended(self) -> dict[str, int]:

@@ -18,7 +18,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cpu_seconds_without_running_children(pid: int) -> float:
-    """The same for the process and the children that it has waited for."""
+    """The CPU seconds of the process and of the children that it has waited for."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

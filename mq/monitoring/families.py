@@ -68,7 +68,7 @@ class LabelTexts:
         self._last: _Texts = {}
 
     def next_scrape(self) -> tuple[_Texts, _Texts]:
-        """Those of the last scrape, and the empty ones of a new one, which then is the last."""
+        """The families of the last scrape, and the empty ones of a new one, which then is the last."""
         before, self._last = self._last, {}
         return before, self._last
 

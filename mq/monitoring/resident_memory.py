@@ -9,6 +9,6 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
 def resident_bytes() -> int:
-    """Of this process without its children, pages of mapped files included."""
+    """The resident bytes of this process without its children, pages of mapped files included."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES

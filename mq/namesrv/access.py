@@ -1,4 +1,4 @@
-"""Who may change what a name server knows: brokers that register, and administrators."""
+"""The accounts that may change what a name server knows: brokers that register, and administrators."""
 
 from __future__ import annotations
 

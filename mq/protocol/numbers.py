@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         """The place of a record in the commit log of its broker group, in bytes."""
 
     def offset_range(begin: QueueOffset, end: QueueOffset, step: int = 1, /) -> Sequence[QueueOffset]:
-        """As `range`."""
+        """Works like `range`, for offsets."""
 
 else:
     QueueOffset = PhysicalOffset = int

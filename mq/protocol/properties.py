@@ -282,7 +282,7 @@ def find(text: str, name: str) -> str | None:
 
 
 def value_of(encoded: bytes, name: bytes, begin: int = 0, end: int | None = None) -> bytes:
-    """As `find`, in the bytes ``encoded[begin:end]``; ``name`` ends with its separator. Empty without a value."""
+    """Works like `find`, in the bytes ``encoded[begin:end]``; ``name`` ends with its separator. Empty if missing."""
     end = len(encoded) if end is None else end
     at = encoded.rfind(name, begin, end)
     while at >= 0:

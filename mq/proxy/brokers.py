@@ -219,7 +219,8 @@ class Brokers:
     async def ask_held(
         self, topic: str, broker_name: str, code: int, ext_for: Callable[[int], Fields], *, seconds: float
     ) -> tuple[Response, memoryview] | None:
-        """As `ask`, for a request that the broker may hold: `ext_for` gets the rest of `seconds`, in milliseconds.
+        """Works like `ask`, for a request that the broker may hold: `ext_for` gets the rest of `seconds`, in
+        milliseconds.
 
         The answer may have any code. None if the time is over and no broker has answered.
         """

@@ -1,4 +1,4 @@
-"""Who makes a call: what its metadata say of the client."""
+"""The client that makes a call, as the call's metadata name it."""
 
 from __future__ import annotations
 

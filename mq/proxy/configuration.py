@@ -33,7 +33,7 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     drain_seconds: float
 
     def to_json(self) -> str:
-        """As text, for another process; `from_json` is its inverse."""
+        """The configuration as text, for another process; `from_json` is its inverse."""
         return msgspec.json.encode(self).decode()
 
     @classmethod

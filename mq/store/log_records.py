@@ -89,7 +89,7 @@ class LogRecords:
         return archived is not None and archived.begin_pos <= physical_offset < self._log.base_pos
 
     def _in_archive(self, physical_offset: PhysicalOffset) -> bytes | None:
-        """As `at`, for a record in the archive; everything there is committed."""
+        """Read a record in the archive, like `at`; everything there is committed."""
         assert self._archived is not None, "there is no archive"
         begin, block = self._archived.block_at(physical_offset)
         at, place = 0, physical_offset - begin

@@ -44,7 +44,7 @@ class Changes(msgspec.Struct, frozen=True):
     """Directories that were moved away; earlier changes to paths below them are void."""
 
     def merge(self, later: Changes) -> Changes:
-        """These changes and later ones together."""
+        """Merge these changes with later ones."""
         return Changes(
             outside(self.files, later.forgotten) | later.files,
             outside(self.directories, later.forgotten) | later.directories,

@@ -273,7 +273,7 @@ class QueueStore:
         self.begin_at(topic, queue_id, offset)
 
     def raise_floor(self, topic: str, queue_id: int, offset: QueueOffset) -> None:
-        """Nothing before ``offset`` may be put in front of a queue any more; see `prepend`."""
+        """Refuse from now on to put anything before ``offset`` in front of a queue; see `prepend`."""
         if self.floors is not None and offset > self.floors.get((topic, queue_id), FIRST_OFFSET):
             self.floors[topic, queue_id] = offset
 

@@ -88,7 +88,7 @@ class QueueCalls(Admin):
         hold_seconds: float = 0.0,
         at_once: Callable[[list[PoppedMessage]], None] | None = None,
     ) -> list[PoppedMessage]:
-        """The same by a connection; the broker may wait for messages for `hold_seconds`.
+        """Pop by a given connection; the broker may wait for messages for `hold_seconds`.
 
         `at_once` gets them before this task runs again, in the task that reads the connection; it must not raise.
         """

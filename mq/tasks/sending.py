@@ -43,11 +43,11 @@ class Sending:
         )
 
     async def open(self) -> None:
-        """As for every client."""
+        """Open the sender, as for every client."""
         await self._producer.open()
 
     async def aclose(self) -> None:
-        """As for every client."""
+        """Close the sender, as for every client."""
         await self._producer.aclose()
 
     async def recall(self, handle: str) -> None:

@@ -75,7 +75,7 @@ class Core:
         return waiting[0]
 
     async def hop(self, pause_seconds: float) -> bool:
-        """As `advance_to_next`; if nothing waits, give clients some time. Returns whether something was due."""
+        """Works like `advance_to_next`; if nothing waits, give clients some time. Returns whether something was due."""
         if await self.advance_to_next() is not None:
             return True
         await trio.sleep(pause_seconds)

@@ -52,7 +52,7 @@ class ReadRounds:
         return confirmed
 
     def abandon(self) -> list[Read]:
-        """Nothing will be confirmed any more: all open reads."""
+        """Give up all open reads: nothing will confirm them any more."""
         reads = [read for _, _, part in self.under_way for read in part] + self.waiting
         self.waiting = []
         self.under_way.clear()

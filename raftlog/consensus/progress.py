@@ -145,9 +145,7 @@ class Progress:
             self._stamp_seq = 0
 
     def note_stall(self, seconds: float, now: float) -> None:
-        """This process read no messages for ``seconds`` until ``now``: the peer does not count as silent for
-        that time.
-        """
+        """Count the peer as not silent for ``seconds`` until ``now``, in which this process read no messages."""
         self.silent_since = min(self.silent_since + seconds, now)
         self._stamp_silent_since = min(self._stamp_silent_since + seconds, now)
 

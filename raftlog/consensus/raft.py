@@ -345,7 +345,7 @@ class RaftCore(Election, FollowerRole):
             self._beat()
 
     def note_stall(self, seconds: float, now: float) -> None:
-        """This process did not run, and read no messages, for ``seconds`` until ``now``.
+        """Record that this process did not run, and read no messages, for ``seconds`` until ``now``.
 
         No peer counts as silent because of that time: their messages wait to be read, and they get another round of
         heartbeats to answer. Call it before the next `tick`. Leases are not extended; a voter may deny its vote for

@@ -218,7 +218,7 @@ class CoreState:
 
     @property
     def _oldest_for_followers(self) -> LogIndex | None:
-        """As `_oldest`; also None while another replica may have what was deleted here early."""
+        """Works like `_oldest`; also None while another replica may have what was deleted here early."""
         return self._oldest if self._beginning()[0] is Beginning.FIRST else None
 
     def _is_active(self, progress: Progress) -> bool:

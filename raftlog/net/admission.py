@@ -71,7 +71,7 @@ def format_address(address: Address) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """This replica's identity; ``segment_bytes`` must be equal in a group, ``store_id`` identifies the directory.
+    """The identity of a replica; ``segment_bytes`` must be equal in a group, ``store_id`` identifies the directory.
 
     ``software`` is the version of the software, for people. It supports replication versions from ``oldest`` to
     ``newest``, and format levels up to ``level_newest``.
@@ -123,7 +123,7 @@ class Admission:
         self.addresses = dict(addresses)
 
     def forget(self, nodes: Iterable[str]) -> None:
-        """These members were removed: they may return with any directory."""
+        """Forget removed members: they may return with any directory."""
         gone = [node for node in nodes if self._stores.pop(node, None) is not None]
         if gone:
             self._on_learned(dict(self._stores))
@@ -136,7 +136,7 @@ class Admission:
 
     @property
     def software(self) -> Software:
-        """This replica's software, as reported to peers."""
+        """The software of this replica, as reported to peers."""
         mine = self.identity
         understood = max(self.level, mine.level_newest)
         return Software(mine.software, mine.oldest, mine.newest, self.level, understood)

@@ -29,7 +29,7 @@ class SocketCalls(Protocol):
     """The calls of the system for many sockets. A simulation passes its own."""
 
     def send(self, fd: int, data: bytes) -> int:
-        """As `socket.socket.send`, for the socket with this descriptor. Raises `OSError`."""
+        """Works like `socket.socket.send`, for the socket with this descriptor. Raises `OSError`."""
 
 
 def flush_streams(streams: Sequence[Flushed], calls: SocketCalls | None = None) -> None:

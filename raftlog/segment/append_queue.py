@@ -34,7 +34,7 @@ class SystemCalls(Protocol):
     """The calls of the system that a queue makes. A simulation passes its own, and so does a model of threads."""
 
     def monotonic(self) -> float:
-        """As `time.monotonic`. Called on the writer's thread."""
+        """Works like `time.monotonic`. Called on the writer's thread."""
 
     def locking(self) -> None:
         """The writer's thread is about to lock the queue, to look what is next: the last moment for other threads."""
@@ -54,14 +54,14 @@ class SystemCalls(Protocol):
         """
 
     def write(self, fd: int, buffers: Sequence[Buffer], offset: int, flags: int) -> int:
-        """As `os.pwritev`. Raises `OSError`."""
+        """Works like `os.pwritev`. Raises `OSError`."""
 
     def report(self, ticket: int) -> None:
         """Everything up to ``ticket`` is durable. Called on the writer's thread."""
 
     def send(self, fd: int, data: bytes) -> int:
-        """As `socket.socket.send`, without waiting, for the socket with this descriptor. Called on the writer's thread;
-        it must not call the queue. Raises `OSError`.
+        """Works like `socket.socket.send`, without waiting, for the socket with this descriptor. Called on the writer's
+        thread; it must not call the queue. Raises `OSError`.
         """
 
 

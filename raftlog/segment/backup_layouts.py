@@ -140,7 +140,7 @@ class GrowingFiles:
         return manifest
 
     def tidy(self, manifest: BackupManifest) -> None:
-        """There is nothing to remove."""
+        """Do nothing: nothing has to be removed."""
 
 
 class ImmutableObjects:

@@ -44,7 +44,7 @@ def encode_sidecar(sidecar: ClosedFileIndex) -> bytes:
 
 
 def decode_sidecar(data: bytes) -> ClosedFileIndex | None:
-    """None for anything but a complete sidecar of this version."""
+    """Decode a sidecar; None for anything but a complete one of this version."""
     payload = data[_PAYLOAD_AT:]
     crc = int.from_bytes(data[len(_MAGIC) : _PAYLOAD_AT], "big")
     # The checksum of nothing is 0, as is a checksum that is missing: a file that was cut short may be its magic alone.

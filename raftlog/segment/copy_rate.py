@@ -29,7 +29,7 @@ class CopyRate:
         self._due_at = clock()
 
     def copied(self, nbytes: int) -> None:
-        """This many more bytes were copied; sleeps if that was too fast."""
+        """Count `nbytes` more copied bytes; sleeps if that was too fast."""
         assert nbytes >= 0, f"{nbytes} bytes were copied"
         if not self._bytes_per_second:
             return

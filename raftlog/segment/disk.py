@@ -43,8 +43,8 @@ class Disk(Protocol):
         """
 
     def pread_disk(self, fd: int, length: int, offset: int) -> tuple[bytes, bool]:
-        """As `pread`, bypassing the page cache, and whether that certainly happened. Cached data is cached again
-        afterwards.
+        """Read like `pread`, bypassing the page cache; returns also whether that certainly happened. Cached data is
+        cached again afterwards.
         """
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
@@ -58,7 +58,7 @@ class Disk(Protocol):
         """Write up to 1024 buffers back to back; returns how many bytes were written, which may be fewer."""
 
     def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """As `pwritev`, but the written bytes are durable on return, including the required file length.
+        """Works like `pwritev`, but the written bytes are durable on return, including the required file length.
 
         Earlier unsynced writes to the file may still be lost.
         """

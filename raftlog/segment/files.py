@@ -155,7 +155,7 @@ class SegmentFiles:
             return False
 
     def pread_cached(self, pos: int, length: int) -> bytes | None:
-        """As `pread`, if the page cache has all of it; None otherwise, and across two files."""
+        """Works like `pread`, if the page cache has all of it; None otherwise, and across two files."""
         start = pos - pos % self.segment_bytes
         if pos + length > start + self.segment_bytes:
             return None
@@ -166,7 +166,7 @@ class SegmentFiles:
             return None
 
     def pread_disk(self, pos: int, length: int) -> tuple[bytes, bool]:
-        """As `pread` within one file, bypassing the page cache, and whether the bytes certainly came from the disk."""
+        """Read within one file, bypassing the page cache; returns also whether that certainly happened."""
         start = pos - pos % self.segment_bytes
         try:
             with self._open.use(start, self.path) as fd:
@@ -178,7 +178,7 @@ class SegmentFiles:
         return (data, came_from_disk) if len(data) == length else (self.pread(pos, length), False)
 
     def pread_padded(self, pos: int, length: int, *, needs_all: bool = False) -> bytes:
-        """Like `pread` within one file, but missing bytes at its end read as zero.
+        """Read like `pread` within one file, but missing bytes at its end read as zero.
 
         So do unreadable blocks, unless the caller ``needs_all``. Raises `StorageFailed`.
         """
@@ -202,7 +202,7 @@ class SegmentFiles:
         return b"".join(parts)
 
     def _pread_some(self, fd: int, length: int, offset: int, needs_all: bool) -> bytes:
-        """As many of these bytes as the disk reads at once; zeros for an unreadable block. Raises OSError."""
+        """Read as many of these bytes as the disk reads at once; zeros for an unreadable block. Raises OSError."""
         while True:
             try:
                 return self._disk.pread(fd, length, offset)

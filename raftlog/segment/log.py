@@ -249,7 +249,7 @@ class SegmentLog(LogReads):
     def append_built(
         self, kind: int, index: LogIndex, term: Term, nbytes: int, build: Callable[[int], tuple[bytes, bytes]]
     ) -> TailEntry:
-        """As `append`, for a body of ``nbytes`` bytes that depends on its place.
+        """Works like `append`, for a body of ``nbytes`` bytes that depends on its place.
 
         ``build(physical_offset)`` is called at once with that of the body's first byte, and returns the body and its
         annotation.

@@ -20,7 +20,7 @@ class _End:
 
 
 def read_ahead(items: Iterable[T], ahead: int = ITEMS_AHEAD) -> Generator[T, None, None]:
-    """The same items in the same order, computed on another thread, up to ``ahead`` of them before they are wanted.
+    """Compute the items on another thread, in the same order, up to ``ahead`` of them before they are wanted.
 
     Raises what the iterator raises, after its last item. Close this generator before anything that the iterator uses is
     used or closed elsewhere: then that thread has ended.

@@ -112,11 +112,11 @@ class S3Store:
         return S3Store(open_client, self._bucket, f"{self._prefix}{folder}/")
 
     def path(self, name: str) -> str:
-        """Its URL."""
+        """The URL of the storage."""
         return f"{self.name}/{name}"
 
     def begin_writing(self) -> None:
-        """Nothing to create or lock."""
+        """Do nothing: an object store has nothing to create or lock."""
 
     def names(self, folder: str = "") -> Iterator[str]:
         """Lists a thousand at a time."""

@@ -135,7 +135,7 @@ def _checksum(data: bytes) -> str:
 
 
 def _parts(pieces: Iterable[bytes], part_bytes: int) -> Iterator[bytes]:
-    """The same bytes in parts of ``part_bytes``, only the last one smaller; none is empty."""
+    """Cut bytes into parts of ``part_bytes``, only the last one smaller; none is empty."""
     taken: list[memoryview] = []
     nbytes = 0
     for piece in pieces:

@@ -88,7 +88,7 @@ class PieceReader:
         return None
 
     def _load(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int]:
-        """As `_find`, from the files."""
+        """Works like `_find`, from the files."""
         start, wanted = pieces[first]
         end = first_end = start + wanted
         segment_bytes = self._segment_bytes

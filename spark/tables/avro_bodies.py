@@ -211,7 +211,7 @@ class _Schema:
 
 
 def _record_of(schema: Any) -> Any:
-    """The same schema. Raises SchemaUnusable unless it is of a record."""
+    """Return the schema if it is of a record. Raises SchemaUnusable otherwise."""
     if not isinstance(schema, dict) or schema.get("type") not in ("record", "error"):
         raise SchemaUnusable("it is not a record: only its fields can be columns")
     return schema

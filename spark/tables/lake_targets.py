@@ -157,7 +157,7 @@ class LakeTarget:
             raise Overtaken(f"commit {commit.number} of {self._pipeline.table.where} was made by another process")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     def _is_last(self, commit: Commit) -> bool:
         found = self.last()
@@ -330,7 +330,7 @@ class DeltaTarget(LakeTarget):
         return bool(tables.isDeltaTable(self._spark._jsparkSession, self._location))
 
     def open(self) -> Commit | None:
-        """As `LakeTarget.open`. Also raises DirectoryUnusable: Delta's own error for that names a file of its log."""
+        """Works like `LakeTarget.open`. Also raises DirectoryUnusable: Delta's error then names a file of its log."""
         check_shared(self._spark.sparkContext, self._location_of_files)
         return super().open()
 

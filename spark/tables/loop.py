@@ -370,6 +370,6 @@ class Loop:
             )
 
     def _dead_letter_id(self, commit: Commit, ranges: Range) -> str:
-        """The same for a repeated commit; another one if the rules changed by which messages are bad."""
+        """The id of a dead letter: equal for a repeated commit; another one if the rules for bad messages changed."""
         rules = repr((RULES, self._identity, self._pipeline.decode, commit.schema, ranges))
         return f"table-{self._pipeline.name}-{hashlib.sha256(rules.encode()).hexdigest()[:16]}"

@@ -47,7 +47,7 @@ class ObjectTarget:
         return self._last
 
     def prepare(self, schema: Schema) -> None:
-        """Nothing has to be prepared: each object has its own columns. Raises SchemaRefused if they do not fit."""
+        """Prepare nothing: each object has its own columns. Raises SchemaRefused if they do not fit."""
         table_columns(self._pipeline, schema)
         if self._last is not None:
             added_columns(parse_schema(self._last.schema), schema, self._pipeline.table.where)

@@ -36,7 +36,7 @@ class StopSignal:
         os.write(self._ask, b"x")
 
     def wait(self, timeout: float) -> bool:
-        """As `Stop.wait`."""
+        """Works like `Stop.wait`."""
         return bool(select.select([self._asked], [], [], timeout)[0])
 
     def close(self) -> None:

@@ -257,7 +257,7 @@ def directory_url(path: Path) -> str:
 
 
 def directory_pattern(path: Path) -> str:
-    """The same directory for Spark's readers, which take paths for patterns."""
+    """Quote a directory for Spark's readers, which take paths for patterns."""
     return re.sub(r"([\\\[\]{}*?])", r"\\\1", directory_url(path))
 
 

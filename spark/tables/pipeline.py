@@ -188,7 +188,7 @@ def read_pipeline(path: Path) -> Pipeline:
 
 
 def parse_pipeline(content: str, path: Path) -> Pipeline:
-    """The same for the text of a file. Paths of schema files are relative to ``path``. Raises DocumentRefused."""
+    """Parse the text of a pipeline's file. Paths of schema files are relative to ``path``. Raises DocumentRefused."""
     document = Section(load(content, str(path)))
     if not document.has("name") and not _NAME.fullmatch(path.stem):
         raise document.refused(f"name is missing, and that of the file cannot be one: it {_NAME_RULE}")

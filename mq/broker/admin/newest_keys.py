@@ -47,7 +47,7 @@ class NewestKeys:
         return len(self._offsets)
 
     def learn(self, key: bytes, offset: QueueOffset) -> None:
-        """There is a message with this key; the newest one known, unless it was learned before."""
+        """Remember a message with this key as its newest known one, unless it was learned before."""
         assert len(key) == _HASH_BYTES, f"the hash of a key has {len(key)} bytes"
         assert offset >= 0, f"a message has the queue offset {offset}"
         before = self._offsets.get(key)

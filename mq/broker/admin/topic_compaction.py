@@ -328,7 +328,7 @@ class TopicCompaction(Service):
         return True
 
     def _looked_at(self, known: _Queue, end: QueueOffset) -> None:
-        """Nothing before this offset is needed any more: it goes after a while."""
+        """Note that nothing before this offset is needed any more: it is deleted after a while."""
         assert known.looked <= end, f"{known.key}: looked at {known.looked} messages before, at {end} now"
         known.looked = end
         now = self._clock()

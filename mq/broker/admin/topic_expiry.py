@@ -74,7 +74,7 @@ class TopicExpiry(Service):
         self._hours = None
 
     def resign(self) -> None:
-        """This replica stopped leading."""
+        """Called when this replica stops leading."""
         self._leadership = object()
         self._in_flight = 0
         self._unlooked = self._uncounted = None

@@ -252,7 +252,7 @@ class Archiving(Service):
 
     @property
     def _older_now(self) -> bool | None:
-        """As ``_is_older``. A replica that has just started may not have known yet how much is archived."""
+        """The value of ``_is_older``; None while this replica may not know yet how much is archived."""
         return None if self._is_older is False and self._whole_index < self._end.index else self._is_older
 
     def _first_queues(self) -> int:

@@ -155,7 +155,7 @@ class QueueRefill(Service):
             self.continue_refill()
 
     def _pause(self, nbytes: int) -> None:
-        """As archiving does, so that a new replica has something left for its clients."""
+        """Pause as archiving does, so that a new replica has something left for its clients."""
         assert nbytes >= 0, f"a step read {nbytes} bytes"
         if rate := self._settings.archive_bytes_per_second:
             self._wait_until = max(self._wait_until, self._clock()) + nbytes / rate
@@ -186,7 +186,9 @@ class QueueRefill(Service):
             self._log.error("queue_refill_failed", queues_from=self._tier.queues_from, reason=str(error))
 
     def _wait_for_restart(self) -> None:
-        """It is not known which messages have expired: the queues have to be derived from the log once more."""
+        """Stop refilling: the queues must be derived from the log at a restart, as it is unknown which messages have
+        expired.
+        """
         if not self._is_done:
             self._is_done = True
             self._replica.remember(REFILLED, b"1")

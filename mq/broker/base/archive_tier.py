@@ -102,7 +102,9 @@ class Tier:
 
     @property
     def lacks_older_for_good(self) -> bool:
-        """The same, and the archive ends before them: nobody has what was in between, so nothing leads back there."""
+        """Whether this replica lacks older entries for good: the archive ends before them, so no replica has those
+        between.
+        """
         return self.lacks_older and self._archived.end_at(self._url).pos < self.queues_from
 
     def open_from(self, pos: int) -> None:

@@ -178,7 +178,7 @@ class FileTimes:
         return self._now_ms - round((self._clock() - at) * 1000)
 
     def _readable_stamps(self, segment: SegmentInfo) -> Sequence[int]:
-        """None of a file that is damaged: it is reported when it would be deleted."""
+        """The stamps of a file; empty if it is damaged, which is reported when it would be deleted."""
         with suppress(SegmentError, RecordError):
             return self._stamps_of(segment)
         return ()

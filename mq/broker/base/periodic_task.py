@@ -102,7 +102,7 @@ class PeriodicTask:
         self._looked_until = float("-inf")
 
     def refresh(self) -> None:
-        """There were turns of the reactor: an action may have got something to do, or nothing any more.
+        """Account for turns of the reactor, which may have given an action something to do, or ended its work.
 
         A busy broker calls this thousands of times a second: then the actions are asked at intervals.
         """

@@ -127,7 +127,7 @@ class QuotaBuckets:
         return is_first
 
     def recent(self, now: float) -> Iterator[tuple[Limited, Throttling]]:
-        """Who was throttled within `RECENT_SECONDS`."""
+        """The users and topics that were throttled within `RECENT_SECONDS`."""
         return ((each, how) for each, how in sorted(self.throttled.items()) if now - how.at <= RECENT_SECONDS)
 
     def keep(self, is_limited: Callable[[Limited], bool]) -> None:

@@ -81,7 +81,7 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
 def select_in_python(
     spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, limit_pos: PhysicalOffset
 ) -> Selection:
-    """As `select`; the reference of what is compiled."""
+    """Works like `select`; the reference of what is compiled."""
     horizon = limit_pos
     places_of_all: list[PhysicalOffset] = []
     sizes_of_all: list[int] = []
@@ -118,7 +118,7 @@ def select_in_python(
 
 
 def _merged(spans: Sequence[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> Selection | None:
-    """The same for all tags, in a thirtieth of the time; None where it is not compiled."""
+    """Selects for all tags in compiled code, in a thirtieth of the time; None where it is not compiled."""
     queue_ids = [span.queue_id for span in spans]
     found = merged_entries(
         [span.entries for span in spans], queue_ids, [span.is_whole for span in spans], bytes_max, limit_pos

@@ -74,7 +74,7 @@ class Heartbeats(Service):
         return self._expired_at + self._expire_some_seconds * ROUND_CALLS / count if count else float("inf")
 
     def resign(self) -> None:
-        """This replica stopped leading; groups that it was creating may never exist."""
+        """Called when this replica stops leading; groups that it was creating may never exist."""
         self._creating.clear()
 
     def check_invariants(self) -> None:

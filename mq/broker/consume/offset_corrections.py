@@ -40,11 +40,11 @@ class OffsetCorrections(Service):
         yield Periodic(_SECONDS, self.correct_some, lambda: now_if(self._unseen))
 
     def lead(self) -> None:
-        """This replica leads from now on."""
+        """Called when this replica becomes the leader."""
         self._unseen = list(self._metadata.consumer_offsets)
 
     def resign(self) -> None:
-        """This replica stopped leading: the next leader looks itself."""
+        """Called when this replica stops leading: the next leader looks itself."""
         self._unseen.clear()
 
     def correct_some(self) -> None:

@@ -97,7 +97,7 @@ class Offsets(Service):
         yield Periodic(self._commit_seconds, self.replicate_gathered, lambda: now_if(self._gathered))
 
     def resign(self) -> None:
-        """This replica stopped leading: batched commits are dropped, consumers repeat them."""
+        """Called when this replica stops leading: batched commits are dropped, consumers repeat them."""
         self._gathered.clear()
         self._replicating.clear()
         self._resetting.clear()

@@ -97,12 +97,12 @@ class QueueLockService(Service):
         return self._expired_at + self._limits.expire_some_seconds * ROUND_CALLS / count if count else float("inf")
 
     def lead(self) -> None:
-        """This replica leads from now on; all locks count as just renewed."""
+        """Called when this replica becomes the leader; all locks count as just renewed."""
         self._led_since = self._clock()
         self.resign()
 
     def resign(self) -> None:
-        """This replica stopped leading."""
+        """Called when this replica stops leading."""
         self._renewed.clear()
         self._granting.clear()
         self._granting_to.clear()

@@ -54,11 +54,11 @@ class AbandonedPops(Service):
         return {"lite_pops_forgotten": self.forgotten}
 
     def lead(self) -> None:
-        """This replica leads from now on."""
+        """Called when this replica becomes the leader."""
         self._leads_since = self._clock()
 
     def resign(self) -> None:
-        """This replica stopped leading."""
+        """Called when this replica stops leading."""
         self._leads_since = float("inf")
         self._leadership = object()
         self._unlooked = None

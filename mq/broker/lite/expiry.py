@@ -59,7 +59,7 @@ class LiteExpiry(Service):
         return {"lite_expired": self.expired}
 
     def resign(self) -> None:
-        """This replica stopped leading."""
+        """Called when this replica stops leading."""
         self._leadership = object()
         self._ending = set()
         self._unlooked = None

@@ -147,7 +147,7 @@ class LitePops(Service):
         self._pops.watch()
 
     def resign(self) -> None:
-        """This replica stopped leading: clients send their subscriptions to the new leader."""
+        """Called when this replica stops leading: clients send their subscriptions to the new leader."""
         self._leadership = object()
         self._read_bytes = 0
         self.subscriptions.clear()

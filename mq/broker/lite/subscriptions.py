@@ -149,12 +149,12 @@ class LiteSubscriptions(Generic[ConnectionT]):
         return [client for client in self._by_queue.get(queue, {}).values() if client.key[0] == group]
 
     def all_subscribers(self, queue: str) -> list[ClientKey]:
-        """Who subscribes to a lite topic, in order; a group whose clients read all lite topics has the client ``*``."""
+        """The subscribers of a lite topic, in order; ``*`` is the client of a group that reads all lite topics."""
         named = sorted(self._by_queue.get(queue, {}))
         return named + [(group, "*") for group in sorted(self._wild.get(split_lite_queue(queue)[0], {}))]
 
     def news(self, queue: str, group: str | None = None) -> Iterator[LiteClient[ConnectionT]]:
-        """There may be messages in a queue, for one group or for all: returns the clients that may get them."""
+        """Announce that a queue may have messages, for one group or for all: returns the clients that may get them."""
         for client in self._by_queue.get(queue, {}).values():
             if group is None or client.key[0] == group:
                 client.ready[queue] = None

@@ -53,7 +53,7 @@ class KeptOut(Generic[ConnectionT]):
 
 
 class KeptOutMembers(Generic[ConnectionT]):
-    """Who is kept out of which group.
+    """The clients that are kept out of consumer groups, by group.
 
     Attributes:
         table: by group and client id; empty in nearly every broker, so that a request costs one look at it.

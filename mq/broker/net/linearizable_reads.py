@@ -53,7 +53,7 @@ class LinearizableReads:
         self._open = 0
 
     def read(self, on_read: OnRead) -> None:
-        """As one attempt, but ``on_read(False)`` is called only after `PATIENCE_SECONDS` of retries."""
+        """Read like one attempt, but call ``on_read(False)`` only after `PATIENCE_SECONDS` of retries."""
         self._begin(on_read, self._clock() + PATIENCE_SECONDS)
 
     def read_once(self, on_read: OnRead) -> None:

@@ -29,7 +29,7 @@ class ProxiedClients(Generic[ConnectionT]):
         self._count = 0
 
     def heartbeat(self, now: float, connection: ConnectionT, told: Sequence[ClientBehindProxy]) -> None:
-        """These are the clients behind a connection from now on.
+        """Replace the clients behind a connection by those in ``told``.
 
         Those that exceed a limit are left out: the rest of the heartbeat is worth more than they are.
         """
@@ -84,7 +84,7 @@ class ProxiedClients(Generic[ConnectionT]):
             yield connection, client
 
     def connection(self, group: str, client_id: str) -> ConnectionT | None:
-        """That of the proxy of a member, the newest if there are several; None if it is not a member."""
+        """The connection of a member's proxy, the newest if there are several; None if it is not a member."""
         return next((at for at, name in reversed(self._groups.get(group, {})) if name == client_id), None)
 
     def counts(self) -> Iterable[tuple[str, int]]:

@@ -43,10 +43,10 @@ class Service:
         return ()
 
     def lead(self) -> None:
-        """This replica leads from now on, and has applied everything that earlier leaders committed."""
+        """Called when this replica leads and has applied everything that earlier leaders committed."""
 
     def resign(self) -> None:
-        """This replica stopped leading: discard the leader's state."""
+        """Called when this replica stops leading: discard the leader's state."""
 
     def connection_closed(self, connection: ClientConnection) -> None:
         """A client connection was closed."""

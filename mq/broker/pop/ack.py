@@ -126,7 +126,7 @@ class AcksInFlight:
         self._bits[checkpoint_id] = self._bits.get(checkpoint_id, 0) | bits
 
     def end(self, checkpoint_id: CheckpointId, bits: int) -> None:
-        """They are not in flight any more; all of them were."""
+        """Take messages out of flight; all of them were in flight."""
         in_flight = self._bits[checkpoint_id] & bits
         assert in_flight == bits, f"{checkpoint_id}: of {bits:#x} only {in_flight:#x} was in flight"
         left = self._bits[checkpoint_id] & ~bits
@@ -190,7 +190,7 @@ class PopAcks:
         yield Route(ChangeMessageInvisibleTime, self.handle_change, leader_only=True, repeatable=True)
 
     def resign(self) -> None:
-        """This replica stopped leading; the new leader serves unanswered requests."""
+        """Called when this replica stops leading; the new leader serves unanswered requests."""
         waiting = self.leaving.take_all()
         self.leaving = AcksInFlight()
         self._rows = {}

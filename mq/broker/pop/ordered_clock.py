@@ -30,7 +30,7 @@ class OrderedClock:
         self._ahead_ms: dict[QueueOfGroup, int] = {}
 
     def resign(self) -> None:
-        """This replica stopped leading."""
+        """Called when this replica stops leading."""
         self._ahead_ms.clear()
 
     def popped(self, key: QueueOfGroup) -> None:

@@ -148,7 +148,7 @@ class Pops(Service):
         yield Periodic(self._limits.pop.revive_seconds, self.revival.run, self.revival.rests_until)
 
     def lead(self) -> None:
-        """This replica leads, and everything committed before is applied."""
+        """Called when this replica leads and everything committed before is applied."""
         self._leadership = object()
         self._read_bytes = 0
         self._appender.on_queued, self._appender.awaited = self._take_queued, self.polling.waiting
@@ -179,7 +179,7 @@ class Pops(Service):
                 pop.call.refuse(refusal)
 
     def resign(self) -> None:
-        """This replica stopped leading; waiting clients are told to retry, and find the new leader."""
+        """Called when this replica stops leading; waiting clients are told to retry, and find the new leader."""
         self._leadership = object()
         self._queues.resign()
         self._selection.priorities.resign()

@@ -72,7 +72,7 @@ class PriorityOrder:
         self.popped = [0] * (LEVELS_COUNTED + 1)
 
     def resign(self) -> None:
-        """This replica stopped leading."""
+        """Called when this replica stops leading."""
         self._debts.clear()
 
     def counters(self) -> dict[str, int]:

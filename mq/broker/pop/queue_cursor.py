@@ -145,7 +145,7 @@ class PopQueues:
         self._works: dict[QueueOfGroup, _Work] = {}
 
     def resign(self) -> None:
-        """This replica stopped leading."""
+        """Called when this replica stops leading."""
         self._works.clear()
 
     def check_invariants(self) -> None:
@@ -272,7 +272,7 @@ class PopQueues:
         return taken._replace(unread=tuple(places))
 
     def with_records(self, taken: PopBatch) -> PopBatch:
-        """The same messages with their records. Raises SegmentError, OSError."""
+        """The popped messages with their records. Raises SegmentError, OSError."""
         if not taken.unread:
             return taken
         return taken._replace(records=[self._records.read([*taken.unread], taken.nbytes)], unread=())
@@ -390,7 +390,7 @@ class PopQueues:
     def _pick_retried(
         self, entries: bytes, pop_request: PopRequest, bytes_max: int
     ) -> tuple[list[bytes], int, int, int]:
-        """As `_pick`; the records are unchanged ones of the retry topic."""
+        """Works like `_pick`; the records are unchanged ones of the retry topic."""
         places, *_ = _choose(entries, EVERYTHING, len(entries), bytes_max)
         records: list[bytes] = []
         bits = 0

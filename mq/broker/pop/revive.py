@@ -81,7 +81,7 @@ class PopRevival:
         self.lost = 0
 
     def lead(self) -> None:
-        """This replica leads, and everything committed before is applied."""
+        """Called when this replica leads and everything committed before is applied."""
         self._unreadable = ReadBackoff()
         self._delivery = Delivery(
             self._context,
@@ -93,7 +93,7 @@ class PopRevival:
         self._rescan()
 
     def resign(self) -> None:
-        """This replica stopped leading."""
+        """Called when this replica stops leading."""
         if self._delivery is not None:
             self._delivery.stop()
         self._delivery = None

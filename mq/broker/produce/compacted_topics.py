@@ -108,7 +108,7 @@ class CompactedTopics:
             call.dispatch()
 
     def resign(self) -> None:
-        """This replica stopped leading: the leader serves the held sends."""
+        """Called when this replica stops leading: the leader serves the held sends."""
         for key in list(self._held):
             self.release(key)
 

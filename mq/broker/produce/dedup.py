@@ -71,7 +71,7 @@ class Dedup(Service):
         return {"repeated_sends": self.answered}
 
     def resign(self) -> None:
-        """This replica stopped leading. Sends in flight still report their outcome to waiting requests."""
+        """Called when this replica stops leading. Sends in flight still report their outcome to waiting requests."""
         self._in_flight = InFlightSends()
 
     def check_invariants(self) -> None:
@@ -224,7 +224,7 @@ class Dedup(Service):
         return found if queue == [(topic, queue_id, offset + number) for number in range(len(queue))] else []
 
     def _messages_at(self, stored: Stored) -> list[tuple[PhysicalOffset, StoredMessage]]:
-        """These consecutive messages and their places. Raises EntryGone, SegmentError, RecordError."""
+        """Read consecutive messages and their places. Raises EntryGone, SegmentError, RecordError."""
         assert stored.position is not None
         count = stored.skip + stored.last - stored.first + 1
         # The log has verified what it returns, bodies included.
@@ -235,7 +235,7 @@ class Dedup(Service):
         ]
 
     def _records_at(self, position: PhysicalOffset, count: int) -> Iterator[tuple[PhysicalOffset, memoryview]]:
-        """This many consecutive records and their places. Raises EntryGone, SegmentError, RecordError.
+        """Read so many consecutive records and their places. Raises EntryGone, SegmentError, RecordError.
 
         Records of a batch mostly have the same size and are read together. A single one is read by itself.
         """

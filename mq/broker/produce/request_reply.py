@@ -106,7 +106,7 @@ class Replies(Service):
         yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._calls.are_open))
 
     def resign(self) -> None:
-        """This replica stopped leading: pushes through other replicas count as failed."""
+        """Called when this replica stops leading: pushes through other replicas count as failed."""
         self._calls.close()
 
     def stopped(self) -> None:

@@ -237,7 +237,7 @@ class NumberedSend(NumberedSends):
         _serve(waiting)
 
     def answer(self, request: Any, reply: bytes) -> None:
-        """As `send`, which checks whether the client wants an answer."""
+        """Works like `send`, which checks whether the client wants an answer."""
         self.send(reply)
 
     def close(self, reason: str) -> None:

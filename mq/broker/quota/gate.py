@@ -433,7 +433,7 @@ class QuotaGate(Service):
             self._released, self._user = before
 
     def resign(self) -> None:
-        """This replica stopped leading: hand waiting requests on to the new leader, in their order."""
+        """Called when this replica stops leading: hand waiting requests on to the new leader, in their order."""
         held, self._held, self._held_bytes = sorted(self._held), [], 0
         for each in held:
             if not each.call.connection.closed:

@@ -30,7 +30,7 @@ class RuleInvalid(Exception):
 
 
 class Rule(Protocol):
-    """When a schedule ticks."""
+    """The times at which a schedule ticks."""
 
     def next_after(self, time_ms: int) -> int | None:
         """The first tick behind ``time_ms``; None if there is none."""

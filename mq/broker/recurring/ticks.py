@@ -101,13 +101,13 @@ class Ticks(Service):
         return self._clock() + (self._due[0][0] - self._wall_clock_ms()) / 1000
 
     def lead(self) -> None:
-        """This replica leads, and everything committed before is applied."""
+        """Called when this replica leads and everything committed before is applied."""
         self._forget()
         self._leads = True
         self._to_plan.extend(sorted(self._schedules.table))
 
     def resign(self) -> None:
-        """This replica stopped leading: another one sends."""
+        """Called when this replica stops leading: another one sends."""
         self._forget()
         self._leads = False
 

@@ -110,7 +110,7 @@ class ForwardedRequests(Service):
         sender.serve(handler, inner, inner_body, ext.serialization)
 
     def lead(self) -> None:
-        """This replica accepts messages now: serve the waiting requests."""
+        """Serve the waiting requests: this replica accepts messages now."""
         self._serve_held()
 
     def role_changed(self, change: RoleChange) -> None:

@@ -66,7 +66,7 @@ class Delays(Service):
         )
 
     def lead(self) -> None:
-        """This replica leads, and everything committed before is applied."""
+        """Called when this replica leads and everything committed before is applied."""
         self.unreadable = ReadBackoff()
         self._levels = [
             Delivery(self._context, _Level(self._context, self, number), unreadable=self.unreadable, log=self._log)
@@ -74,7 +74,7 @@ class Delays(Service):
         ]
 
     def resign(self) -> None:
-        """This replica stopped leading: another one delivers."""
+        """Called when this replica stops leading: another one delivers."""
         for level in self._levels:
             level.stop()
         self._levels = []

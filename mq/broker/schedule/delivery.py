@@ -125,7 +125,7 @@ class Delivery(Generic[K]):
         self._paused_until_ms = 0
 
     def stop(self) -> None:
-        """This replica stopped leading."""
+        """Called when this replica stops leading."""
         self._stopped = True
 
     @property

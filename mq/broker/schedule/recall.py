@@ -74,7 +74,7 @@ class Recalls(Service):
         yield Periodic(self._limits.deliver_seconds, self.run, lambda: now_if(self._searches))
 
     def resign(self) -> None:
-        """This replica stopped leading: the new leader searches again."""
+        """Called when this replica stops leading: the new leader searches again."""
         searches, self._searches = self._searches, deque()
         for search in searches:
             search.call.dispatch()

@@ -92,7 +92,7 @@ class Timers(Service):
         )
 
     def lead(self) -> None:
-        """This replica leads, and everything committed before is applied."""
+        """Called when this replica leads and everything committed before is applied."""
         self._unreadable = ReadBackoff()
         self._under_way = set()
         self._again, self._seen_ms = range(0), self._wall_clock_ms()
@@ -101,7 +101,7 @@ class Timers(Service):
         self._delivery = Delivery(self._context, self, unreadable=self._unreadable, log=self._log)
 
     def resign(self) -> None:
-        """This replica stopped leading: another one delivers."""
+        """Called when this replica stops leading: another one delivers."""
         if self._delivery is not None:
             self._delivery.stop()
         self._delivery = None

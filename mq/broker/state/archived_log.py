@@ -81,7 +81,7 @@ class ArchivedLog(StateTable):
         return self.end if url == self.url else NOTHING
 
     def known_at(self, url: str | None) -> Base | None:
-        """As `end_at`; None instead of NOTHING."""
+        """Works like `end_at`; None instead of NOTHING."""
         end = self.end_at(url)
         return end if end.index else None
 

@@ -143,7 +143,7 @@ class Checkpoint(NamedTuple):
     """Whether its message, the only one then, comes again without a higher count."""
 
     def row(self) -> tuple[int, ...]:
-        """As it is in a snapshot: before format level 7 there are two numbers."""
+        """A row of a snapshot: before format level 7 it has two numbers."""
         return self if self.suspended else self[:2]
 
 
@@ -217,7 +217,7 @@ class PopQueue:
             self.moved[*name, offset] = new_pop_time_ms
 
     def note_closed(self, start: QueueOffset, pop_time_ms: int) -> None:
-        """Nothing of a checkpoint is open any more."""
+        """Note that nothing of a checkpoint is open any more."""
         for name in self._former.pop((start, pop_time_ms), ()):
             if self.moved.get((*name, start)) == pop_time_ms:
                 del self.moved[*name, start]

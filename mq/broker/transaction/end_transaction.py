@@ -118,7 +118,7 @@ class Transactions(Service):
         yield Route(EndTransaction, self.handle_end, leader_only=True, repeatable=True)
 
     def resign(self) -> None:
-        """This replica stopped leading: the new leader serves what is not in the log yet."""
+        """Called when this replica stops leading: the new leader serves what is not in the log yet."""
         gathering, self._gathering = self._gathering, None
         self._ending = {}
         if gathering is not None:

@@ -61,7 +61,7 @@ class ResumeCheck(Service):
         return {"transactions_resumed": self.resumed}
 
     def resign(self) -> None:
-        """This replica stopped leading."""
+        """Called when this replica stops leading."""
         self._under_way = set()
 
     def check_invariants(self) -> None:

@@ -68,7 +68,7 @@ class PendingItem(Protocol):
         """Add records, queue entries and replies to the entry that is being built; called once."""
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """It is not stored: answer its senders that it is refused, or serve their requests again."""
+        """Reject what was not stored: refuse it to its senders, or serve their requests again."""
 
 
 class QueuedMessage(msgspec.Struct, gc=False):

@@ -22,7 +22,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiskFull:
-    """Not stored and will not be, because the disk is full."""
+    """The messages are not stored and will not be, because the disk is full."""
 
     remark: str
     """For the client."""
@@ -30,7 +30,7 @@ class DiskFull:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipLost:
-    """Not stored and will not be: this replica lost leadership before it was in an entry of the log."""
+    """The messages are not stored and will not be: this replica lost leadership before they were in the log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class QueueTails(Service):
         """
 
     def resign(self) -> None:
-        """This replica stopped leading: another one assigns queue offsets."""
+        """Called when this replica stops leading: another one assigns queue offsets."""
         self._tails.clear()
         self._lite.clear()
         self._names.clear()

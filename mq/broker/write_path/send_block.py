@@ -78,7 +78,7 @@ class QueuedSend(msgspec.Struct, gc=False):
         return self._finish_batch(draft, first, position)
 
     def _finish_batch(self, draft: EntryDraft, first: QueueOffset, position: PhysicalOffset) -> bytes | None:
-        """The same for several messages, or a numbered batch; the first one has these offsets."""
+        """Finish a batch or a numbered batch; its first message has these offsets."""
         call = self.call
         places = [position]
         for message in self.messages[:-1]:

@@ -89,7 +89,7 @@ class Result:
         return max((each.messages for each in (self.produced, self.consumed) if each is not None), default=0)
 
     def as_json(self) -> dict[str, object]:
-        """As JSON. Latencies are in milliseconds."""
+        """The results as JSON. Latencies are in milliseconds."""
         table: dict[str, object] = {"seconds": round(self.seconds, 3)}
         for name, counted in (("produced", self.produced), ("consumed", self.consumed)):
             if counted is not None:
@@ -105,7 +105,7 @@ class Result:
         return table
 
     def lines(self) -> list[str]:
-        """As text."""
+        """The results as lines of text."""
         lines = []
         for name, counted in (("produced", self.produced), ("consumed", self.consumed)):
             if counted is not None:

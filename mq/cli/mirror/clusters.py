@@ -51,7 +51,7 @@ class ClusterAdmin(CatalogueAdmin):
 
     @property
     def core(self) -> ClientCore:
-        """Its connections."""
+        """The connections to the cluster."""
         return self._opened()
 
     async def leaders(self) -> dict[str, str]:

@@ -54,7 +54,7 @@ class MirrorStopped(Exception):
 
 
 class _Blocked(Exception):
-    """This queue cannot go on without the operator."""
+    """A queue cannot be copied further without the operator."""
 
 
 class Copier:
@@ -115,7 +115,7 @@ class Copier:
 
     @property
     def known_behind(self) -> int:
-        """The same of the queues of which it is known."""
+        """How far the copies are behind, counting only the queues of which that is known."""
         return sum(
             max(self._ends[queue.number] - (queue.next_offset or 0), 0)
             for queue in self._state.queues

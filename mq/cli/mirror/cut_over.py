@@ -305,7 +305,7 @@ def instructions(report: Report, source: str, target: str, *, dry_run: bool) -> 
 
 
 def back_lines(report: Report, source: str) -> list[str]:
-    """The same for the way back."""
+    """The lines about the way back, from the target to the source."""
     return [
         f"consumers of {group}: moved back in {len(rows)} queues. Set their name server to {source}, and start them."
         for group, rows in report.groups.items()

@@ -25,7 +25,7 @@ class Figures(NamedTuple):
     eta_seconds: float | None
 
     def text(self) -> str:
-        """As one line."""
+        """The progress as one line."""
         if self.behind == 0:
             eta = "caught up"
         elif self.eta_seconds is None:

@@ -39,7 +39,7 @@ class Comparison:
     difference: str | None = None
 
     def fields(self) -> dict[str, object]:
-        """As JSON."""
+        """The result as fields for JSON."""
         return {
             "topic": self.queue.topic,
             "broker": self.queue.broker,

@@ -30,7 +30,7 @@ queues.
 
 
 def allocate_fixed(chosen: Iterable[MessageQueue]) -> Strategy:
-    """These queues, regardless of other members."""
+    """Allocate the given queues, regardless of other members."""
     fixed = list(chosen)
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str) -> list[MessageQueue]:

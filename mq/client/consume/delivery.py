@@ -87,7 +87,7 @@ class DeliveryBoard:
             self._on_progress(queue)
 
     def finish_all(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage[Any]]) -> None:
-        """These messages of one queue are finished."""
+        """Finish messages of one queue."""
         if messages and not queue.dropped:
             for message in messages:
                 queue.acknowledge(message)
@@ -120,7 +120,7 @@ class DeliveryBoard:
     def take_nowait(
         self, count: Callable[[ProcessQueue], int], *, exclusive: bool
     ) -> tuple[ProcessQueue, list[ReceivedMessage[Any]]] | None:
-        """As `take`, but returns None if nothing is available now."""
+        """Works like `take`, but returns None if nothing is available now."""
         now = anyio.current_time()
         while self._alarms and self._alarms[0][0] <= now:
             self.offer(heappop(self._alarms)[2])

@@ -75,7 +75,7 @@ class LocalOffsets:
         return set()
 
     async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:  # noqa: ASYNC910
-        """As `commit_soon`."""
+        """Works like `commit_soon`."""
         self.commit_soon(offsets)
 
 

@@ -187,12 +187,12 @@ class ProcessQueue:
             acknowledged.remove(unacknowledged.popleft())
 
     def give_back(self, messages: Iterable[ReceivedMessage[Any]], not_before: float) -> None:
-        """These taken messages were not finished: deliver them again at `not_before`, and others in the meantime."""
+        """Deliver taken messages that were not finished again at `not_before`, and others in the meantime."""
         for message in messages:
             heappush(self._later, (not_before, message.queue_offset, message))
 
     def block(self, messages: list[ReceivedMessage[Any]], until: float) -> None:
-        """These messages, the last ones taken, were not finished: deliver nothing before `until`, then these first.
+        """Deliver the last taken messages, which were not finished, again at `until`; nothing before that time.
 
         This is `give_back` for ordered consumption.
         """

@@ -219,7 +219,7 @@ class Assignment:
         return frozenset(queue for queue in self._pullers if queue.topic == topic)
 
     async def _lock(self, queues: frozenset[MessageQueue] | set[MessageQueue]) -> dict[MessageQueue, float]:
-        """Those of the queues that may be consumed in order, and until when."""
+        """Lock queues; returns those that may be consumed in order, and until when."""
         if self._locker is None or not queues:
             return dict.fromkeys(sorted(queues), float("inf"))
         # A handler may still be busy with a message of a queue that was just released.

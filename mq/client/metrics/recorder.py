@@ -314,11 +314,11 @@ class HandlerTimer:
         self._recorder, self.topic, self._work = recorder, topic, work
 
     def end(self, outcome: str) -> None:
-        """It has ended; only the first call counts."""
+        """Record the end of the measured call; only the first call counts."""
         self._recorder.end(self.topic, self._work, outcome)
 
     def settled(self, outcome: str) -> None:
-        """It has ended, and the message with it."""
+        """Record the end of the measured call, and that its message is acknowledged or returned."""
         self._recorder.settled(self.topic, outcome)
         self.end(outcome)
 

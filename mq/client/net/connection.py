@@ -314,7 +314,7 @@ class Connection:
     async def call(
         self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, timeout: float = 3.0
     ) -> tuple[Response, memoryview]:
-        """As `request`, but raises BrokerError for any response code other than SUCCESS."""
+        """Works like `request`, but raises BrokerError for any response code other than SUCCESS."""
         response, response_body = await self.request(code, ext, body, timeout=timeout)
         if response.code != ResponseCode.SUCCESS:
             raise BrokerError(response.code, response.remark, self.address)

@@ -52,7 +52,7 @@ def why_no_leader(route: TopicRoute, broker_name: str) -> str:
 
 
 def known_leader(core: ClientCore, topic: str, broker_name: str) -> str:
-    """As `leader_address`, from the cached route. Raises NoRoute."""
+    """Works like `leader_address`, from the cached route. Raises NoRoute."""
     route = core.known_route(topic)
     if route is None:
         raise NoRoute(topic, "the route is not known yet")

@@ -419,7 +419,7 @@ class _TrioBody(_Body):
 
 
 class _AsyncioBody(_Body):
-    """As `asyncio.TaskGroup` does it; the block may be left in another task than it was entered in."""
+    """A task group as `asyncio.TaskGroup` has it; its block may be left in another task than it was entered in."""
 
     def __init__(self) -> None:
         import asyncio

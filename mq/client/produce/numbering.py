@@ -107,7 +107,7 @@ class Numbering:
 
     @property
     def bytes_max(self) -> int:
-        """So many bytes the numbers take at most among the properties of a stored message."""
+        """The most bytes that the numbers take among the properties of a stored message."""
         widest = SequenceRange(self.producer_id, SEQUENCE_MAX - 1, SEQUENCE_MAX)
         return len(props.encode(range_properties(widest)).encode())
 
@@ -124,7 +124,7 @@ class Numbering:
         return 0 if has_number else self.bytes_max
 
     def room_in_batch(self, messages: Sequence[Message], properties: Mapping[str, str]) -> int:
-        """As `room_for`, for each message of a batch with these properties."""
+        """Works like `room_for`, for each message of a batch with these properties."""
         if any(props.SEQUENCE in message.properties for message in messages):
             raise MessageRefused(
                 f"a message of a batch has a {props.SEQUENCE}: set it in the properties of the batch, as the number of "

@@ -365,7 +365,7 @@ class HandlingTrace:
 async def traced_recall(
     core: ClientCore, tracer: Tracer | None, group: str, handle: str | None, *, seconds: float
 ) -> str:
-    """As `recall`, and record the outcome. Raises the errors of `Producer.recall`."""
+    """Works like `recall`, and record the outcome. Raises the errors of `Producer.recall`."""
     if handle is None:
         raise MessageRefused("no recall handle: only messages that wait for a `delay` or a `deliver_at` have one")
     recalling = None if tracer is None else tracer.recalling(handle)

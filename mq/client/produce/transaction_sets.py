@@ -169,7 +169,7 @@ class SetTransaction(Generic[BodyT]):
         await self._stage(self._seconds)
 
     def rollback(self) -> None:
-        """When the block ends, nothing becomes visible. Of this and `leave_open` the last call counts.
+        """Let nothing become visible when the block ends. Of this and `leave_open` the last call counts.
 
         Raises ValueError after the block.
         """
@@ -177,7 +177,7 @@ class SetTransaction(Generic[BodyT]):
         self._wanted = False
 
     def leave_open(self) -> None:
-        """When the block ends, the outcome is not known yet: brokers ask `check_set`.
+        """Leave the outcome unknown when the block ends: brokers ask `check_set`.
 
         Raises ValueError without one, and after the block.
         """
@@ -222,7 +222,7 @@ class SetTransaction(Generic[BodyT]):
                 await (each.committed() if committed else each.not_committed())
 
     async def _fenced(self, error: BrokerError) -> TransactionFenced:
-        """Nothing was consumed or sent, for somebody else has consumed the messages."""
+        """End the transaction's consumers; returns the error: another member was first, nothing was consumed or sent."""
         consumed, self._consumed = self._consumed, []
         for each in consumed:
             await each.fenced()

@@ -84,7 +84,7 @@ class Transaction:
         return self.result.message_id
 
     def rollback(self) -> None:
-        """When the block ends, the message stays invisible. Of this and `leave_open` the last call counts.
+        """Keep the message invisible when the block ends. Of this and `leave_open` the last call counts.
 
         Raises ValueError after the block.
         """
@@ -92,7 +92,7 @@ class Transaction:
         self._wanted = False
 
     def leave_open(self) -> None:
-        """When the block ends, the outcome is not known yet; a broker will check back, see `Check`.
+        """Leave the outcome unknown when the block ends; a broker will check back, see `Check`.
 
         Raises ValueError after the block.
         """

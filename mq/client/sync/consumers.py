@@ -72,7 +72,7 @@ class _SyncConsumer(Facade[ClientT], Generic[ClientT, BodyT], of=Consumer):
         timeout: float = REPLY_SECONDS,
         codec: BodyCodec[Any] | None = None,
     ) -> None:
-        """As `PushConsumer.reply`."""
+        """Works like `PushConsumer.reply`."""
         reply = cast("Callable[..., Awaitable[None]]", self._client.reply)
         self._call(reply, message, body, properties=properties, timeout=timeout, codec=codec)
 
@@ -129,7 +129,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         """Messages for a `receive` that was interrupted."""
 
     def open(self) -> Self:
-        """As for every client."""
+        """Open the consumer, as for every client."""
         self._stream = None
         self._kept.clear()
         return super().open()
@@ -149,12 +149,12 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """As `PushConsumer.assignment`."""
+        """Works like `PushConsumer.assignment`."""
         return self._call_now(lambda: self._client.assignment)
 
     @property
     def positions(self) -> Mapping[MessageQueue, int]:
-        """As `PushConsumer.positions`."""
+        """Works like `PushConsumer.positions`."""
         return self._call_now(lambda: self._client.positions)
 
     @overload
@@ -208,7 +208,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         on_error: OnError | None = None,
         codec: BodyCodec[Any] | None = None,
     ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-        """As `PushConsumer.on`, for plain functions. They have no `timeout`, since threads cannot be ended."""
+        """Works like `PushConsumer.on`, for plain functions. They have no `timeout`, since threads cannot be ended."""
         self._check_process()
 
         def register(handler: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -221,7 +221,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         return register
 
     def use(self, middleware: SyncMiddlewareT) -> SyncMiddlewareT:
-        """As `PushConsumer.use`, for plain functions: `def f(message, call_next)`, in the thread of the handler."""
+        """Works like `PushConsumer.use`, for plain functions `f(message, call_next)`, in the thread of the handler."""
         self._check_process()
         check_plain("middleware", middleware, "message", "call_next")
         self._middleware.append(middleware)
@@ -234,7 +234,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         signals: bool = False,
         drain_timeout: float = DRAIN_SECONDS,
     ) -> None:
-        """As `PushConsumer.run`, for a plain function; `stop`, from any thread, waits for running handlers."""
+        """Works like `PushConsumer.run`, for a plain function; `stop`, from any thread, waits for running handlers."""
         check_seconds("drain_timeout", drain_timeout)
         if handler is not None:
             check_plain("a handler", handler, "message")
@@ -243,7 +243,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
             self._call(self._client.run, called)
 
     def drain(self, timeout: float = DRAIN_SECONDS) -> bool:
-        """As `PushConsumer.drain`; any thread may call it, but no handler. Raises ClientError in one."""
+        """Works like `PushConsumer.drain`; any thread may call it, but no handler. Raises ClientError in one."""
         if self._runs_here():
             raise ClientError(
                 "a handler cannot drain its consumer, which waits for it: call stop(), or drain in another thread"
@@ -312,7 +312,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
             yield message
 
     def deliveries(self) -> Iterator[SyncDelivery[BodyT]]:
-        """As `PushConsumer.deliveries`: `for delivery in consumer.deliveries(): with delivery as message: ...`."""
+        """Works like `PushConsumer.deliveries`: `for delivery in consumer.deliveries(): with delivery as message:`."""
         stream: DeliveryStream[BodyT] = self._call_now(self._client.deliveries)
         while True:
             taken: list[Delivery[BodyT]] = []
@@ -348,11 +348,11 @@ class SyncDelivery(Generic[BodyT]):
         return self._delivery.finished
 
     def ack(self) -> None:
-        """As `Delivery.ack`."""
+        """Works like `Delivery.ack`."""
         self._facade._call_now(self._delivery.ack)
 
     def nack(self, delay: float | None = None) -> None:
-        """As `Delivery.nack`."""
+        """Works like `Delivery.nack`."""
         self._facade._call_now(self._delivery.nack, delay)
 
     def __repr__(self) -> str:
@@ -395,7 +395,7 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
     committed = waits(PullConsumer.committed)
 
     def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage[BodyT]]:
-        """As `PullConsumer.poll`. If it is interrupted, as by ctrl-C, the messages are read again."""
+        """Works like `PullConsumer.poll`. If it is interrupted, as by ctrl-C, the messages are read again."""
         taken: list[ReceivedMessage[BodyT]] = []
 
         async def poll() -> None:
@@ -415,7 +415,7 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
         return self._iterate(self._call_now(self._client.__aiter__))
 
     def read_to_end(self) -> Iterator[ReceivedMessage[BodyT]]:
-        """As `PullConsumer.read_to_end`: `for message in consumer.read_to_end()`."""
+        """Works like `PullConsumer.read_to_end`: `for message in consumer.read_to_end()`."""
         return self._iterate(self._call(self._client.read_to_end))
 
     def _iterate(self, messages: PulledMessages[BodyT]) -> Iterator[ReceivedMessage[BodyT]]:
@@ -439,12 +439,12 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """As `PullConsumer.assignment`."""
+        """Works like `PullConsumer.assignment`."""
         return self._call_now(lambda: self._client.assignment)
 
     @property
     def positions(self) -> Mapping[MessageQueue, int]:
-        """As `PullConsumer.positions`."""
+        """Works like `PullConsumer.positions`."""
         return self._call_now(lambda: self._client.positions)
 
 
@@ -457,7 +457,7 @@ class _SyncPops(_SyncConsumer[PopT, BodyT], Generic[PopT, BodyT], of=PopConsumer
         """Messages for a `receive` that was interrupted."""
 
     def open(self) -> Self:
-        """As for every client."""
+        """Open the consumer, as for every client."""
         self._kept.clear()
         return super().open()
 
@@ -526,7 +526,7 @@ class SyncLiteConsumer(_SyncPops[LiteConsumer[BodyT], BodyT], of=LiteConsumer):
 
     @property
     def lite_topics(self) -> frozenset[str] | None:
-        """As `LiteConsumer.lite_topics`."""
+        """Works like `LiteConsumer.lite_topics`."""
         return self._client.lite_topics
 
 

@@ -64,11 +64,11 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
     def send(
         self, message: Message[BodyT], *, timeout: float | None = None, queue: MessageQueue | None = None
     ) -> SendResult:
-        """As `Producer.send`."""
+        """Works like `Producer.send`."""
         return self._call(self._client.send, message, timeout=timeout, queue=queue)
 
     def send_oneway(self, message: Message[BodyT], *, queue: MessageQueue | None = None) -> None:
-        """As `Producer.send_oneway`."""
+        """Works like `Producer.send_oneway`."""
         self._call(self._client.send_oneway, message, queue=queue)
 
     def send_batch(
@@ -79,13 +79,13 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
         queue: MessageQueue | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> list[SendResult]:
-        """As `Producer.send_batch`."""
+        """Works like `Producer.send_batch`."""
         return self._call(self._client.send_batch, messages, timeout=timeout, queue=queue, properties=properties)
 
     def send_many(
         self, messages: Iterable[Message[BodyT]], *, timeout: float | None = None
     ) -> list[SendResult | ClientError]:
-        """As `Producer.send_many`."""
+        """Works like `Producer.send_many`."""
         return self._call(self._client.send_many, messages, timeout=timeout)
 
     @overload
@@ -114,7 +114,7 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
         queue: MessageQueue | None = None,
         reply_codec: BodyCodec[Any] | None = None,
     ) -> ReceivedMessage[Any]:
-        """As `Producer.request`."""
+        """Works like `Producer.request`."""
         request = cast("Callable[..., Awaitable[ReceivedMessage[Any]]]", self._client.request)
         return self._call(request, message, timeout=timeout, queue=queue, reply_codec=reply_codec)
 
@@ -135,7 +135,7 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
 
     @property
     def dropped_replies(self) -> int:
-        """As `Producer.dropped_replies`."""
+        """Works like `Producer.dropped_replies`."""
         self._check_process()
         return self._client.dropped_replies
 
@@ -196,7 +196,7 @@ class SyncTransactionProducer(SyncProducer[BodyT], of=TransactionProducer):
         timeout: float | None = None,
         queue: MessageQueue | None = None,
     ) -> AbstractContextManager[Any]:
-        """As `TransactionProducer.transaction`."""
+        """Works like `TransactionProducer.transaction`."""
         begin = cast("Callable[..., AbstractAsyncContextManager[Any]]", self._transactions.transaction)
         block = self._opened().portal.wrap_async_context_manager(begin(message, timeout=timeout, queue=queue))
         return block if message is not None else self._set_transaction(block)
@@ -221,16 +221,16 @@ class SyncSetTransaction(Generic[BodyT]):
 
     @property
     def id(self) -> str:
-        """As `SetTransaction.id`."""
+        """Works like `SetTransaction.id`."""
         return self._transaction.id
 
     @property
     def is_committed(self) -> bool:
-        """As `SetTransaction.is_committed`."""
+        """Works like `SetTransaction.is_committed`."""
         return self._transaction.is_committed
 
     def send(self, message: Message[BodyT], *, queue: MessageQueue | None = None) -> str:
-        """As `SetTransaction.send`."""
+        """Works like `SetTransaction.send`."""
         return self._producer._call(self._transaction.send, message, queue=queue)
 
     def commit_offsets(
@@ -238,7 +238,7 @@ class SyncSetTransaction(Generic[BodyT]):
         consumer: Facade[Any],
         messages: ReceivedMessage[Any] | Sequence[ReceivedMessage[Any]] | None = None,
     ) -> None:
-        """As `SetTransaction.commit_offsets`, of a `SyncPullConsumer` or `SyncPushConsumer`."""
+        """Works like `SetTransaction.commit_offsets`, of a `SyncPullConsumer` or `SyncPushConsumer`."""
         listed = [messages] if isinstance(messages, ReceivedMessage) else messages
         self._transaction._check_open()
         given: Consumed = consumer._call_now(consumer._client._consumed, listed)
@@ -260,13 +260,13 @@ class SyncSetTransaction(Generic[BodyT]):
         return partial(anyio.to_thread.run_sync, call)
 
     def prepare(self) -> None:
-        """As `SetTransaction.prepare`."""
+        """Works like `SetTransaction.prepare`."""
         self._producer._call(self._transaction.prepare)
 
     def rollback(self) -> None:
-        """As `SetTransaction.rollback`."""
+        """Works like `SetTransaction.rollback`."""
         self._transaction.rollback()
 
     def leave_open(self) -> None:
-        """As `SetTransaction.leave_open`."""
+        """Works like `SetTransaction.leave_open`."""
         self._transaction.leave_open()

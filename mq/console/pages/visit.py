@@ -17,7 +17,7 @@ from mq.console.watch import CachedAnswer, Watch
 
 
 class NotFound(Exception):
-    """There is no such thing; the message says what."""
+    """The address names nothing that exists; the message says what."""
 
 
 class InputRefused(Exception):
@@ -26,7 +26,7 @@ class InputRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Who asks for what.
+    """A request to the console: its user, page and parameters.
 
     Attributes:
         query: the parameters of the address; of those that are named twice, the last.

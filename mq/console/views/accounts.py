@@ -227,7 +227,7 @@ def connections_of(name: str, found: Mapping[str, QuotaList]) -> int:
 
 
 def throttled_rows(found: Mapping[str, QuotaList]) -> list[ThrottledRow]:
-    """Who was throttled within the last minute, by broker group."""
+    """The users that were throttled within the last minute, by broker group."""
     return [
         ThrottledRow(
             each.kind,

@@ -19,7 +19,7 @@ class Change:
 
     @property
     def title(self) -> str:
-        """As a heading."""
+        """The kind as a heading."""
         match self.action:
             case "add":
                 return f"Add {self.node} at {self.address}"

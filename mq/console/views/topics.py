@@ -110,7 +110,7 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class SenderRow:
-    """Who has sent some of the newest messages of a topic."""
+    """A sender of some of the newest messages of a topic."""
 
     client: str
     address: str
@@ -146,7 +146,7 @@ def bytes_words(sizes: Collection[QueueSize]) -> str:
 
 
 def sender_rows(use: Mapping[str, TopicUse], now_ms: int) -> list[SenderRow]:
-    """Who has sent the newest messages of a topic, the last one first; at most `SENDERS_SHOWN_MAX`."""
+    """The senders of the newest messages of a topic, the last one first; at most `SENDERS_SHOWN_MAX`."""
     by_client: dict[tuple[str, str], list[Sender]] = {}
     for told in use.values():
         for each in told.senders:

@@ -99,7 +99,7 @@ def _at_risk(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumer
 def _at_risk_by_size(
     group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers
 ) -> Iterator[Finding]:
-    """Of a topic that keeps some bytes, and has deleted messages: what is unread among the oldest that it has."""
+    """The unread messages among the oldest of a topic that keeps some bytes and has deleted messages."""
     for topic in sorted({queue.topic for queue in lagging} & consumers.topic_bytes.keys()):
         counts: dict[MessageQueue, int] = {}
         for queue, each in lagging.items():

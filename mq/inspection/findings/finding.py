@@ -19,7 +19,7 @@ class Severity(enum.IntEnum):
 
     @property
     def word(self) -> str:
-        """Its name in lower case."""
+        """The name in lower case."""
         return self.name.lower()
 
 
@@ -37,7 +37,7 @@ class Finding:
     page: str
 
     def as_json(self) -> dict[str, str]:
-        """As JSON."""
+        """The finding as JSON."""
         return {
             "severity": self.severity.word,
             "subject": self.subject,

@@ -27,7 +27,7 @@ class QueueSize(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True):
-    """Who has sent some of the newest messages.
+    """A sender of some of the newest messages.
 
     Attributes:
         address: without the port; empty if the record has none, as for an IPv6 address.

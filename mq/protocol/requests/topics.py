@@ -139,7 +139,7 @@ class QueueEnds(Body, rename=wire(last_update_ms="lastUpdateTimestamp")):
 
 
 def topic_stats_of(rows: bytes) -> bytes:
-    """The same, from rows that are encoded already."""
+    """Build a topic's statistics from rows that are encoded already."""
     return b'{"offsetTable":{%s},"topicPutTps":0.0}' % rows
 
 

@@ -186,7 +186,8 @@ class SendReplyTemplate:
         serialization: int = JSON,
         more: Mapping[str, str] | None = None,
     ) -> bytes:
-        """The same for several messages; ``queue_offset`` is that of the first, keys and ids are joined by commas.
+        """Encode the answer to a batch; ``queue_offset`` is that of its first message, keys and ids are joined by
+        commas.
 
         ``more`` are further fields of the header.
         """

@@ -91,7 +91,7 @@ class CallStream:
         return self.reader.unfinished_bytes
 
     def admitted(self) -> None:
-        """There is room for the rest of the message."""
+        """Note that the rest of the message has room."""
         self.waiting = False
         self.connection.give_back(self)
 

@@ -185,13 +185,13 @@ class GrpcConnection:
         self._guard.reset(self._now)
 
     def window_opened(self, stream_id: int) -> None:
-        """There may be room for what a call has to send; 0: for what all calls have to send together."""
+        """Send what a call has to send, as its window may have opened; 0: the window of all calls together."""
         if stream_id:
             self._reopen(stream_id)
         self.pump()
 
     def windows_changed(self) -> None:
-        """There may be room for what any call has to send."""
+        """Send what all calls have to send, as the window of each may have opened."""
         for stream_id in list(self._shut):
             self._reopen(stream_id)
         self.pump()
@@ -329,7 +329,7 @@ class GrpcConnection:
 
     @property
     def is_lost(self) -> bool:
-        """Nothing can arrive, or be sent, any more."""
+        """Whether nothing can arrive, or be sent, any more."""
         return self._failed
 
     @property

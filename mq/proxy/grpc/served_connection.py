@@ -97,7 +97,7 @@ class ServedConnection:
             nursery.cancel_scope.cancel()
 
     def wake_writer(self) -> None:
-        """There may be something to send; without anything, the writer sleeps on."""
+        """Wake the writer, which sleeps on if nothing is to be sent."""
         if self._connection.unsent_bytes or self._closing:
             self._to_write.set()
 

@@ -88,7 +88,7 @@ def _remedy(age_ms: int, allowed: AllowedTimes) -> str:
 
 
 def _time_ms(text: str) -> int:
-    """A time as clients write it: most as 20260102T030405Z, the one for Rust as in RFC 3339. Raises CodedError."""
+    """Parse a time of a client: most write 20260102T030405Z, the one for Rust writes RFC 3339. Raises CodedError."""
     try:
         if len(text) > _TIME_LENGTH_MAX or "T" not in text:
             raise ValueError("no time of the day")

@@ -61,7 +61,7 @@ class CodedError(Exception):
 
     @property
     def status(self) -> pb.Status:
-        """As part of an answer."""
+        """The refusal as a status in an answer."""
         return pb.Status(code=self.code, message=self.reason)
 
 

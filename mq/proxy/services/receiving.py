@@ -344,7 +344,8 @@ class Receiving:
     async def _ask(
         self, wanted: _Wanted, ext_for: Callable[[int], Fields], seconds: float
     ) -> tuple[Response, memoryview] | None:
-        """As `Brokers.ask_held`; a broker that does not know what the client subscribes to is told, and asked again.
+        """Works like `Brokers.ask_held`; sends the client's subscriptions to a broker that lacks them, and asks it
+        again.
 
         Raises CodedError, ClientError.
         """

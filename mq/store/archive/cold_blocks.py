@@ -40,7 +40,7 @@ class RangeStore(BackupStore, Protocol):
     """A store that several threads may read."""
 
     def read_range(self, name: str, length: int, offset: int) -> bytes:
-        """These bytes of an object, fewer only at its end. For any thread. Raises NotStored, StoreFailed."""
+        """Read bytes of an object, fewer only at its end. For any thread. Raises NotStored, StoreFailed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class KeyIndex:
 
     @property
     def local_parts(self) -> Sequence[int]:
-        """Those of them that the local log has, which can be built from it again."""
+        """The parts that the local log has, from which they can be built again."""
         return tuple(self._indexed[self._indexed.bisect_left(self._base_pos) :])
 
     def jobs(self) -> list[IndexJob]:
@@ -218,7 +218,7 @@ class KeyIndex:
         return self.archived_missing(end) - failed
 
     def unindexed_archived(self, end: int) -> Iterator[tuple[int, int]]:
-        """These parts, newest first: where each begins, and where the next one does."""
+        """The archived parts without index, newest first: where each begins, and where the next one does."""
         size = self._segment_bytes
         starts = range(min(end, self._base_pos) - size, self._begin - 1, -size)
         shares = -(-size // self._part_bytes)
