@@ -222,7 +222,7 @@ class SetTransaction(Generic[BodyT]):
                 await (each.committed() if committed else each.not_committed())
 
     async def _fenced(self, error: BrokerError) -> TransactionFenced:
-        """End the transaction's consumers; returns the error: another member was first, nothing was consumed or sent."""
+        """End the transaction's consumers; returns the error: another member consumed the messages first."""
         consumed, self._consumed = self._consumed, []
         for each in consumed:
             await each.fenced()
