@@ -456,7 +456,7 @@ class Replica:
 
         self._in_background(job)
 
-    def _take_fetched(self, fetch: Fetch, found: StoredRun | SegmentError) -> None:
+    def _take_fetched(self, fetch: Fetch, fetched: StoredRun | SegmentError) -> None:
         """Raises `SegmentError` if the disk failed. Damage is reported to the log, and the peer gets nothing for
         now.
         """
@@ -465,16 +465,16 @@ class Replica:
             return  # the log may have been cut since, or something else is needed by now
         del self._fetching[peer]
         spans: tuple[Span, ...] = ()
-        if isinstance(found, StoredRun):
-            spans = frames.spans_of(found.refs, _bodies(found.refs, found.data))
-            self._fetched[peer] = (spans, found)
-        elif isinstance(found, StorageCorrupt):
+        if isinstance(fetched, StoredRun):
+            spans = frames.spans_of(fetched.refs, _bodies(fetched.refs, fetched.data))
+            self._fetched[peer] = (spans, fetched)
+        elif isinstance(fetched, StorageCorrupt):
             # The node then transfers leadership before the log is repaired. The only voter continues without the peer,
             # for which the core retries when it connects again.
-            self.log.damage_found(found)
+            self.log.damage_found(fetched)
             return
-        elif not isinstance(found, EntryGone):
-            raise found
+        elif not isinstance(fetched, EntryGone):
+            raise fetched
         self.core.fetched(peer, spans, self._clock())
 
     def _store(self, op: StorageOp, commit: LogIndex | None) -> None:

@@ -64,8 +64,8 @@ class ArchivePlan:
             blocks.close()
         self._opened.clear()
 
-    def planned(self, parts: Sequence[LogRange], found: Survey) -> list[LogRange]:
-        """The partitions, each with what is to be read from the archive. ``found`` must be detailed.
+    def planned(self, parts: Sequence[LogRange], survey: Survey) -> list[LogRange]:
+        """The partitions, each with what is to be read from the archive. ``survey`` must be detailed.
 
         Raises:
             PlanRefused: a broker group has no archive.
@@ -75,11 +75,11 @@ class ArchivePlan:
         wanted: dict[ArchivedLog, list[tuple[int, int, int]]] = {}
         claims: dict[ArchivedLog, set[ArchiveClaim]] = {}
         for number, part in enumerate(parts):
-            archive = self._archive_of(part, found)
-            begin, end = _extent(part, archive, found)
+            archive = self._archive_of(part, survey)
+            begin, end = _extent(part, archive, survey)
             if begin < end:
                 wanted.setdefault(archive, []).append((number, begin, end))
-                claims.setdefault(archive, set()).update(found.claims.get((part.topic, part.broker_name), ()))
+                claims.setdefault(archive, set()).update(survey.claims.get((part.topic, part.broker_name), ()))
         planned = list(parts)
         for archive, extents in wanted.items():
             try:
@@ -140,11 +140,11 @@ class ArchivePlan:
             self._sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
 
-    def _archive_of(self, part: LogRange, found: Survey) -> ArchivedLog:
+    def _archive_of(self, part: LogRange, survey: Survey) -> ArchivedLog:
         key = part.topic, part.broker_name
-        if key not in found.archives:
+        if key not in survey.archives:
             raise Unreachable(part.broker_name, f"no replica told how much of topic {part.topic!r} is archived")
-        archive = found.archives[key]
+        archive = survey.archives[key]
         if archive is None:
             raise PlanRefused(
                 f"broker group {part.broker_name} names no archive: set archive_url on its brokers, which must have "
@@ -170,12 +170,12 @@ def _without_end(archive: ArchivedLog) -> ArchivedLog:
     return archive._replace(end=(0, 0, 0, 0))
 
 
-def _extent(part: LogRange, archive: ArchivedLog, found: Survey) -> tuple[int, int]:
+def _extent(part: LogRange, archive: ArchivedLog, survey: Survey) -> tuple[int, int]:
     """The files in which a partition's archived messages are: physical offsets, both at the beginning of a file."""
     key = part.topic, part.broker_name
     size = archive.segment_bytes
-    places = found.places.get(key, ())
-    positions = found.positions.get(key, ())
+    places = survey.places.get(key, ())
+    positions = survey.positions.get(key, ())
     if not positions:
         return 0, 0
     # Offsets only grow from one place to the next.

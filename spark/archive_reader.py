@@ -67,16 +67,16 @@ class ArchiveTaskReader(BulkTaskReader):
                 self._gave_up(error)
             return
 
-    def _took(self, found: ArchivedRecords, archived: ArchivedPart) -> None:
+    def _took(self, records: ArchivedRecords, archived: ArchivedPart) -> None:
         self._remaining = {
             queue_id: QueueRange(queue_id, offset, each.end)
             for queue_id, each in self._remaining.items()
-            if (offset := found.next_offsets[queue_id]) < each.end
+            if (offset := records.next_offsets[queue_id]) < each.end
         }
         self._progress_at = self._clock()
         done, url = self.statistics, archived.archive.url
-        done.nbytes += len(found.data)
-        done.replicas[url] = done.replicas.get(url, 0) + len(found.data)
+        done.nbytes += len(records.data)
+        done.replicas[url] = done.replicas.get(url, 0) + len(records.data)
 
     def _gave_up(self, error: ArchiveUnreadable) -> None:
         """Raises ReadFailed, unless brokers may be read instead."""

@@ -83,20 +83,20 @@ class BulkSurveyor(Surveyor):
             archives={key: plan.archive for key, plan in self._plans.items() if plan.archive is not None},
         )
 
-    def detailed(self, found: Survey) -> Survey:
+    def detailed(self, survey: Survey) -> Survey:
         """See `Surveyor.detailed`: from any replica that answers, so it may be slightly older or newer.
 
         Where archives are read: from one that is up to date, or else from that with the newest archive, and with what
         the others say of it.
         """
         groups: dict[str, dict[str, str]] = {}
-        for (topic, broker_name), identity in found.identities.items():
+        for (topic, broker_name), identity in survey.identities.items():
             groups.setdefault(broker_name, {})[topic] = identity
-        ends, places, positions = dict(found.ends), dict(found.places), dict(found.positions)
-        archives: dict[tuple[str, str], ArchivedLog | None] = {} if self._proves_archives else dict(found.archives)
+        ends, places, positions = dict(survey.ends), dict(survey.places), dict(survey.positions)
+        archives: dict[tuple[str, str], ArchivedLog | None] = {} if self._proves_archives else dict(survey.archives)
         claims: dict[tuple[str, str], list[ArchiveClaim]] = {}
         for broker_name, identities in groups.items():
-            addresses = found.routes[next(iter(identities))].addresses.get(broker_name, {})
+            addresses = survey.routes[next(iter(identities))].addresses.get(broker_name, {})
             plans, unproven = self._details_of(_order(addresses), identities)
             claims |= {(topic, broker_name): told for topic, told in unproven.items()}
             for topic, plan in plans.items():
@@ -108,7 +108,7 @@ class BulkSurveyor(Surveyor):
                     if known is not None and row.end > row.first:
                         nbytes = row.nbytes * (known.end - known.first) // (row.end - row.first)
                         ends[topic, broker_name, queue_id] = known._replace(nbytes=nbytes)
-        return found._replace(ends=ends, places=places, positions=positions, archives=archives, claims=claims)
+        return survey._replace(ends=ends, places=places, positions=positions, archives=archives, claims=claims)
 
     def _details_of(
         self, order: list[str], identities: Mapping[str, str]

@@ -280,21 +280,21 @@ def _routes(connection: Connection, topics: Sequence[str]) -> Iterator[tuple[str
                 raise ServerError(connection.address, answer.code, answer.remark)
 
 
-def _route(found: dict[str, Any]) -> TopicRoute:
+def _route(route: dict[str, Any]) -> TopicRoute:
     return TopicRoute(
         {
             queues["brokerName"]: int(queues["readQueueNums"])
-            for queues in found.get("queueDatas") or ()
+            for queues in route.get("queueDatas") or ()
             if int(queues["perm"]) & PERM_READ
         },
         {
             broker["brokerName"]: {int(number): address for number, address in broker["brokerAddrs"].items()}
-            for broker in found.get("brokerDatas") or ()
+            for broker in route.get("brokerDatas") or ()
         },
-        ",".join(sorted({str(broker.get("cluster") or "") for broker in found.get("brokerDatas") or ()} - {""})),
+        ",".join(sorted({str(broker.get("cluster") or "") for broker in route.get("brokerDatas") or ()} - {""})),
         {
             queues["brokerName"]: int(queues["writeQueueNums"])
-            for queues in found.get("queueDatas") or ()
+            for queues in route.get("queueDatas") or ()
             if int(queues["perm"]) & PERM_WRITE and int(queues.get("writeQueueNums") or 0)
         },
     )

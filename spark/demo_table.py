@@ -79,16 +79,16 @@ async def make_table(
     file.write_text(_pipeline(made, topic, cluster.namesrv, directory))
     leader = await cluster.leader()
 
-    async def disturb(told: dict[str, Any], pid: int) -> None:
-        if told["commit"] == FOLLOWER_DIES_AFTER:
+    async def disturb(event: dict[str, Any], pid: int) -> None:
+        if event["commit"] == FOLLOWER_DIES_AFTER:
             made.follower = next(node_id for node_id in cluster.node_ids if node_id != leader)
             cluster.kill(made.follower)
-            say(f"killed the follower {made.follower} (SIGKILL) after commit {told['commit']} of the table")
-        elif told["commit"] == DRIVER_DIES_AFTER:
+            say(f"killed the follower {made.follower} (SIGKILL) after commit {event['commit']} of the table")
+        elif event["commit"] == DRIVER_DIES_AFTER:
             await trio.sleep(KILL_DELAY_SECONDS)  # in the next commit
-            made.commits_before_kill = told["commit"]
+            made.commits_before_kill = event["commit"]
             _kill_driver(pid)
-            say(f"killed Spark's driver (SIGKILL) after commit {told['commit']} of the table")
+            say(f"killed Spark's driver (SIGKILL) after commit {event['commit']} of the table")
 
     say("the topic becomes a table: raftmq table run lines.yaml")
     command = _Command(cluster, environment, say)
@@ -138,19 +138,21 @@ class _Command:
                             await on_commit(told, process.pid)
                     before = used
 
-    def _note_commit(self, made: TableMade, told: dict[str, Any], used: float) -> None:
-        made.commits = told["commit"]
-        made.committed += told["messages"]
-        made.seconds += told["seconds"]
+    def _note_commit(self, made: TableMade, event: dict[str, Any], used: float) -> None:
+        made.commits = event["commit"]
+        made.committed += event["messages"]
+        made.seconds += event["seconds"]
         made.cpu_seconds += used
-        self._say(f"  commit {told['commit']}: {told['messages']:,} rows, {told['rate']:,}/s, {told['left']:,} left")
+        self._say(
+            f"  commit {event['commit']}: {event['messages']:,} rows, {event['rate']:,}/s, {event['left']:,} left"
+        )
 
 
-def _note_result(made: TableMade, told: dict[str, Any]) -> None:
-    made.is_equal = told["equal"]
-    made.messages = sum(queue["messages"] for queue in told["queues"])
-    made.rows = sum(queue["rows_found"] for queue in told["queues"])
-    made.rows_expected = sum(queue["rows_expected"] for queue in told["queues"])
+def _note_result(made: TableMade, result: dict[str, Any]) -> None:
+    made.is_equal = result["equal"]
+    made.messages = sum(queue["messages"] for queue in result["queues"])
+    made.rows = sum(queue["rows_found"] for queue in result["queues"])
+    made.rows_expected = sum(queue["rows_expected"] for queue in result["queues"])
 
 
 def _kill_driver(pid: int) -> None:

@@ -30,7 +30,7 @@ class Narrowing:
     end: int = 2**63 - 1
 
 
-def narrow(found: Narrowing, condition: Any) -> Narrowing | None:
+def narrow(narrowing: Narrowing, condition: Any) -> Narrowing | None:
     """The rest with one more condition; None if it must be left to Spark."""
     attribute: tuple[str, ...] = getattr(condition, "attribute", ())
     kind = type(condition).__name__
@@ -38,10 +38,10 @@ def narrow(found: Narrowing, condition: Any) -> Narrowing | None:
         return None
     column: str = attribute[0]
     if kind == "IsNotNull":
-        return found
+        return narrowing
     value: Any = getattr(condition, "value", None)
     if column == "queue_offset":
-        return _narrow_offsets(found, kind, value)
+        return _narrow_offsets(narrowing, kind, value)
     match kind:
         case "EqualTo" | "EqualNullSafe":
             values = frozenset({value})
@@ -50,28 +50,28 @@ def narrow(found: Narrowing, condition: Any) -> Narrowing | None:
         case _:
             return None
     at = _PLACES[column]
-    before = found.allowed[at]
+    before = narrowing.allowed[at]
     both = values if before is None else values & before
-    return replace(found, allowed=(*found.allowed[:at], both, *found.allowed[at + 1 :]))
+    return replace(narrowing, allowed=(*narrowing.allowed[:at], both, *narrowing.allowed[at + 1 :]))
 
 
-def _narrow_offsets(found: Narrowing, kind: str, value: Any) -> Narrowing | None:
+def _narrow_offsets(narrowing: Narrowing, kind: str, value: Any) -> Narrowing | None:
     if type(value) is not int:
         return None
     match kind:
         case "EqualTo" | "EqualNullSafe":
             first, end = value, value + 1
         case "GreaterThan":
-            first, end = value + 1, found.end
+            first, end = value + 1, narrowing.end
         case "GreaterThanOrEqual":
-            first, end = value, found.end
+            first, end = value, narrowing.end
         case "LessThan":
-            first, end = found.first, value
+            first, end = narrowing.first, value
         case "LessThanOrEqual":
-            first, end = found.first, value + 1
+            first, end = narrowing.first, value + 1
         case _:
             return None
-    return replace(found, first=max(found.first, first), end=min(found.end, end))
+    return replace(narrowing, first=max(narrowing.first, first), end=min(narrowing.end, end))
 
 
 def narrow_all(conditions: Iterable[Any]) -> tuple[Narrowing, list[Any]]:
@@ -86,12 +86,12 @@ def narrow_all(conditions: Iterable[Any]) -> tuple[Narrowing, list[Any]]:
     return found, left
 
 
-def narrowed(found: Narrowing, ranges: Mapping[QueueName, QueueRange]) -> dict[QueueName, QueueRange]:
+def narrowed(narrowing: Narrowing, ranges: Mapping[QueueName, QueueRange]) -> dict[QueueName, QueueRange]:
     """The ranges that remain of a scan."""
     left: dict[QueueName, QueueRange] = {}
     for queue, each in ranges.items():
-        if all(allowed is None or part in allowed for part, allowed in zip(queue, found.allowed, strict=True)):
-            first, end = max(each.start, found.first), min(each.end, found.end)
+        if all(allowed is None or part in allowed for part, allowed in zip(queue, narrowing.allowed, strict=True)):
+            first, end = max(each.start, narrowing.first), min(each.end, narrowing.end)
             if first < end:
                 left[queue] = QueueRange(each.queue_id, first, end)
     return left

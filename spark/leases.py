@@ -42,7 +42,7 @@ def lease_fields(part: LogRange, seconds: int = LEASE_SECONDS) -> dict[str, str]
     return {"leaseId": part.lease_id, "position": str(part.lease_position), "seconds": str(seconds)}
 
 
-def with_leases(parts: Sequence[LogRange], found: Survey, id_of: Callable[[LeaseKey], str]) -> list[LogRange]:
+def with_leases(parts: Sequence[LogRange], survey: Survey, id_of: Callable[[LeaseKey], str]) -> list[LogRange]:
     """The partitions of a scan with their shared leases, where their positions in the log are known."""
     starts: dict[LeaseKey, dict[int, int]] = {}
     for part in parts:
@@ -52,7 +52,7 @@ def with_leases(parts: Sequence[LogRange], found: Survey, id_of: Callable[[Lease
     leases = {
         key: (id_of(key), position)
         for key, firsts in starts.items()
-        if (position := _position(found, key, firsts)) is not None
+        if (position := _position(survey, key, firsts)) is not None
     }
     return [
         replace(part, lease_id=lease[0], lease_position=lease[1]) if (lease := leases.get(_key(part))) else part
@@ -138,11 +138,11 @@ def _same_lease(part: LogRange, other: LogRange) -> LogRange:
     return replace(part, lease_id=other.lease_id, lease_position=other.lease_position)
 
 
-def _position(found: Survey, key: LeaseKey, firsts: dict[int, int]) -> int | None:
+def _position(survey: Survey, key: LeaseKey, firsts: dict[int, int]) -> int | None:
     """The physical offset from which on the log is needed for these queue offsets; at most one file too early."""
     position: int | None = None
-    places = found.places.get(key, ())
-    for at, offsets in zip(found.positions.get(key, ()), ({}, *places), strict=False):
+    places = survey.places.get(key, ())
+    for at, offsets in zip(survey.positions.get(key, ()), ({}, *places), strict=False):
         if any(offsets.get(queue_id, 0) > first for queue_id, first in firsts.items()):
             break
         position = at

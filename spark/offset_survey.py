@@ -92,19 +92,19 @@ class Surveyor:
             queues = sorted(subscription.queues & set(queues))
         return Survey(routes, self._ends(routes, queues))
 
-    def detailed(self, found: Survey) -> Survey:
+    def detailed(self, survey: Survey) -> Survey:
         """Survey also what only planning needs: sizes and places, as far as brokers have them."""
-        return found
+        return survey
 
-    def by_time(self, found: Survey, times: Mapping[QueueName, int]) -> dict[QueueName, int | None]:
+    def by_time(self, survey: Survey, times: Mapping[QueueName, int]) -> dict[QueueName, int | None]:
         """For each queue the offset of the first message stored at a time or later; None if there is none.
 
         ``times`` are epoch milliseconds. Raises Unreachable, ServerError.
         """
         offsets: dict[QueueName, int | None] = {}
-        for queue, answer in self._each(found.routes, times, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, times):
+        for queue, answer in self._each(survey.routes, times, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, times):
             offset = _offset(queue, answer)
-            offsets[queue] = offset if offset < found.ends[queue].end else None
+            offsets[queue] = offset if offset < survey.ends[queue].end else None
         return offsets
 
     def _topics(self, subscription: Subscription, strict: bool) -> Iterable[str]:

@@ -29,7 +29,12 @@ MESSAGE_BYTES: Final = 1024
 
 
 def plan_partitions(
-    found: Survey, ranges: dict[QueueName, QueueRange], options: ReadOptions, turn: int = 0, *, repeatable: bool = False
+    survey: Survey,
+    ranges: dict[QueueName, QueueRange],
+    options: ReadOptions,
+    turn: int = 0,
+    *,
+    repeatable: bool = False,
 ) -> list[LogRange]:
     """The partitions of a scan, with the replicas to read from.
 
@@ -49,15 +54,15 @@ def plan_partitions(
         groups.setdefault((topic, broker_name), []).append(each)
     parts: list[LogRange] = []
     for (topic, broker_name), members in groups.items():
-        addresses = found.routes[topic].addresses.get(broker_name, {})
+        addresses = survey.routes[topic].addresses.get(broker_name, {})
         share = splitting
         if splitting.pieces is not None:
             mine = sum(each.message_count for each in members)
             share = splitting._replace(pieces=max(1, round(splitting.pieces * mine / total)))
-        identity = found.identities.get((topic, broker_name), "")
-        sizes = [size_of(each, found.ends[topic, broker_name, each.queue_id]) for each in members]
+        identity = survey.identities.get((topic, broker_name), "")
+        sizes = [size_of(each, survey.ends[topic, broker_name, each.queue_id]) for each in members]
         if options.read_mode != "pull":
-            places = () if repeatable else found.places.get((topic, broker_name), ())
+            places = () if repeatable else survey.places.get((topic, broker_name), ())
             pieces = [part for piece in stripes(members, places, sum(sizes), share) for part in batched(piece)]
         else:
             pieces = queue_pieces(members, sizes, share)
@@ -69,7 +74,7 @@ def plan_partitions(
     return parts
 
 
-def resolved(surveyor: Surveyor, found: Survey, options: ReadOptions, bound: Bound, side: str) -> dict[QueueName, int]:
+def resolved(surveyor: Surveyor, survey: Survey, options: ReadOptions, bound: Bound, side: str) -> dict[QueueName, int]:
     """The offset at which each queue begins or ends; ``side`` is "starting" or "ending".
 
     Raises PlanRefused for a bound that does not match the queues, Unreachable.
@@ -79,11 +84,11 @@ def resolved(surveyor: Surveyor, found: Survey, options: ReadOptions, bound: Bou
     if isinstance(bound, AtTime | AtTimes):
         name = f"{side}Timestamp" if isinstance(bound, AtTime) else f"{side}OffsetsByTimestamp"
         if isinstance(bound, AtTimes):
-            check_same_queues(bound.times, found.ends, name)
+            check_same_queues(bound.times, survey.ends, name)
             times = dict(bound.times)
         else:
-            times = dict.fromkeys(found.ends, bound.milliseconds)
-        by_time = surveyor.by_time(found, times)
+            times = dict.fromkeys(survey.ends, bound.milliseconds)
+        by_time = surveyor.by_time(survey, times)
         if side == "ending" or options.no_message_at_time == "latest":
-            by_time = {queue: found.ends[queue].end if at is None else at for queue, at in by_time.items()}
-    return resolve(bound, found.ends, by_time, name)
+            by_time = {queue: survey.ends[queue].end if at is None else at for queue, at in by_time.items()}
+    return resolve(bound, survey.ends, by_time, name)

@@ -249,9 +249,9 @@ def _split_stripe(stripe: Sequence[QueueRange], count: int) -> list[list[QueueRa
     return found
 
 
-def size_of(wanted: QueueRange, ends: QueueEnds) -> int:
+def size_of(queue_range: QueueRange, ends: QueueEnds) -> int:
     """The approximate bytes of a range of a queue."""
-    return ends.nbytes * wanted.message_count // max(1, ends.end - ends.first)
+    return ends.nbytes * queue_range.message_count // max(1, ends.end - ends.first)
 
 
 def batched(piece: Sequence[QueueRange]) -> list[list[QueueRange]]:

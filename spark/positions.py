@@ -60,9 +60,9 @@ class Position:
         return {"v": VERSION, "cluster": self.cluster, "topics": topics}
 
 
-def parse_position(found: Mapping[str, Any]) -> Position:
+def parse_position(offset: Mapping[str, Any]) -> Position:
     """Parse the result of `Position.to_json`. Raises PositionRefused."""
-    version = found.get("v")
+    version = offset.get("v")
     if version != VERSION:
         raise PositionRefused(
             f"the checkpoint has an offset of version {version!r}, this program reads version {VERSION}: it was "
@@ -70,10 +70,10 @@ def parse_position(found: Mapping[str, Any]) -> Position:
             f"begin with a new checkpointLocation"
         )
     try:
-        topics = found["topics"]
+        topics = offset["topics"]
         is_first = any("from" in each for each in topics.values())
         return Position(
-            str(found["cluster"]),
+            str(offset["cluster"]),
             {(topic, name): str(identity) for topic, each in topics.items() for name, identity in each["id"].items()},
             _queues(topics, "q"),
             _queues(topics, "from") if is_first else None,

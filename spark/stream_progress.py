@@ -187,7 +187,7 @@ class StreamProgress:
             self._sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
 
-    def _from_archive(self, parts: list[LogRange], found: Survey) -> list[LogRange]:
+    def _from_archive(self, parts: list[LogRange], survey: Survey) -> list[LogRange]:
         if self._archive is None:
             return parts
         keys = {(part.topic, part.broker_name) for part in parts}
@@ -197,13 +197,13 @@ class StreamProgress:
             # A topic may be new, and no replica may have answered the last time.
             is_known = known is not None and keys <= known.archives.keys()
             if known is None or not is_known or self._clock() - self._detailed_at >= DETAILS_SECONDS:
-                known, self._detailed_at = self._surveyor.detailed(found), self._clock()
+                known, self._detailed_at = self._surveyor.detailed(survey), self._clock()
                 self._detailed = known
             if keys <= known.archives.keys() or self._clock() + pause >= until:
                 return self._archive.planned(parts, known)
             self._sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
-            found = self._recent()
+            survey = self._recent()
 
     def finished(self, end: dict[str, Any]) -> None:
         """A micro-batch is complete; never raises for brokers that do not respond."""
@@ -219,10 +219,10 @@ class StreamProgress:
             self._archive.close()
         self._connections.close()
 
-    def _position(self, found: dict[str, Any]) -> Position:
+    def _position(self, offset: dict[str, Any]) -> Position:
         """Spark mostly passes the last result back; then thousands of queues need not be parsed again."""
-        if self._last is None or self._last[0] != found:
-            self._last = found, parse_position(found)
+        if self._last is None or self._last[0] != offset:
+            self._last = offset, parse_position(offset)
         return self._last[1]
 
     # -- what there is ---------------------------------------------------------------------------------------------
@@ -256,8 +256,8 @@ class StreamProgress:
                     self._routes_at = self._found_at
                 return found
 
-    def _note(self, found: Survey) -> None:
-        self._known.update((queue, ends.end) for queue, ends in found.ends.items())
+    def _note(self, survey: Survey) -> None:
+        self._known.update((queue, ends.end) for queue, ends in survey.ends.items())
 
     def _end(self, position: Position, seen: ClusterSnapshot, is_limited: bool) -> Position | None:
         options = self._options
@@ -308,17 +308,17 @@ class StreamProgress:
 
     # -- consumer group --------------------------------------------------------------------------------------------
 
-    def _commit(self, position: Position, found: Survey) -> None:
+    def _commit(self, position: Position, survey: Survey) -> None:
         if self._group is not None:
-            self._group.commit(position.offsets, found.routes, at_once=self._cap is not None)
+            self._group.commit(position.offsets, survey.routes, at_once=self._cap is not None)
 
 
-def _seen(found: Survey) -> ClusterSnapshot:
+def _seen(survey: Survey) -> ClusterSnapshot:
     """A survey in the form that micro-batches are planned from."""
-    clusters = sorted({name for route in found.routes.values() for name in route.cluster.split(",") if name})
+    clusters = sorted({name for route in survey.routes.values() for name in route.cluster.split(",") if name})
     identities = {
-        (topic, broker_name): found.identities.get((topic, broker_name), "")
-        for topic, route in found.routes.items()
+        (topic, broker_name): survey.identities.get((topic, broker_name), "")
+        for topic, route in survey.routes.items()
         for broker_name in route.read_queues
     }
-    return ClusterSnapshot(",".join(clusters), identities, found.ends)
+    return ClusterSnapshot(",".join(clusters), identities, survey.ends)

@@ -154,15 +154,15 @@ class TaskReader:
         finally:
             self._disconnect()
 
-    def _read_queue(self, wanted: QueueRange) -> Iterator[Any]:
-        offset = wanted.start
+    def _read_queue(self, queue_range: QueueRange) -> Iterator[Any]:
+        offset = queue_range.start
         sent: int | None = None
-        while offset < wanted.end:
+        while offset < queue_range.end:
             try:
                 connection = self._connected()
                 if sent is None:
-                    sent = self._ask(connection, wanted, offset)
-                chunk = self._records_in(connection.receive(sent), wanted, offset)
+                    sent = self._ask(connection, queue_range, offset)
+                chunk = self._records_in(connection.receive(sent), queue_range, offset)
                 sent = None
             except (Unreachable, ServerError, ReplicaBehind, AnswerDamaged) as error:
                 sent = None
@@ -170,10 +170,10 @@ class TaskReader:
                 continue
             self._progressed(connection, chunk)
             offset = chunk.next_offset
-            if offset < wanted.end:
+            if offset < queue_range.end:
                 # The broker works on the next response while this one is decoded.
                 try:
-                    sent = self._ask(connection, wanted, offset)
+                    sent = self._ask(connection, queue_range, offset)
                 except Unreachable as error:
                     self._next_replica(error)
             yield from self._batches(chunk)
@@ -202,7 +202,7 @@ class TaskReader:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def _ask(self, connection: Connection, wanted: QueueRange, offset: int) -> int:
+    def _ask(self, connection: Connection, queue_range: QueueRange, offset: int) -> int:
         options = self._options
         expression = "*" if options.tags is None else " || ".join(options.tags)
         return connection.send(
@@ -210,9 +210,9 @@ class TaskReader:
             {
                 "consumerGroup": options.client_id,
                 "topic": self._part.topic,
-                "queueId": str(wanted.queue_id),
+                "queueId": str(queue_range.queue_id),
                 "queueOffset": str(offset),
-                "maxMsgNums": str(min(PULL_MESSAGES, wanted.end - offset)),
+                "maxMsgNums": str(min(PULL_MESSAGES, queue_range.end - offset)),
                 "sysFlag": str(_SUBSCRIPTION),
                 "commitOffset": "0",
                 "suspendTimeoutMillis": "0",
@@ -223,7 +223,7 @@ class TaskReader:
             },
         )
 
-    def _records_in(self, answer: Answer, wanted: QueueRange, offset: int) -> Chunk:
+    def _records_in(self, answer: Answer, queue_range: QueueRange, offset: int) -> Chunk:
         """The records in a response. Raises ReplicaBehind, ServerError, AnswerDamaged, DataLoss."""
         address = self._replicas[self._turn]
         if answer.code not in (
@@ -239,16 +239,20 @@ class TaskReader:
         except (KeyError, ValueError) as error:
             raise AnswerDamaged(f"{address} answered a pull without its offsets: {answer.ext}") from error
         if answer.code == ResponseCode.SUCCESS:
-            return self._records(answer.body, wanted, offset, next_offset)
-        if end < wanted.end:
-            raise ReplicaBehind(f"{address} has queue {wanted.queue_id} up to {end}")
+            return self._records(answer.body, queue_range, offset, next_offset)
+        if end < queue_range.end:
+            raise ReplicaBehind(f"{address} has queue {queue_range.queue_id} up to {end}")
         if first > offset:
-            return self._lost(wanted, offset, first)
+            return self._lost(queue_range, offset, first)
         if next_offset > offset and answer.code != ResponseCode.PULL_OFFSET_MOVED:
-            return Chunk(memoryview(b""), [], min(next_offset, wanted.end))  # no message up to there has a wanted tag
-        raise ReplicaBehind(f"{address} sends nothing at offset {offset} of queue {wanted.queue_id} ({first} to {end})")
+            return Chunk(
+                memoryview(b""), [], min(next_offset, queue_range.end)
+            )  # no message up to there has a wanted tag
+        raise ReplicaBehind(
+            f"{address} sends nothing at offset {offset} of queue {queue_range.queue_id} ({first} to {end})"
+        )
 
-    def _records(self, data: memoryview, wanted: QueueRange, offset: int, next_offset: int) -> Chunk:
+    def _records(self, data: memoryview, queue_range: QueueRange, offset: int, next_offset: int) -> Chunk:
         sizes: list[int] = []
         at, expected, size_of = 0, offset, _SIZE_AND_OFFSET
         is_dense = self._options.tags is None
@@ -256,7 +260,7 @@ class TaskReader:
             if at + size_of.size > len(data):
                 raise AnswerDamaged(f"{len(data) - at} bytes are left after the last record")
             size, found = size_of.unpack_from(data, at)
-            if found >= wanted.end:
+            if found >= queue_range.end:
                 break
             if size <= 0 or at + size > len(data) or found < expected or (is_dense and found != expected):
                 raise AnswerDamaged(f"a record of {size} bytes has offset {found}; expected: {expected}")
@@ -267,14 +271,14 @@ class TaskReader:
             next_offset = expected
         if next_offset <= offset or next_offset < expected:
             raise AnswerDamaged(f"the answer for offset {offset} names the next offset {next_offset}")
-        return Chunk(data[:at], sizes, min(next_offset, wanted.end))
+        return Chunk(data[:at], sizes, min(next_offset, queue_range.end))
 
-    def _lost(self, wanted: QueueRange, offset: int, first: int) -> Chunk:
+    def _lost(self, queue_range: QueueRange, offset: int, first: int) -> Chunk:
         """Messages were deleted after planning."""
-        behind = min(first, wanted.end)
-        where = f"topic {self._part.topic!r}, queue {self._part.broker_name}:{wanted.queue_id}"
+        behind = min(first, queue_range.end)
+        where = f"topic {self._part.topic!r}, queue {self._part.broker_name}:{queue_range.queue_id}"
         gone = f"offsets {offset} to {behind - 1} ({behind - offset} messages) were deleted before they were read"
-        is_begun = all(each.start != offset for each in self._part.ranges if each.queue_id == wanted.queue_id)
+        is_begun = all(each.start != offset for each in self._part.ranges if each.queue_id == queue_range.queue_id)
         if self._options.from_earliest and not is_begun:
             return Chunk(memoryview(b""), [], behind)
         if self._options.on_data_loss == "fail":

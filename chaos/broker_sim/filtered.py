@@ -200,7 +200,7 @@ class Member:
         passes = self._workload.loaded[self._name.text].run(block).passes
         if self._rng.random() < 0.1:  # its time was over
             passes = passes[: self._rng.randint(1, len(passes))]
-        picked = pick(data, records, passes, next_offset, wanted=progress.wanted, room=progress.room)
+        picked = pick(data, records, passes, next_offset, count_max=progress.wanted, room=progress.room)
         self._workload.counts["examined"] += picked.examined
         self._workload.counts["answers cut short"] += picked.is_cut
         progress.picked(picked, self._cluster.now)

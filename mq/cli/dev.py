@@ -119,16 +119,16 @@ def dev(
         terminal.print("stopped; all data is kept in", str(directory))
 
 
-def _restart(directory: Path, wanted: str) -> None:
+def _restart(directory: Path, node: str) -> None:
     groups = [(group_name(number), group_directory(directory, number)) for number in range(count_groups(directory))]
     try:
-        home, node_id = find_group(directory, groups, wanted)
+        home, node_id = find_group(directory, groups, node)
         run_trio(partial(ask_restart, home.resolve(), node_id))
     except ServersFailed as failed:
         raise CommandFailed(str(failed), EXIT_FAILED) from failed
     except OSError as error:
         raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}", EXIT_FAILED) from error
-    print(f"{wanted} is restarted and serves")
+    print(f"{node} is restarted and serves")
 
 
 @contextmanager

@@ -25,12 +25,12 @@ _DONE: Final = "done"
 _REPLICA: Final = re.compile(r"n[0-9]+")
 
 
-def find_group(directory: Path, groups: list[tuple[str, Path]], wanted: str) -> tuple[Path, str]:
+def find_group(directory: Path, groups: list[tuple[str, Path]], node: str) -> tuple[Path, str]:
     """The directory of the group, and the id of the replica, that NODE or GROUP:NODE names.
 
     ``groups`` are the names and directories of the groups in ``directory``. Raises ServersFailed.
     """
-    group, colon, node_id = wanted.rpartition(":")
+    group, colon, node_id = node.rpartition(":")
     homes = dict(groups)
     if not homes:
         raise ServersFailed(f"{directory} has no broker group: start raftmq dev --dir {directory} first")
@@ -38,7 +38,7 @@ def find_group(directory: Path, groups: list[tuple[str, Path]], wanted: str) -> 
     if home is None:
         raise ServersFailed(f"{directory} has no group {group}; it has {', '.join(homes)}")
     if not _REPLICA.fullmatch(node_id) or not (home / node_id).is_dir():
-        raise ServersFailed(f"{home} has no replica {node_id or wanted!r}")
+        raise ServersFailed(f"{home} has no replica {node_id or node!r}")
     return home, node_id
 
 

@@ -120,26 +120,26 @@ def _line(step: Mapping[str, object], *, dry_run: bool) -> str:
     return f"{step['do']} {step['what']} {step['name']}{where}{how_many}{why}{undone}"
 
 
-def _topic_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
+def _topic_steps(definitions: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
     """The steps for topics that differ from the wanted settings in a broker group."""
-    for name, rows in sorted(wanted.topics.items()):
+    for name, rows in sorted(definitions.topics.items()):
         for broker, settings in sorted(rows.items()):
             now = there.topics.get(name, {}).get(broker)
             if now is None or now != _filled(settings, now):
                 yield {"what": "topic", "name": name, "broker": broker, "do": _action(now, update=update)}
 
 
-def _group_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
+def _group_steps(definitions: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
     """The steps that import consumer groups."""
-    for name, settings in sorted(wanted.consumer_groups.items()):
+    for name, settings in sorted(definitions.consumer_groups.items()):
         now = there.consumer_groups.get(name)
         if now is None or now != _filled(settings, now):
             yield {"what": "consumer group", "name": name, "do": _action(now, update=update)}
 
 
-def _schedule_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
+def _schedule_steps(definitions: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
     """The steps that import schedules."""
-    for name, rows in sorted(wanted.schedules.items()):
+    for name, rows in sorted(definitions.schedules.items()):
         for broker, definition in sorted(rows.items()):
             now = there.schedules.get(name, {}).get(broker)
             if now != definition:
@@ -163,7 +163,7 @@ def _action(now: object, *, update: bool) -> str:
 async def _carry_out(
     admin: CatalogueAdmin,
     steps: Sequence[dict[str, object]],
-    wanted: Definitions,
+    definitions: Definitions,
     there: Definitions,
     advance: Advance,
 ) -> None:
@@ -178,11 +178,11 @@ async def _carry_out(
         name, broker = str(step["name"]), str(step.get("broker", ""))
         if step["what"] == "topic":
             known = there.topics.get(name, {}).get(broker)
-            config = _topic_config(name, _filled(wanted.topics[name][broker], known), known)
+            config = _topic_config(name, _filled(definitions.topics[name][broker], known), known)
             topics.setdefault(broker, []).append((step, config))
         elif step["what"] == "consumer group":
             now = there.consumer_groups.get(name)
-            groups.append((step, group_config(name, _filled(wanted.consumer_groups[name], now), now)))
+            groups.append((step, group_config(name, _filled(definitions.consumer_groups[name], now), now)))
     schedules = [step for step in changes if step["what"] == "schedule"]
     total, done = len(changes), 0
     for broker, configs in sorted(topics.items()):
@@ -205,7 +205,7 @@ async def _carry_out(
         advance("schedules", done, total)
         name, broker = str(step["name"]), str(step["broker"])
         put = admin.schedules.create if step["do"] == "create" else admin.schedules.update
-        await _put_or_note(step, schedule_of(wanted.schedules[name][broker]), partial(put, broker=broker))
+        await _put_or_note(step, schedule_of(definitions.schedules[name][broker]), partial(put, broker=broker))
         done += 1
 
 
@@ -286,16 +286,16 @@ def group_config(name: str, group: Group, now: Group | None = None) -> Subscript
 
 
 async def _import_offsets(
-    admin: CatalogueAdmin, wanted: Mapping[str, Sequence[Offset]], *, dry_run: bool, advance: Advance
+    admin: CatalogueAdmin, offsets_by_group: Mapping[str, Sequence[Offset]], *, dry_run: bool, advance: Advance
 ) -> list[dict[str, object]]:
     """Store the offsets that are higher than the groups'; returns what was done. Raises ClientError."""
-    stored = await stored_offsets(admin, wanted)
+    stored = await stored_offsets(admin, offsets_by_group)
     steps: dict[str, list[dict[str, object]]] = {}
-    waiting = iter(sorted(wanted.items()))
+    waiting = iter(sorted(offsets_by_group.items()))
 
     async def work() -> None:
         for group, rows in waiting:
-            advance("offsets of consumer groups", len(steps), len(wanted))
+            advance("offsets of consumer groups", len(steps), len(offsets_by_group))
             now = stored.get(group, {})
             offsets = {MessageQueue(row.topic, row.broker, row.queue): row.offset for row in rows}
             higher = {queue: offset for queue, offset in offsets.items() if now.get(queue, -1) < offset}

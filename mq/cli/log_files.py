@@ -232,17 +232,17 @@ def fix_term(
         print("nothing was changed; to lower it, pass --lower --all-stopped; --help says when that is safe")
 
 
-def _check_lowering(found: str, low: int, *, lower: bool, all_stopped: bool) -> None:
+def _check_lowering(reason: str, low: int, *, lower: bool, all_stopped: bool) -> None:
     """Raises CommandFailed if no term is low enough, or it was not confirmed that all nodes are stopped."""
     from raftlog.terms import TERM_MAX
 
     if low >= TERM_MAX:
         raise CommandFailed(
-            f"{found}. Entries of the log have a term that leaves no room, and no command can change that"
+            f"{reason}. Entries of the log have a term that leaves no room, and no command can change that"
         )
     if lower and not all_stopped:
         raise CommandFailed(
-            f"{found}. Nothing was changed. Lowering a term is safe only while every node of the group is stopped, "
+            f"{reason}. Nothing was changed. Lowering a term is safe only while every node of the group is stopped, "
             "and on every node with such a term before any of them starts: confirm with --all-stopped"
         )
 
@@ -296,25 +296,25 @@ def _stopped(directory: Path) -> Iterator[StoppedLog]:
         raise CommandFailed(str(error)) from error
 
 
-def _row(log: StoppedLog, found: EntryRef | DamagedRange, bodies: bool) -> dict[str, Any]:
+def _row(log: StoppedLog, entry: EntryRef | DamagedRange, bodies: bool) -> dict[str, Any]:
     from raftlog.consensus.confchange import decode_conf
     from raftlog.segment import CONFIG
     from raftlog.segment.codec import EntryRef
 
-    if not isinstance(found, EntryRef):
-        return {"position": found.pos, "size": found.end - found.pos, "note": "damaged"}
+    if not isinstance(entry, EntryRef):
+        return {"position": entry.pos, "size": entry.end - entry.pos, "note": "damaged"}
     row: dict[str, Any] = {
-        "index": found.index,
-        "term": found.term,
-        "kind": KINDS[found.kind],
-        "position": found.pos,
-        "size": found.size,
-        "crc": f"{log.body_crc(found):08x}",
-        "chain": f"{found.chain:08x}",
+        "index": entry.index,
+        "term": entry.term,
+        "kind": KINDS[entry.kind],
+        "position": entry.pos,
+        "size": entry.size,
+        "crc": f"{log.body_crc(entry):08x}",
+        "chain": f"{entry.chain:08x}",
     }
-    if found.kind == CONFIG:
+    if entry.kind == CONFIG:
         try:
-            conf = decode_conf(log.body(found))
+            conf = decode_conf(log.body(entry))
         except ValueError as error:
             row["note"] = str(error)
         else:
@@ -322,7 +322,7 @@ def _row(log: StoppedLog, found: EntryRef | DamagedRange, bodies: bool) -> dict[
             learners = f", learners {' '.join(conf.learners)}" if conf.learners else ""
             row["note"] = f"voters {' '.join(conf.voters)}{outgoing}{learners}"
     if bodies:
-        start = log.body(found)[:EXCERPT_BYTES]
+        start = log.body(entry)[:EXCERPT_BYTES]
         printable = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in start)
         row["body"] = f"{start.hex(' ', 4)} {printable}"
     return row

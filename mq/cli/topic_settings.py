@@ -50,11 +50,11 @@ class TopicSettings:
 
 
 def settings_to_create(
-    topic: str, wanted: TopicSettings, known: Mapping[str, TopicConfig], groups: Iterable[str]
+    topic: str, requested: TopicSettings, known: Mapping[str, TopicConfig], groups: Iterable[str]
 ) -> tuple[TopicSettings, list[str]]:
     """The settings for the broker groups that lack a topic, and the names of these groups, sorted.
 
-    What ``wanted`` leaves open is taken from the groups that have the topic, which are ``known``; if none has it: 8
+    What ``requested`` leaves open is taken from the groups that have the topic, which are ``known``; if none has it: 8
     queues, readable and writable. ``groups`` are those in which it shall be.
 
     Raises CommandFailed if all of them have it, or one of them has it with other settings, or what is left open differs
@@ -66,8 +66,8 @@ def settings_to_create(
         there = shape({each: known[each] for each in groups})
         raise CommandFailed(f"topic {topic} exists already: {there}; change it with raftmq topic update", EXIT_FAILED)
     if not known:
-        return _filled(wanted, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), missing
-    patterns = {_filled(wanted, TopicSettings.of(config)) for config in known.values()}
+        return _filled(requested, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), missing
+    patterns = {_filled(requested, TopicSettings.of(config)) for config in known.values()}
     if len(patterns) > 1:
         remedy = "with --queues, --perm, --order, --no-order, --message-type and --attribute"
         if len({(each.filter_type, each.sys_flag) for each in patterns}) > 1:
@@ -90,15 +90,15 @@ def settings_to_create(
     return settings, missing
 
 
-def _filled(wanted: TopicSettings, pattern: TopicSettings) -> TopicSettings:
+def _filled(given: TopicSettings, pattern: TopicSettings) -> TopicSettings:
     return replace(
         pattern,
-        read_queues=pattern.read_queues if wanted.read_queues is None else wanted.read_queues,
-        write_queues=pattern.write_queues if wanted.write_queues is None else wanted.write_queues,
-        perm=pattern.perm if wanted.perm is None else wanted.perm,
-        order=pattern.order if wanted.order is None else wanted.order,
-        message_type=pattern.message_type if wanted.message_type is None else wanted.message_type,
-        attributes=tuple(sorted({**dict(pattern.attributes), **dict(wanted.attributes)}.items())),
+        read_queues=pattern.read_queues if given.read_queues is None else given.read_queues,
+        write_queues=pattern.write_queues if given.write_queues is None else given.write_queues,
+        perm=pattern.perm if given.perm is None else given.perm,
+        order=pattern.order if given.order is None else given.order,
+        message_type=pattern.message_type if given.message_type is None else given.message_type,
+        attributes=tuple(sorted({**dict(pattern.attributes), **dict(given.attributes)}.items())),
     )
 
 

@@ -271,17 +271,17 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     process.wait()
 
 
-def _progress(told: dict[str, Any]) -> str | None:
-    if "opened" in told:
-        return f"{told['opened']}: continues after commit {told['commit']}"
-    if "commit" in told:
-        dead = f", {told['dead']:,} of them dead letters" if told["dead"] else ""
+def _progress(event: dict[str, Any]) -> str | None:
+    if "opened" in event:
+        return f"{event['opened']}: continues after commit {event['commit']}"
+    if "commit" in event:
+        dead = f", {event['dead']:,} of them dead letters" if event["dead"] else ""
         return (
-            f"commit {told['commit']}: {told['messages']:,} messages{dead} in {told['seconds']:.1f} s "
-            f"({told['rate']:,}/s), {told['left']:,} left"
+            f"commit {event['commit']}: {event['messages']:,} messages{dead} in {event['seconds']:.1f} s "
+            f"({event['rate']:,}/s), {event['left']:,} left"
         )
-    if "done" in told:
-        dead = f", {told['dead']:,} of them dead letters" if told["dead"] else ""
-        position = f"; the table has the messages before {told['position']}"
-        return f"done: {told['messages']:,} messages{dead}{position}"
+    if "done" in event:
+        dead = f", {event['dead']:,} of them dead letters" if event["dead"] else ""
+        position = f"; the table has the messages before {event['position']}"
+        return f"done: {event['messages']:,} messages{dead}{position}"
     return None

@@ -593,5 +593,5 @@ def _ms(time: dt.datetime) -> int:
     return int(time.timestamp() * 1000)
 
 
-def _by_queue(found: Mapping[QueueRef, T]) -> dict[MessageQueue, T]:
-    return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): found[ref] for ref in sorted(found)}
+def _by_queue(by_ref: Mapping[QueueRef, T]) -> dict[MessageQueue, T]:
+    return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): by_ref[ref] for ref in sorted(by_ref)}

@@ -143,8 +143,8 @@ def queues_of(progress: Progress) -> int:
     return sum(map(len, progress.values()))
 
 
-def _least_of_survey(found: Survey) -> float:
-    if (known := found.consumers) is None:
+def _least_of_survey(survey: Survey) -> float:
+    if (known := survey.consumers) is None:
         return 0.0
     asked = len(known.members) + len(known.at_risk) + len(known.ends) + len(known.dead_letters)
     return (queues_of(known.after) + REQUEST_QUEUES * asked) / QUEUES_PER_SECOND

@@ -264,10 +264,10 @@ class _Parser:
             raise self._unexpected("a text in single quotes" if kind == "text" else f"{kind!r}")
         return self._take()
 
-    def _unexpected(self, wanted: str) -> SqlError:
+    def _unexpected(self, expected: str) -> SqlError:
         token = self._peek
         found = "the end" if token.kind == "end" else repr(token.text[:40])
-        return SqlError(token.at, f"expected {wanted}, found {found}")
+        return SqlError(token.at, f"expected {expected}, found {found}")
 
     def _count(self, token: _Token) -> int:
         self._nodes += 1

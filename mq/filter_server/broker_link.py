@@ -117,7 +117,7 @@ class BrokerLink:
             self._core, topic, self._name(topic), code, ext, body, seconds=_ASK_SECONDS, repeat=Repeat.ALWAYS
         )
 
-    async def pull(self, wanted: PullExt, deadline: float) -> tuple[Response, memoryview]:
+    async def pull(self, request: PullExt, deadline: float) -> tuple[Response, memoryview]:
         """What the leader answers to a pull, held until `deadline` at most.
 
         Raises ClientError if the leader refuses it, or none has answered by then.
@@ -125,9 +125,9 @@ class BrokerLink:
         refresh = False
         while True:
             left = max(deadline - trio.current_time(), 0.0)
-            ext = msgspec.structs.replace(wanted, suspend_timeout_ms=math.ceil(1000 * left)).fields()
+            ext = msgspec.structs.replace(request, suspend_timeout_ms=math.ceil(1000 * left)).fields()
             try:
-                address = await leader_address(self._core, wanted.topic, self._name(wanted.topic), refresh=refresh)
+                address = await leader_address(self._core, request.topic, self._name(request.topic), refresh=refresh)
                 connection = await self._core.connection(address)
                 response, body = await connection.request(
                     RequestCode.PULL_MESSAGE, ext, timeout=left + _ANSWER_SECONDS, may_be_held=True

@@ -138,7 +138,7 @@ class FilteredPulls:
         for position in failures:
             passes[position] = not skips
         program.count_messages(len(passes), sum(passes))
-        picked = pick(data, records, passes, next_offset, wanted=progress.wanted, room=progress.room)
+        picked = pick(data, records, passes, next_offset, count_max=progress.wanted, room=progress.room)
         failed = sorted(position for position in failures if position < picked.examined)
         for position in failed:
             self._log_failure(ext, records.queue_offsets[position], failures[position], skips=skips)

@@ -90,9 +90,9 @@ class Program:
             weight = min(1.0, examined / _SHARE_MESSAGES)
             self.share += (passed / examined - self.share) * weight
 
-    def to_examine(self, wanted: int, most: int) -> int:
-        """How many messages to look at so that about ``wanted`` are let through: 1 to ``most``."""
-        return max(1, min(most, math.ceil(wanted / max(self.share, 1 / most))))
+    def to_examine(self, count: int, most: int) -> int:
+        """How many messages to look at so that about ``count`` are let through: 1 to ``most``."""
+        return max(1, min(most, math.ceil(count / max(self.share, 1 / most))))
 
 
 class Programs:

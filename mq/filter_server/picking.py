@@ -84,8 +84,10 @@ class Picked(NamedTuple):
     is_cut: bool
 
 
-def pick(data: bytes, records: Records, passes: Sequence[bool], next_offset: int, *, wanted: int, room: int) -> Picked:
-    """Take what is let through, up to ``wanted`` records and ``room`` bytes, but always one.
+def pick(
+    data: bytes, records: Records, passes: Sequence[bool], next_offset: int, *, count_max: int, room: int
+) -> Picked:
+    """Take what is let through, up to ``count_max`` records and ``room`` bytes, but always one.
 
     ``passes`` are the decisions on the first records, ``next_offset`` is the one behind the last record.
     """
@@ -94,7 +96,7 @@ def pick(data: bytes, records: Records, passes: Sequence[bool], next_offset: int
     nbytes, count = 0, len(passes)
     for position in compress(range(len(passes)), passes):
         begin, end = records.begin_of(position), records.ends[position]
-        if len(passed) == wanted or (passed and nbytes + end - begin > room):
+        if len(passed) == count_max or (passed and nbytes + end - begin > room):
             count = position
             break
         passed.append(view[begin:end])

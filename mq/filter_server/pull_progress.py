@@ -44,19 +44,19 @@ class Answer(NamedTuple):
 
 
 class PullProgress:
-    """One pull, from the offset ``begin`` on, for ``wanted`` messages, held for ``held`` seconds from ``now`` on.
+    """One pull, from the offset ``begin`` on, for ``count_max`` messages, held for ``held`` seconds from ``now`` on.
 
     Attributes:
         offset: what lies before it is decided.
         nbytes: of the messages that are let through.
     """
 
-    def __init__(self, begin: int, wanted: int, held: float, now: float) -> None:
+    def __init__(self, begin: int, count_max: int, held: float, now: float) -> None:
         self.offset = begin
         self.nbytes = 0
         self._is_over = False
         self._first = begin
-        self._wanted = min(max(wanted, 1), EXAMINED_MAX)
+        self._wanted = min(max(count_max, 1), EXAMINED_MAX)
         self._begun = now
         self._deadline = now + held
         self._turn_until = now + max(held, PROGRESS_SECONDS)

@@ -158,10 +158,10 @@ async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettin
         return replace(found, consumers_reason=str(error))
 
 
-async def _ask_settings(admin: Admin, address: str, found: dict[str, Mapping[str, str]]) -> None:
+async def _ask_settings(admin: Admin, address: str, settings: dict[str, Mapping[str, str]]) -> None:
     with trio.move_on_after(ANSWER_SECONDS):
         try:
-            found[address] = await admin.broker_settings(address)
+            settings[address] = await admin.broker_settings(address)
         except ClientError:
             return  # a replica that answered nothing is reported by the status already
 
@@ -174,10 +174,10 @@ def _throttling(groups: Iterable[GroupStatus]) -> list[str]:
     ]
 
 
-async def _ask_throttled(admin: UserAdmin, address: str, found: dict[str, Sequence[Throttled]]) -> None:
+async def _ask_throttled(admin: UserAdmin, address: str, throttled: dict[str, Sequence[Throttled]]) -> None:
     with trio.move_on_after(ANSWER_SECONDS):
         try:
-            found[address] = (await admin.quotas_at(address)).throttled
+            throttled[address] = (await admin.quotas_at(address)).throttled
         except ClientError:
             return  # it is asked again next time
 
@@ -213,10 +213,10 @@ def _takes_messages(topics: Mapping[str, Mapping[str, TopicConfig]], schedule: S
 async def _ask_name_server(
     address: str,
     remoting: RemotingSettings | None,
-    found: dict[str, frozenset[str] | str],
+    routes: dict[str, frozenset[str] | str],
     without_accounts: set[str],
 ) -> None:
-    found[address] = f"no answer within {ANSWER_SECONDS:g} s"
+    routes[address] = f"no answer within {ANSWER_SECONDS:g} s"
     with trio.move_on_after(ANSWER_SECONDS):
         try:
             async with CatalogueAdmin(address, remoting=remoting) as admin:
@@ -225,22 +225,24 @@ async def _ask_name_server(
                     if (await admin.name_server_settings()).get("raftmq.acl_file") == "None":
                         without_accounts.add(address)
         except NameServersUnavailable as error:
-            found[address] = error.reasons.get(address, str(error))
+            routes[address] = error.reasons.get(address, str(error))
         except ClientError as error:
-            found[address] = str(error)
+            routes[address] = str(error)
         else:
-            found[address] = frozenset(each for broker in brokers for each in broker.broker_addrs.values())
+            routes[address] = frozenset(each for broker in brokers for each in broker.broker_addrs.values())
 
 
-async def _resolve(host: str, found: dict[str, str]) -> None:
+async def _resolve(host: str, addresses: dict[str, str]) -> None:
     try:
         await trio.socket.getaddrinfo(host, None)
     except OSError as error:
-        found[host] = str(error)
+        addresses[host] = str(error)
 
 
-async def _consumers(namesrv: str, remoting: RemotingSettings | None, found: Survey, watch_seconds: float) -> Consumers:
-    settings = list(found.settings.values())
+async def _consumers(
+    namesrv: str, remoting: RemotingSettings | None, survey: Survey, watch_seconds: float
+) -> Consumers:
+    settings = list(survey.settings.values())
     hours = [each.get("raftmq.retention_hours", each.get("fileReservedTime")) for each in settings]
     retention_hours = min((float(each) for each in hours if each is not None), default=None)
     async with CatalogueAdmin(namesrv, remoting=remoting) as admin:
@@ -262,9 +264,9 @@ async def _consumers(namesrv: str, remoting: RemotingSettings | None, found: Sur
             differing = told.differing
         topics_behind = sorted({queue.topic for queues in lagging.values() for queue in queues})
         ends = await admin.queue_ends(topics_behind)
-        log_bytes = _log_bytes(found)
+        log_bytes = _log_bytes(survey)
         positions = {
-            group: soon for group, limit in log_bytes.items() if (soon := _soon(found, group, limit)) is not None
+            group: soon for group, limit in log_bytes.items() if (soon := _soon(survey, group, limit)) is not None
         }
         soon_by_size = await admin.offsets_behind(topics_behind, positions) if positions and topics_behind else {}
         # Stock brokers store the attribute, and do not follow it.
@@ -307,13 +309,13 @@ async def _consumers(namesrv: str, remoting: RemotingSettings | None, found: Sur
     )
 
 
-def _log_bytes(found: Survey) -> dict[str, int]:
+def _log_bytes(survey: Survey) -> dict[str, int]:
     """The size limit of the log of each broker group that has one: the smallest of its replicas, which decide each for
     itself. Without groups that serve what they delete from an archive.
     """
     limits: dict[str, int] = {}
-    for group in found.groups:
-        own = [found.settings.get(each.address or "", {}) for each in group.replicas]
+    for group in survey.groups:
+        own = [survey.settings.get(each.address or "", {}) for each in group.replicas]
         if any(each.get(f"raftmq.{name}", "") != "" for each in own for name in LOCAL_RETENTION):
             continue
         told = [
@@ -324,10 +326,10 @@ def _log_bytes(found: Survey) -> dict[str, int]:
     return limits
 
 
-def _soon(found: Survey, name: str, limit: int) -> int | None:
+def _soon(survey: Survey, name: str, limit: int) -> int | None:
     """Up to which position the log of a broker group is deleted next, if it grows; None if it is far from its limit."""
     leader = next(
-        (r for group in found.groups if group.group == name for r in group.replicas if r.role == "leader"), None
+        (r for group in survey.groups if group.group == name for r in group.replicas if r.role == "leader"), None
     )
     figures = {} if leader is None else leader.figures
     begin, end = figures.get("raftmq.basePosition", ""), figures.get("raftmq.endPosition", "")

@@ -41,10 +41,10 @@ class RunningConfig:
             "raftmq.order_topics": str(self.order_topics),
         }
 
-    def update(self, wanted: Mapping[str, str]) -> None:
+    def update(self, changes: Mapping[str, str]) -> None:
         """Change all of these settings or none. Raises ConfigForbidden, ConfigRefused."""
         current = self.properties()
-        for name, value in wanted.items():
+        for name, value in changes.items():
             if name in FORBIDDEN:
                 raise ConfigForbidden(f"the setting {name} cannot be changed")
             if name not in current:
@@ -54,5 +54,5 @@ class RunningConfig:
                     raise ConfigRefused(f"{name} is true or false, not {value[:40]!r}")
             elif value != current[name]:
                 raise ConfigForbidden(f"{name} is {current[name]!r} until the name server restarts")
-        if ORDER_MESSAGES in wanted:
-            self.order_topics = wanted[ORDER_MESSAGES].lower() == "true"
+        if ORDER_MESSAGES in changes:
+            self.order_topics = changes[ORDER_MESSAGES].lower() == "true"

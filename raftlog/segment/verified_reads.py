@@ -207,8 +207,8 @@ class VerifiedReads:
                     self._keep(run)
             return run
 
-    def _verify(self, span: AnchorSpan, wanted: int, end: int) -> tuple[VerifiedRun, StorageCorrupt | None]:
-        """Verify a span as far as it contains the bytes from ``wanted`` to ``end``.
+    def _verify(self, span: AnchorSpan, begin_pos: int, end: int) -> tuple[VerifiedRun, StorageCorrupt | None]:
+        """Verify a span as far as it contains the bytes from ``begin_pos`` to ``end``.
 
         Returns the good entries around them, and damage of an entry that contains none of them. Raises the errors of
         `read`.
@@ -249,7 +249,7 @@ class VerifiedReads:
                 nearby = nearby or damage
                 if pos >= end:
                     break
-                if not HEADER_BYTES <= size <= wanted - pos:
+                if not HEADER_BYTES <= size <= begin_pos - pos:
                     raise damage from error
                 # Entries after it are verified without its chain.
                 index, chain = index + 1, None

@@ -251,7 +251,7 @@ class Change:
     refused: dict[str, str]
 
 
-def change(table: Schema, wanted: Schema) -> Change:
+def change(table: Schema, schema: Schema) -> Change:
     """Compare the columns of a table with those that a pipeline wants to write.
 
     A column that is only in the table stays, and is null in new rows. Integers that the table has wider are fine.
@@ -259,7 +259,7 @@ def change(table: Schema, wanted: Schema) -> Change:
     by_lower = {name.lower(): name for name in table}
     added: dict[str, ColumnType] = {}
     refused: dict[str, str] = {}
-    for name, kind in wanted.items():
+    for name, kind in schema.items():
         known = by_lower.get(name.lower())
         if known is None:
             added[name] = kind
@@ -299,7 +299,7 @@ def _decimal_fits(name: str, other: str) -> bool:
 # -- inference ---------------------------------------------------------------------------------------------------------
 
 
-def merged(pinned: Schema, found: Schema) -> dict[str, ColumnType]:
+def merged(pinned: Schema, schema: Schema) -> dict[str, ColumnType]:
     """A pinned schema with the new columns of a newly inferred one; what is pinned stays as it is.
 
     A column that differs only in case from a known one is not new. A column that was only ever null has no type yet,
@@ -307,7 +307,7 @@ def merged(pinned: Schema, found: Schema) -> dict[str, ColumnType]:
     """
     known = {name.lower() for name in pinned}
     new: dict[str, ColumnType] = {}
-    for name, kind in found.items():
+    for name, kind in schema.items():
         if name.lower() not in known and name.strip():
             known.add(name.lower())
             new[name] = kind

@@ -213,12 +213,12 @@ def _rows(bodies: Bodies) -> Any:
     """A function of Spark from bodies to what `arrow_rows` makes of them. Executors get the schema, and no file."""
     kept: list[Any] = []
 
-    def rows(found: pa.Array) -> pa.Array:
+    def rows(values: pa.Array) -> pa.Array:
         from spark.tables.arrow_rows import arrow_rows
 
         if not kept:
             kept.extend((bodies.columns(), bodies.decoder()))
-        return arrow_rows(found, *kept)
+        return arrow_rows(values, *kept)
 
     return f.arrow_udf(rows, str(rows_type(bodies.columns())))
 
@@ -226,8 +226,8 @@ def _rows(bodies: Bodies) -> Any:
 def _explain(decode: Decode, schema: Schema, body: Column) -> Column:
     is_json, separator = decode.format == "json", decode.separator  # executors get these, and no module of `decode`
 
-    def explain(found: bytes) -> str:
-        reason = why_not_json(found, schema) if is_json else why_not_csv(found, schema, separator)
+    def explain(body: bytes) -> str:
+        reason = why_not_json(body, schema) if is_json else why_not_csv(body, schema, separator)
         return reason or _NO_REASON
 
     return _on_bodies(explain)(body)

@@ -36,10 +36,10 @@ def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str |
 
     nested = {name: kind for name, kind in schema.items() if "struct<" in str(kind)}
 
-    def unknown(found: dict[str, Any]) -> str | None:
-        for name in found:
+    def unknown(document: dict[str, Any]) -> str | None:
+        for name in document:
             if name in schema:
-                if name in nested and (field := unknown_field(name, found[name], nested[name])) is not None:
+                if name in nested and (field := unknown_field(name, document[name], nested[name])) is not None:
                     return f"it has the field {field!r}, which the column {name!r} does not have"
                 continue
             if (column := by_lower.get(name.lower())) is not None:
@@ -136,10 +136,10 @@ class _Twice(Exception):
     """A name that an object has twice."""
 
 
-def _twice(body: bytes, found: dict[str, Any]) -> str | None:
+def _twice(body: bytes, pairs: dict[str, Any]) -> str | None:
     """A reason if an object has a name twice: of its values all but one would be lost."""
     with suppress(RecursionError):
-        if body.count(_PAIR) == _names(found) and not _SPACED_PAIR.search(body):
+        if body.count(_PAIR) == _names(pairs) and not _SPACED_PAIR.search(body):
             return None
     try:
         json.loads(body, object_pairs_hook=_object)

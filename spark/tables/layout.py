@@ -47,12 +47,12 @@ def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
     return columns
 
 
-def check_kept(table: Schema, wanted: Schema, last: Commit, where: str) -> None:
+def check_kept(table: Schema, schema: Schema, last: Commit, where: str) -> None:
     """Raises SchemaRefused if a table has lost a column that its last commit has: added again, it would be null in all
     rows.
     """
     expected = {*last.schema, *(PREFIX + name for name in POSITION_COLUMNS)}
-    if lost := [name for name in wanted if name in expected and name not in table]:
+    if lost := [name for name in schema if name in expected and name not in table]:
         raise SchemaRefused(
             f"the table {where} has no column {lost[0]} any more, which commit {last.number} has: somebody dropped or "
             f"renamed it. Nothing was written; rename it back, or add it again, or write to a new table"
@@ -85,9 +85,9 @@ def check_folder(folder: str | None, pipeline: Pipeline) -> None:
         check_partition(folder.partition("=")[0] or None, pipeline)
 
 
-def added_columns(table: Schema, wanted: Schema, where: str) -> dict[str, ColumnType]:
+def added_columns(table: Schema, schema: Schema, where: str) -> dict[str, ColumnType]:
     """What must be added to a table. Raises SchemaRefused, naming each column that would break."""
-    found = change(table, wanted)
+    found = change(table, schema)
     if found.refused:
         said = "; ".join(f"column {name}: {reason}" for name, reason in found.refused.items())
         raise SchemaRefused(

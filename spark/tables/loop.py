@@ -258,14 +258,14 @@ class Loop:
             f"let other writers of the table rest meanwhile"
         )
 
-    def _there(self, found: Commit | None) -> Commit:
+    def _there(self, commit: Commit | None) -> Commit:
         """Raises Stopped if the table has no commit any more."""
-        if found is None:
+        if commit is None:
             raise Stopped(
                 f"somebody removed the table {self._pipeline.table.where}, or its commits, while this pipeline ran: "
                 f"nothing of this commit is in it. {self.reached()} Restore it and run again, or write to a new table"
             )
-        return found
+        return commit
 
     def _commit_next(self, planned: Planned) -> bool:
         began = self._clock()

@@ -104,7 +104,9 @@ def _sums(rows: DataFrame, names: list[str]) -> dict[tuple[str, int], tuple[int,
     return {(row[0], row[1]): (row["rows"], int(row["sum"])) for row in found.collect()}
 
 
-def _differences(wanted: DataFrame, found: DataFrame, names: list[str]) -> dict[tuple[str, int], list[dict[str, Any]]]:
+def _differences(
+    expected: DataFrame, actual: DataFrame, names: list[str]
+) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """The first rows of each queue that differ, with what differs."""
     place = [*_PLACE, "_queue_offset"]
 
@@ -112,7 +114,7 @@ def _differences(wanted: DataFrame, found: DataFrame, names: list[str]) -> dict[
         total = f.sum(_hash(rows, names)).alias(f"{side}_sum")
         return rows.groupBy(*place).agg(f.count(f.lit(1)).alias(f"{side}_rows"), total)
 
-    both = summed(wanted, "wanted").join(summed(found, "found"), place, "full_outer")
+    both = summed(expected, "wanted").join(summed(actual, "found"), place, "full_outer")
     unequal = both.where("NOT (wanted_rows <=> found_rows AND wanted_sum <=> found_sum)")
     number = f.row_number().over(Window.partitionBy(*_PLACE).orderBy("_queue_offset"))
     first = unequal.withColumn("number", number).where(f"number <= {DIFFERENCES_MAX}").orderBy(*place).collect()

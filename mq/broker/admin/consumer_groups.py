@@ -125,22 +125,22 @@ class ConsumerGroups(Service):
 
         replicate(self._appender, commands, call, what="a group", check=check)
 
-    def _config(self, wanted: SubscriptionGroupConfig) -> GroupConfig:
+    def _config(self, request: SubscriptionGroupConfig) -> GroupConfig:
         """The requested configuration. Raises RequestRefused."""
-        known = self._metadata.groups.get(wanted.group_name)
-        assert known is None or known.name == wanted.group_name, f"the group {wanted.group_name} is known as {known}"
+        known = self._metadata.groups.get(request.group_name)
+        assert known is None or known.name == request.group_name, f"the group {request.group_name} is known as {known}"
         return GroupConfig(
-            name=wanted.group_name,
-            consume_enable=wanted.consume_enable,
-            consume_from_min_enable=wanted.consume_from_min_enable,
-            consume_broadcast_enable=wanted.consume_broadcast_enable,
-            retry_queues=wanted.retry_queue_nums,
-            retry_times_max=wanted.retry_max_times,
-            broker_id=wanted.broker_id,
-            which_broker_when_consume_slowly=wanted.which_broker_when_consume_slowly,
-            notify_consumer_ids_changed_enable=wanted.notify_consumer_ids_changed_enable,
-            consume_orderly=wanted.consume_message_orderly,
-            attributes=self._attributes(known, wanted.attributes),
+            name=request.group_name,
+            consume_enable=request.consume_enable,
+            consume_from_min_enable=request.consume_from_min_enable,
+            consume_broadcast_enable=request.consume_broadcast_enable,
+            retry_queues=request.retry_queue_nums,
+            retry_times_max=request.retry_max_times,
+            broker_id=request.broker_id,
+            which_broker_when_consume_slowly=request.which_broker_when_consume_slowly,
+            notify_consumer_ids_changed_enable=request.notify_consumer_ids_changed_enable,
+            consume_orderly=request.consume_message_orderly,
+            attributes=self._attributes(known, request.attributes),
         )
 
     def _attributes(self, known: GroupConfig | None, changes: Mapping[str, str]) -> dict[str, str]:

@@ -230,14 +230,16 @@ class GroupOffsets(Service):
 
         self._gradually.work(call, answer())
 
-    def _reset(self, call: Call[InvokeBrokerToResetOffset], wanted: dict[int, QueueOffset]) -> None:
+    def _reset(self, call: Call[InvokeBrokerToResetOffset], offsets: dict[int, QueueOffset]) -> None:
         ext = call.request.ext
         stored = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
         if not ext.force and ext.offset is None:
-            wanted = {queue_id: min(offset, stored.get(queue_id, offset)) for queue_id, offset in wanted.items()}
-        assert all(offset >= FIRST_OFFSET for offset in wanted.values()), f"offsets of {ext.topic} to be set: {wanted}"
-        changed = {queue_id: offset for queue_id, offset in wanted.items() if stored.get(queue_id) != offset}
-        table = {QueueRef(ext.topic, self._broker_name, queue_id): offset for queue_id, offset in wanted.items()}
+            offsets = {queue_id: min(offset, stored.get(queue_id, offset)) for queue_id, offset in offsets.items()}
+        assert all(offset >= FIRST_OFFSET for offset in offsets.values()), (
+            f"offsets of {ext.topic} to be set: {offsets}"
+        )
+        changed = {queue_id: offset for queue_id, offset in offsets.items() if stored.get(queue_id) != offset}
+        table = {QueueRef(ext.topic, self._broker_name, queue_id): offset for queue_id, offset in offsets.items()}
 
         def reply(_: Stored) -> bytes:
             self._tell_members(ext, table, as_list=call.request.language == "CPP")
@@ -250,7 +252,7 @@ class GroupOffsets(Service):
         self._offsets.reset(
             ext.group,
             ext.topic,
-            wanted if ext.force else changed,
+            offsets if ext.force else changed,
             partial(answer_outcome, call, "offsets were being reset", reply),
             restart=restart,
         )

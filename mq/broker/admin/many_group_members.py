@@ -69,17 +69,17 @@ class MembersOfManyGroups(Service):
         else:
             self._ask(call, wanted.groups[0])
 
-    def _answer(self, call: Call[AskMembers], wanted: MembersQuestion) -> Answer:
+    def _answer(self, call: Call[AskMembers], question: MembersQuestion) -> Answer:
         found: dict[str, list[GroupMember]] = {}
         differing: dict[str, list[GroupMember]] = {}
         count = 0
-        for group in wanted.groups:
+        for group in question.groups:
             if members := self._members(group, {}):
                 found[group] = members
                 count += len(members)
                 check_length(MEMBER_BYTES * count)
             yield
-        for group in sorted(self._names()) if wanted.differing else ():
+        for group in sorted(self._names()) if question.differing else ():
             if len(members := _one_of_each(self._members(group, {}))) > 1:
                 assert len(members) <= DIFFERENT_MAX, f"{len(members)} members of {group} are told as examples"
                 differing[group] = members
@@ -92,7 +92,7 @@ class MembersOfManyGroups(Service):
         names = {group.name for group in self._clients.consumer_groups()}
         return names | {name for name, _ in self._clients.proxied.counts()}
 
-    def _members(self, group: str, told: Mapping[ClientConnection, str]) -> list[GroupMember]:
+    def _members(self, group: str, running_infos: Mapping[ClientConnection, str]) -> list[GroupMember]:
         known = self._clients.consumer_group(group)
         own: Iterable[tuple[ClientConnection, Member]] = () if known is None else known.members.items()
         return [
@@ -100,7 +100,7 @@ class MembersOfManyGroups(Service):
                 GroupMember(
                     client=connection_data(member, at),
                     subscribes="" if member.summary is None else member.summary.text,
-                    running_info=told.get(at),
+                    running_info=running_infos.get(at),
                 )
                 for at, member in own
             ),

@@ -139,8 +139,8 @@ def missing_entries(replica: Replica) -> int:
     return max(0, replica.log.base[0] - core.oldest_base)
 
 
-def _both(found: CounterSeries, missed: CounterSeries, now_ms: int) -> str:
-    pairs = zip(found.rates(now_ms).split(), missed.rates(now_ms).split(), strict=True)
+def _both(hits: CounterSeries, missed: CounterSeries, now_ms: int) -> str:
+    pairs = zip(hits.rates(now_ms).split(), missed.rates(now_ms).split(), strict=True)
     return " ".join(str(float(one) + float(other)) for one, other in pairs)
 
 

@@ -215,38 +215,38 @@ class Topics(Service):
     def _full(self) -> str:
         return f"there are {len(self._metadata.topics)} topics already; maximum: {self._metadata.limits.topics_max}"
 
-    def _checked(self, wanted: wire_topics.TopicConfig) -> TopicConfig:
+    def _checked(self, request: wire_topics.TopicConfig) -> TopicConfig:
         """The requested configuration. Raises RequestRefused."""
-        name = wanted.topic_name
+        name = request.topic_name
         _check_name(name)
         if self._is_system(name) and name != BENCHMARK_TOPIC:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"the topic {name} is conflict with system reserved words"
             )
-        for kind, count in (("read", wanted.read_queue_nums), ("write", wanted.write_queue_nums)):
+        for kind, count in (("read", request.read_queue_nums), ("write", request.write_queue_nums)):
             if not 1 <= count <= QUEUES_MAX:
                 remark = f"{count} {kind} queues are asked for; allowed: 1 to {QUEUES_MAX}"
                 raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
-        if not 0 <= wanted.perm <= 7:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm is {wanted.perm}; allowed: 0 to 7")
+        if not 0 <= request.perm <= 7:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm is {request.perm}; allowed: 0 to 7")
         known = self._metadata.topics.get(name)
-        attributes = self._attributes(known, wanted.attributes)
+        attributes = self._attributes(known, request.attributes)
         self._check_lite(name, None if known is None else known.attributes, attributes)
-        self._check_compaction(name, wanted.attributes, attributes)
+        self._check_compaction(name, request.attributes, attributes)
         becomes_lite = is_lite(attributes) and not (known is not None and is_lite(known.attributes))
-        if sets(wanted.attributes, RESERVE_TIME) or sets(wanted.attributes, RESERVE_BYTES) or becomes_lite:
+        if sets(request.attributes, RESERVE_TIME) or sets(request.attributes, RESERVE_BYTES) or becomes_lite:
             self._check_retention(attributes)
-        if any(each.lstrip("+").startswith(PREFIX) for each in wanted.attributes):
+        if any(each.lstrip("+").startswith(PREFIX) for each in request.attributes):
             self._check_quotas(attributes)
         assert known is None or known.name == name, f"the topic {name} is known as {known}"
         return TopicConfig(
             name=name,
-            read_queues=wanted.read_queue_nums,
-            write_queues=wanted.write_queue_nums,
-            perm=wanted.perm,
-            filter_type=wanted.topic_filter_type,
-            sys_flag=wanted.topic_sys_flag,
-            order=wanted.order,
+            read_queues=request.read_queue_nums,
+            write_queues=request.write_queue_nums,
+            perm=request.perm,
+            filter_type=request.topic_filter_type,
+            sys_flag=request.topic_sys_flag,
+            order=request.order,
             attributes=attributes,
         )
 

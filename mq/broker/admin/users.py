@@ -305,15 +305,15 @@ class UserAdministration(Service):
         wanted.user_status = _one_of("a user status", wanted.user_status, USER_STATES)
         return name, wanted
 
-    def _matches(self, name: str, user: User, wanted: UserInfo) -> bool:
+    def _matches(self, name: str, user: User, request: UserInfo) -> bool:
         """Whether an existing user equals the one to create. Only asked of the leader, which can open seals."""
-        if (user.admin, user.enabled) != (wanted.user_type == SUPER, wanted.user_status != DISABLED):
+        if (user.admin, user.enabled) != (request.user_type == SUPER, request.user_status != DISABLED):
             return False
         try:
             secret_key = opened(self._secrets(), name, user.sealed)
         except SealBroken:
             return False
-        return compare_digest(secret_key.encode(), str(wanted.password).encode())
+        return compare_digest(secret_key.encode(), str(request.password).encode())
 
     def _sealed(self, name: str, secret_key: str) -> str:
         secret = self._secrets()[0]

@@ -234,10 +234,10 @@ class Pulls(Service):
         if not connection.closed:
             self._answer(pull, may_hold=False)
 
-    def _moved(self, pull: HeldPull, wanted: QueueOffset) -> bytes:
+    def _moved(self, pull: HeldPull, next_offset: QueueOffset) -> bytes:
         queue = self._store.get(pull.call.request.ext.topic, pull.call.request.ext.queue_id)
         low, high = (FIRST_OFFSET, FIRST_OFFSET) if queue is None else (queue.min_offset, queue.max_offset)
-        return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, wanted, low, high, "OFFSET_RESET")
+        return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, next_offset, low, high, "OFFSET_RESET")
 
     def _answer(self, pull: HeldPull, *, may_hold: bool, end_confirmed: bool = False) -> None:
         try:
@@ -453,13 +453,13 @@ class Pulls(Service):
         pull.call.connection.send_all([header, *records], len(header) + nbytes)
         return None
 
-    def _load(self, pull: HeldPull, entries: bytes, wanted: int, budget: int) -> bool:
+    def _load(self, pull: HeldPull, entries: bytes, count_max: int, budget: int) -> bool:
         """Load the messages of a pull, then resume it; returns False if they can be read at once."""
         if pull.text_bytes > self._limits.old_text_bytes_max:
             return False
         subscription = pull.subscription
         if subscription.sql is None:
-            places, *_ = _choose(entries, subscription, wanted, budget)
+            places, *_ = _choose(entries, subscription, count_max, budget)
             if not places:
                 return False
         else:
@@ -477,16 +477,16 @@ class Pulls(Service):
         is_due = pull.deadline <= self._clock()
         return next_offset == high and not is_due and self._hold(pull._replace(offset=next_offset), pull.deadline)
 
-    def _pick(self, entries: bytes, subscription: Subscription, wanted: int, budget: int) -> Selection:
+    def _pick(self, entries: bytes, subscription: Subscription, count_max: int, budget: int) -> Selection:
         """Messages by tag code; their records are read in one piece."""
         if subscription.all_tags:
             sizes = entry_sizes(entries)
             count, nbytes = len(sizes), sum(sizes)
-            if count <= wanted and nbytes <= budget:
+            if count <= count_max and nbytes <= budget:
                 records = self._records.read_entries(entries, nbytes)
                 position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
                 return Selection([records], nbytes, count, position + size, count)
-        places, nbytes, scanned, end = _choose(entries, subscription, wanted, budget)
+        places, nbytes, scanned, end = _choose(entries, subscription, count_max, budget)
         return Selection([self._records.read(places, nbytes)] if places else [], nbytes, scanned, end, len(places))
 
     def _empty(
@@ -523,7 +523,7 @@ def _few(entries: bytes, limits: ConsumeLimits) -> bytes:
 
 
 def _choose(
-    entries: bytes, subscription: Subscription, wanted: int, budget: int
+    entries: bytes, subscription: Subscription, count_max: int, budget: int
 ) -> tuple[list[RecordSpan], int, int, PhysicalOffset]:
     """Messages by tag code: places, bytes, number examined, and the end of the last one."""
     codes = subscription.codes
@@ -532,7 +532,7 @@ def _choose(
     end = LOG_BEGIN
     for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
         if not codes or code in codes:
-            if len(places) == wanted or (places and nbytes + size > budget):
+            if len(places) == count_max or (places and nbytes + size > budget):
                 break
             nbytes += size
             places.append((position, size))

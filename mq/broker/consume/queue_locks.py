@@ -344,18 +344,18 @@ class QueueLockService(Service):
         if not self._granting_to[grant.host]:
             del self._granting_to[grant.host]
 
-    def _renew(self, wanted: QueueLocks, host: bytes) -> list[QueueRef]:
+    def _renew(self, request: QueueLocks, host: bytes) -> list[QueueRef]:
         """Renew the locks of a client; returns those in force."""
         now = self._clock()
         ours: list[QueueRef] = []
-        for ref in wanted.queues:
-            key = (wanted.group, ref.topic, ref.queue_id)
+        for ref in request.queues:
+            key = (request.group, ref.topic, ref.queue_id)
             # While its request was in flight, an expired lock may have been granted to another client. A grant or
             # release in flight belongs to no client: if leadership is lost now, it may or may not take effect.
-            if self._metadata.lock_holder(*key) == wanted.client_id == self._next_holder(key) and (
+            if self._metadata.lock_holder(*key) == request.client_id == self._next_holder(key) and (
                 key not in self._releasing
             ):
-                self._renewed.add((wanted.group, ref.topic), ref.queue_id, now, host)
+                self._renewed.add((request.group, ref.topic), ref.queue_id, now, host)
                 ours.append(ref)
         return ours
 

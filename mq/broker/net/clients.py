@@ -165,7 +165,7 @@ class ClientRegistry(Generic[ConnectionT]):
         assert count <= count_max, f"{heartbeat.client_id} is in {count} groups of a kind; maximum: {count_max}"
         return HeartbeatOutcome(tuple(consumer.group for consumer in heartbeat.consumers), tuple(new_groups), notify)
 
-    def update_subscriptions(self, connection: ConnectionT, group: str, told: Sequence[SubscriptionData]) -> None:
+    def update_subscriptions(self, connection: ConnectionT, group: str, reported: Sequence[SubscriptionData]) -> None:
         """Replace those subscriptions of a group for which a member reported a newer version.
 
         Topics to which the group does not subscribe are ignored: only heartbeats add or remove topics. Raises
@@ -176,7 +176,7 @@ class ClientRegistry(Generic[ConnectionT]):
             return
         newer = [
             data
-            for data in told
+            for data in reported
             if (old := known.subscriptions.get(data.topic)) is not None and old.version < data.version
         ]
         wanted = known.subscriptions | _result(self._checked_subscriptions(ConsumerData(group, newer)))
@@ -545,11 +545,13 @@ def _result(steps: Generator[None, None, T]) -> T:
             return value
 
 
-def _updated(known: dict[str, GroupSubscription], wanted: dict[str, GroupSubscription]) -> dict[str, GroupSubscription]:
+def _updated(
+    known: dict[str, GroupSubscription], subscriptions: dict[str, GroupSubscription]
+) -> dict[str, GroupSubscription]:
     """The wanted topics; a known newer version is kept, since heartbeats of a group's members may cross."""
     return {
         topic: known[topic] if topic in known and known[topic].version >= subscription.version else subscription
-        for topic, subscription in wanted.items()
+        for topic, subscription in subscriptions.items()
     }
 
 

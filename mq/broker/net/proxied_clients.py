@@ -28,20 +28,20 @@ class ProxiedClients(Generic[ConnectionT]):
         self._groups: dict[str, dict[tuple[ConnectionT, str], ClientBehindProxy]] = {}
         self._count = 0
 
-    def heartbeat(self, now: float, connection: ConnectionT, told: Sequence[ClientBehindProxy]) -> None:
-        """Replace the clients behind a connection by those in ``told``.
+    def heartbeat(self, now: float, connection: ConnectionT, clients: Sequence[ClientBehindProxy]) -> None:
+        """Replace the clients behind a connection by ``clients``.
 
         Those that exceed a limit are left out: the rest of the heartbeat is worth more than they are.
         """
         known = self._of.get(connection)
-        if not told and known is None:
+        if not clients and known is None:
             return
-        if known is not None and known[1] == tuple(told):
+        if known is not None and known[1] == tuple(clients):
             self._of[connection] = now, known[1]
             return
         self.connection_closed(connection)
         room = self._limits.proxied_clients_max - self._count
-        fitting = {(each.group, each.client_id): each for each in told if self._fits(each)}
+        fitting = {(each.group, each.client_id): each for each in clients if self._fits(each)}
         kept = tuple(fitting.values())[: max(room, 0)]
         if not kept:
             return

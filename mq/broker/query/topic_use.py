@@ -73,24 +73,24 @@ class TopicUseQueries(Service):
         use = TopicUse(queues=sizes, senders=self._senders(senders), looked_at=looked_at)
         return call.response(body=use.encode())
 
-    def _note_senders(self, queue: ConsumeQueue, count: int, found: dict[bytes, list[int]]) -> None:
+    def _note_senders(self, queue: ConsumeQueue, count: int, times_by_host: dict[bytes, list[int]]) -> None:
         begin = max(queue.min_offset, queue.max_offset - count)
         entries = queue.read(QueueOffset(begin), count)
         assert len(entries) <= count * QUEUE_ENTRY.size, f"{len(entries)} bytes are more than {count} entries"
         for place, _, _ in QUEUE_ENTRY.iter_unpack(entries):
             host, stored_ms = self._records.sender(PhysicalOffset(place))
-            found.setdefault(host, []).append(stored_ms)
+            times_by_host.setdefault(host, []).append(stored_ms)
 
-    def _senders(self, found: Mapping[bytes, list[int]]) -> list[Sender]:
+    def _senders(self, times_by_host: Mapping[bytes, list[int]]) -> list[Sender]:
         """One for each client that is connected, and one for each address of others."""
         known: dict[bytes, tuple[str, str, Member]] = {
             at.host: (at.peer, group, member)
             for group, members in self._clients.producer_groups()
             for at, member in members.items()
-            if at.host in found
+            if at.host in times_by_host
         }
         senders: dict[tuple[str, str], Sender] = {}
-        for host, times in found.items():
+        for host, times in times_by_host.items():
             peer, group, member = known.get(host, ("", "", None))
             address = peer.rpartition(":")[0] or _address(host)
             client_id = "" if member is None else member.client_id

@@ -138,5 +138,5 @@ def next_level(current: int, own: int, others: Iterable[int | None]) -> int:
     return max(current, min(understood))
 
 
-def _too_new(found: int, newest: int) -> str:
-    return f"the group is at format level {found}, and this version of the software understands none above {newest}"
+def _too_new(level: int, newest: int) -> str:
+    return f"the group is at format level {level}, and this version of the software understands none above {newest}"

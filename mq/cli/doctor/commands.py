@@ -63,14 +63,14 @@ def doctor(
         raise typer.Exit(EXIT_FAILED)
 
 
-def print_findings(findings: list[Finding], found: Survey) -> None:
+def print_findings(findings: list[Finding], survey: Survey) -> None:
     """For people: two lines per finding, then a summary."""
     console = Console(highlight=False, soft_wrap=True)
     for finding in findings:
         line = Text(f"{finding.severity.word:<8} ", style=STYLES[finding.severity])
         console.print(line.append(f"{finding.subject} {finding.what}.", style="none"))
         console.print(Text(f"         -> {finding.remedy} ({finding.page})", style="dim"))
-    counts = checked(found)
+    counts = checked(survey)
     looked_at = ", ".join(f"{count:,} {_label(name, count)}" for name, count in counts.items())
     verdict = summary(findings)
     console.print(f"{verdict} Looked at {looked_at}.")

@@ -177,8 +177,8 @@ async def _verify(source: ClusterAdmin, target: ClusterAdmin, path: Path, *, as_
     if state is None:
         raise CommandFailed(f"{path} does not exist: nothing was mirrored with this state")
 
-    def note(found: Comparison) -> None:
-        print(json.dumps(found.fields()) if as_json else comparison_line(found), flush=True)
+    def note(comparison: Comparison) -> None:
+        print(json.dumps(comparison.fields()) if as_json else comparison_line(comparison), flush=True)
 
     found = await verify(source, target, state.queues, note)
     differing = [each for each in found if each.difference is not None]
@@ -194,15 +194,15 @@ async def _verify(source: ClusterAdmin, target: ClusterAdmin, path: Path, *, as_
     return not differing
 
 
-def comparison_line(found: Comparison) -> str:
+def comparison_line(comparison: Comparison) -> str:
     """One queue as text."""
-    text = f"{found.queue}: {found.compared:,} equal, checksum {found.checksum}"
-    if found.difference is not None:
-        text = f"{found.queue}: DIFFERS after {found.compared:,} equal messages: {found.difference}"
-    if found.expired:
-        text += f", {found.expired:,} deleted since"
-    if found.behind:
-        text += f", {found.behind:,} behind"
+    text = f"{comparison.queue}: {comparison.compared:,} equal, checksum {comparison.checksum}"
+    if comparison.difference is not None:
+        text = f"{comparison.queue}: DIFFERS after {comparison.compared:,} equal messages: {comparison.difference}"
+    if comparison.expired:
+        text += f", {comparison.expired:,} deleted since"
+    if comparison.behind:
+        text += f", {comparison.behind:,} behind"
     return text
 
 

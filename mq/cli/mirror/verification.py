@@ -77,8 +77,8 @@ async def verify(
     return found
 
 
-async def _compare(source: ClusterAdmin, target: ClusterAdmin, found: Comparison) -> None:
-    queue = found.queue
+async def _compare(source: ClusterAdmin, target: ClusterAdmin, comparison: Comparison) -> None:
+    queue = comparison.queue
     origin = MessageQueue(queue.topic, queue.broker, queue.queue_id)
     goal = MessageQueue(queue.target_topic, queue.target_broker, queue.target_queue)
     try:
@@ -88,12 +88,12 @@ async def _compare(source: ClusterAdmin, target: ClusterAdmin, found: Comparison
             raise
         return  # nothing was copied of a queue that the source lets nobody read
     theirs = await target.pull(goal, 0, count_max=1)
-    found.behind = max(ours.end - (queue.next_offset or ours.begin), 0)
+    comparison.behind = max(ours.end - (queue.next_offset or ours.begin), 0)
     both, other = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
     for first, target_first, count in queue.stretches:
         kept = max(first, ours.begin, theirs.begin - target_first + first)
         end = first + count
-        found.expired += max(min(kept, end) - first, 0)
+        comparison.expired += max(min(kept, end) - first, 0)
         if kept >= end:
             continue
         shift = target_first - first
@@ -103,10 +103,10 @@ async def _compare(source: ClusterAdmin, target: ClusterAdmin, found: Comparison
             original, copy = await originals.next(), await copies.next()
             if original is None or copy is None:
                 side = "source" if original is None else "target"
-                found.difference = f"the {side} has no message for source offset {offset}"
+                comparison.difference = f"the {side} has no message for source offset {offset}"
                 return
             if (original.queue_offset, copy.queue_offset) != (offset, offset + shift):
-                found.difference = (
+                comparison.difference = (
                     f"source offset {original.queue_offset} and target offset {copy.queue_offset} are next, "
                     f"{offset} and {offset + shift} were expected"
                 )
@@ -117,8 +117,8 @@ async def _compare(source: ClusterAdmin, target: ClusterAdmin, found: Comparison
             both.update(one)
             other.update(two)
             if one != two:
-                found.difference = f"source offset {offset} and target offset {offset + shift} differ"
+                comparison.difference = f"source offset {offset} and target offset {offset + shift} differ"
                 return
-            found.compared += 1
-    found.checksum = both.hexdigest()
+            comparison.compared += 1
+    comparison.checksum = both.hexdigest()
     assert both.digest() == other.digest(), f"{queue}: equal messages with different checksums"

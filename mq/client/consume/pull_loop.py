@@ -297,15 +297,15 @@ class Puller:
         self._backoff_seconds = BACKOFF_SECONDS_MIN
         self._broker_id = reply.suggested_broker_id
 
-    async def _offset_refused(self, wanted: int) -> None:
+    async def _offset_refused(self, offset: int) -> None:
         """Move only when refused twice: a recovering broker may not know its queue yet."""
         ours = self.process_queue.next_offset
-        if self._refused_offset != ours or wanted == ours:
+        if self._refused_offset != ours or offset == ours:
             self._refused_offset = ours
             await self._back_off()
             return
-        log.warning("pull_offset_moved", queue=self._queue, offset=ours, next_offset=wanted)
-        self._on_offset_moved(self.process_queue, wanted)
+        log.warning("pull_offset_moved", queue=self._queue, offset=ours, next_offset=offset)
+        self._on_offset_moved(self.process_queue, offset)
 
     def _receive(self, body: memoryview, next_offset: int) -> tuple[list[ReceivedMessage], int]:
         """The matching messages of an answer, and the next offset.

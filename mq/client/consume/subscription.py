@@ -24,14 +24,14 @@ from mq.filter.subscription import (
 from mq.protocol.requests.clients import SubscriptionData
 
 
-def subscription_of(topic: str, tags: str | Filter, wanted: Filter | None = None) -> Subscription:
+def subscription_of(topic: str, tags: str | Filter, filter_: Filter | None = None) -> Subscription:
     """A subscription from the user's expression, or from tags and a filter. Raises SubscriptionError."""
-    if wanted is not None and tags != ALL_TAGS:
-        if isinstance(wanted, Sql):
+    if filter_ is not None and tags != ALL_TAGS:
+        if isinstance(filter_, Sql):
             raise SubscriptionError(f"tags {tags!r} and SQL92 for topic {topic}: write TAGS IN ('a', 'b') in the SQL92")
-        if isinstance(tags, str) and isinstance(wanted, WasmFilter | BodyFilter):
-            return filtered_by(topic, _program(topic, wanted), tags)
-    match tags if wanted is None else wanted:
+        if isinstance(tags, str) and isinstance(filter_, WasmFilter | BodyFilter):
+            return filtered_by(topic, _program(topic, filter_), tags)
+    match tags if filter_ is None else filter_:
         case str():
             return parse_tags(topic, str(tags))
         case Sql() as sql:

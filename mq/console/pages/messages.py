@@ -217,7 +217,7 @@ async def _ranges(
 
 
 async def _read(
-    visit: Visit, ranges: dict[MessageQueue, tuple[int, int]], count: int, wanted: str | Sql, *, is_newest: bool
+    visit: Visit, ranges: dict[MessageQueue, tuple[int, int]], count: int, filter_: str | Sql, *, is_newest: bool
 ) -> tuple[list[Found], Mapping[MessageQueue, int], bool]:
     """The messages in these ranges of offsets, of which the page shows ``count``; of those that it does not show, the
     first one of each queue in the order of the page; and whether the time was too short.
@@ -230,7 +230,7 @@ async def _read(
     if left:
         with trio.move_on_after(READ_SECONDS):
             async with _reader(visit) as consumer:
-                await consumer.assign(ranges, wanted)
+                await consumer.assign(ranges, filter_)
                 for queue, (first, _) in ranges.items():
                     await consumer.seek(queue, first)
                 async for each in await consumer.read_to_end():
@@ -248,14 +248,14 @@ async def _read(
     return _first(found, count, unshown, is_newest=is_newest), unshown, bool(left)
 
 
-def _first(found: list[Found], count: int, unshown: dict[MessageQueue, int], *, is_newest: bool) -> list[Found]:
+def _first(messages: list[Found], count: int, unshown: dict[MessageQueue, int], *, is_newest: bool) -> list[Found]:
     """The first ``count`` of those found, by store time; of one time, by offset. Notes the others in ``unshown``."""
-    found = sorted(found, key=itemgetter(0, 1), reverse=is_newest)
+    messages = sorted(messages, key=itemgetter(0, 1), reverse=is_newest)
     # Store times may go back with a new leader, so these need not be behind all that are shown of their queue.
     closer = max if is_newest else min
-    for each in found[count:]:
+    for each in messages[count:]:
         unshown[each.queue] = closer(each.offset, unshown.get(each.queue, each.offset))
-    return found[:count]
+    return messages[:count]
 
 
 def _within(

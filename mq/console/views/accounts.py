@@ -66,21 +66,21 @@ class ThrottledRow:
 
 
 def user_rows(
-    found: Mapping[str, Sequence[UserInfo]], quotas: Mapping[str, str], files: OfReplicas[AccountList]
+    users_by_broker: Mapping[str, Sequence[UserInfo]], quotas: Mapping[str, str], files: OfReplicas[AccountList]
 ) -> dict[str, UserRow]:
     """All names with a user, an account or a quota; each broker group has its own users, which should be the same.
 
     An account of a file takes precedence over a user of the same name.
     """
     by_name: dict[str, dict[str, UserInfo]] = {}
-    for broker, users in sorted(found.items()):
+    for broker, users in sorted(users_by_broker.items()):
         for user in users:
             by_name.setdefault(user.name, {})[broker] = user
     rows = {}
     for name, brokers in by_name.items():
         kinds = {"administrator" if each.user_type == SUPER else "ordinary" for each in brokers.values()}
         enabled = {"no" if each.user_status == DISABLED else "yes" for each in brokers.values()}
-        differs = len(brokers) < len(found) or len(kinds) > 1 or len(enabled) > 1
+        differs = len(brokers) < len(users_by_broker) or len(kinds) > 1 or len(enabled) > 1
         words = " or ".join(sorted(kinds)), " or ".join(sorted(enabled))
         where = ", ".join(brokers)
         rows[name] = UserRow(name, *words, "a command", where, quotas.get(name, "-"), _state(differs))
@@ -181,10 +181,10 @@ def file_words(files: OfReplicas[AccountList]) -> list[str]:
     return said
 
 
-def policy_rows(found: Mapping[str, Sequence[AclInfo]]) -> list[PolicyRow]:
+def policy_rows(policies: Mapping[str, Sequence[AclInfo]]) -> list[PolicyRow]:
     """The policies by user and resource, with the broker groups that have each."""
     brokers_of: dict[tuple[str, str, str, str, str], list[str]] = {}
-    for broker, acls in sorted(found.items()):
+    for broker, acls in sorted(policies.items()):
         for acl in acls:
             for policy in acl.policies:
                 for entry in policy.entries:
@@ -199,13 +199,13 @@ def policy_rows(found: Mapping[str, Sequence[AclInfo]]) -> list[PolicyRow]:
     return [PolicyRow(*key, ", ".join(brokers)) for key, brokers in sorted(brokers_of.items())]
 
 
-def quotas_by_name(found: Mapping[str, QuotaList]) -> dict[str, str]:
+def quotas_by_name(quota_lists: Mapping[str, QuotaList]) -> dict[str, str]:
     """The quota of each name as a text; broker groups with different ones are named."""
     by_name: dict[str, dict[str, Quota]] = {}
-    for broker, listed in sorted(found.items()):
+    for broker, listed in sorted(quota_lists.items()):
         for each in listed.users:
             by_name.setdefault(each.user, {})[broker] = each.quota
-    return {name: _one_or_each(quotas, found) for name, quotas in by_name.items()}
+    return {name: _one_or_each(quotas, quota_lists) for name, quotas in by_name.items()}
 
 
 def _one_or_each(quotas: Mapping[str, Quota], brokers: Iterable[str]) -> str:
@@ -215,18 +215,18 @@ def _one_or_each(quotas: Mapping[str, Quota], brokers: Iterable[str]) -> str:
     return ", ".join(f"{broker}: {text}" for broker, text in texts.items())
 
 
-def quota_of(name: str, found: Mapping[str, QuotaList]) -> Quota:
+def quota_of(name: str, quota_lists: Mapping[str, QuotaList]) -> Quota:
     """The quota of a name in the first broker group that has one."""
-    rows = (each for _, listed in sorted(found.items()) for each in listed.users)
+    rows = (each for _, listed in sorted(quota_lists.items()) for each in listed.users)
     return next((each.quota for each in rows if each.user == name), NO_QUOTA)
 
 
-def connections_of(name: str, found: Mapping[str, QuotaList]) -> int:
+def connections_of(name: str, quota_lists: Mapping[str, QuotaList]) -> int:
     """The connections of a user that has a quota, to the leaders."""
-    return sum(each.connections for listed in found.values() for each in listed.users if each.user == name)
+    return sum(each.connections for listed in quota_lists.values() for each in listed.users if each.user == name)
 
 
-def throttled_rows(found: Mapping[str, QuotaList]) -> list[ThrottledRow]:
+def throttled_rows(quota_lists: Mapping[str, QuotaList]) -> list[ThrottledRow]:
     """The users that were throttled within the last minute, by broker group."""
     return [
         ThrottledRow(
@@ -237,7 +237,7 @@ def throttled_rows(found: Mapping[str, QuotaList]) -> list[ThrottledRow]:
             f"{each.seconds_ago:.0f} s ago",
             broker,
         )
-        for broker, listed in sorted(found.items())
+        for broker, listed in sorted(quota_lists.items())
         for each in listed.throttled
     ]
 

@@ -67,18 +67,18 @@ class ScheduleRow:
     row_state: str
 
 
-def pending_view(found: Mapping[str, PendingInfo], now_ms: int, rows_max: int) -> PendingView:
+def pending_view(infos: Mapping[str, PendingInfo], now_ms: int, rows_max: int) -> PendingView:
     """The first ``rows_max`` of all broker groups: timed ones by due time, others by age."""
-    every = [(broker, each) for broker, info in sorted(found.items()) for each in info.messages]
+    every = [(broker, each) for broker, info in sorted(infos.items()) for each in info.messages]
     every.sort(key=lambda pair: (pair[1].due_ms, pair[1].stored_ms))
     sums: dict[int, int] = {}
-    for info in found.values():
+    for info in infos.values():
         for border, count in info.counts:
             sums[border] = sums.get(border, 0) + count
     return PendingView(
-        total=sum(info.total for info in found.values()),
+        total=sum(info.total for info in infos.values()),
         counts=tuple((BORDERS.get(border, f"within {border} s"), number(sums[border])) for border in sorted(sums)),
-        unseen=sum(max(0, info.total - info.looked_at) for info in found.values()),
+        unseen=sum(max(0, info.total - info.looked_at) for info in infos.values()),
         rows=tuple(_row(broker, each, now_ms) for broker, each in every[:rows_max]),
     )
 

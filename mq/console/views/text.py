@@ -71,10 +71,10 @@ class Paged(Generic[T]):
     total: int
 
 
-def paged(rows: Sequence[T], wanted: int, per_page: int = PER_PAGE) -> Paged[T]:
-    """The page ``wanted``, or the nearest one that exists."""
+def paged(rows: Sequence[T], page_number: int, per_page: int = PER_PAGE) -> Paged[T]:
+    """The page ``page_number``, or the nearest one that exists."""
     pages = max(1, -(-len(rows) // per_page))
-    page = min(max(1, wanted), pages)
+    page = min(max(1, page_number), pages)
     return Paged(rows[(page - 1) * per_page : page * per_page], page, pages, len(rows))
 
 

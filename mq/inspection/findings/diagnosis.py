@@ -12,19 +12,19 @@ from mq.inspection.findings.schedules import schedule_findings
 from mq.inspection.survey import Survey
 
 
-def findings_of(found: Survey) -> list[Finding]:
+def findings_of(survey: Survey) -> list[Finding]:
     """All findings, the worst first."""
-    return worst_first([*replica_findings(found), *consumer_findings(found), *schedule_findings(found)])
+    return worst_first([*replica_findings(survey), *consumer_findings(survey), *schedule_findings(survey)])
 
 
-def checked(found: Survey) -> dict[str, int]:
+def checked(survey: Survey) -> dict[str, int]:
     """How much was looked at; schedules only where there are some."""
     counts = {
-        "name_servers": len(found.name_servers),
-        "broker_groups": len(found.groups),
-        "replicas": sum(len(group.replicas) for group in found.groups),
-        "consumer_groups": len(found.consumers.after) if found.consumers else 0,
-        "schedules": len(found.schedules),
+        "name_servers": len(survey.name_servers),
+        "broker_groups": len(survey.groups),
+        "replicas": sum(len(group.replicas) for group in survey.groups),
+        "consumer_groups": len(survey.consumers.after) if survey.consumers else 0,
+        "schedules": len(survey.schedules),
     }
     return {name: count for name, count in counts.items() if count or name != "schedules"}
 

@@ -27,7 +27,7 @@ SUBSCRIPTIONS_LENGTH_MAX: Final = 4_096
 _PULLING: Final = frozenset({pb.SIMPLE_CONSUMER, pb.PULL_CONSUMER, pb.LITE_SIMPLE_CONSUMER})
 
 
-def member_of(told: pb.Settings, caller: Caller) -> ClientBehindProxy:
+def member_of(settings: pb.Settings, caller: Caller) -> ClientBehindProxy:
     """The member that a consumer with these settings is.
 
     Raises CodedError for invalid names, and for subscriptions that are too long.
@@ -38,7 +38,7 @@ def member_of(told: pb.Settings, caller: Caller) -> ClientBehindProxy:
             each.expression.expression or ALL_TAGS,
             SQL92 if each.expression.type == pb.SQL else TAG,
         )
-        for each in told.subscription.subscriptions
+        for each in settings.subscription.subscriptions
     ]
     length = sum(len(text) for row in subscriptions for text in row)
     if length > SUBSCRIPTIONS_LENGTH_MAX:
@@ -46,9 +46,9 @@ def member_of(told: pb.Settings, caller: Caller) -> ClientBehindProxy:
         raise CodedError(pb.BAD_REQUEST, text)
     return ClientBehindProxy(
         client_id=caller.client_id,
-        group=group_of(told.subscription.group),
+        group=group_of(settings.subscription.group),
         address=caller.peer,
-        language=_LANGUAGES.get(told.user_agent.language, "OTHER"),
-        consume_type="CONSUME_ACTIVELY" if told.client_type in _PULLING else "CONSUME_PASSIVELY",
+        language=_LANGUAGES.get(settings.user_agent.language, "OTHER"),
+        consume_type="CONSUME_ACTIVELY" if settings.client_type in _PULLING else "CONSUME_PASSIVELY",
         subscriptions=sorted(subscriptions),
     )

@@ -87,17 +87,17 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
     return Outgoing(ready, kind)
 
 
-def _kind(told: pb.SystemProperties) -> pb.MessageType:
+def _kind(system: pb.SystemProperties) -> pb.MessageType:
     """The kind that the properties make a message; the first one counts. Raises CodedError if there is no such kind."""
-    if told.message_type == pb.TRANSACTION:
+    if system.message_type == pb.TRANSACTION:
         return pb.TRANSACTION
-    if told.HasField("delivery_timestamp"):
+    if system.HasField("delivery_timestamp"):
         return pb.DELAY
-    if told.HasField("message_group"):
+    if system.HasField("message_group"):
         return pb.FIFO
-    if told.HasField("priority"):
+    if system.HasField("priority"):
         return pb.PRIORITY
-    return pb.LITE if told.HasField("lite_topic") else pb.NORMAL
+    return pb.LITE if system.HasField("lite_topic") else pb.NORMAL
 
 
 def _body(message: pb.Message) -> tuple[bytes, int]:
@@ -130,22 +130,22 @@ def _body(message: pb.Message) -> tuple[bytes, int]:
     return inflated, 0
 
 
-def _labels(told: pb.SystemProperties) -> dict[str, str]:
+def _labels(system: pb.SystemProperties) -> dict[str, str]:
     """Tag, keys, message group, priority and lite topic, as properties. Raises CodedError."""
     labels: dict[str, str] = {}
-    if told.HasField("tag"):
-        if not told.tag.strip() or "|" in told.tag or _CONTROL.search(told.tag):
+    if system.HasField("tag"):
+        if not system.tag.strip() or "|" in system.tag or _CONTROL.search(system.tag):
             raise CodedError(
-                pb.ILLEGAL_MESSAGE_TAG, f"the tag {told.tag!r} is blank, or contains | or control characters"
+                pb.ILLEGAL_MESSAGE_TAG, f"the tag {system.tag!r} is blank, or contains | or control characters"
             )
-        labels[props.TAGS] = told.tag
-    if told.keys:
-        bad = [key for key in told.keys if not key.strip() or _CONTROL.search(key)]
+        labels[props.TAGS] = system.tag
+    if system.keys:
+        bad = [key for key in system.keys if not key.strip() or _CONTROL.search(key)]
         if bad:
             raise CodedError(pb.ILLEGAL_MESSAGE_KEY, f"the key {bad[0]!r} is blank, or contains control characters")
-        labels[props.KEYS] = " ".join(told.keys)
-    if told.HasField("message_group"):
-        group = told.message_group
+        labels[props.KEYS] = " ".join(system.keys)
+    if system.HasField("message_group"):
+        group = system.message_group
         if not group.strip() or _CONTROL.search(group):
             raise CodedError(pb.ILLEGAL_MESSAGE_GROUP, "the message group is blank, or contains control characters")
         if len(group.encode()) > MESSAGE_GROUP_LENGTH_MAX:
@@ -154,26 +154,26 @@ def _labels(told: pb.SystemProperties) -> dict[str, str]:
                 f"the message group has {len(group.encode())} bytes; maximum: {MESSAGE_GROUP_LENGTH_MAX}",
             )
         labels[props.SHARDING_KEY] = group
-    if told.HasField("priority"):
-        labels[props.PRIORITY] = str(told.priority)
-        if told.HasField("delivery_timestamp"):
+    if system.HasField("priority"):
+        labels[props.PRIORITY] = str(system.priority)
+        if system.HasField("delivery_timestamp"):
             raise CodedError(
                 pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a message with a priority cannot have a delay, too"
             )
         try:
             priority_of(labels)
         except PriorityRefused as error:
-            code = pb.BAD_REQUEST if told.priority < 0 else pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+            code = pb.BAD_REQUEST if system.priority < 0 else pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
             raise CodedError(code, str(error)) from error
-    if told.HasField("lite_topic"):
-        labels[props.LITE_TOPIC] = lite_topic_of(told.lite_topic)
+    if system.HasField("lite_topic"):
+        labels[props.LITE_TOPIC] = lite_topic_of(system.lite_topic)
         for excluded in ("message_group", "priority", "delivery_timestamp"):
-            if told.HasField(excluded):
+            if system.HasField(excluded):
                 what = excluded.replace("_", " ")
                 raise CodedError(
                     pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"a message of a lite topic cannot have a {what}, too"
                 )
-        if told.message_type == pb.TRANSACTION:
+        if system.message_type == pb.TRANSACTION:
             raise CodedError(
                 pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a message of a lite topic cannot be transactional"
             )

@@ -25,17 +25,17 @@ _FIRST_RETRY_LEVEL: Final = 2
 """The level, from 0, of the delay before the first redelivery, as for consumers of the older protocol."""
 
 
-def merged(told: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Settings:
-    """The settings for a client that has sent `told`; `group` is the configuration of a consumer's group, if it exists.
+def merged(sent: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Settings:
+    """The settings for a client that has sent `sent`; `group` is the configuration of a consumer's group, if it exists.
 
     Raises CodedError for a kind of client that is not served.
     """
-    kind = told.client_type
+    kind = sent.client_type
     settings = pb.Settings()
-    settings.CopyFrom(told)
+    settings.CopyFrom(sent)
     settings.metric.Clear()
     settings.metric.on = False
-    if kind in PRODUCERS or told.HasField("publishing"):
+    if kind in PRODUCERS or sent.HasField("publishing"):
         settings.backoff_policy.CopyFrom(
             pb.RetryPolicy(
                 max_attempts=SEND_ATTEMPTS,
@@ -45,7 +45,7 @@ def merged(told: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Setti
         settings.publishing.max_body_size = BODY_BYTES_MAX
         settings.publishing.validate_message_type = True
         return settings
-    if kind not in CONSUMERS | LITE and not told.HasField("subscription"):
+    if kind not in CONSUMERS | LITE and not sent.HasField("subscription"):
         raise CodedError(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {kind} is not one that this proxy serves")
     group = group or SubscriptionGroupConfig(group_name="")
     settings.subscription.fifo = group.consume_message_orderly or kind in LITE

@@ -233,6 +233,6 @@ def _entry(
     )
 
 
-def _offset_option(told: pb.OffsetOption) -> OffsetOption | None:
-    kind = told.WhichOneof("offset_type")
-    return None if kind is None else OffsetOption(type=_KINDS[kind], value=getattr(told, kind))
+def _offset_option(option: pb.OffsetOption) -> OffsetOption | None:
+    kind = option.WhichOneof("offset_type")
+    return None if kind is None else OffsetOption(type=_KINDS[kind], value=getattr(option, kind))

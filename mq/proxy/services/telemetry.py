@@ -112,19 +112,19 @@ class Telemetry:
             elif (nonce := nonce_of_answer(command)) is not None:
                 stream.answered(nonce, command)
 
-    async def _settings(self, stream: TelemetryStream, told: pb.Settings, caller: Caller) -> pb.TelemetryCommand:
+    async def _settings(self, stream: TelemetryStream, sent: pb.Settings, caller: Caller) -> pb.TelemetryCommand:
         """The answer to the settings of a client."""
         await trio.lowlevel.checkpoint()
         try:
-            if told.HasField("subscription"):
-                group = await self._brokers.group(group_of(told.subscription.group))
+            if sent.HasField("subscription"):
+                group = await self._brokers.group(group_of(sent.subscription.group))
             else:
                 group = None
-            settings = merged(told, group)
-            if told.HasField("publishing"):
-                await self._produces(stream, {topic_of(topic) for topic in told.publishing.topics}, caller)
-            if told.HasField("subscription"):
-                await self._consumes(stream, told, caller)
+            settings = merged(sent, group)
+            if sent.HasField("publishing"):
+                await self._produces(stream, {topic_of(topic) for topic in sent.publishing.topics}, caller)
+            if sent.HasField("subscription"):
+                await self._consumes(stream, sent, caller)
         except CodedError as refused:
             return pb.TelemetryCommand(status=refused.status)
         except ClientError as error:
@@ -154,11 +154,11 @@ class Telemetry:
         if self._clients.produces(stream, frozenset(found)):
             self._brokers.announce_clients()
 
-    async def _consumes(self, stream: TelemetryStream, told: pb.Settings, caller: Caller) -> None:
+    async def _consumes(self, stream: TelemetryStream, settings: pb.Settings, caller: Caller) -> None:
         """Note of which group a consumer is a member: brokers show it as one. So its user must have the permissions."""
         await trio.lowlevel.checkpoint()
         try:
-            member = member_of(told, caller)
+            member = member_of(settings, caller)
             await self._brokers.authorize_member(member.group, (row[0] for row in member.subscriptions), caller.extra)
         except (ClientError, CodedError) as error:  # a topic may not exist yet, and the client says its settings again
             self._log.debug("not_shown_as_member", client=caller.client_id, reason=str(error))

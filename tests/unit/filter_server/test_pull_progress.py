@@ -114,7 +114,7 @@ def test_wanted_messages_are_capped_at_the_broker_limit() -> None:
 
 
 def picked(data: bytes, passes: list[bool], **limits: int) -> Picked:
-    return pick(data, records_in(data), passes, 100, **{"wanted": 32, "room": 1_000_000, **limits})
+    return pick(data, records_in(data), passes, 100, **{"count_max": 32, "room": 1_000_000, **limits})
 
 
 def test_passed_records_keep_their_bytes() -> None:
@@ -128,9 +128,9 @@ def test_passed_records_keep_their_bytes() -> None:
 @pytest.mark.parametrize(
     ("passes", "limits", "taken", "next_offset"),
     [
-        ([True, True, True], {"wanted": 2}, 2, 9),
-        ([True, False, True], {"wanted": 1}, 1, 9),
-        ([True, False, False], {"wanted": 1}, 1, 100),
+        ([True, True, True], {"count_max": 2}, 2, 9),
+        ([True, False, True], {"count_max": 1}, 1, 9),
+        ([True, False, False], {"count_max": 1}, 1, 100),
         ([True, True, True], {"room": 1}, 1, 8),
         ([True], {}, 1, 8),  # the filter had no time for the others
     ],
