@@ -67,7 +67,7 @@ class ProcessSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What `_sources` says."""
+        """The sources of settings that `_sources` returns."""
         return tuple(cls._sources(init_settings, env_settings))
 
     @classmethod

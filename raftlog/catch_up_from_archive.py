@@ -42,7 +42,7 @@ OpenArchive = Callable[[Base], LogArchive]
 
 
 class Rate:
-    """What was read in which time, without the time in between."""
+    """The bytes that were read, and the time that reading took, without pauses."""
 
     def __init__(self) -> None:
         self.nbytes = 0

@@ -66,7 +66,7 @@ class NodeSettings:
 
     @property
     def identity(self) -> Identity:
-        """What peers must agree on; the store id is in the directory."""
+        """The values on which peers must agree; the store id is in the directory."""
         return Identity(
             self.cluster_id,
             self.group,

@@ -136,7 +136,7 @@ class PrefixRefill:
             )
 
     async def _manifest(self, leader: NodeId, room: int) -> Manifest | None:
-        """What the leader has before the own first entry; None without a usable answer."""
+        """The manifest of the leader's log before the first entry of this one; None without a usable answer."""
         await trio.lowlevel.checkpoint()
         log = self._replica.log
         self._ask(leader, RangeReq("prefix", log.base_pos, room))

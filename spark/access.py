@@ -41,7 +41,7 @@ NOBODY: Final = Access(None, None)
 
 
 def access(environment: Mapping[str, str] | None = None) -> Access:
-    """What the environment says, by default of this process. Files are read again when they have changed.
+    """The access settings of the environment, by default of this process. Files are read again when they have changed.
 
     Raises CredentialsInvalid for keys, files or values that cannot be used.
     """

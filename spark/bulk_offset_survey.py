@@ -133,7 +133,7 @@ class BulkSurveyor(Surveyor):
     def _answers(
         self, order: list[str], identities: Mapping[str, str], known: Mapping[str, TopicPlan], *, current: bool
     ) -> Iterator[tuple[str, dict[str, TopicPlan]]]:
-        """What one replica after the other says of the topics that are not ``known`` by then."""
+        """The answers of one replica after the other about the topics that are not ``known`` by then."""
         for address in order:
             if not (topics := [topic for topic in identities if topic not in known]):
                 return
@@ -193,7 +193,7 @@ class BulkSurveyor(Surveyor):
     def _ask_replica(
         self, address: str, topics: list[str], *, current: bool, detail: bool = False
     ) -> dict[str, TopicPlan]:
-        """What a replica has of these topics. Raises Unreachable, ServerError, PlanRefused."""
+        """The queue ends that a replica has of these topics. Raises Unreachable, ServerError, PlanRefused."""
         connection = self._connect(address, self._timeout)
         try:
             detail = detail or self._detail

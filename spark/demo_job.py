@@ -102,7 +102,7 @@ class Job:
         self._words = {row["word"]: row["count"] for row in top.collect()}
 
     def outcome(self, total: int) -> dict[str, Any]:
-        """What the files contain, and whether both ways of counting words agree."""
+        """The contents of the files, and whether both ways of counting words agree."""
         files = self._session.read.parquet(str(self._directory / "lines"))
         (sums,) = files.agg(f.count("*").alias("rows"), f.count_distinct("keys").alias("different")).collect()
         (places,) = files.agg(f.count_distinct("queue_id", "queue_offset").alias("places")).collect()

@@ -29,7 +29,7 @@ LossKind = Literal["deleted", "cut", "gone", "recreated"]
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """What there was to read at one moment. Ids are empty where brokers do not have them.
+    """The queue ends of the cluster at one moment. Ids are empty where brokers do not have them.
 
     ``cluster`` are the names of clusters, separated by commas.
     """
@@ -88,7 +88,7 @@ def recreated(position: Position, seen: ClusterSnapshot) -> set[TopicInGroup]:
 
 
 def losses(position: Position, seen: ClusterSnapshot, known: Mapping[QueueName, int]) -> list[Loss]:
-    """What can never be read from this position on.
+    """The messages that can never be read from this position on.
 
     Args:
         known: the end that each queue had when it was last seen by this process.

@@ -15,7 +15,7 @@ from spark.plan import LogRange
 
 @dataclass
 class TopicPartition(InputPartition):
-    """What one task reads."""
+    """The messages that one task reads."""
 
     part: LogRange
 

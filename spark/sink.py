@@ -79,7 +79,7 @@ class BatchWriter(DataSourceArrowWriter):
         _log_rows("a batch job", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What was stored stays: run the job again with the same ``txnAppId`` and ``txnVersion``."""
+        """Keep the stored rows: run the job again with the same ``txnAppId`` and ``txnVersion``."""
         _LOG.warning("the write failed; the rows of %d tasks are stored, and of others some", _count(messages))
 
 
@@ -99,7 +99,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _log_rows(f"micro-batch {batchId}", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """What was stored stays, and is recognized when the micro-batch is repeated."""
+        """Keep the stored rows, which are recognized when the micro-batch is repeated."""
         _LOG.warning("micro-batch %d failed; the rows of %d tasks are stored", batchId, _count(messages))
 
 

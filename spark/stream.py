@@ -73,7 +73,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._progress.end_here()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What the tasks of a micro-batch read. Raises as `latestOffset`."""
+        """The parts that the tasks of a micro-batch read. Raises as `latestOffset`."""
         return [TopicPartition(part) for part in self._progress.partitions(start, end)]
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -169,7 +169,7 @@ class StreamProgress:
         return Position(seen.cluster, seen.topic_ids, {queue: ends.end for queue, ends in seen.ends.items()}).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogRange]:
-        """What the tasks of a micro-batch read. Raises as `latest`, and PlanRefused."""
+        """The parts that the tasks of a micro-batch read. Raises as `latest`, and PlanRefused."""
         begin, until = parse_position(start), parse_position(end)
         pause = _PAUSE_SECONDS_MIN
         while True:

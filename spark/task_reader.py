@@ -57,7 +57,7 @@ class TaskOptions:
 
 
 def task_options(options: ReadOptions, columns: tuple[str, ...], *, from_earliest: bool = False) -> TaskOptions:
-    """What a task needs of the options of a query that reads these columns."""
+    """The options that a task needs of a query that reads these columns."""
     return TaskOptions(
         namesrv=options.namesrv,
         columns=columns,
@@ -96,7 +96,7 @@ class Chunk(NamedTuple):
 
 
 class TaskStatistics:
-    """What a task did, for one line in the executor's log."""
+    """The statistics of a task, for one line in the executor's log."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -37,7 +37,7 @@ _LEADER_ID: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterLimits:
-    """What a task gathers at most; `TEST_MIN` has the smallest values with which rows are still gathered."""
+    """The limits of what a task buffers; `TEST_MIN` has the smallest values with which rows are still buffered."""
 
     batch_bytes: int = 256 << 10
     batch_rows: int = 2048
@@ -66,7 +66,7 @@ class WriterOptions:
 
 @dataclass(slots=True)
 class Written:
-    """What a task has written. ``already_stored`` are rows stored by an earlier attempt."""
+    """The rows that a task has written. ``already_stored`` are rows stored by an earlier attempt."""
 
     rows: int = 0
     already_stored: int = 0

@@ -189,7 +189,7 @@ class SecuritySettings(SettingGroup):
 
 
 class MemorySettings(SettingGroup):
-    """What clients may make a broker keep in memory."""
+    """The limits of the memory that clients may make a broker use."""
 
     why_fixed: ClassVar[str] = "what waits already was let in by it"
 
@@ -257,7 +257,7 @@ class MessageSettings(SettingGroup):
 
 
 class ConsumeSettings(SettingGroup):
-    """What consumers get."""
+    """The settings of pulls, pops and consumer groups."""
 
     why_fixed: ClassVar[str] = "requests of consumers that wait already were let in by it"
 

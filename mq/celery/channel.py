@@ -34,7 +34,7 @@ _PROPERTIES: Final = frozenset({"delivery_info", *(name for name, _ in AmqpMessa
 
 
 class QoS(virtual.QoS):
-    """What is unacknowledged is known by the consumer."""
+    """Acknowledges and rejects; the consumer knows which deliveries are unacknowledged."""
 
     def ack(self, delivery_tag: str) -> None:
         """Acknowledge a message; returns before a broker has stored that."""

@@ -329,7 +329,7 @@ class Session:
         fail: Callable[[BaseException], None],
         unwanted: Callable[[Delivery, str], Awaitable[bool]],
     ) -> ChannelConsumer:
-        """What a channel consumes with; `close_consumer` ends it."""
+        """The consumer of a channel; `close_consumer` ends it."""
         consumer = self.call_now(
             lambda: ChannelConsumer(
                 self.calls,

@@ -60,7 +60,7 @@ class TooManyBindings(BrokerError):
 
 
 class Topics:
-    """What is known of topics; belongs to one event loop."""
+    """The topics that this process knows; belongs to one event loop."""
 
     def __init__(self, calls: QueueCalls, prefix: str, limits: TransportLimits = DEFAULT) -> None:
         self.limits = limits

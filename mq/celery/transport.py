@@ -188,7 +188,7 @@ class Transport(virtual.Transport):
 
     @property
     def default_connection_params(self) -> dict[str, Any]:
-        """What a URL does not say."""
+        """The parameters that a URL leaves out."""
         return {"port": self.default_port, "hostname": "localhost"}
 
 

@@ -12,7 +12,7 @@ from mq.client.spans import TracerProvider
 
 
 class ClientOptions(TypedDict, total=False):
-    """What such a client tells, and what it is made of; see `Producer`."""
+    """The options of a client of this kind; see `Producer`."""
 
     otel: bool | TracerProvider
     metrics: ClientMetrics | None

@@ -43,7 +43,7 @@ class Brokers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What the replicas did.
+    """The outcome of a removal at the replicas.
 
     Attributes:
         was_member: one of them knew the client as a member, or kept it out already.

@@ -52,7 +52,7 @@ class Events:
 
 
 def changes(before: Mapping[str, GroupStatus], now: Mapping[str, GroupStatus], at: float) -> Iterator[Event]:
-    """What happened between two looks."""
+    """The events between two views of the cluster."""
     for name in sorted(before.keys() - now.keys()):
         yield Event(at, name, "is not registered at the name servers any more", True)
     for name, group in sorted(now.items()):

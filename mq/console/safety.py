@@ -1,4 +1,4 @@
-"""What is checked of each request, and the headers of each answer. Pure."""
+"""The checks of each request, and the headers of each answer. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one user sees of the cluster: one request for all open pages, at most every few seconds."""
+"""One user's view of the cluster: one request for all open pages, at most every few seconds."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _least_of_survey(survey: Survey) -> float:
 
 
 class Watch:
-    """What one user sees; made by `open`.
+    """The view of the cluster of one user; made by `open`.
 
     Attributes:
         querying_admin: its requests leave out broker groups without a leader.

@@ -64,7 +64,7 @@ _FUNCTIONS: Final = {
 
 
 class WasmLimits(NamedTuple):
-    """What a filter may use.
+    """The limits of a filter program.
 
     Attributes:
         fuel_per_message: about one for each instruction.

@@ -1,4 +1,4 @@
-"""What a filter server counts, by consumer group."""
+"""The counters of a filter server, by consumer group."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _PR_SET_DUMPABLE: Final = 4
 
 
 class JavaLimits(NamedTuple):
-    """What a class may use.
+    """The limits of a Java class that filters.
 
     Attributes:
         heap_bytes: of its virtual machine, which needs some 60 MB besides.

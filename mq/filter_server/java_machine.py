@@ -32,7 +32,7 @@ class MachineFailed(Exception):
 
 
 class Answer(NamedTuple):
-    """What the class said of the first messages, and why it failed for some of them."""
+    """The verdicts of the class on the first messages, and why it failed for some of them."""
 
     verdicts: bytes
     reasons: list[str]

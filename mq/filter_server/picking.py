@@ -69,7 +69,7 @@ def seen_by_filter(data: bytes, records: Records, body_bytes_max: int) -> tuple[
 
 
 class Picked(NamedTuple):
-    """What became of some records.
+    """The outcome of filtering some records.
 
     Attributes:
         passed: those let through.

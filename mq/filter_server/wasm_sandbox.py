@@ -47,7 +47,7 @@ _REASONS: Final = {
 
 
 class Verdicts(NamedTuple):
-    """What a filter says of the first messages of a list.
+    """The verdicts of a filter on the first messages of a list.
 
     Attributes:
         passes: for each message whether it is let through; False for one that failed.

@@ -1,4 +1,4 @@
-"""What the deletion of a topic or of a consumer group loses, said before it."""
+"""The losses that the deletion of a topic or consumer group causes, said before it."""
 
 from __future__ import annotations
 

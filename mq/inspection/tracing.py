@@ -1,4 +1,4 @@
-"""What the trace of a message says, as sentences in the order of time. Pure."""
+"""The history in a message's trace, as sentences in the order of time. Pure."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class ServersFailed(Exception):
 
 
 class ChildProcess(Protocol):
-    """What is asked of a process: one of `subprocess`, or of trio with pipes."""
+    """The common interface of a process of `subprocess`, and of trio with pipes."""
 
     @property
     def pid(self) -> int:
@@ -138,7 +138,7 @@ class Processes:
         self._children[name] = _Child(process, process.pid, wanted=False)
 
     def process(self, name: str) -> ChildProcess:
-        """What was started under this name."""
+        """The process that was started under this name."""
         return self._children[name].process
 
     def set_pid(self, name: str, pid: int) -> None:

@@ -266,7 +266,7 @@ class Brokers:
             await trio.sleep(_STAY_CONNECTED_SECONDS)
 
     def troubles(self) -> list[str]:
-        """What keeps the proxy from working now."""
+        """The problems that keep the proxy from working now."""
         return list(self._core.troubles())
 
 

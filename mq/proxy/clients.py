@@ -117,7 +117,7 @@ class Clients:
         return heard_at is not None and trio.current_time() - heard_at < SILENT_SECONDS_MAX
 
     def settings(self, client_id: str) -> pb.Settings | None:
-        """What a client has got as its settings; None if it has no stream, or has not sent any."""
+        """The settings that a client got; None if it has no stream, or has not sent any."""
         streams = self._streams.get(client_id)
         return streams[-1].settings if streams else None
 

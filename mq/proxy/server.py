@@ -121,7 +121,7 @@ async def open_table(
     client_id: str | None = None,
     clock_ms: Callable[[], int] = wall_clock_ms,
 ) -> AsyncIterator[tuple[ServiceTable, Brokers]]:
-    """What answers calls, connected to the brokers of these name servers until the block ends.
+    """The call table, connected to the brokers of these name servers until the block ends.
 
     Args:
         signed: the times that signatures may have; None if calls need no signature.

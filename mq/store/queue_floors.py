@@ -52,7 +52,7 @@ def write_floors(directory: str, floors: Mapping[tuple[str, int], QueueOffset], 
 
 
 def load_floors(directory: str, applied_index: LogIndex) -> dict[tuple[str, int], QueueOffset] | None:
-    """What `write_floors` has written, for a checkpoint of the entry ``applied_index``.
+    """Load the floors that `write_floors` has written, for a checkpoint of the entry ``applied_index``.
 
     None if there is no such file, or it is damaged, or older than the checkpoint. Raises OSError.
     """

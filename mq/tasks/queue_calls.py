@@ -43,7 +43,7 @@ _GONE = frozenset({ResponseCode.NO_MESSAGE, ResponseCode.TOPIC_NOT_EXIST})
 
 
 class Source(NamedTuple):
-    """What a queue has in one broker group; its topic is also the name of its consumer group."""
+    """The part of a task queue in one broker group; its topic is also the name of its consumer group."""
 
     topic: str
     broker_name: str

@@ -133,7 +133,7 @@ class Cluster:
 
     @property
     def context(self) -> BrokerContext:
-        """What the leader knows. RuntimeError while there is none."""
+        """The leader's context. Raises RuntimeError while there is no leader."""
         leader = self.leader
         if leader is None:
             raise RuntimeError("no replica leads at the moment: call wait_ready()")

@@ -123,7 +123,7 @@ class Core:
         return self.messages(dead_letter_topic(group))
 
     def pending(self, topic: str | None = None) -> list[Pending]:
-        """What waits for its time, the next first; only that for one topic, if it is named."""
+        """The messages that wait for their time, the next first; only those for one topic, if it is named."""
         return [each for each in pending_of(self._cluster.context) if topic in (None, each.topic)]
 
     def topics(self) -> list[str]:
@@ -131,7 +131,7 @@ class Core:
         return list(topics_of(self._cluster.context))
 
     def describe(self) -> str:
-        """What the brokers have, for people."""
+        """Describe for people the messages that the brokers have, and those that wait for their time."""
         if self._cluster.leader is None:
             return "no replica leads"
         lines = [f"on {self.now():%Y-%m-%d %H:%M:%S} UTC, the brokers have:"]

@@ -79,7 +79,7 @@ class _OtherLoop:
 
 
 class _Inspection:
-    """What both kits have: looking at what the brokers have, without a consumer."""
+    """The common part of both kits: inspection of the brokers without a consumer."""
 
     def __init__(self, core: Core, cluster: Cluster, loop: _Loop) -> None:
         self._core = core
@@ -100,7 +100,7 @@ class _Inspection:
         return self.messages(dead_letter_topic(group))
 
     def pending(self, topic: str | None = None) -> list[Pending]:
-        """What waits for its time, the next first; only that for one topic, if it is named."""
+        """The messages that wait for their time, the next first; only those for one topic, if it is named."""
         return self._reads.read(lambda: self._core.pending(topic))
 
     def topics(self) -> list[str]:
@@ -108,7 +108,7 @@ class _Inspection:
         return self._reads.read(self._core.topics)
 
     def describe(self) -> str:
-        """What the brokers have, for people."""
+        """Describe for people the messages that the brokers have, and those that wait for their time."""
         return self._reads.read(self._core.describe)
 
     @property

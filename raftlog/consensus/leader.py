@@ -267,7 +267,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
             self._commit_to(index)
 
     def _committable(self, own: LogIndex) -> LogIndex:
-        """What a majority has, if this replica has everything up to ``own``."""
+        """The last index that a majority has, if this replica has everything up to ``own``."""
         # `_agreed`, inlined: this runs for each acknowledgement.
         votes, others = self._quorums[0]
         index = agreed([own, *[p.match for p in others]] if votes else [p.match for p in others])

@@ -48,7 +48,7 @@ class LeaderState:
 
 @dataclass(slots=True)
 class OutputState:
-    """What `take_effects` returns next, and what it returned last."""
+    """The outputs that `take_effects` returns next, and those that it returned last."""
 
     shell_last: LogIndex
     """The last entry outside, including entries that a leader proposed itself."""

@@ -9,7 +9,7 @@ from raftlog.compiled.loaded import IS_COMPILED, send_single_buffers
 
 
 class Flushed(Protocol):
-    """What has something to send; see `raftlog.net.stream.StreamSocket`."""
+    """A stream that has bytes to send; see `raftlog.net.stream.StreamSocket`."""
 
     @property
     def raw_fd(self) -> int:

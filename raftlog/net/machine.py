@@ -59,7 +59,7 @@ class _Shared(Generic[T]):
             self.error = error
 
     def result(self) -> T:
-        """What the job returned. Raises what it raised."""
+        """The value that the job returned. Raises the error that the job raised."""
         if self.error is not None:
             raise self.error
         return self._results[0]

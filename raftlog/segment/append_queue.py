@@ -140,7 +140,7 @@ class AppendQueue(Protocol):
 
 
 class ThreadCalls:
-    """What a writer calls that has a thread of its own."""
+    """The calls of a writer that has a thread of its own."""
 
     def __init__(self) -> None:
         # A token for each call of `wake`. One that comes late only makes the next `wait` return early.

@@ -89,7 +89,7 @@ def droppable(
     policy: RetentionPolicy,
     now: Situation,
 ) -> Deletion | None:
-    """What to delete, for `SegmentLog.drop_prefix`; None if nothing is to be deleted.
+    """The file range to delete, for `SegmentLog.drop_prefix`; None if nothing is to be deleted.
 
     Args:
         segments: from `SegmentLog.segments`.

@@ -434,7 +434,7 @@ class SegmentLog(LogReads):
 
     @property
     def writer(self) -> LogWriter:
-        """What makes submitted operations durable, in order."""
+        """The writer that makes submitted operations durable, in order."""
         return self._writer
 
     def close(self, clean: bool = True) -> None:

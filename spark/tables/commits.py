@@ -119,7 +119,7 @@ def lineage(current: int | None, parents: Mapping[int, int | None]) -> list[int]
 
 
 def identity(name: str, topic: str) -> str:
-    """What a table remembers of the pipeline that writes it."""
+    """The identity of the pipeline in its table."""
     return f"{name}/{topic}"
 
 

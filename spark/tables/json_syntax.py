@@ -112,7 +112,7 @@ def _is_exact(value: Any, name: str) -> bool:
 
 
 def _reason(body: bytes, error: Exception) -> str:
-    """What Python's own parser takes and JSON does not have."""
+    """The reason why a body is not JSON, as Python's parser accepts more than that."""
     if body.startswith(b"\xef\xbb\xbf"):
         return "it begins with a byte order mark"
     try:

@@ -52,7 +52,7 @@ _DENIED: Final = (
 
 
 class LakeTarget:
-    """What both formats share; implements `loop.Target`."""
+    """The common part of Iceberg and Delta targets; implements `loop.Target`."""
 
     def __init__(self, pipeline: Pipeline, spark: SparkSession) -> None:
         self._pipeline = pipeline

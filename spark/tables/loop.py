@@ -142,7 +142,7 @@ class Plans(Protocol):
 
 @dataclass(slots=True)
 class Figures:
-    """What a running pipeline has done."""
+    """The counters of a running pipeline."""
 
     commits: int = 0
     messages: int = 0
@@ -310,7 +310,7 @@ class Loop:
         return True
 
     def _next(self) -> Planned:
-        """What follows the last commit; nothing if its start is its end."""
+        """The range behind the last commit; nothing if its start is its end."""
         start = dict(self.last.end)
         plan = self._repeated()
         if plan is not None and plan.begin == self.last.begin:
@@ -318,7 +318,7 @@ class Loop:
         return Planned(start, self._source.latest(start), self.last.begin)
 
     def _before(self) -> Planned:
-        """What is before the table."""
+        """The messages before the beginning of the table."""
         end, plan = self.last.end, self._repeated()
         if plan is not None and plan.begin != self.last.begin:
             return Planned(end, end, plan.begin)

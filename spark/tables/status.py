@@ -51,7 +51,7 @@ def known_commit(pipeline: Pipeline) -> Commit | None:
 
 
 def table_status(pipeline: Pipeline, now_ms: int) -> dict[str, Any]:
-    """What `raftmq table status` prints.
+    """The status that `raftmq table status` prints.
 
     Raises CommitRefused, DirectoryUnusable; Stopped, DataLoss, ReadFailed, Unreachable, ServerError, PlanRefused.
     """

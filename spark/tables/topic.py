@@ -96,7 +96,7 @@ def _latest(options: ReadOptions, connections: KeptConnections) -> Surveyor:
 
 
 def _for_tables(said: str) -> str:
-    """What was lost, with what helps a table instead of a query with a checkpoint."""
+    """The lost messages, with what helps a table instead of a query with a checkpoint."""
     for kind, remedy in REMEDIES.items():
         said = said.replace(remedy, _REMEDIES[kind])
     return f"{said} Nothing was skipped or committed"

@@ -84,7 +84,7 @@ class AccessControl:
 
     @property
     def shown(self) -> AccountList:
-        """What people may see of the accounts of the file."""
+        """The accounts of the file without their keys, for people."""
         return self._file.accounts.shown
 
     def add_users(self, users: Users, secrets: Callable[[], Sequence[bytes]], quotas: UserQuotas) -> None:

@@ -195,7 +195,7 @@ class PendingQueries(Service):
         )
 
     def _handle(self, waiting: _Waiting, message: StoredMessage, due_ms: int) -> str:
-        """What recalls a timed message; others cannot be recalled."""
+        """The recall handle of a timed message; other messages cannot be recalled."""
         topic, key = message.properties.get(props.REAL_TOPIC, ""), message.properties.get(props.UNIQUE_KEY, "")
         is_recallable = waiting.topic == TIMER_TOPIC and props.DELAY not in message.properties
         if not is_recallable or topic.startswith(RETRY_PREFIX):

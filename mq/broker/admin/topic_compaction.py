@@ -83,7 +83,7 @@ _CARRIED: Final = f"{props.CARRIED}{props.NAME_END}".encode()
 
 @dataclass(slots=True, eq=False)
 class _Queue:
-    """What the leader knows of one queue.
+    """The leader's compaction state of one queue.
 
     Attributes:
         learned: messages before this offset are in ``keys``.
@@ -238,7 +238,7 @@ class TopicCompaction(Service):
         self._sends.is_full = sum(len(each.keys) for each in self._queues.values()) >= self._sends.keys_max
 
     def _current(self, key: QueueKey) -> _Queue | None:
-        """What is known of a queue: nothing, if it is another one than before."""
+        """The compaction state of a queue; a new one if the topic was created again."""
         queue, known = self._store.get(*key), self._queues.get(key)
         if queue is None:
             self._queues.pop(key, None)

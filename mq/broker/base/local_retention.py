@@ -282,7 +282,7 @@ class Retention:
         return LOG_BEGIN
 
     def _early_note(self, deletion: Deletion) -> bytes:
-        """What is durably known of files that are deleted early."""
+        """The durable note about files that are deleted early."""
         known = self._noted()
         newest = max((self._files.newest_ms(segment) or 0 for segment in deletion.early), default=0)
         base_index: int = deletion.early[0].first_index - 1

@@ -40,7 +40,7 @@ Address = tuple[str, int]
 
 
 class Registration(NamedTuple):
-    """What to register at a name server.
+    """The values that a broker registers at a name server.
 
     ``body`` encodes the register-broker body with ``topic_count`` topics; it may run later in another thread, on a
     consistent copy. ``whole`` says that it contains all topics.

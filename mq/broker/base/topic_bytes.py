@@ -119,7 +119,7 @@ class TopicBytes:
 
     @property
     def nbytes(self) -> int:
-        """What is counted."""
+        """The counted bytes."""
         return sum(queue.nbytes for queue in self.queues.values())
 
     def count(self, queues: Iterable[ConsumeQueue], entries_max: int) -> int:

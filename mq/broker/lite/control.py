@@ -1,4 +1,4 @@
-"""What clients subscribe to (request code 200071), and the notice of a lost subscription (200073).
+"""Subscriptions of clients to lite topics (request code 200071), and the notice of a lost subscription (200073).
 
 A request changes what its client subscribes to at once, in the memory of the leader. Where it says at which offset the
 group continues, that is replicated, and the request is answered afterwards.

@@ -1,4 +1,4 @@
-"""What operators ask about lite topics: request codes 200074 to 200079.
+"""Queries of operators about lite topics: request codes 200074 to 200079.
 
 The leader answers, since who subscribes to what is in its memory only. There may be very many lite topics, so answers
 about all of them are built in steps.

@@ -58,7 +58,7 @@ SendKeys = Callable[[bytes, bytes], bytes | None]
 
 
 class PlainSends(Protocol):
-    """What serves plain sends; see `mq.broker.produce.send`."""
+    """The receiver of plain sends; see `mq.broker.produce.send`."""
 
     def take(self, connection: ClientConnection, chunk: bytes) -> int: ...
 
@@ -68,7 +68,7 @@ class PlainSends(Protocol):
 
 
 class Requests(Protocol):
-    """What serves requests; see `mq.broker.net.request_table`."""
+    """The handler of requests; see `mq.broker.net.request_table`."""
 
     @property
     def sends(self) -> PlainSends: ...

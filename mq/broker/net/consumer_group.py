@@ -132,7 +132,7 @@ def _normal(expression: str, kind: str) -> str:
 
 
 def summary_of(subscriptions: Iterable[GroupSubscription], *known: SubscriptionSummary | None) -> SubscriptionSummary:
-    """What these subscriptions of one heartbeat say; one of ``known`` if that says the same."""
+    """Summarize the subscriptions of one heartbeat; returns the equal one of ``known``, if there is one."""
     rows = {(each.topic, each.expression, each.expression_type) for each in subscriptions}
     mark = hash(frozenset(rows))
     for summary in known:

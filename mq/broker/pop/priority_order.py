@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class _Debt:
-    """What higher priorities owe to lower ones, for a group and a topic."""
+    """The messages that higher priorities owe to lower ones, for a group and a topic."""
 
     pops: int = 0
     hundredths: dict[int, int] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class PriorityOrder:
         return plan._replace(owed_level=level, owed=owed) if owed > 0 else plan
 
     def taken(self, pop_request: PopRequest, plan: Plan, taken: list[PopBatch]) -> None:
-        """What a pop took by its plan: keep the account of what lower levels are owed."""
+        """Account for the messages that a pop took by its plan, and for those that lower levels are owed."""
         if not taken:
             return
         for each in taken:

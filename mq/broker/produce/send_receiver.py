@@ -98,7 +98,7 @@ class SendReceiver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverSettings:
-    """What both forms need to know.
+    """The settings of the compiled and the Python receiver of sends.
 
     Attributes:
         is_signed: whether clients are asked for the keys of their requests (`ClientConnection.send_keys`).

@@ -27,7 +27,7 @@ from raftlog import SegmentError
 
 @dataclass(slots=True)
 class Found:
-    """What was found in the archive; ``missing`` says why that may not be all, empty if it is."""
+    """The messages found in the archive; ``missing`` says why some may be left out, empty if none is."""
 
     records: list[bytes] = field(default_factory=list)
     missing: str = ""

@@ -70,7 +70,7 @@ Limits = list[tuple[Limited, Quota]]
 
 
 class _Part(NamedTuple):
-    """What a send costs a topic."""
+    """The cost of a send for the quota of one topic."""
 
     topic: str
     messages: int

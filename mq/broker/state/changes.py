@@ -1,4 +1,4 @@
-"""What a command has changed, for those who keep state that follows from it."""
+"""The changes that a command made, for those who keep state that follows from them."""
 
 from __future__ import annotations
 

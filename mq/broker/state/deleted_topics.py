@@ -23,7 +23,7 @@ OffsetsOfGroups = dict[str, list[int]]
 
 
 class DeletedTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a deleted topic was when it was deleted."""
+    """A deleted topic as it was when it was deleted."""
 
     config: TopicConfig
     identity: str

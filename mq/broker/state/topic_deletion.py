@@ -39,7 +39,7 @@ QueueEnds = Callable[[str], Mapping[int, QueueOffset]]
 
 
 class Tables(Protocol):
-    """What is needed of `mq.broker.state.metadata.Metadata`, which uses this module."""
+    """The part of `mq.broker.state.metadata.Metadata` that this module uses."""
 
     topics: dict[str, TopicConfig]
     topic_identities: dict[str, str]

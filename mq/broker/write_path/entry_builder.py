@@ -49,7 +49,8 @@ in a lite topic.
 
 
 class PendingItem(Protocol):
-    """What waits for its round. It is stored in one entry as a whole, or not at all.
+    """A message, command or group of them that waits for its round. It is stored in one entry as a whole, or not at
+    all.
 
     Attributes:
         nbytes: bytes of its records.

@@ -295,7 +295,7 @@ async def _measured(result: Result, namesrv: str) -> AsyncIterator[None]:
 
 
 class _Usage(NamedTuple):
-    """What a process has used of CPU since its start, and has of memory."""
+    """The CPU seconds of a process since its start, and its memory."""
 
     cpu_ms: float
     resident_bytes: float

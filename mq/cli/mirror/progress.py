@@ -10,7 +10,7 @@ WINDOW_SECONDS: Final = 30.0
 
 
 class Figures(NamedTuple):
-    """What is known at one moment.
+    """The figures of a mirror at one moment.
 
     Attributes:
         copied: messages that were copied since the start of this process.

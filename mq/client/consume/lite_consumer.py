@@ -159,7 +159,7 @@ class LiteConsumer(PopConsumer[BodyT]):
 
     @property
     def lite_topics(self) -> frozenset[str] | None:
-        """What it subscribes to; None for all lite topics."""
+        """The lite topics that it subscribes to; None for all."""
         return None if self._wanted is None else frozenset(self._wanted)
 
     async def subscribe(self, *lite_topics: str, start: LiteStart | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a consumer knows of its removal from its group by an operator."""
+"""The removal of a consumer from its group by an operator, as the consumer knows it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Drains(Protocol):
-    """What a consumer of either kind can do."""
+    """A consumer of either kind, as far as a stop signal needs it."""
 
     async def drain(self, timeout: float) -> bool:
         """See `PushConsumer.drain`."""

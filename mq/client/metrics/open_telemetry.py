@@ -69,7 +69,7 @@ class OpenTelemetryMetrics(ClientMetrics):
 
 
 class _Instruments:
-    """What a meter has made."""
+    """The instruments that a meter has made."""
 
     def __init__(self, meter: Meter, topics_max: int) -> None:
         self.book = LabelBook(topics_max)

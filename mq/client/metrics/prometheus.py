@@ -76,7 +76,7 @@ class PrometheusMetrics(ClientMetrics):
 
 
 class _Registered:
-    """What a registry has."""
+    """The metrics that a registry has."""
 
     def __init__(self, registry: CollectorRegistry, topics_max: int, buckets: tuple[float, ...]) -> None:
         self.book = LabelBook(topics_max)

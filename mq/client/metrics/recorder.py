@@ -106,7 +106,7 @@ class ClientMetrics(ABC):
 
     @abstractmethod
     def adder(self, family: Family, values: tuple[str, ...]) -> Add:
-        """What adds to a counter, or observes a value of a histogram."""
+        """A function that adds to a counter, or observes a value of a histogram."""
 
     @abstractmethod
     def gauge(self, family: Family, values: tuple[str, ...], read: Callable[[], float]) -> None:

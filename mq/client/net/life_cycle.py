@@ -177,7 +177,7 @@ class Client:
         """Everything that runs while the client is open."""
 
     def _troubles(self) -> Iterator[str]:
-        """What keeps the open client from working."""
+        """The problems that keep the open client from working."""
         if self._core is not None:
             yield from self._core.troubles()
 
@@ -382,7 +382,7 @@ class _Host:
         return error if body is None else body.leave(error)
 
     def merge(self, error: BaseException | None, failure: BaseException) -> BaseException:
-        """What a block raises whose body raised `error`, and whose end raised `failure`."""
+        """The error of a block whose body raised `error`, and whose end raised `failure`."""
         if error is None or failure is not self.failure or isinstance(error, ClientClosed):
             return failure
         if isinstance(error, anyio.get_cancelled_exc_class()):

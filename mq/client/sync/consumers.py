@@ -39,7 +39,7 @@ SyncMiddlewareT = TypeVar("SyncMiddlewareT", bound=Callable[[Any, Callable[[Any]
 
 
 class _SyncConsumer(Facade[ClientT], Generic[ClientT, BodyT], of=Consumer):
-    """What all consumers for threads have."""
+    """The common part of all consumers for threads."""
 
     dead_letter = waits(Consumer.dead_letter)
 
@@ -449,7 +449,7 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
 
 
 class _SyncPops(_SyncConsumer[PopT, BodyT], Generic[PopT, BodyT], of=PopConsumer):
-    """What consumers for threads have that pop messages."""
+    """The common part of consumers for threads that pop messages."""
 
     def __init__(self, client: PopT) -> None:
         super().__init__(client)

@@ -112,7 +112,7 @@ class LoopThread:
 
 
 def _caller() -> Callable[[Callable[[], None]], object]:
-    """What calls a function in this event loop, for any thread."""
+    """A function for any thread that calls another one in this event loop."""
     if event_loop() == "asyncio":
         return asyncio.get_running_loop().call_soon_threadsafe
     import trio

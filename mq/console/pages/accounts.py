@@ -45,7 +45,7 @@ QUOTA_FIELDS: Final = {
 
 @dataclass(slots=True)
 class _Known:
-    """What brokers say of users; ``said`` what they cannot say, as sentences."""
+    """The users that brokers know; ``said`` are sentences about those that they cannot report."""
 
     users: Mapping[str, Sequence[UserInfo]]
     policies: Mapping[str, Sequence[AclInfo]]

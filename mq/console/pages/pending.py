@@ -1,4 +1,4 @@
-"""What waits: delayed and timed messages, transactions, and schedules."""
+"""The page of waiting messages: delayed and timed messages, transactions, and schedules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TITLES: Final[dict[PendingKind, str]] = {
 
 
 async def pending(visit: Visit) -> Page:
-    """What waits in all broker groups: one request for each."""
+    """The waiting messages of all broker groups: one request for each group."""
     wanted = visit.query.get("kind", "timed")
     kind: PendingKind = next((each for each in KINDS if each == wanted), "timed")
     seen = await visit.watch.pending[kind].get()

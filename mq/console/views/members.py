@@ -30,7 +30,7 @@ class Change:
 
     @property
     def typed(self) -> str:
-        """What leaves the group."""
+        """The id that the operator types to confirm, that of the leaving member."""
         return {"remove": self.node, "replace": self.replaced}.get(self.action, "")
 
 

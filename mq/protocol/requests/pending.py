@@ -54,7 +54,7 @@ class PendingMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingInfo(Body, kw_only=True):
-    """What waits in a broker group.
+    """The waiting messages of a broker group.
 
     ``total`` counts all; ``looked_at`` those that ``counts`` and ``messages`` are of. ``counts`` is of timed messages:
     how many are due within so many seconds, and not within fewer; those that are due in more than a day count as due

@@ -30,7 +30,7 @@ NO_LIMIT: Final = "-1"
 
 
 class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a topic or a user may do; 0 is no limit.
+    """The limits of a topic or a user; 0 is no limit.
 
     Messages and bytes are per second, of bodies and properties. ``connections`` are those of a user to one replica.
     ``stored_bytes`` are for topics.

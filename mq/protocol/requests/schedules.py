@@ -91,7 +91,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return msgspec.json.encode(self, order="sorted")
 
     def rule(self) -> tuple[object, ...]:
-        """What decides when it ticks."""
+        """The rule that decides when the schedule ticks."""
         return self.cron, self.time_zone, self.cron_days, self.every_ms, self.anchor_ms, self.at_ms
 
     @property

@@ -98,7 +98,7 @@ async def accept(stream: trio.abc.Stream, tls: TlsContext | None, trusts: Trusts
 
 
 async def _read_proxy_header(stream: trio.abc.Stream, data: bytes, trusted: bool) -> tuple[bytes, Addresses | None]:
-    """What follows the header, and its addresses."""
+    """Read the HAProxy header; returns the bytes behind it and its addresses."""
     while True:
         try:
             header = parse_proxy_header(data)

@@ -1,4 +1,4 @@
-"""What a gRPC server counts."""
+"""The counters of a gRPC server."""
 
 from __future__ import annotations
 

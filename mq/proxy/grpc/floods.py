@@ -14,7 +14,7 @@ _EARNED_BY_CALL: Final = 8
 
 
 class Allowance:
-    """What may be spent: so much at once, and so much per second."""
+    """A rate limit: so much at once, and so much per second."""
 
     def __init__(self, burst: float, per_second: float, now: float) -> None:
         self._burst = self._remaining = burst

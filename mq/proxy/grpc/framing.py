@@ -40,7 +40,7 @@ class MessageReader:
 
     @property
     def unfinished_bytes(self) -> int:
-        """What has arrived of a message that is not complete."""
+        """The bytes that have arrived of a message that is not complete."""
         return len(self._received)
 
     def feed(self, data: bytes) -> list[bytes]:

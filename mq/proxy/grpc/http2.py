@@ -42,7 +42,7 @@ class Setting:
 
 
 class Requests(Protocol):
-    """What is called for what arrives; it may answer, also at once."""
+    """The callbacks for received requests; each may answer at once."""
 
     def request(self, stream_id: int, fields: list[Field], *, ended: bool) -> None:
         """A new stream begins."""

@@ -66,7 +66,7 @@ class CodedError(Exception):
 
 
 def refusal_of(error: ClientError) -> CodedError:
-    """What an error of the connection to the brokers is for a client."""
+    """The refusal that a client gets for an error of the connection to the brokers."""
     code: pb.Code
     match error:
         case BrokerError() | SendRejected():

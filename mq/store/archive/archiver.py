@@ -201,7 +201,7 @@ class _Archiver:
 
 
 def _snapshot(source: RunningLog, data_dir: str) -> Snapshot | None:
-    """What a log without its beginning needs. Raises SnapshotNotReady, OSError."""
+    """The snapshot that a log without its beginning needs. Raises SnapshotNotReady, OSError."""
     state = source.state
     if state.starts_at.index == 0:
         return None

@@ -319,7 +319,7 @@ def _places(
 
 
 class _Latest:
-    """What was read last, in memory; a `mq.store.archive.disk_cache.BlockCache`."""
+    """The blocks that were read last, in memory; a `mq.store.archive.disk_cache.BlockCache`."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

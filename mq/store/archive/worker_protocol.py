@@ -1,4 +1,4 @@
-"""What a broker asks the process that archives, and what that answers."""
+"""The requests of a broker to the process that archives, and its answers."""
 
 from __future__ import annotations
 
