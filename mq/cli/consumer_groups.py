@@ -26,7 +26,7 @@ from mq.client.removed_members import KEEP_OUT_SECONDS_MAX, Removal
 from mq.inspection.catalogue import CatalogueAdmin
 from mq.inspection.formatting import time_of
 from mq.inspection.losses import losses_of_group
-from mq.inspection.members import Member, disagreement, kept_out_words, members_of, queue_text, removal_means
+from mq.inspection.members import Member, disagreement, members_of, queue_text, removal_means, removed_member_text
 from mq.protocol.names import dead_letter_topic
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
@@ -382,13 +382,13 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     found: dict[MessageQueue, GroupProgress] = {}
     configs: dict[str, SubscriptionGroupConfig] = {}
     members: list[Member] = []
-    kept_out: list[KeptOutMember] = []
+    removed: list[KeptOutMember] = []
 
     async def main(admin: CatalogueAdmin) -> None:
         configs.update((await admin.consumer_groups()).get(group, {}))
         found.update(await admin.group_progress(group))
         members.extend(await members_of(admin, group))
-        kept_out.extend(await admin.removed_members.kept_out(group))
+        removed.extend(await admin.removed_members.kept_out(group))
 
     run_with(CatalogueAdmin, namesrv, main)
     if not configs and not found:
@@ -396,7 +396,7 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     if as_json:
         told: dict[str, object] = {
             "members": [member.as_json() for member in members],
-            "kept_out": list(map(msgspec.structs.asdict, kept_out)),
+            "kept_out": list(map(msgspec.structs.asdict, removed)),
         }
         print_json(_as_json(configs, found) | told)
         return
@@ -407,8 +407,8 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     else:
         print("it has no offsets")
     print_table(_members_table(members)) if members else print("it has no members")
-    for kept in kept_out:
-        print(kept_out_words(kept))
+    for member in removed:
+        print(removed_member_text(member))
     if lines := disagreement(members):
         print("its members subscribe differently: what one of them does not want is skipped for all")
         for line in lines:

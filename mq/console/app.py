@@ -96,7 +96,7 @@ CHANGES: Final[Mapping[str, tuple[str, Change]]] = {
     "/enable": ("pause or resume group", groups.enable),
     "/delete-group": ("delete group", deletions.delete_group),
     "/remove-member": ("remove member", removals.remove),
-    "/let-in": ("let a member in", removals.let_in),
+    "/let-in": ("let a member in", removals.readmit),
     "/requeue": ("requeue dead letters", dead_letters.requeue),
     "/recall": ("recall a message", pending.recall),
     "/resume": ("resume a transaction", pending.resume),

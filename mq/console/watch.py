@@ -189,7 +189,7 @@ class Watch:
         self.events = Events()
         self.tails = Tails(namesrv, remoting, querying_admin, nursery, tail_limits)
         self._members: dict[str, Shared[list[Member]]] = {}
-        self._kept_out: dict[str, Shared[list[KeptOutMember]]] = {}
+        self._removed_members: dict[str, Shared[list[KeptOutMember]]] = {}
         self.survey: Shared[Survey] = Shared(
             partial(survey, namesrv, watch_seconds=WATCHED_SECONDS, remoting=remoting), SURVEY_SECONDS, _least_of_survey
         )
@@ -256,15 +256,15 @@ class Watch:
                 del self._members[next(iter(self._members))]
         return self._members[group]
 
-    def kept_out(self, group: str) -> Shared[list[KeptOutMember]]:
-        """The clients that are kept out of a consumer group."""
-        if group not in self._kept_out:
-            self._kept_out[group] = Shared(
+    def removed_members(self, group: str) -> Shared[list[KeptOutMember]]:
+        """The removed members of a consumer group."""
+        if group not in self._removed_members:
+            self._removed_members[group] = Shared(
                 partial(self.querying_admin.removed_members.kept_out, group), MEMBERS_SECONDS
             )
-            if len(self._kept_out) > GROUPS_KEPT_MAX:
-                del self._kept_out[next(iter(self._kept_out))]
-        return self._kept_out[group]
+            if len(self._removed_members) > GROUPS_KEPT_MAX:
+                del self._removed_members[next(iter(self._removed_members))]
+        return self._removed_members[group]
 
     def changed(self) -> None:
         """Something was changed through this console: pages show it at once."""
@@ -272,7 +272,7 @@ class Watch:
             *(self.cluster, self.topics, self.names, self.groups, self.progress, self.offsets, self.survey),
             *self.pending.values(),
             *self._members.values(),
-            *self._kept_out.values(),
+            *self._removed_members.values(),
         )
         for each in shared:
             each.forget()

@@ -109,7 +109,7 @@ def removal_means(members: Collection[str], seconds: float) -> list[str]:
     ]
 
 
-def kept_out_words(kept: KeptOutMember) -> str:
+def removed_member_text(kept: KeptOutMember) -> str:
     """The members that are kept out, for how long, and why."""
     who = f" by {kept.operator}" if kept.operator else ""
     why = f": {kept.reason}" if kept.reason else ""

@@ -19,8 +19,8 @@ from mq.broker.net.clients import Notice
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.state.format_level import LEVEL_OF_KEPT_OUT_CLIENTS
-from mq.broker.state.kept_out_clients import KEPT_OUT_MAX, KeepOut, KeptOutRow
+from mq.broker.state.format_level import LEVEL_OF_REMOVED_MEMBERS
+from mq.broker.state.removed_members import REMOVED_MEMBERS_MAX, RemovedMemberRow, RemoveOrReadmit
 from mq.broker.write_path.outcome import Stored, answer_outcome
 from mq.broker.write_path.replicate import encoded
 from mq.protocol.codes import ResponseCode
@@ -64,7 +64,7 @@ class RemovedMembers(Service):
         end_waiting: Sequence[EndWaiting],
     ) -> None:
         self._clients = context.clients
-        self._kept_out = context.clients.kept_out
+        self._removed_members = context.clients.removed_members
         self._notify = notify
         self._send_notice = send_notice
         self._end_waiting = end_waiting
@@ -72,7 +72,7 @@ class RemovedMembers(Service):
         self._state, self._level = context.metadata.kept_out, context.metadata.format_level
         self._appender = context.appender
         self._seen_version = -1
-        self._followed: dict[tuple[str, str], KeptOutRow] = {}
+        self._followed: dict[tuple[str, str], RemovedMemberRow] = {}
         """The replicated table when this replica last looked at it."""
         self._unended: dict[tuple[str, str], None] = {}
         """Kept out already; what they wait for is ended in steps, since thousands at once would hold everybody up."""
@@ -94,11 +94,11 @@ class RemovedMembers(Service):
         """Request code 9026: at the leader answered when it is replicated. Raises RequestRefused."""
         ext = call.request.ext
         self._check(ext.group, ext.client_id, ext.keep_out_ms, ext.reason, ext.operator)
-        is_replicated = self._appender.is_open and self._level.level >= LEVEL_OF_KEPT_OUT_CLIENTS
+        is_replicated = self._appender.is_open and self._level.level >= LEVEL_OF_REMOVED_MEMBERS
         if is_replicated:
             self._appender.check_room()
         if ext.keep_out_ms == 0:
-            was_member = self._let_in(ext.group, ext.client_id, ext.operator)
+            was_member = self._readmit(ext.group, ext.client_id, ext.operator)
         else:
             seconds = ext.keep_out_ms / 1000
             was_member = self._remove(ext.group, ext.client_id, seconds, ext.reason, ext.operator)
@@ -106,7 +106,7 @@ class RemovedMembers(Service):
         if not is_replicated:
             return answer
         now_ms = self._wall_clock_ms()
-        command = KeepOut(
+        command = RemoveOrReadmit(
             group=ext.group,
             client_id=ext.client_id,
             until_ms=now_ms + ext.keep_out_ms,
@@ -148,16 +148,16 @@ class RemovedMembers(Service):
             was_member=was_member,
         )
 
-    def _let_in(self, group: str, client_id: str, operator: str) -> bool:
+    def _readmit(self, group: str, client_id: str, operator: str) -> bool:
         self._unended.pop((group, client_id), None)
-        known = self._kept_out.release(group, client_id)
+        known = self._removed_members.readmit(group, client_id)
         if known is not None:
             self._log.info("member_let_in", consumer_group=group, client_id=client_id, by=operator)
             self._send_notice(group, known.connections)
         return known is not None
 
     def _has_work(self) -> bool:
-        return bool(self._kept_out.table) or self._seen_version != self._state.version
+        return bool(self._removed_members.table) or self._seen_version != self._state.version
 
     def follow_and_expire(self) -> None:
         """Apply replicated removals, and readmit clients whose removal time is over; called by a timer."""
@@ -170,13 +170,13 @@ class RemovedMembers(Service):
         followed, self._followed = self._followed, dict(self._state.table)
         now_ms = self._wall_clock_ms()
         for key in followed.keys() - self._followed.keys():
-            self._let_in(*key, followed[key].operator)
+            self._readmit(*key, followed[key].operator)
         members: dict[str, set[str]] = {}
         for key, row in self._followed.items():
             left = (row.until_ms - now_ms) / 1000
-            if row == followed.get(key) or left <= 0 or not self._kept_out.has_room(*key):
+            if row == followed.get(key) or left <= 0 or not self._removed_members.has_room(*key):
                 continue
-            known = self._kept_out.table.get(key)
+            known = self._removed_members.table.get(key)
             if known is not None and abs(known.until - self._clock() - left) <= _TOLD_SECONDS:
                 continue
             group, client_id = key
@@ -186,7 +186,7 @@ class RemovedMembers(Service):
             if client_id in members[group]:
                 self._remove(group, client_id, left, row.reason, row.operator)
                 continue
-            self._kept_out.keep(
+            self._removed_members.keep(
                 group,
                 client_id,
                 until=self._clock() + left,
@@ -201,7 +201,7 @@ class RemovedMembers(Service):
         for _ in range(min(_ENDED_AT_ONCE, len(self._unended))):
             group, client_id = key = next(iter(self._unended))
             del self._unended[key]
-            kept = self._kept_out.table.get((group, client_id))
+            kept = self._removed_members.table.get((group, client_id))
             if kept is None:
                 continue  # its time is over already
             assert (kept.group, kept.client_id) == key, f"{kept.client_id} of {kept.group} is listed as {key}"
@@ -222,13 +222,13 @@ class RemovedMembers(Service):
                 operator=kept.operator,
                 connected=kept.is_there(now),
             )
-            for kept in self._kept_out.of_group(call.request.ext.consumer_group, now)
+            for kept in self._removed_members.of_group(call.request.ext.consumer_group, now)
         ]
         return call.response(body=KeptOutList(members=found).encode())
 
     def expire(self) -> None:
         """Readmit the clients whose removal time is over."""
-        for kept in self._kept_out.expired(self._clock()):
+        for kept in self._removed_members.expired(self._clock()):
             self._log.info("member_may_return", consumer_group=kept.group, client_id=kept.client_id)
             self._send_notice(kept.group, kept.connections)
 
@@ -251,7 +251,7 @@ class RemovedMembers(Service):
                 ResponseCode.INVALID_PARAMETER,
                 f"the reason or the operator has {length} characters; maximum: {WORDS_LENGTH_MAX}",
             )
-        if keep_out_ms and not self._kept_out.has_room(group, client_id):
+        if keep_out_ms and not self._removed_members.has_room(group, client_id):
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"{KEPT_OUT_MAX} clients are kept out of groups, which is the maximum"
+                ResponseCode.SYSTEM_ERROR, f"{REMOVED_MEMBERS_MAX} clients are kept out of groups, which is the maximum"
             )

@@ -54,7 +54,7 @@ class Subscriptions(Service):
         self._settings = context.settings
         self._metadata = context.metadata
         self._clients = context.clients
-        self._kept_out = context.clients.kept_out
+        self._removed_members = context.clients.removed_members
         self._clock = context.clock
         self._note_group = note_group
         self._refresh = refresh
@@ -83,8 +83,8 @@ class Subscriptions(Service):
         it, and may pull again.
         """
         group = ext.consumer_group
-        if self._kept_out.table:
-            self._kept_out.check(connection, group, None, self._clock())
+        if self._removed_members.table:
+            self._removed_members.check(connection, group, None, self._clock())
         config = self._group(group)
         if ext.sys_flag & _SUBSCRIPTION:
             return self._parsed(ext.topic, ext.subscription or _ALL, ext.expression_type)
@@ -115,8 +115,8 @@ class Subscriptions(Service):
     def of_pop(self, connection: ClientConnection, ext: PopExt) -> Subscription:
         """The subscription of a pop; creates an unknown group. Raises RequestRefused."""
         group = ext.consumer_group
-        if self._kept_out.table:
-            self._kept_out.check(connection, group, ext.client_id, self._clock())
+        if self._removed_members.table:
+            self._removed_members.check(connection, group, ext.client_id, self._clock())
         if self._group(group) is None and not self._metadata.has_room_for_group(group):
             count = len(self._metadata.groups)
             raise RequestRefused(

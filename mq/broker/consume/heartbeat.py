@@ -15,7 +15,7 @@ from mq.broker.net.client_limits import HeartbeatRefused
 from mq.broker.net.clients import ROUND_CALLS, CheckedSubscriptions
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.kept_out import reply
+from mq.broker.net.removed_members import reply
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
@@ -137,8 +137,8 @@ class Heartbeats(Service):
     def handle_consumer_list(self, call: Call[GetConsumerListByGroup]) -> bytes:
         """Request code 38. A removed member is told of the others, so that it gives up its queues."""
         group = call.request.ext.consumer_group
-        kept_out, now = self._clients.kept_out, self._clock()
-        if kept_out.table and (kept := kept_out.at(call.connection, group, now)) is not None:
+        removed, now = self._clients.removed_members, self._clock()
+        if removed.table and (kept := removed.at(call.connection, group, now)) is not None:
             others = ConsumerList(self._clients.consumer_ids(group) or [NOBODY])
             return call.response(body=others.encode(), ext=reply(kept, now).fields())
         members = self._clients.consumer_list(group)

@@ -66,7 +66,7 @@ class QueueLockService(Service):
         self._appender = context.appender
         self._client_id = context.client_id
         self._read = context.reads.read_once
-        self._kept_out = context.clients.kept_out
+        self._removed_members = context.clients.removed_members
         self._clock = context.clock
         self._log = context.log
         self._limits = context.limits.consume
@@ -125,7 +125,7 @@ class QueueLockService(Service):
         self._appender.check_room()
         wanted = self._decoded(call.body)
         client_id, group = wanted.client_id, wanted.group
-        if self._kept_out.table and self._kept_out.of(group, client_id, self._clock()) is not None:
+        if self._removed_members.table and self._removed_members.of(group, client_id, self._clock()) is not None:
             return call.response(body=LockedQueues().encode())
         host = call.connection.host[:4]
         grant = _Grant(client_id, host)

@@ -48,7 +48,7 @@ class Rebalance(Service):
         self._routes = routes
         self._read = context.reads.read
         self._consumer_ids = context.clients.consumer_ids
-        self._kept_out = context.clients.kept_out
+        self._removed_members = context.clients.removed_members
         self._clock = context.clock
         self._note_group = note_group
 
@@ -86,7 +86,7 @@ class Rebalance(Service):
                 return
             mode = self._metadata.request_modes.of(query.topic, query.consumer_group)
             assigned: Sequence[QueueRef] | None = None
-            if self._kept_out.of(query.consumer_group, query.client_id, self._clock()) is not None:
+            if self._removed_members.of(query.consumer_group, query.client_id, self._clock()) is not None:
                 assigned = []  # None would let a Java client keep what it has
             elif queues is not None:
                 members = sorted(self._consumer_ids(query.consumer_group))

@@ -60,7 +60,7 @@ class LiteControl(Service):
         self._subscriptions = pops.subscriptions
         self._offset_by_time = offset_by_time
         self._subscriptions_max = context.limits.lite.subscriptions_max
-        self._kept_out = context.clients.kept_out
+        self._removed_members = context.clients.removed_members
 
     def routes(self) -> Iterator[Route]:
         yield Route(ControlLiteSubscriptions, self.handle, leader_only=True)
@@ -91,7 +91,7 @@ class LiteControl(Service):
 
         def check() -> None:
             for each, of_group in later:
-                if not self._is_kept_out(each):
+                if not self._is_removed(each):
                     self._subscribe(each, of_group, call.connection)
             self._pops.subscriptions_changed()
             for group, rows in resets.items():
@@ -177,7 +177,7 @@ class LiteControl(Service):
             case Action.PARTIAL_ADD | Action.COMPLETE_ADD:
                 pass
         assert group is not None, f"{each.action} without a group"
-        if self._is_kept_out(each):
+        if self._is_removed(each):
             return
         count = sum(map(len, resets.values()))
         if each.offset_option is not None and not group.wildcard:
@@ -190,12 +190,12 @@ class LiteControl(Service):
         else:
             self._subscribe(each, group, connection)
 
-    def _is_kept_out(self, each: LiteSubscription) -> bool:
+    def _is_removed(self, each: LiteSubscription) -> bool:
         """Whether an operator has removed this client: it would keep others from what it does not get itself. When it
         may come back, its first pop is answered so that it says again what it subscribes to.
         """
-        kept_out = self._kept_out
-        return bool(kept_out.table) and kept_out.of(each.group, each.client_id, self._clock()) is not None
+        removed = self._removed_members
+        return bool(removed.table) and removed.of(each.group, each.client_id, self._clock()) is not None
 
     def _subscribe(self, each: LiteSubscription, group: LiteGroup, connection: ClientConnection) -> None:
         """Subscribe a client to the named lite topics, and end its other subscriptions if the list is complete."""

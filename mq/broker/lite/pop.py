@@ -88,7 +88,7 @@ class LitePops(Service):
         self._bytes_max = context.settings.pull_bytes_max
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
         self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
-        self._kept_out = context.clients.kept_out
+        self._removed_members = context.clients.removed_members
         self._note_got = context.traffic.note_got
         self._quotas = context.quotas
         self._pops, self._queues = pops, pops.queues
@@ -269,8 +269,8 @@ class LitePops(Service):
     def handle(self, call: Call[PopLiteMessage]) -> None:
         """Request code 200070: answered when the pop is committed, or held. Raises RequestRefused."""
         ext = call.request.ext
-        if self._kept_out.table:
-            self._kept_out.check(call.connection, ext.consumer_group, ext.client_id, self._clock())
+        if self._removed_members.table:
+            self._removed_members.check(call.connection, ext.consumer_group, ext.client_id, self._clock())
         group = self.group(ext.consumer_group, ext.topic)
         if not 1 <= ext.max_messages <= MESSAGES_MAX:
             raise RequestRefused(

@@ -28,8 +28,8 @@ from mq.broker.net.consumer_group import (
     parse_group_subscription,
     summary_of,
 )
-from mq.broker.net.kept_out import KeptOutMembers
 from mq.broker.net.proxied_clients import ProxiedClients
+from mq.broker.net.removed_members import RemovedMemberTable
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import LANGUAGES
 from mq.protocol.names import check_group, check_topic
@@ -81,13 +81,13 @@ class ClientRegistry(Generic[ConnectionT]):
 
     Attributes:
         proxied: the clients behind proxies.
-        kept_out: those that an operator has removed from their groups.
+        removed_members: those that an operator has removed from their groups.
     """
 
     def __init__(self, limits: ClientLimits | None = None) -> None:
         self._limits = limits or ClientLimits()
         self.proxied: ProxiedClients[ConnectionT] = ProxiedClients(self._limits)
-        self.kept_out: KeptOutMembers[ConnectionT] = KeptOutMembers()
+        self.removed_members: RemovedMemberTable[ConnectionT] = RemovedMemberTable()
         self._consumers: dict[str, ConsumerGroup[ConnectionT]] = {}
         self._producers: dict[str, dict[ConnectionT, Member]] = {}
         # By client id: connections, each with its number of producer groups.
@@ -128,13 +128,13 @@ class ClientRegistry(Generic[ConnectionT]):
         new_groups: list[str] = []
         notify: list[Notice[ConnectionT]] = []
         for consumer, wanted in zip(heartbeat.consumers, subscriptions, strict=True):
-            if self.kept_out.table:
-                if kept := self.kept_out.of(consumer.group, heartbeat.client_id, now):
-                    self.kept_out.met(kept, connection)
+            if self.removed_members.table:
+                if kept := self.removed_members.of(consumer.group, heartbeat.client_id, now):
+                    self.removed_members.add_connection(kept, connection)
                     notify += self._leave_as_another(connection, consumer.group)
                     self._listed[connection] = listed
                     continue
-                self.kept_out.renamed(connection, consumer.group)
+                self.removed_members.renamed(connection, consumer.group)
             group = self._consumers.get(consumer.group)
             if group is None:
                 group = self._consumers[consumer.group] = ConsumerGroup(consumer.group)
@@ -157,8 +157,8 @@ class ClientRegistry(Generic[ConnectionT]):
                 notify += _notices([group])
         if isinstance(heartbeat, HeartbeatOfProxy):
             proxied = heartbeat.proxied_clients
-            if self.kept_out.table:
-                proxied = [each for each in proxied if not self.kept_out.heard(each.group, each.client_id, now)]
+            if self.removed_members.table:
+                proxied = [each for each in proxied if not self.removed_members.heard(each.group, each.client_id, now)]
             self.proxied.heartbeat(now, connection, proxied)
         self._forget_if_unlisted(connection, listed)
         count, count_max = max(len(listed.producer_groups), len(listed.consumer_groups)), self._limits.groups_max
@@ -246,16 +246,16 @@ class ClientRegistry(Generic[ConnectionT]):
         """
         known = self._consumers.get(group)
         at = [] if known is None else [each for each, member in known.members.items() if member.client_id == client_id]
-        was_member = bool(at) or (group, client_id) in self.kept_out.table
+        was_member = bool(at) or (group, client_id) in self.removed_members.table
         was_member |= self.proxied.remove(group, client_id)
         notify = [] if known is None else self._remove_consumers([(known, each) for each in at])
-        self.kept_out.keep(group, client_id, until=until, reason=reason, operator=operator, connections=at)
+        self.removed_members.keep(group, client_id, until=until, reason=reason, operator=operator, connections=at)
         return at, notify, was_member
 
     def connection_closed(self, connection: ConnectionT) -> list[Notice[ConnectionT]]:
         """Remove the clients of a connection. Returns the members to notify."""
         self.proxied.connection_closed(connection)
-        self.kept_out.connection_closed(connection)
+        self.removed_members.connection_closed(connection)
         listed = self._listed.get(connection)
         if listed is None:
             return []
@@ -371,7 +371,7 @@ class ClientRegistry(Generic[ConnectionT]):
         limits rely; for tests, since it looks at every client.
         """
         self.proxied.check_invariants()
-        self.kept_out.check_invariants()
+        self.removed_members.check_invariants()
         consumers = {(name, each) for name, group in self._consumers.items() for each in group.members}
         listed = {(name, each) for each, of_it in self._listed.items() for name in of_it.consumer_groups}
         assert consumers == listed, f"{len(consumers)} members of groups, connections list {len(listed)}"

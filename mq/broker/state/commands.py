@@ -20,9 +20,9 @@ from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.state.expired_messages import ExpireMessages
 from mq.broker.state.filter_programs import PutFilter
 from mq.broker.state.format_level import RaiseLevel
-from mq.broker.state.kept_out_clients import KeepOut
 from mq.broker.state.lite_offsets import ExpireLiteTopics, ResetLiteOffsets
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
+from mq.broker.state.removed_members import RemoveOrReadmit
 from mq.broker.state.request_modes import PutRequestMode
 from mq.broker.state.schedules import DeleteSchedule, PutSchedule, SettleTick, SwitchSchedule
 from mq.broker.state.table import CommandRefused, CommandUnknown, TableCommand, check_range
@@ -264,7 +264,7 @@ _AsWritten: TypeAlias = (
     | UpdateUser
     | DeleteUser
     | PutUserQuota
-    | KeepOut
+    | RemoveOrReadmit
     | PutPolicies
     | DeletePolicies
     | PutSchedule

@@ -26,7 +26,7 @@ Levels never go down, and each includes those before it:
 8. Topics may keep the newest message of each key (`mq.broker.admin.topic_compaction`): each replica keeps the files of
    the log that have messages of them. Users and topics have quotas
    (`mq.broker.state.user_quotas`). It is known where topics were created (`mq.broker.state.topic_births`). Clients
-   that an operator has removed from a group stay out of it whoever leads (`mq.broker.state.kept_out_clients`).
+   that an operator has removed from a group stay out of it whoever leads (`mq.broker.state.removed_members`).
    Producers with generated ids cannot push others out of the table of sequence numbers
    (`mq.broker.state.producer_sequences`).
 """
@@ -59,7 +59,7 @@ LEVEL_OF_DELETED_TOPICS: Final = 7
 LEVEL_OF_COMPACTION: Final = 8
 LEVEL_OF_QUOTAS: Final = 8
 LEVEL_OF_TOPIC_BIRTHS: Final = 8
-LEVEL_OF_KEPT_OUT_CLIENTS: Final = 8
+LEVEL_OF_REMOVED_MEMBERS: Final = 8
 LEVEL_OF_GENERATED_PRODUCERS: Final = 8
 LEVEL_NEWEST: Final = 8
 """Up to which level this version of the software understands the log."""

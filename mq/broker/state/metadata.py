@@ -48,7 +48,6 @@ from mq.broker.state.format_level import (
     RaiseLevel,
 )
 from mq.broker.state.former_topics import FormerTopics
-from mq.broker.state.kept_out_clients import KeptOutClients
 from mq.broker.state.lite_offsets import ExpireLiteTopics, LiteOffsets, ResetLiteOffsets
 from mq.broker.state.metadata_snapshot import (
     SNAPSHOT_FORMAT,
@@ -61,6 +60,7 @@ from mq.broker.state.metadata_snapshot import (
 from mq.broker.state.nested_tables import NestedTables, in_order
 from mq.broker.state.pop_checkpoints import PopCheckpoints
 from mq.broker.state.producer_sequences import ProducerSequences
+from mq.broker.state.removed_members import ReplicatedRemovals
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.schedules import Schedules
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand, by_command
@@ -151,7 +151,7 @@ class Metadata:
         """Deleted topics that can be restored."""
         self.births = TopicBirths()
         """Where in the log topics were created."""
-        self.kept_out = KeptOutClients()
+        self.kept_out = ReplicatedRemovals()
         """Clients that were removed from consumer groups."""
         self.parts: dict[str, StateTable] = {name: getattr(self, name) for name in _PARTS}
         """Parts by their name in snapshots."""

@@ -23,7 +23,7 @@ from mq.client.consume.consumer import Consumer
 from mq.client.consume.policies import OnError
 from mq.client.consume.pop_options import INVISIBLE_SECONDS_MAX, check_pop_options, popping_heartbeat
 from mq.client.consume.popped_messages import AckBatch, Inbox, PoppedMessage, batch_ack, check_popped, read_popped
-from mq.client.consume.removal import Removal
+from mq.client.consume.removal import OwnRemoval
 from mq.client.consume.renewals import Renewals
 from mq.client.consume.subscription import subscription_of
 from mq.client.errors import BodyNotDecoded, BrokerError, ClientClosed, ClientError, TopicNotFound, UnreadableAnswer
@@ -169,7 +169,7 @@ class PopConsumer(Consumer[BodyT]):
         self._inbox = Inbox(ahead, ordered=ordered)
         self._renewals = Renewals(invisible, self._renew_message) if renew else None
         self._waits: dict[str, LongWait] = {}
-        self._removal = Removal(group, lambda _: None)
+        self._removal = OwnRemoval(group, lambda _: None)
         self._warn_at = self._tell_left_out_at = -math.inf
         self._unfinished: list[PoppedMessage[Any]] = []
         """Messages that were open when the consumer was closed, and are returned: in ordered consumption, and with
@@ -184,7 +184,7 @@ class PopConsumer(Consumer[BodyT]):
         self._held.clear()
         self._acks.clear()
         self._waits.clear()
-        self._removal = Removal(self.group, core.emit)
+        self._removal = OwnRemoval(self.group, core.emit)
         self._warn_at = self._tell_left_out_at = -math.inf
         if self._renewals is not None:
             self._renewals = Renewals(self.invisible, self._renew_message)
@@ -208,7 +208,7 @@ class PopConsumer(Consumer[BodyT]):
 
     def _troubles(self) -> Iterator[str]:
         yield from super()._troubles()
-        if self._removal.kept_out:
+        if self._removal.is_removed:
             yield self._removal.reason
         yield from (f"{name}: {wait.reason}" for name, wait in self._waits.items() if wait.reason is not None)
 

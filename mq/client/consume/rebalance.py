@@ -15,7 +15,7 @@ from mq.client.consume.offsets import GroupOffsets
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller
 from mq.client.consume.queue_lock import VALID_SECONDS, QueueLocker
-from mq.client.consume.removal import Removal
+from mq.client.consume.removal import OwnRemoval
 from mq.client.errors import BrokerError, ClientError, NameServersUnavailable, NoRoute, TopicNotFound
 from mq.client.events import ClientEvent
 from mq.client.logs import log
@@ -78,7 +78,7 @@ class Assignment:
         self._waits: dict[str, LongWait] = {}
         self._spare: dict[str, LongWait] = {}
         self._reasons: dict[str, str] = {}
-        self._removal = Removal(group, core.emit)
+        self._removal = OwnRemoval(group, core.emit)
         self._differ = LongWait("subscriptions_differ", self._limits)
         self.changed = anyio.Event()
 
@@ -117,14 +117,14 @@ class Assignment:
             await self._core.connect_all(route.addresses())
             members = [self._client_id] if self._allocate is None else await self._members(route)
         except ClientError as error:
-            if self._removal.kept_out:
+            if self._removal.is_removed:
                 # Brokers know no member of the group: this one may be let in again, and has to say that it is there.
                 self._core.heartbeat_soon()
             self._tell_postponed(topic, error)
             self._doubtful_routes.add(topic)
             return False
         self._missing_since.pop(topic, None)
-        if self._removal.kept_out:
+        if self._removal.is_removed:
             await self.drop(self.queues_of(topic))
             self._reasons[topic] = self._removal.reason
             return True  # brokers tell it when the time is over

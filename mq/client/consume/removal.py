@@ -12,10 +12,10 @@ from mq.protocol.requests.removed_members import KeptOutReply
 from mq.protocol.wire.reply import read_reply
 
 PAUSE_SECONDS_MAX = 5.0
-"""Between two pops of a consumer that is kept out: it may be let in again."""
+"""Between two pops of a removed consumer: it may be readmitted."""
 
 
-class Removal:
+class OwnRemoval:
     """Notes what brokers answer, and tells the application once when it begins.
 
     Attributes:
@@ -31,7 +31,7 @@ class Removal:
         self.reason = ""
 
     @property
-    def kept_out(self) -> bool:
+    def is_removed(self) -> bool:
         """Whether the last answer of a broker group said that the client is kept out."""
         return bool(self._said_by)
 
@@ -50,12 +50,12 @@ class Removal:
         except ReplyError:
             told = KeptOutReply()
         if told.kept_out_ms <= 0:
-            was_kept_out = self.kept_out
+            was_removed = self.is_removed
             self._said_by.discard(broker_name)
-            if was_kept_out and not self.kept_out:
+            if was_removed and not self.is_removed:
                 log.info("let_into_group_again", group=self._group)
             return False
-        is_new = not self.kept_out or told.reason != self.reason
+        is_new = not self.is_removed or told.reason != self.reason
         self._said_by.add(broker_name)
         self.seconds, self.reason = told.kept_out_ms / 1000, told.reason
         if is_new:

@@ -13,13 +13,13 @@ from mq.client.message import MessageQueue
 from mq.console.pages.visit import Done, Form, InputRefused, NotFound, Page, Visit, fault_of, one, required
 from mq.console.views.charts import lag_chart
 from mq.console.views.groups import (
-    kept_out_rows,
     lag_rows,
     lag_seconds,
     member_rows,
     most_behind,
     own_groups,
     reasons,
+    removed_member_rows,
     rows,
     settings_of,
     waiting,
@@ -69,7 +69,7 @@ async def group(visit: Visit) -> Page:
         "lag": duration(lag_seconds(progress, visit.now_ms)),
         "members": member_rows(members, visit.now_ms),
         "can_remove": not await visit.watch.is_stock(),
-        "kept_out": kept_out_rows((await visit.watch.kept_out(name).get()).value or ()),
+        "removed": removed_member_rows((await visit.watch.removed_members(name).get()).value or ()),
         "reasons": reasons(progress, seen.value, own, visit.now_ms),
         "chart": lag_chart(visit.watch.lags.of(name, trio.current_time()), trio.current_time()),
         "settings": settings_of(own),

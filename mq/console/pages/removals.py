@@ -53,8 +53,8 @@ async def remove(visit: Visit, form: Form) -> Done:
     return Done(link("/group", name=name), said, f"{member} from {name} for {minutes} minutes: {reason or '-'}")
 
 
-async def let_in(visit: Visit, form: Form) -> Done:
-    """Let a member in again."""
+async def readmit(visit: Visit, form: Form) -> Done:
+    """Readmit a removed member."""
     name, member = required(form, "name"), required(form, "member")
     removal = await visit.watch.changing_admin.removed_members.let_in(name, member, operator=visit.session.user)
     said = f"{member} may be a member of {name} again." if removal.was_member else f"{member} was not kept out."

@@ -9,7 +9,7 @@ from typing import Final
 from mq.client.message import MessageQueue
 from mq.console.views.text import Paged, duration, number
 from mq.inspection.formatting import some_of, time_of
-from mq.inspection.members import Member, disagreement, kept_out_words, queue_text
+from mq.inspection.members import Member, disagreement, queue_text, removed_member_text
 from mq.protocol.names import RETRY_PREFIX, SYSTEM_GROUPS
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.group_progress import GroupProgress
@@ -70,8 +70,8 @@ class MemberRow:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptOutRow:
-    """A client that is kept out of a consumer group."""
+class RemovedMemberRow:
+    """A removed member of a consumer group."""
 
     client_id: str
     words: str
@@ -177,9 +177,9 @@ def member_rows(members: Sequence[Member], now_ms: int) -> list[MemberRow]:
     ]
 
 
-def kept_out_rows(kept_out: Sequence[KeptOutMember]) -> list[KeptOutRow]:
+def removed_member_rows(members: Sequence[KeptOutMember]) -> list[RemovedMemberRow]:
     """The clients that an operator has removed, and that stay out for now."""
-    return [KeptOutRow(each.client_id, kept_out_words(each)) for each in kept_out]
+    return [RemovedMemberRow(each.client_id, removed_member_text(each)) for each in members]
 
 
 def _last(member: Member, name: str) -> int:

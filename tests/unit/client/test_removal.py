@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mq.client.consume.diagnostics import running_info
-from mq.client.consume.removal import Removal
+from mq.client.consume.removal import OwnRemoval
 from mq.client.events import ClientEvent
 from mq.protocol.codes import ResponseCode
 from mq.protocol.incoming.headers import Response
@@ -21,21 +21,21 @@ def kept_out(reason: str = "it hangs") -> Response:
 def test_removal_lasts_although_one_broker_forgot_the_member() -> None:
     """One that was restarted answers in turn with those that keep the client out: it told the application each time."""
     events: list[ClientEvent] = []
-    removal = Removal("billing", events.append)
+    removal = OwnRemoval("billing", events.append)
     for _ in range(3):
         assert removal.check_answer(kept_out(), "broker-a")
         assert not removal.check_answer(LET_IN, "broker-b")
-        assert removal.kept_out
+        assert removal.is_removed
     assert [(each.kind, each.reason) for each in events] == [("removed", "it hangs")]
     removal.check_answer(LET_IN, "broker-a")
-    assert not removal.kept_out
+    assert not removal.is_removed
     removal.check_answer(kept_out(), "broker-a")
     assert len(events) == 2
 
 
 def test_removal_for_another_reason_is_a_new_event() -> None:
     events: list[ClientEvent] = []
-    removal = Removal("billing", events.append)
+    removal = OwnRemoval("billing", events.append)
     for reason in ("it hangs", "it hangs", "it is replaced"):
         removal.check_answer(kept_out(reason), "broker-a")
     assert [each.reason for each in events] == ["it hangs", "it is replaced"]

@@ -10,7 +10,7 @@ import structlog
 from mq.broker.admin import removed_members
 from mq.broker.admin.removed_members import RemovedMembers
 from mq.broker.net.clients import ClientRegistry
-from mq.broker.state.kept_out_clients import KEPT_OUT_MAX, KeepOut, KeptOutClients
+from mq.broker.state.removed_members import REMOVED_MEMBERS_MAX, RemoveOrReadmit, ReplicatedRemovals
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
 
 NOW_MS = 1_800_000_000_000
@@ -21,7 +21,7 @@ class Started:
 
     def __init__(self) -> None:
         self.registry: ClientRegistry[Any] = ClientRegistry()
-        self.state = KeptOutClients()
+        self.state = ReplicatedRemovals()
         self.now = 0.0
         self.ended: list[str] = []
         self.notified: list[str] = []
@@ -41,7 +41,9 @@ class Started:
         )
 
     def keep_out(self, client_id: str, seconds: int = 600) -> None:
-        self.state.apply(KeepOut(group="g", client_id=client_id, until_ms=NOW_MS + 1000 * seconds, now_ms=NOW_MS))
+        self.state.apply(
+            RemoveOrReadmit(group="g", client_id=client_id, until_ms=NOW_MS + 1000 * seconds, now_ms=NOW_MS)
+        )
 
     def join(self, client_id: str) -> None:
         data = ConsumerData("g", [SubscriptionData("T")])
@@ -50,21 +52,21 @@ class Started:
 
 def test_many_are_kept_out_at_once_and_dealt_with_bit_by_bit() -> None:
     started = Started()
-    rows = [("g", f"c{number:05}", NOW_MS + 600_000, "", "") for number in range(KEPT_OUT_MAX)]
+    rows = [("g", f"c{number:05}", NOW_MS + 600_000, "", "") for number in range(REMOVED_MEMBERS_MAX)]
     started.state.restore(rows)
     started.service.follow_and_expire()
-    assert len(started.registry.kept_out.table) == KEPT_OUT_MAX, "nobody gets a message"
+    assert len(started.registry.removed_members.table) == REMOVED_MEMBERS_MAX, "nobody gets a message"
     assert not started.ended
     turns = 0
-    while len(started.ended) < KEPT_OUT_MAX:
+    while len(started.ended) < REMOVED_MEMBERS_MAX:
         before = len(started.ended)
         started.service.end_some()
         turns += 1
         assert 0 < len(started.ended) - before <= removed_members._ENDED_AT_ONCE
-    assert turns == KEPT_OUT_MAX / removed_members._ENDED_AT_ONCE
+    assert turns == REMOVED_MEMBERS_MAX / removed_members._ENDED_AT_ONCE
     started.service.follow_and_expire()
     started.service.end_some()
-    assert len(started.ended) == KEPT_OUT_MAX, "once for each"
+    assert len(started.ended) == REMOVED_MEMBERS_MAX, "once for each"
     started.registry.check_invariants()
 
 
@@ -87,4 +89,4 @@ def test_client_readmitted_during_the_removal_stays() -> None:
     started.service.follow_and_expire()
     started.service.end_some()
     assert not started.ended
-    assert not started.registry.kept_out.table
+    assert not started.registry.removed_members.table

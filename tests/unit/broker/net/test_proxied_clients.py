@@ -119,13 +119,13 @@ def test_one_connection_may_name_two_removed_clients() -> None:
         keep_out(registry, client_id, until=60.0 + number)
         kept_out_beat(registry, "c1", client_id)
         registry.check_invariants()
-    kept = registry.kept_out.at("c1", "g", 1.0)
+    kept = registry.removed_members.at("c1", "g", 1.0)
     assert kept is not None
     assert kept.client_id == "two", "the connection is that of the client which it named last"
-    assert [len(each.connections) for each in registry.kept_out.of_group("g", 1.0)] == [0, 1]
+    assert [len(each.connections) for each in registry.removed_members.of_group("g", 1.0)] == [0, 1]
     registry.connection_closed("c1")
     registry.check_invariants()
-    assert [each.client_id for each in registry.kept_out.expired(100.0)] == ["one", "two"]
+    assert [each.client_id for each in registry.removed_members.expired(100.0)] == ["one", "two"]
     registry.check_invariants()
 
 
@@ -133,9 +133,9 @@ def test_connection_that_names_another_client_is_allowed() -> None:
     registry: ClientRegistry[str] = ClientRegistry()
     kept_out_beat(registry, "c1", "one")
     keep_out(registry, "one")
-    assert registry.kept_out.at("c1", "g", 1.0) is not None
+    assert registry.removed_members.at("c1", "g", 1.0) is not None
     kept_out_beat(registry, "c1", "two")
-    assert registry.kept_out.at("c1", "g", 1.0) is None
+    assert registry.removed_members.at("c1", "g", 1.0) is None
     assert registry.consumer_ids("g") == ["two"]
     registry.check_invariants()
 

@@ -30,7 +30,7 @@ async def is_kept_out(client: Client) -> bool:
     return await kept_out(client) == [("c1", "it hangs", "ops")]
 
 
-async def is_let_in(client: Client) -> bool:
+async def is_readmitted(client: Client) -> bool:
     return await kept_out(client) == []
 
 
@@ -68,7 +68,7 @@ async def test_other_replicas_keep_the_same_clients_out(tmp_path: Path) -> None:
         assert await members(others[0]) == [NOBODY]
         await remove(leader, keep_out_ms=0)
         for client in others:
-            await until(partial(is_let_in, client))
+            await until(partial(is_readmitted, client))
         assert await members(others[0]) == ["c1"]
 
 
@@ -79,4 +79,4 @@ async def test_single_replica_group_keeps_a_client_out(tmp_path: Path) -> None:
         await remove(follower)
         assert await is_kept_out(follower)
         assert await members(follower) == [NOBODY]
-        assert await is_let_in(leader)
+        assert await is_readmitted(leader)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from mq.broker.state.commands import encode_command
-from mq.broker.state.kept_out_clients import KEPT_OUT_MAX, KeepOut, KeptOutClients
+from mq.broker.state.removed_members import REMOVED_MEMBERS_MAX, RemoveOrReadmit, ReplicatedRemovals
 from mq.broker.state.table import CommandRefused
 
 
-def keep_out(client_id: str, until_ms: int, now_ms: int = 1000, group: str = "G") -> KeepOut:
-    return KeepOut(group=group, client_id=client_id, until_ms=until_ms, now_ms=now_ms, reason="hangs", operator="ops")
+def keep_out(client_id: str, until_ms: int, now_ms: int = 1000, group: str = "G") -> RemoveOrReadmit:
+    return RemoveOrReadmit(
+        group=group, client_id=client_id, until_ms=until_ms, now_ms=now_ms, reason="hangs", operator="ops"
+    )
 
 
 def test_removed_client_stays_out_until_its_time_or_readmission() -> None:
-    kept = KeptOutClients()
+    kept = ReplicatedRemovals()
     kept.apply(keep_out("c", 5000))
     kept.apply(keep_out("d", 5000))
     assert kept.table["G", "c"] == (5000, "hangs", "ops")
@@ -25,18 +27,18 @@ def test_removed_client_stays_out_until_its_time_or_readmission() -> None:
 
 
 def test_expired_removals_make_room() -> None:
-    kept = KeptOutClients()
-    kept.restore([("G", f"c{number}", 5000, "hangs", "ops") for number in range(KEPT_OUT_MAX - 1)])
-    for number in range(KEPT_OUT_MAX - 1, KEPT_OUT_MAX + 1):
+    kept = ReplicatedRemovals()
+    kept.restore([("G", f"c{number}", 5000, "hangs", "ops") for number in range(REMOVED_MEMBERS_MAX - 1)])
+    for number in range(REMOVED_MEMBERS_MAX - 1, REMOVED_MEMBERS_MAX + 1):
         kept.apply(keep_out(f"c{number}", 5000))
-    assert len(kept.table) == KEPT_OUT_MAX
+    assert len(kept.table) == REMOVED_MEMBERS_MAX
     kept.apply(keep_out("late", 9000, now_ms=5000))
     assert list(kept.table) == [("G", "late")]
     kept.check_invariants()
 
 
 def test_snapshot_names_clients_kept_out() -> None:
-    kept, again = KeptOutClients(), KeptOutClients()
+    kept, again = ReplicatedRemovals(), ReplicatedRemovals()
     assert kept.capture()() is None
     kept.apply(keep_out("c", 5000))
     again.restore(kept.capture()())

@@ -10,12 +10,12 @@ import msgspec
 from mq.broker.state.table import CommandRefused, StateTable, TableCommand, check_range
 from mq.protocol.names import check_group
 
-KEPT_OUT_MAX: Final = 10_000
-"""Clients that are kept out at once, in all groups."""
+REMOVED_MEMBERS_MAX: Final = 10_000
+"""Members that are removed at once, in all groups."""
 TEXT_LENGTH_MAX: Final = 1024
 
 
-class KeptOutRow(NamedTuple):
+class RemovedMemberRow(NamedTuple):
     """``until_ms`` is in milliseconds since 1970; ``reason`` are the operator's words, ``operator`` says who it was."""
 
     until_ms: int
@@ -23,7 +23,7 @@ class KeptOutRow(NamedTuple):
     operator: str
 
 
-class KeepOut(TableCommand, frozen=True, tag="keep_out"):
+class RemoveOrReadmit(TableCommand, frozen=True, tag="keep_out"):
     """Keep a client out of a group until then, or no longer if that is not after ``now_ms``.
 
     From format level 8 on.
@@ -44,7 +44,7 @@ class KeepOut(TableCommand, frozen=True, tag="keep_out"):
             raise CommandRefused(f"a client id, a reason or an operator has more than {TEXT_LENGTH_MAX} characters")
 
 
-class KeptOutClients(StateTable):
+class ReplicatedRemovals(StateTable):
     """The table; see the module.
 
     Attributes:
@@ -52,21 +52,21 @@ class KeptOutClients(StateTable):
         version: changes with each change, on this replica only.
     """
 
-    COMMANDS: tuple[type[TableCommand], ...] = (KeepOut,)
+    COMMANDS: tuple[type[TableCommand], ...] = (RemoveOrReadmit,)
 
     def __init__(self) -> None:
-        self.table: dict[tuple[str, str], KeptOutRow] = {}
+        self.table: dict[tuple[str, str], RemovedMemberRow] = {}
         self.version = 0
 
     def apply(self, command: TableCommand) -> None:
-        assert isinstance(command, KeepOut), f"{command} keeps nobody out"
+        assert isinstance(command, RemoveOrReadmit), f"{command} removes nobody"
         self.version += 1
         for key in [key for key, row in self.table.items() if row.until_ms <= command.now_ms]:
             del self.table[key]
         key = command.group, command.client_id
         self.table.pop(key, None)
-        if command.until_ms > command.now_ms and len(self.table) < KEPT_OUT_MAX:
-            self.table[key] = KeptOutRow(command.until_ms, command.reason, command.operator)
+        if command.until_ms > command.now_ms and len(self.table) < REMOVED_MEMBERS_MAX:
+            self.table[key] = RemovedMemberRow(command.until_ms, command.reason, command.operator)
 
     def capture(self) -> Callable[[], object]:
         rows = sorted(self.table.items())
@@ -75,14 +75,16 @@ class KeptOutClients(StateTable):
     def restore(self, state: object) -> None:
         rows = msgspec.convert(state or [], list[tuple[str, str, int, str, str]])
         self.table = {
-            (group, client_id): KeptOutRow(until_ms, reason, operator)
+            (group, client_id): RemovedMemberRow(until_ms, reason, operator)
             for group, client_id, until_ms, reason, operator in rows
         }
         self.version += 1
 
     def check_invariants(self) -> None:
         """Assert what holds between two commands; for tests."""
-        assert len(self.table) <= KEPT_OUT_MAX, f"{len(self.table)} clients are kept out; maximum: {KEPT_OUT_MAX}"
+        assert len(self.table) <= REMOVED_MEMBERS_MAX, (
+            f"{len(self.table)} clients are kept out; maximum: {REMOVED_MEMBERS_MAX}"
+        )
 
     def group_deleted(self, group: str) -> None:
         for key in [key for key in self.table if key[0] == group]:

@@ -1,0 +1,180 @@
+"""Members that an operator has removed from their consumer group, and that stay out of it for a while. Pure.
+
+A client is named by its id, in one group: its other groups go on. The table is in the memory of each replica, and is
+made again from the replicated one (`mq.broker.state.removed_members`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Generic
+
+from mq.broker.net.consumer_group import ConnectionT
+from mq.broker.net.errors import RequestRefused
+from mq.broker.state.removed_members import REMOVED_MEMBERS_MAX
+from mq.protocol.codes import ResponseCode
+from mq.protocol.requests.removed_members import KeptOutReply
+
+HEARD_SECONDS: Final = 60.0
+"""A client without a connection is there if it was heard of since then: it pops again and again."""
+
+
+@dataclass(slots=True)
+class RemovedMember(Generic[ConnectionT]):
+    """A client that was removed from a group and may not come back yet.
+
+    Attributes:
+        until: monotonic seconds.
+        reason: the operator's words, for the client's log.
+        operator: who removed it.
+        connections: those by which it would be a member; it is told there when it may come back.
+        heard: when it last asked for messages, or was named by its proxy, in monotonic seconds: one that pops has no
+            connection here.
+    """
+
+    group: str
+    client_id: str
+    until: float
+    reason: str
+    operator: str
+    connections: dict[ConnectionT, None] = field(default_factory=dict)
+    heard: float = float("-inf")
+
+    def is_there(self, now: float) -> bool:
+        """Whether it would be a member at ``now``."""
+        return bool(self.connections) or now - self.heard < HEARD_SECONDS
+
+    @property
+    def words(self) -> str:
+        """Why it gets nothing, for the client."""
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.client_id} was removed from consumer group {self.group} by {self.operator or 'an operator'}{why}"
+
+
+class RemovedMemberTable(Generic[ConnectionT]):
+    """The removed members of consumer groups, by group.
+
+    Attributes:
+        table: by group and client id; empty in nearly every broker, so that a request costs one look at it.
+    """
+
+    def __init__(self) -> None:
+        self.table: dict[tuple[str, str], RemovedMember[ConnectionT]] = {}
+        self._at: dict[ConnectionT, dict[str, RemovedMember[ConnectionT]]] = {}
+
+    def has_room(self, group: str, client_id: str) -> bool:
+        """Whether one more client may be removed."""
+        return (group, client_id) in self.table or len(self.table) < REMOVED_MEMBERS_MAX
+
+    def keep(
+        self,
+        group: str,
+        client_id: str,
+        *,
+        until: float,
+        reason: str,
+        operator: str,
+        connections: Collection[ConnectionT],
+    ) -> None:
+        """Remove a client from a group; a second call replaces the first one."""
+        assert self.has_room(group, client_id), f"{len(self.table)} members are removed"
+        known = self.readmit(group, client_id)
+        member: RemovedMember[ConnectionT] = RemovedMember(group, client_id, until, reason, operator)
+        self.table[group, client_id] = member
+        for connection in [*([] if known is None else known.connections), *connections]:
+            self.add_connection(member, connection)
+
+    def add_connection(self, member: RemovedMember[ConnectionT], connection: ConnectionT) -> None:
+        """A removed client wanted to be a member on this connection."""
+        known = self.table.get((member.group, member.client_id))
+        assert known is member, (
+            f"{member.client_id} was readmitted to {member.group}: nobody would forget its connection"
+        )
+        self.renamed(connection, member.group)
+        member.connections[connection] = None
+        self._at.setdefault(connection, {})[member.group] = member
+
+    def renamed(self, connection: ConnectionT, group: str) -> None:
+        """A connection names another client of a group from now on: what is said of the former one is not for it."""
+        known = self._at.get(connection, {}).get(group)
+        if known is not None:
+            assert connection in known.connections, (
+                f"{known.client_id} of {group} is not listed with a connection of it"
+            )
+            del known.connections[connection]
+            self._forget(connection, group)
+
+    def of(self, group: str, client_id: str, now: float) -> RemovedMember[ConnectionT] | None:
+        """The removal of a client from a group at ``now``; None without one."""
+        member = self.table.get((group, client_id))
+        return member if member is not None and now < member.until else None
+
+    def heard(self, group: str, client_id: str, now: float) -> bool:
+        """A client said at ``now`` that it would be a member; returns whether it is removed."""
+        member = self.of(group, client_id, now)
+        if member is not None:
+            member.heard = now
+        return member is not None
+
+    def at(self, connection: ConnectionT, group: str, now: float) -> RemovedMember[ConnectionT] | None:
+        """The removal of the client of a connection from a group at ``now``; None without one."""
+        member = self._at.get(connection, {}).get(group)
+        return member if member is not None and now < member.until else None
+
+    def check(self, connection: ConnectionT, group: str, client_id: str | None, now: float) -> None:
+        """Raises RequestRefused for a removed client; one without a name is known by its connection."""
+        member = self.at(connection, group, now) if client_id is None else self.of(group, client_id, now)
+        if member is not None:
+            member.heard = now
+            raise refusal(member, now)
+
+    def readmit(self, group: str, client_id: str) -> RemovedMember[ConnectionT] | None:
+        """Let a client be a member again; returns its removal, None without one."""
+        member = self.table.pop((group, client_id), None)
+        if member is not None:
+            for connection in member.connections:
+                self._forget(connection, group)
+        return member
+
+    def expired(self, now: float) -> list[RemovedMember[ConnectionT]]:
+        """Remove and return the clients whose removal time is over."""
+        over = [member for member in self.table.values() if member.until <= now]
+        for member in over:
+            self.readmit(member.group, member.client_id)
+        return over
+
+    def connection_closed(self, connection: ConnectionT) -> None:
+        """The client stays out if it returns on another connection."""
+        for member in self._at.pop(connection, {}).values():
+            del member.connections[connection]
+
+    def of_group(self, group: str, now: float) -> Iterator[RemovedMember[ConnectionT]]:
+        """The removed members of a group, by client id."""
+        for _, member in sorted(self.table.items()):
+            if member.group == group and now < member.until:
+                yield member
+
+    def check_invariants(self) -> None:
+        """Assert that both tables say the same; for tests, since it looks at everything."""
+        told = {(at, member.group) for member in self.table.values() for at in member.connections}
+        listed = {(at, group) for at, groups in self._at.items() for group in groups}
+        assert told == listed, f"{len(told)} connections of removed members, {len(listed)} are listed"
+        assert len(self.table) <= REMOVED_MEMBERS_MAX, f"{len(self.table)} members are removed"
+
+    def _forget(self, connection: ConnectionT, group: str) -> None:
+        groups = self._at[connection]
+        del groups[group]
+        if not groups:
+            del self._at[connection]
+
+
+def refusal(member: RemovedMember[ConnectionT], now: float) -> RequestRefused:
+    """The answer to a request for messages by a client that was removed from its group; it may try again later."""
+    left = f"{member.words}; it may come back in {member.until - now:.0f} s"
+    return RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, left, ext=reply(member, now).fields())
+
+
+def reply(member: RemovedMember[ConnectionT], now: float) -> KeptOutReply:
+    """The fields that tell our clients for how long they are removed, and why."""
+    return KeptOutReply(kept_out_ms=max(1, round((member.until - now) * 1000)), reason=member.words)
