@@ -117,32 +117,32 @@ def parse_accounts(text: str) -> Accounts:
     )
 
 
-def _shown(plain: PlainAccount) -> AccountInfo:
+def _shown(account: PlainAccount) -> AccountInfo:
     return AccountInfo(
-        access_key=plain.access_key,
-        admin=plain.admin,
-        proxy=plain.proxy,
-        broker=plain.broker,
-        addresses=plain.white_remote_address,
-        default_topic=sorted(plain.default_topic),
-        default_group=sorted(plain.default_group),
-        topics={name: sorted(words) for name, words in plain.topics.items()},
-        groups={name: sorted(words) for name, words in plain.groups.items()},
+        access_key=account.access_key,
+        admin=account.admin,
+        proxy=account.proxy,
+        broker=account.broker,
+        addresses=account.white_remote_address,
+        default_topic=sorted(account.default_topic),
+        default_group=sorted(account.default_group),
+        topics={name: sorted(words) for name, words in account.topics.items()},
+        groups={name: sorted(words) for name, words in account.groups.items()},
     )
 
 
-def _account(plain: PlainAccount) -> Account:
-    groups = {retry_topic(group): words for group, words in plain.groups.items()}
+def _account(account: PlainAccount) -> Account:
+    groups = {retry_topic(group): words for group, words in account.groups.items()}
     return Account(
-        access_key=plain.access_key,
-        signer=Signer(plain.secret_key),
-        white_listed=_addresses(f"account {plain.access_key}", plain.white_remote_address),
-        admin=plain.admin,
-        proxy=plain.proxy,
-        broker=plain.broker,
-        default_topic=_permissions(plain.default_topic),
-        default_group=_permissions(plain.default_group),
-        permissions={name: _permissions(words) for name, words in (plain.topics | groups).items()},
+        access_key=account.access_key,
+        signer=Signer(account.secret_key),
+        white_listed=_addresses(f"account {account.access_key}", account.white_remote_address),
+        admin=account.admin,
+        proxy=account.proxy,
+        broker=account.broker,
+        default_topic=_permissions(account.default_topic),
+        default_group=_permissions(account.default_group),
+        permissions={name: _permissions(words) for name, words in (account.topics | groups).items()},
     )
 
 

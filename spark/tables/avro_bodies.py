@@ -82,7 +82,7 @@ class _Reader:
         kind, convert = _Schema(schema).root()
         self.columns: dict[str, ColumnType] = dict(kind.fields)
         self._convert = convert
-        self._own = parse_schema(_plain(schema), _write_hint=False)
+        self._own = parse_schema(_without_logical_types(schema), _write_hint=False)
         self._own_check = AvroCheck(self._own)
         self._writers: dict[int, tuple[Any, AvroCheck]] = {}
         for number, text in bodies.writers:
@@ -91,7 +91,7 @@ class _Reader:
             try:
                 # What the table leaves out may be of any type.
                 _check_readable(_record_of(_Schema(written).schema), _Schema(schema).schema, "")
-                plain = parse_schema(_plain(written), _write_hint=False)
+                plain = parse_schema(_without_logical_types(written), _write_hint=False)
                 self._writers[number] = plain, AvroCheck(plain)
             except SchemaUnusable as error:
                 raise SchemaUnusable(f"{named}{error}") from None
@@ -331,13 +331,15 @@ _PROMOTED: Final = {
 }
 
 
-def _plain(schema: Any) -> Any:
+def _without_logical_types(schema: Any) -> Any:
     """A schema without logical types."""
     if isinstance(schema, list):
-        return [_plain(each) for each in schema]
+        return [_without_logical_types(each) for each in schema]
     if isinstance(schema, dict):
         return {
-            name: each if name == "default" else _plain(each) for name, each in schema.items() if name not in _MEANING
+            name: each if name == "default" else _without_logical_types(each)
+            for name, each in schema.items()
+            if name not in _MEANING
         }
     return schema
 

@@ -78,7 +78,7 @@ class Messages:
         where = self._pipeline.dead_letters
         assert where is not None
         position = f.concat_ws(":", f.col("broker_name"), f.col("queue_id"), f.col("queue_offset"))
-        reason = f.substring(_plain(f.col(REASON)), 1, _REASON_CHARACTERS)
+        reason = f.substring(_without_separators(f.col(REASON)), 1, _REASON_CHARACTERS)
         added = f.create_map(
             f.lit(REASON_PROPERTY), reason, f.lit(SOURCE_PROPERTY), f.concat_ws(":", f.col("topic"), position)
         )
@@ -89,7 +89,9 @@ class Messages:
         )
         # The sink refuses what no topic takes, and a refused dead letter would stop the pipeline for ever.
         is_small = f.octet_length(f.to_json(kept)) <= _PROPERTIES_BYTES_MAX
-        kept = f.transform_values(f.when(is_small, kept).otherwise(nothing), lambda _, value: _plain(value))
+        kept = f.transform_values(
+            f.when(is_small, kept).otherwise(nothing), lambda _, value: _without_separators(value)
+        )
         (
             self.frame.where(f.col(REASON).isNotNull())
             .repartition(1)
@@ -138,7 +140,7 @@ def partitioned(rows: DataFrame, pipeline: Pipeline) -> tuple[DataFrame, str | N
     return rows.withColumn(unit, f.date_format(f.col(_quoted(table.partition_column)), pattern)), unit
 
 
-def _plain(text: Column) -> Column:
+def _without_separators(text: Column) -> Column:
     """The text without the separators of properties."""
     return f.translate(text, "\x01\x02", "??")
 

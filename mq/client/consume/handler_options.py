@@ -39,7 +39,7 @@ def check_handler(handler: Callable[..., Awaitable[None]], *arguments: str) -> N
     _check_arguments("a handler", handler, arguments)
 
 
-def check_plain(kind: str, function: Callable[..., object], *arguments: str) -> None:
+def check_synchronous(kind: str, function: Callable[..., object], *arguments: str) -> None:
     """Raises TypeError for a coroutine function: called in a thread it would do nothing, and count as successful.
 
     ``arguments`` as in `check_handler`.

@@ -51,7 +51,7 @@ class OpenTelemetryMetrics(ClientMetrics):
 
     def adder(self, family: Family, values: tuple[str, ...]) -> Add:
         targets = [
-            (add, _semantic(family, values) if is_semantic else _plain(family, values))
+            (add, _semantic(family, values) if is_semantic else _labels(family, values))
             for add, is_semantic in self._shared.adders[family]
         ]
 
@@ -95,7 +95,7 @@ class _Instruments:
 
             for (shown, values), read in list(self.reads.items()):
                 if shown is family:
-                    yield Observation(read(), _plain(family, values))
+                    yield Observation(read(), _labels(family, values))
 
         return observe
 
@@ -107,12 +107,12 @@ def _adder(meter: Meter, family: Family, name: str) -> Callable[..., object]:
     return histogram.record
 
 
-def _plain(family: Family, values: tuple[str, ...]) -> dict[str, str]:
+def _labels(family: Family, values: tuple[str, ...]) -> dict[str, str]:
     return dict(zip(COMMON + family.labels, values, strict=True))
 
 
 def _semantic(family: Family, values: tuple[str, ...]) -> dict[str, str]:
-    labels = _plain(family, values)
+    labels = _labels(family, values)
     kind, outcome = labels["kind"], labels.get("outcome", "done")
     attributes = {
         "messaging.system": "rocketmq",

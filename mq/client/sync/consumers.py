@@ -17,7 +17,7 @@ import anyio.to_thread
 from mq.client.body_codecs import BodyCodec
 from mq.client.consume.consumer import Consumer
 from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
-from mq.client.consume.handler_options import check_plain
+from mq.client.consume.handler_options import check_synchronous
 from mq.client.consume.lite_consumer import LiteConsumer, LiteConsumerOptions
 from mq.client.consume.policies import OnError
 from mq.client.consume.pop_consumer import PopConsumer, PopConsumerOptions
@@ -212,7 +212,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         self._check_process()
 
         def register(handler: Callable[[Any], None]) -> Callable[[Any], None]:
-            check_plain("a handler", handler, "message" if batch is None else "messages")
+            check_synchronous("a handler", handler, "message" if batch is None else "messages")
             subscribe = cast("Callable[..., Any]", self._client.on)
             decorate = functools.partial(subscribe, topic, tags, batch=batch, on_error=on_error, codec=codec)
             self._call_now(lambda: decorate()(self._in_thread(handler)))
@@ -223,7 +223,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
     def use(self, middleware: SyncMiddlewareT) -> SyncMiddlewareT:
         """Works like `PushConsumer.use`, for plain functions `f(message, call_next)`, in the thread of the handler."""
         self._check_process()
-        check_plain("middleware", middleware, "message", "call_next")
+        check_synchronous("middleware", middleware, "message", "call_next")
         self._middleware.append(middleware)
         return middleware
 
@@ -237,7 +237,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         """Works like `PushConsumer.run`, for a plain function; `stop`, from any thread, waits for running handlers."""
         check_seconds("drain_timeout", drain_timeout)
         if handler is not None:
-            check_plain("a handler", handler, "message")
+            check_synchronous("a handler", handler, "message")
         called = None if handler is None else self._in_thread(handler)
         with self._draining_on_signals(drain_timeout) if signals else contextlib.nullcontext():
             self._call(self._client.run, called)

@@ -7,7 +7,7 @@ import trio
 from mq.client.errors import ClientError
 from mq.console.pages.visit import Done, Form, InputRefused, NotFound, Page, Visit, fault_of, one, required
 from mq.console.views.links import link
-from mq.console.views.overview import alarms, card, cards, damage_rows, page_of, plain_words
+from mq.console.views.overview import alarms, card, cards, current_problems, damage_rows, page_of
 from mq.console.views.readers import reader_rows, unknown_words
 from mq.console.views.records import event_rows, record_rows
 from mq.inspection.cluster_queries import OfReplicas
@@ -30,7 +30,7 @@ async def overview(visit: Visit) -> Page:
             "cards": cards(groups, visit.watch.history, trio.current_time()),
             "fault": fault_of(seen),
             "now": [
-                words for group in groups for words in plain_words(group, visit.watch.history, trio.current_time())
+                words for group in groups for words in current_problems(group, visit.watch.history, trio.current_time())
             ],
             "alarms": alarms(*((None, "") if survey is None else (survey.value, survey.fault))),
             "alarms_fault": "" if survey is None else survey.fault,
@@ -65,7 +65,7 @@ async def raft_group(visit: Visit) -> Page:
     values = {
         "card": card(group, visit.watch.history, trio.current_time()),
         "fault": fault_of(seen),
-        "now": plain_words(group, visit.watch.history, trio.current_time()),
+        "now": current_problems(group, visit.watch.history, trio.current_time()),
         "voters": voters,
         "damage": [] if group.is_stock else damage_rows(group),
     }

@@ -169,7 +169,7 @@ def page_of(finding: Finding) -> str:
     return link("/broker-group", name=name) if kind == "group" else ""
 
 
-def plain_words(group: GroupStatus, history: History, now: float) -> list[str]:
+def current_problems(group: GroupStatus, history: History, now: float) -> list[str]:
     """What is wrong with a broker group right now, as sentences; the doctor says more, and what to do.
 
     ``now`` is on the clock of the history.

@@ -23,7 +23,7 @@ _OUTSIDE_BRACES: Final = re.compile(r",(?![^{}]*\})")
 def compiled(pattern: str) -> Matches:
     """Compile a pattern; a blank one matches nothing. Raises ValueError if it is malformed."""
     alternatives = [_one(text) for part in _OUTSIDE_BRACES.split(pattern) for text in _expanded(part.strip()) if text]
-    return lambda address: any(matches(_plain(address)) for matches in alternatives)
+    return lambda address: any(matches(_canonical(address)) for matches in alternatives)
 
 
 def is_loopback(host: str) -> bool:
@@ -92,6 +92,6 @@ def _in_network(address: str, network: ipaddress.IPv4Network | ipaddress.IPv6Net
     return ipaddress.ip_address(address) in network
 
 
-def _plain(address: str) -> str:
+def _canonical(address: str) -> str:
     """The address without the zone of a link-local address; an IPv4-mapped IPv6 address becomes IPv4."""
     return address.partition("%")[0].removeprefix("::ffff:")

@@ -1,4 +1,4 @@
-"""Registration of brokers at name servers. Topics are in the body of request code 103, plain or compressed.
+"""Registration of brokers at name servers. Topics are in the body of request code 103, JSON or compressed.
 
 The compressed form is a zlib stream of length-prefixed parts: the data version, the number of topics, a line per topic,
 the filter servers. 5.x brokers append a part that is not needed here.
@@ -99,7 +99,7 @@ _TOPICS_PER_STEP: Final = 100
 _ENCODE: Final = msgspec.json.Encoder(order="sorted").encode
 
 
-class _Plain(Body, rename=wire(filter_servers="filterServerList", table="topicConfigSerializeWrapper")):
+class _UncompressedBody(Body, rename=wire(filter_servers="filterServerList", table="topicConfigSerializeWrapper")):
     filter_servers: Sequence[str] = ()
     table: TopicConfigTable = msgspec.field(default_factory=TopicConfigTable)
 
@@ -184,8 +184,8 @@ class RegisterBrokerBody(msgspec.Struct):
     filter_servers: Sequence[str] = ()
 
     def encode(self) -> bytes:
-        """The plain form: JSON. Encoded in small parts: no other thread runs while one is encoded."""
-        whole = _Plain(self.filter_servers, TopicConfigTable({}, self.data_version)).encode()
+        """The uncompressed form: JSON. Encoded in small parts: no other thread runs while one is encoded."""
+        whole = _UncompressedBody(self.filter_servers, TopicConfigTable({}, self.data_version)).encode()
         head, mark, tail = whole.rpartition(_NO_TOPICS)
         names = sorted(self.topics)
         stretches = (names[at : at + _TOPICS_PER_STEP] for at in range(0, len(names), _TOPICS_PER_STEP))
@@ -207,8 +207,8 @@ class RegisterBrokerBody(msgspec.Struct):
             # Objects of a few bytes each grow many times in memory; each topic is one, and may have one of attributes.
             if len(data) > _PART_BYTES_MAX and bytes(data).count(b"{") > 3 * TOPICS_MAX:
                 raise BodyError(f"registration of {len(data)} bytes has more than {TOPICS_MAX} topics")
-            plain = _Plain.decode(data)
-            return cls(plain.table.topics, plain.table.data_version, plain.filter_servers)
+            body = _UncompressedBody.decode(data)
+            return cls(body.table.topics, body.table.data_version, body.filter_servers)
         reader = _Reader(_inflated(data))
         version = DataVersion.decode(reader.sized(_PART_BYTES_MAX))
         topics = {}

@@ -23,7 +23,7 @@ _SPECIAL_TOPICS: Final = frozenset(each.encode() for each in (META_TOPIC, *TURNS
 
 
 @dataclass(slots=True)
-class PlainRange:
+class ConsecutiveMessages:
     """Consecutive messages of one queue, up to before ``end_offset``, and their tag codes."""
 
     first_offset: QueueOffset
@@ -31,7 +31,9 @@ class PlainRange:
     tags: set[int]
 
 
-def plain_ranges(body: bytes, begin: PhysicalOffset) -> tuple[dict[tuple[bytes, int], PlainRange], int] | None:
+def consecutive_messages(
+    body: bytes, begin: PhysicalOffset
+) -> tuple[dict[tuple[bytes, int], ConsecutiveMessages], int] | None:
     """The messages of a log entry by topic and queue, in the order of their first ones, and the latest time at which
     one was stored, 0 without messages. None if a record is not an ordinary one: then the reference decides.
 
@@ -39,7 +41,7 @@ def plain_ranges(body: bytes, begin: PhysicalOffset) -> tuple[dict[tuple[bytes, 
         body: of the entry.
         begin: the physical offset of its first byte.
     """
-    found: dict[tuple[bytes, int], PlainRange] = {}
+    found: dict[tuple[bytes, int], ConsecutiveMessages] = {}
     fields, find = _FIELDS.unpack_from, body.find
     at, newest_ms, body_end = 0, 0, len(body)
     while at < body_end:
@@ -58,7 +60,7 @@ def plain_ranges(body: bytes, begin: PhysicalOffset) -> tuple[dict[tuple[bytes, 
         if (known := found.get(key)) is None:
             if key[0] in _SPECIAL_TOPICS:
                 return None
-            found[key] = PlainRange(queue_offset, queue_offset + 1, {tag_code})
+            found[key] = ConsecutiveMessages(queue_offset, queue_offset + 1, {tag_code})
         elif known.end_offset == queue_offset:
             known.end_offset += 1
             known.tags.add(tag_code)

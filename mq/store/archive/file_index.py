@@ -15,7 +15,7 @@ import msgspec
 
 from mq.protocol.messages.records import RecordError, latest_store_timestamp
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.store.archive.entries_to_index import plain_ranges
+from mq.store.archive.entries_to_index import consecutive_messages
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun, scan_runs
 from mq.store.errors import RunRefused
 from raftlog.log_numbers import LogIndex
@@ -195,8 +195,8 @@ def _messages(body: bytes, begin: PhysicalOffset) -> tuple[list[tuple[str, int, 
     """The messages of an entry: topic, queue id, first offset, count and tag codes of each queue, and the latest time
     at which one was stored. Raises RecordError, RunRefused, UnicodeDecodeError.
     """
-    if (plain := plain_ranges(body, begin)) is not None:
-        found, newest_ms = plain
+    if (by_queue := consecutive_messages(body, begin)) is not None:
+        found, newest_ms = by_queue
         return [
             (topic.decode(), queue_id, each.first_offset, each.end_offset - each.first_offset, each.tags)
             for (topic, queue_id), each in found.items()

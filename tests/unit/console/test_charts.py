@@ -8,7 +8,7 @@ import pytest
 
 from mq.console.history import EVERY_SECONDS, SECONDS, History, Rates, rates_of
 from mq.console.views.charts import HEIGHT, WIDTH, chart, error_chart
-from mq.console.views.overview import card, damage_rows, plain_words
+from mq.console.views.overview import card, current_problems, damage_rows
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
 
 
@@ -120,7 +120,7 @@ def test_chart_shows_the_lag_of_a_replica_in_time() -> None:
     follower = replace(leader, node_id="n2", role="follower", commit_position=500, lag_entries=7, lag_bytes=1500)
 
     def words(now: float) -> list[str]:
-        return plain_words(GroupStatus("C", "broker-a", None, "n0", (leader, follower)), history, now)
+        return current_problems(GroupStatus("C", "broker-a", None, "n0", (leader, follower)), history, now)
 
     assert words(0.0) == ["n2 of broker-a is 7 entries, 1.5 kB behind the leader"]
     for number in range(30):

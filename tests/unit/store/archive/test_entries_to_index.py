@@ -18,7 +18,7 @@ from mq.protocol.messages.records import (
     latest_store_timestamp,
 )
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.store.archive.entries_to_index import plain_ranges
+from mq.store.archive.entries_to_index import consecutive_messages
 from mq.store.archive.file_index import _messages
 from mq.store.archive.older_entries import read_older
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES, scan_runs
@@ -84,7 +84,7 @@ def random_entry(choice: random.Random) -> bytes:
 @pytest.mark.parametrize("seed", range(20))
 def test_counts_of_ordinary_messages_equal_those_of_the_reference(seed: int) -> None:
     body = random_entry(random.Random(seed))
-    assert plain_ranges(body, BEGIN) is not None
+    assert consecutive_messages(body, BEGIN) is not None
     assert _messages(body, BEGIN) == reference(body)
 
 
@@ -118,7 +118,7 @@ def test_damaged_entries_are_left_to_the_reference(seed: int) -> None:
 )
 def test_entries_with_other_messages_are_left_to_the_reference(special: dict[str, Any]) -> None:
     body = entry({"offset": 1, "store_timestamp_ms": 9}, {"offset": 2}, special)
-    assert plain_ranges(body, BEGIN) is None
+    assert consecutive_messages(body, BEGIN) is None
     if (wanted := reference(body)) is not None:
         assert _messages(body, BEGIN) == wanted
     else:
