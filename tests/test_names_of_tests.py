@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parent
 
-WORDS_MAX = 12
+WORDS_MIN, WORDS_MAX = 3, 12
 STILTED = re.compile(
     r"_who_(?!leads)|_anew(_|$)|_(is|are|was|were|be)_no_|_(told|tell|tells)(_|$)|hung_up|_be_had|_but_for_"
     r"|_as_(it|they)_(is|was|are|were)(_|$)|_(comes?|came)_again|_knows?_of_|_for_itself|_of_itself"
@@ -43,11 +44,30 @@ def stilted_tests(source: str) -> Iterator[str]:
             yield name
 
 
+def fragments(source: str) -> Iterator[str]:
+    """Names of tests that are too short for a subject, a verb and an object: "single node", "bad names"."""
+    functions = (
+        node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    for name in functions:
+        if name.startswith("test_") and name.count("_") < WORDS_MIN:
+            yield name
+
+
 def test_tests_are_named_in_plain_english() -> None:
     breaches = [
         f"{path.relative_to(TESTS)}: {name}" for path in TESTS.rglob("*.py") for name in stilted_tests(path.read_text())
     ]
     assert not breaches, f"subject, verb, object, with the trade's words, at most {WORDS_MAX}:\n" + "\n".join(breaches)
+
+
+def test_names_have_enough_words() -> None:
+    breaches = [
+        f"{path.relative_to(TESTS)}: {name}"
+        for path in TESTS.rglob("test_*.py")
+        for name in fragments(path.read_text())
+    ]
+    assert not breaches, f"subject, verb, object, at least {WORDS_MIN} words:\n" + "\n".join(breaches)
 
 
 def test_fewer_names_have_relative_clauses() -> None:
@@ -64,6 +84,11 @@ def test_checker_finds_stilted_test_names() -> None:
     assert list(stilted_tests("def test_who_is_silent_is_hung_up_on(): ...")) == ["test_who_is_silent_is_hung_up_on"]
     assert list(stilted_tests("async def test_a_b_c_d_e_f_g_h_i_j_k_l_m(): ..."))
     assert not list(stilted_tests("    async def test_silent_client_is_disconnected(): ..."))
+
+
+def test_checker_finds_fragments() -> None:
+    assert list(fragments("def test_single_node(): ...")) == ["test_single_node"]
+    assert not list(fragments("def test_single_node_elects_itself(): ..."))
 
 
 def test_checker_finds_roundabout_test_names() -> None:

@@ -91,7 +91,7 @@ def test_asyncio_fails_over() -> None:
     asyncio.run(main())
 
 
-def test_synchronous_clients() -> None:
+def test_synchronous_clients_run_on_test_kit() -> None:
     calls: list[ReceivedMessage] = []
     with running_kit() as kit, SyncProducer(kit.namesrv) as producer:
         began = kit.now()

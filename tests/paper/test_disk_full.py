@@ -32,7 +32,7 @@ def test_disk_full_on_leader() -> None:
     assert len(group.terms(A)) == len(group.terms(B)), "it still takes over what the others have"
 
 
-def test_disk_full_everywhere() -> None:
+def test_leader_stays_when_all_disks_are_full() -> None:
     """The leader stays, refuses proposals, answers reads, changes its members, and goes on when there is room."""
     group = Group(4, voters=3).led_by(A, 1.0)
     fill(group, B, C)

@@ -24,7 +24,7 @@ from tests.paper.group import ENTRY_BYTES, A, B, C, D, E, Group
 from tests.support.log_values import log_id
 
 
-def test_single_node() -> None:
+def test_single_node_elects_itself_at_first_tick() -> None:
     """It leads at its first tick and commits when its own disk is done, not before."""
     group = Group(1)
     group.slow_disks.add(A)
@@ -40,11 +40,11 @@ def test_single_node() -> None:
     assert (core.commit, core.ready) == (2, True)
 
 
-def test_first_election_3() -> None:
+def test_three_nodes_elect_one_leader() -> None:
     check_first_election(3)
 
 
-def test_first_election_5() -> None:
+def test_five_nodes_elect_one_leader() -> None:
     check_first_election(5)
 
 
@@ -60,7 +60,7 @@ def check_first_election(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 5])
-def test_split_vote(size: int) -> None:
+def test_split_vote_settles_within_three_rounds(size: int) -> None:
     """All campaign at once: nobody wins that term, and jitter settles it within three rounds."""
     group = Group(size)
     for node in group.nodes:
@@ -137,7 +137,7 @@ def test_unwritten_vote_was_not_granted() -> None:
 
 
 @pytest.mark.parametrize("log", [[1, 1], [1, 1, 1, 1]], ids=["by term", "by index"])
-def test_stale_log_candidate(log: list[int]) -> None:
+def test_candidate_with_stale_log_cannot_win(log: list[int]) -> None:
     """A candidate whose log ends earlier than a majority's cannot win."""
     longer = [1, 2] if log == [1, 1] else [1, 1, 1, 1, 1]
     group = Group(3, logs={A: log, B: longer, C: longer}, term=2)
@@ -162,7 +162,7 @@ FIGURE_7 = {
 
 
 @pytest.mark.parametrize("case", "abcdef")
-def test_figure_7_logs(case: str) -> None:
+def test_followers_of_figure_7_end_with_log_of_leader(case: str) -> None:
     """Whatever a follower has behind or instead of the leader's log, it ends with the leader's log.
 
     The leader of the figure wins with the vote of its own kind; the follower cannot win unless its log is newer.
@@ -181,7 +181,7 @@ def test_figure_7_logs(case: str) -> None:
     assert group[C].commit == 11
 
 
-def test_disruptive_server(group: Group) -> None:
+def test_returning_node_does_not_raise_term(group: Group) -> None:
     """A node that was cut off for long comes back without raising anybody's term."""
     group.isolate(C)
     group.pass_time(60.0)
@@ -211,7 +211,7 @@ def test_asymmetric_partition_one_way(group: Group) -> None:
     assert (group[A].role, group[A].term) == (Role.LEADER, 1)
 
 
-def test_leader_deaf(group: Group) -> None:
+def test_leader_without_answers_steps_down(group: Group) -> None:
     """A leader that is heard but hears nobody steps down within the check-quorum window, and another one is elected."""
     group.cut |= {(B, A), (C, A)}
     group.pass_time(group.config.election_timeout_seconds_min + 2 * group.config.heartbeat_seconds + 0.01)
@@ -220,7 +220,7 @@ def test_leader_deaf(group: Group) -> None:
     assert any(group[node].role is Role.LEADER for node in (B, C))
 
 
-def test_bridge_node(group: Group) -> None:
+def test_leader_stays_when_two_nodes_are_cut_off_from_each_other(group: Group) -> None:
     """A and C do not see each other, B sees both: whoever leads, it stays."""
     group.cut |= {(A, C), (C, A)}
     group.pass_time(10.0)
@@ -351,7 +351,7 @@ def test_elections_with_slow_and_uneven_fsync() -> None:
     assert max(needed) < 4.5, sorted(needed)[-6:]
 
 
-def test_disk_stall_leader(group: Group) -> None:
+def test_leader_with_stalled_disk_hands_over(group: Group) -> None:
     """A leader whose disk hangs asks the best peer to take over, and does not campaign until the disk works."""
     group.slow_disks.add(A)
     group.propose(A)
@@ -370,7 +370,7 @@ def test_disk_stall_leader(group: Group) -> None:
     assert group[A].role is Role.PRE_CANDIDATE
 
 
-def test_disk_stall_follower(group: Group) -> None:
+def test_follower_with_stalled_disk_is_not_elected(group: Group) -> None:
     """A follower whose disk hangs delays no commit, is not elected, and catches up when the disk works again."""
     group.slow_disks.add(C)
     for _ in range(5):

@@ -15,7 +15,7 @@ ONE_WAY_SECONDS = 0.05
 STEP_SECONDS = 0.005
 
 
-def test_bandwidth_delay_100ms() -> None:
+def test_one_window_is_sent_per_round_trip() -> None:
     """With 100 ms there and back a window goes through per round trip, for whoever writes more than that."""
     config = CoreConfig(
         append_bytes_max=64 * 1024,

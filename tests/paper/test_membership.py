@@ -52,7 +52,7 @@ def leader_of(group: Group, *nodes: NodeId) -> NodeId:
     return leaders[0]
 
 
-def test_add_learner_promote() -> None:
+def test_added_learner_counts_after_promotion() -> None:
     """A learner gets the log and counts nowhere; it is promoted once it has caught up, and counts from then on."""
     group = Group(4, voters=3).led_by(A)
     group.isolate(D)
@@ -106,7 +106,7 @@ def test_unjoined_node_neither_campaigns_nor_votes() -> None:
     assert group.mail == []
 
 
-def test_change_before_noop() -> None:
+def test_new_leader_refuses_changes_before_its_first_commit() -> None:
     """Before an entry of the own term is committed, older changes may be undecided: refused."""
     group = Group(4, voters=3)
     group.time_out(A)
@@ -117,7 +117,7 @@ def test_change_before_noop() -> None:
     change(group, A, add(D))
 
 
-def test_two_changes() -> None:
+def test_second_change_waits_for_commit_of_first() -> None:
     """The second waits until the first is committed, its last step included."""
     group = with_learner()
     change(group, A, promote(D))
@@ -142,7 +142,7 @@ def test_contradicting_changes_are_refused(wish: ConfChange) -> None:
     assert group[A].last_index == last
 
 
-def test_config_entry_truncated() -> None:
+def test_uncommitted_change_is_undone_with_its_entry() -> None:
     """A change that never was committed goes with its entry: the configuration before it is in force again."""
     group = with_learner()
     before = group[A].conf
@@ -267,7 +267,7 @@ def test_joint_shrink_5_to_3() -> None:
         assert (group[A].term, group[E].role is Role.LEADER) == (term, False)
 
 
-def test_remove_leader(group: Group) -> None:
+def test_removed_leader_leads_until_new_configuration_commits(group: Group) -> None:
     """It leads until the configuration without it is committed by the others, and a successor is there at once."""
     change(group, A, remove(A))
     group.deliver(lambda message: not isinstance(message, AppendReq) or message.prev.index < 2)
@@ -477,7 +477,7 @@ def test_two_changes_in_one_turn() -> None:
 
 
 @pytest.mark.parametrize("leader", [A, B, C, D, E])
-def test_half_connected_5(leader: NodeId) -> None:
+def test_half_connected_group_of_five_keeps_leader(leader: NodeId) -> None:
     """Two of five reach one other each; they keep asking, and whoever sees a majority leads in peace."""
     group = Group(5)
     group.elect(leader)

@@ -88,7 +88,7 @@ def test_stale_read_old_leader(group: Group) -> None:
     assert (group.answers[first], group.answers[second]) == (None, None)
 
 
-def test_readindex_before_noop() -> None:
+def test_new_leader_answers_reads_after_its_first_commit() -> None:
     """A new leader does not know yet what its predecessors committed: it answers when its first entry is committed."""
     group = Group(3, logs={A: [1, 1], B: [1, 1], C: [1]}, term=1)
     group.time_out(A)
@@ -318,7 +318,7 @@ def test_lease_outlives_a_newer_term(late: str) -> None:
 
 
 @pytest.mark.parametrize("leases", [True, False])
-def test_paused_process(leases: bool) -> None:
+def test_paused_leader_serves_no_stale_reads(leases: bool) -> None:
     """A leader that is stopped for a while answers no read out of its old belief when it goes on."""
     group = Group(3, config=CoreConfig(lease_reads=leases))
     group.now += LEASES.election_timeout_seconds_min
@@ -339,7 +339,7 @@ def test_paused_process(leases: bool) -> None:
 
 
 @pytest.mark.parametrize("node", [A, B])
-def test_clock_jump_forward(node: str) -> None:
+def test_clock_jump_causes_one_election_at_most(node: str) -> None:
     """One clock that jumps by an hour makes for no more than one election, and for no stale read."""
     group = with_leases(seconds=1.0)
     core = group[A if node == A else B]

@@ -19,7 +19,7 @@ def is_append(message: Message) -> TypeGuard[AppendReq]:
     return isinstance(message, AppendReq)
 
 
-def test_figure_8() -> None:
+def test_entry_of_older_term_needs_newer_entry_to_commit() -> None:
     """An older term's entry on a majority is not committed until an entry of the own term is (figure 3.7)."""
     group = Group(5, logs={A: [1, 2], B: [1, 2], C: [1], D: [1], E: [1, 3]}, term=3)
     group.cut |= {(E, A), (A, E)}
@@ -59,7 +59,7 @@ def test_figure_8_commits_with_the_own_term() -> None:
     assert group[E].role is not Role.LEADER
 
 
-def test_log_divergence_deep() -> None:
+def test_follower_with_diverged_log_gets_log_of_leader() -> None:
     """A thousand entries in ten terms that differ are found in one round trip per term, and replaced."""
     ours = [term for term in range(1, 20, 2) for _ in range(100)]
     theirs = [1] * 50 + [term for term in range(2, 20, 2) for _ in range(105)]
@@ -75,7 +75,7 @@ def test_log_divergence_deep() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_overlapping_retransmit(seed: int) -> None:
+def test_repeated_appends_in_any_order_give_same_log(seed: int) -> None:
     """Any cut, repetition and order of requests gives the same log, and nothing that matches is ever cut off."""
     rng = random.Random(seed)
     terms = sorted(rng.choices(range(1, 5), k=30))
@@ -128,7 +128,7 @@ def test_delayed_append_after_truncate(group: Group) -> None:
     assert group.terms(B) == before
 
 
-def test_stale_leader_truncate(group: Group) -> None:
+def test_deposed_leader_cannot_truncate_log_of_successor(group: Group) -> None:
     """A deposed leader cannot cut off what its successor wrote."""
     group.propose(A, 3)
     group.isolate(A)
@@ -210,7 +210,7 @@ def test_pending_failed_on_stepdown(group: Group) -> None:
     assert group[A].propose(1, 100, group.now) is Refusal.NOT_LEADER
 
 
-def test_truncate_below_commit() -> None:
+def test_replacing_committed_entry_is_refused() -> None:
     """A leader that would replace a committed entry is a broken promise: it is refused."""
     group = Group(3, logs={C: [1, 1, 1]}, commit=3)
     with pytest.raises(MessageRefused, match="settled with terms 1 to 1"):
@@ -227,7 +227,7 @@ def test_second_leader_of_a_term_is_refused(group: Group) -> None:
         group[C].receive(Heartbeat(B, C, Term(1), 1, NO_INDEX), group.now)
 
 
-def test_async_write_aba() -> None:
+def test_write_of_replaced_entries_does_not_make_successors_durable() -> None:
     """The write of entries that were replaced meanwhile does not make their successors durable."""
     group = Group(3, term=1)
     group.slow_disks.add(C)
@@ -348,7 +348,7 @@ def test_entries_that_bring_the_commit_index_put_off_its_announcement() -> None:
     assert {group[node].commit for node in group.nodes} == {committed}
 
 
-def test_uncommitted_limit() -> None:
+def test_uncommitted_limit_refuses_proposals_until_commit() -> None:
     """Too much on its way is refused until something commits; what can never fit is told apart."""
     group = Group(3, config=CoreConfig(uncommitted_bytes_max=1000))
     core = group.elect(A)
@@ -359,7 +359,7 @@ def test_uncommitted_limit() -> None:
     assert isinstance(core.propose(1, 600, group.now), int)
 
 
-def test_slow_follower() -> None:
+def test_slow_follower_gets_one_window_of_appends() -> None:
     """A peer that does not answer gets a window full and no more; the others go on, and it catches up later."""
     config = CoreConfig(
         append_bytes_max=ENTRY_BYTES,

@@ -33,7 +33,7 @@ def below_base() -> Group:
     return group
 
 
-def test_follower_below_base() -> None:
+def test_follower_below_base_is_offered_reset() -> None:
     """It is offered a reset every two seconds, gets no entries, and does not keep the others from committing."""
     group = below_base()
     group.pass_time(9.0)
@@ -50,7 +50,7 @@ def test_follower_below_base() -> None:
     assert group[C].leader_id == A, "it hears heartbeats meanwhile"
 
 
-def test_snapshot_during_append() -> None:
+def test_appends_during_reset_arrive_once() -> None:
     """Appends go on during a reset. What was appended meanwhile comes as entries behind it, each once."""
     group = below_base()
     group.pass_time(2.0)

@@ -24,7 +24,7 @@ def group() -> Group:
     return settled_group()
 
 
-def test_transfer_ok(group: Group) -> None:
+def test_transfer_keeps_open_proposals(group: Group) -> None:
     """Without any time passing, with proposals under way: none of them is in doubt, all are in the new term's log."""
     group.propose(A, 5)
     assert group[A].transfer(B, group.now) is None
@@ -86,7 +86,7 @@ def test_transfer_without_a_target_chooses_the_best_voter() -> None:
     assert leads(group, C)
 
 
-def test_transfer_refusals(group: Group) -> None:
+def test_transfer_refuses_followers_and_unknown_nodes(group: Group) -> None:
     """Only a leader hands over, only to a voter; to itself nothing is to be done."""
     assert group[B].transfer(C, group.now) is Refusal.NOT_LEADER
     assert group[A].transfer(D, group.now) is Refusal.UNKNOWN_NODE
@@ -94,7 +94,7 @@ def test_transfer_refusals(group: Group) -> None:
     assert not group[A].transferring
 
 
-def test_transfer_to_dead(group: Group) -> None:
+def test_transfer_to_silent_node_is_refused(group: Group) -> None:
     """Who has not been heard is not waited for."""
     group.isolate(C)
     group.pass_time(2.0, [A, B])
@@ -102,7 +102,7 @@ def test_transfer_to_dead(group: Group) -> None:
     group.propose(A)
 
 
-def test_transfer_to_lagging(group: Group) -> None:
+def test_transfer_to_lagging_node_is_refused(group: Group) -> None:
     """Who lacks much of what is committed would take long; nothing is stopped for it."""
     group.slow_disks.add(C)
     for _ in range(3):
@@ -229,7 +229,7 @@ def test_preferred_follower_that_does_not_take_over_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.3, 0.7, 1.1, 1.9])
-def test_priority_decay(moment: float) -> None:
+def test_preferred_node_wins_election_if_up_to_date(moment: float) -> None:
     """The preferred node wins when it is up to date; otherwise the other one does, a little later."""
     group = settled_group(a=9, b=0, c=5)
     group.pass_time(moment)

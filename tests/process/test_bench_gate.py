@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_all_cases_run(tmp_path: Path, form: str) -> None:
+def test_gate_runs_all_cases(tmp_path: Path, form: str) -> None:
     if form == COMPILED and not IS_COMPILED:
         pytest.skip("not compiled: python -m mq.compiled")
     counted = tmp_path / "counted.json"

@@ -108,7 +108,7 @@ def test_rejected_messages_become_dead_letters(url: str, cluster: Cluster, reque
         assert letter.properties["RAFTMQ_FAILURE"] == "rejected by its consumer"
 
 
-def test_dead_letter_exchanges(url: str) -> None:
+def test_rejected_message_goes_to_dead_letter_exchange(url: str) -> None:
     dead = kombu.Queue("dead", kombu.Exchange("dead", "direct"), routing_key="late")
     arguments = {"x-dead-letter-exchange": "dead", "x-dead-letter-routing-key": "late"}
     queue = kombu.Queue("mortal", routing_key="mortal", queue_arguments=arguments)

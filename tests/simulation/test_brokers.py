@@ -45,7 +45,7 @@ def test_a_few_seeds_quickly(workload: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_many_seeds(workload: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_simulated_brokers_pass_many_seeds(workload: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     broke = main(["--workload", workload, "--seeds", f"0-{SEEDS - 1}", "--report", str(tmp_path / "brokers")])
     assert not broke, capsys.readouterr().out
     report = json.loads((tmp_path / "brokers.json").read_text())

@@ -129,7 +129,7 @@ def test_history_refuses_a_value_ahead_of_earlier_acknowledged_values(history: H
         commit(history, B, Entry(2, 1, 1, 100, 102, 14))
 
 
-def test_stale_read(history: History) -> None:
+def test_checker_finds_stale_reads(history: History) -> None:
     commit(history, A, TWO)
     history.acknowledge(12, 2)
     with pytest.raises(Violation, match="stale read"):

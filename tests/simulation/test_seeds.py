@@ -24,7 +24,7 @@ def test_a_few_seeds_quickly() -> None:
 
 
 @pytest.mark.slow
-def test_simulator_soak(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_simulator_passes_hours_of_seeds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Seeds from 0 on, on all processors, until enough time was simulated."""
     broke = main(["--hours", str(HOURS), "--report", str(tmp_path / "soak")])
     assert not broke, capsys.readouterr().out

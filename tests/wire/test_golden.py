@@ -144,5 +144,5 @@ def test_batch_element_equals_its_golden_bytes() -> None:
         ("a\x01b\x01c\x02", {"a": "b\x01c"}),
     ],
 )
-def test_properties(text: str, expected: dict[str, str]) -> None:
+def test_properties_decode_as_in_java(text: str, expected: dict[str, str]) -> None:
     assert decode(text) == expected

@@ -157,7 +157,7 @@ async def heartbeat(client: Client, *subscriptions: SubscriptionData, group: str
     )
 
 
-async def test_expressions_of_heartbeats(client: Client) -> None:
+async def test_pull_uses_filter_expression_of_heartbeat(client: Client) -> None:
     await send_numbered(client, 4)
     by_group = pull_ext(sysFlag=0, subVersion=7)
     assert (await heartbeat(client, SubscriptionData(topic="T", expression="n > 1", **_sql(7)))).code == 0

@@ -34,7 +34,7 @@ def listed(kit: SyncKit) -> Any:
     return json.loads(run(kit, "schedule", "list", "--json"))
 
 
-def test_schedules_by_commands() -> None:
+def test_commands_create_and_replace_schedules() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)
         said = run(kit, "schedule", "create", *DAILY).splitlines()

@@ -44,7 +44,7 @@ def test_url_overrides_the_tls_option(text: str) -> None:
     assert address(f"raftmqs://host?ssl={text}", tls=True).tls is not None
 
 
-def test_tls_with_files() -> None:
+def test_tls_files_are_options_of_url() -> None:
     assert dict(address("raftmq://host?ssl_ca_certs=/etc/ca.pem").tls or ()) == {"ca_certs": "/etc/ca.pem"}
     with pytest.raises(ValueError, match="unknown options for TLS: version"):
         address("raftmq://host?ssl_version=3")
@@ -62,7 +62,7 @@ def test_secret_key_needs_an_access_key() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, "soon"])
-def test_bad_options(value: object) -> None:
+def test_invalid_visibility_timeout_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"transport option visibility_timeout is .*; it must be a positive number"):
         address("raftmq://", visibility_timeout=value)
 
@@ -78,6 +78,6 @@ def test_visibility_timeout_is_capped_at_twelve_hours() -> None:
     assert address("raftmq://", visibility_timeout=7 * 86400).visibility_timeout == 12 * 3600
 
 
-def test_bad_keys() -> None:
+def test_short_secret_keys_are_refused() -> None:
     with pytest.raises(ValueError, match="the secret key has 3 characters"):
         address("raftmq://somebody:abc@host").remoting()

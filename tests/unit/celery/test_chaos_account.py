@@ -25,7 +25,7 @@ def lines(*texts: str) -> list[str]:
 ALL = lines(run("a"), run("b"), run("part1"), run("part2"), run("body", began=12))
 
 
-def test_all_is_well() -> None:
+def test_complete_run_has_no_findings() -> None:
     found = of(*ALL)
     assert found.is_good
     assert (found.sent, found.chords, found.again) == (5, 1, [])

@@ -100,7 +100,7 @@ def test_priorities_survive_encoding(priority: object, level: int) -> None:
 
 
 @pytest.mark.parametrize("routing_key", ["", "celery", "worker.#", "a b\x01|%2E", "grün"])
-def test_routing_keys(routing_key: str) -> None:
+def test_routing_keys_survive_encoding(routing_key: str) -> None:
     outgoing = encode(message(), routing_key, now_ms=NOW_MS, delay_max_ms=DAY_MS)
     assert routing_key_of(received(dict(outgoing.properties))) == routing_key
 

@@ -107,7 +107,7 @@ def a_result() -> Result:
     )
 
 
-def test_result_for_programs() -> None:
+def test_result_is_printed_as_json() -> None:
     printed = json.loads(json.dumps(a_result().as_json()))
     assert printed["produced"] == {"messages": 1000, "messages_per_second": 500.0, "mb_per_second": 0.5}
     assert printed["acknowledged_ms"]["p99_9"] == pytest.approx(2.0, rel=0.01)

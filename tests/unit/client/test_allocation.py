@@ -69,7 +69,7 @@ def test_circular_allocation_assigns_queues_in_turn() -> None:
     assert shares(allocate_in_circle, queues_of(3), ["a", "b", "c", "d", "e"]) == [[0], [1], [2], [], []]
 
 
-def test_in_rooms() -> None:
+def test_room_allocation_assigns_only_queues_of_given_rooms() -> None:
     queues = queues_of(10, "room1@b") + queues_of(3, "room2@b") + queues_of(3, "b") + queues_of(3, "room1@b@c")
     allocate = allocate_in_rooms({"room1"})
     assert shares(allocate, queues, MEMBERS) == [[0, 1, 8], [2, 3, 9], [4, 5], [6, 7]]

@@ -212,7 +212,7 @@ async def test_refused_connection_raises_connect_failed() -> None:
 
 
 @pytest.mark.parametrize("address", ["localhost", "host:", ":9876", "host:0", "host:65536", "host:port"])
-def test_malformed_addresses(address: str) -> None:
+def test_malformed_addresses_are_refused(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         split_address(address)
 

@@ -166,7 +166,7 @@ def test_places_of_letters() -> None:
     assert place_of("broker-a/3 17") == ("broker-a", 3, 17)
 
 
-def test_kinds_of_topics() -> None:
+def test_topics_are_classified_by_name() -> None:
     kinds = [kind_of(name) for name in ("Orders", "%RETRY%g", "%DLQ%g", "TBW102")]
     assert kinds == ["ordinary", "retry", "dead letters", "system"]
     own = own_topics([GroupStatus("C", "broker-a", None, None, ())])

@@ -156,7 +156,7 @@ def test_null_follows_three_valued_logic(expression: str, expected: bool | None)
         "missing = 1 OR a = 5",
     ],
 )
-def test_matching_expressions(expression: str) -> None:
+def test_expressions_match_message(expression: str) -> None:
     assert matches(expression)
 
 
@@ -187,7 +187,7 @@ def test_matching_expressions(expression: str) -> None:
         "'x' = 5",
     ],
 )
-def test_expressions_without_match(expression: str) -> None:
+def test_expressions_do_not_match_message(expression: str) -> None:
     assert not matches(expression)
 
 

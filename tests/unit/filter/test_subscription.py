@@ -10,7 +10,7 @@ from mq.protocol.hashes import tag_code
 
 
 @pytest.mark.parametrize("expression", ["*", "", "  ", " * "])
-def test_all_tags(expression: str) -> None:
+def test_all_tags_expression_matches_every_tag(expression: str) -> None:
     everything = parse_tags("T1", expression)
     assert everything.all_tags
     assert everything.expression == "*"
@@ -41,7 +41,7 @@ def test_tags_with_equal_codes_are_distinguished_by_the_tag() -> None:
 
 
 @pytest.mark.parametrize("expression", ["||", " || || "])
-def test_expression_without_tags(expression: str) -> None:
+def test_expression_without_tags_is_refused(expression: str) -> None:
     with pytest.raises(SubscriptionError, match="names no tag"):
         parse_tags("T1", expression)
 

@@ -26,7 +26,7 @@ from jepsen.schedule import (
 NODES = ("n0", "n1", "n2")
 
 
-def test_seed_decides() -> None:
+def test_seed_determines_drawn_faults() -> None:
     assert draw(Random(3), ["kill", "pause"], 60) == draw(Random(3), ["kill", "pause"], 60)
     assert draw(Random(3), ["kill", "pause"], 60) != draw(Random(4), ["kill", "pause"], 60)
 
@@ -37,7 +37,7 @@ def test_halves_are_cut_off_from_each_other() -> None:
     assert cut["n2"] == cut["n3"] == {"n0", "n1"}
 
 
-def test_calm_has_no_fault() -> None:
+def test_calm_schedule_draws_no_faults() -> None:
     assert draw(Random(1), [CALM], 60) == []
 
 

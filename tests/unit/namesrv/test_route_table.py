@@ -230,7 +230,7 @@ def test_data_version_query_reports_changes() -> None:
     assert table.expire(221) == [broker(0, A)], "a changed one does not: the broker will register"
 
 
-def test_write_permission(table: RouteTable) -> None:
+def test_write_permission_of_broker_can_be_withdrawn(table: RouteTable) -> None:
     table.register_broker(0, broker(0, A), topics("T1", perm=7), "conn")
     table.register_broker(0, broker(0, B, group="b-b"), topics("T1"), "conn")
 
@@ -258,7 +258,7 @@ def test_deleting_a_topic_removes_its_routes(table: RouteTable) -> None:
     assert table.topic_list() == ["T2"]
 
 
-def test_filter_servers(table: RouteTable) -> None:
+def test_route_lists_filter_servers(table: RouteTable) -> None:
     body = topics("T1")
     body.filter_servers = ["10.0.0.1:30000"]
     table.register_broker(0, broker(0, A), body, "conn")

@@ -37,7 +37,7 @@ async def until_gone(client: Peer, topic: str) -> None:
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
-async def test_register_and_find(serialization: int) -> None:
+async def test_client_finds_registered_broker(serialization: int) -> None:
     async with name_server() as server:
         broker, client = await server.connect(), await server.connect()
         assert await client.route() is None
@@ -94,7 +94,7 @@ async def test_name_server_serves_administration_requests() -> None:
         assert ClusterInfo.decode(body).brokers == {}
 
 
-async def test_key_values() -> None:
+async def test_key_values_are_stored_and_deleted() -> None:
     async with name_server() as server:
         admin = await server.connect()
         where = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}

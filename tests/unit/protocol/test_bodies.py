@@ -98,7 +98,7 @@ def test_heartbeat_with_missing_fields_is_decoded(text: bytes) -> None:
     assert (heartbeat.client_id, list(heartbeat.consumers), list(heartbeat.producers)) == ("c", [], [])
 
 
-def test_small_bodies() -> None:
+def test_small_bodies_are_encoded_as_java_does() -> None:
     assert TopicList(["T1"]).encode() == b'{"topicList":["T1"]}'
     assert TopicList.decode(b'{"brokerAddr":"a:1","topicList":["T1"]}').broker_addr == "a:1"
     assert KVTable({"k": "v"}).encode() == b'{"table":{"k":"v"}}'
@@ -161,7 +161,7 @@ def test_compressed_registration_is_decoded() -> None:
         zlib.compress(sized(b"{}") + struct.pack(">i", 0) + sized(b"{}")),
     ],
 )
-def test_broken_compressed_registration(data: bytes) -> None:
+def test_broken_compressed_registration_is_refused(data: bytes) -> None:
     with pytest.raises(BodyError):
         RegisterBrokerBody.decode(data, compressed=True)
 
@@ -170,7 +170,7 @@ def test_broken_compressed_registration(data: bytes) -> None:
     "text",
     [b"", b"x", b"[]", b"null", b"{}", b'{"clientID":5}', b'{"clientID":"c","consumerDataSet":{}}', b"[" * 10_000],
 )
-def test_broken_bodies(text: bytes) -> None:
+def test_broken_heartbeats_are_refused(text: bytes) -> None:
     with pytest.raises(BodyError):
         HeartbeatData.decode(text)
 

@@ -162,7 +162,7 @@ def test_response_has_all_fields_of_strict_clients() -> None:
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
 @pytest.mark.parametrize("key", ["0A0000010000", "", 'quo"te\\', "tab\t\x01", "中文", "100%", "%s%d"])
-def test_send_reply(key: str, serialization: int) -> None:
+def test_send_reply_template_renders_response(key: str, serialization: int) -> None:
     template = SendReplyTemplate(encode_host("10.0.0.1", 10911))
     response, body = decoded(
         template.render(-5, 3, QueueOffset(2**40), PhysicalOffset(4096), key.encode(), serialization)

@@ -30,7 +30,7 @@ steady = settings(derandomize=True, deadline=None)
 
 
 @pytest.mark.parametrize("name", ["T", "a-b_C9", "%RETRY%group", "ns%topic", "a|b", "T" * 120])
-def test_good_names(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     check_topic(name)
     check_group(name)
 
@@ -39,7 +39,7 @@ def test_good_names(name: str) -> None:
     "name",
     ["", " ", "a b", "a.b", "..", "a/b", "a\\b", "a\x00", "tópico", "a\n", "中", "a:b", "a*", "T" * 128],
 )
-def test_bad_names(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(NameRefused, match="topic"):
         check_topic(name)
     with pytest.raises(NameRefused, match="group"):
@@ -55,7 +55,7 @@ def test_every_group_can_have_a_retry_topic() -> None:
 
 
 @pytest.mark.parametrize("topic", ["TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_anything", names.METADATA_TOPIC])
-def test_system_topics(topic: str) -> None:
+def test_system_topics_are_recognized(topic: str) -> None:
     assert names.is_system_topic(topic)
     assert not names.is_system_topic(f"my_{topic}")
 

@@ -301,7 +301,7 @@ def test_answer_continues_when_settings_open_its_window(loop: Loop) -> None:
     assert loop.client.answers[stream_id].messages == [bytes(100_000)]
 
 
-def test_client_cancels(loop: Loop) -> None:
+def test_client_cancelling_ends_call(loop: Loop) -> None:
     stream_id = begin(loop, end=False)
     [call] = loop.begun
     ended: list[bool] = []
@@ -338,7 +338,7 @@ def test_bad_message_ends_its_call_only(sent: bytes, status: Status) -> None:
     assert loop.client.answers[good].messages == [b"answer"]
 
 
-def test_compressed_both_ways(loop: Loop) -> None:
+def test_messages_are_compressed_both_ways(loop: Loop) -> None:
     body = b"again and again " * 1_000
     packed = gzip.compress(body)
     loop.client.call(end=False, grpc_encoding="gzip", grpc_accept_encoding="gzip,identity")

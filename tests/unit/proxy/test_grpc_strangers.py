@@ -49,7 +49,7 @@ async def test_grpcio_calls_every_kind_of_method_with_and_without_tls(tmp_path: 
 
 
 @pytest.mark.nightly
-async def test_h2spec_passes(tmp_path: Path) -> None:
+async def test_grpc_server_passes_h2spec(tmp_path: Path) -> None:
     if shutil.which("go") is None:
         pytest.skip("h2spec is written in Go")
     install = ["env", f"GOBIN={tmp_path}", "go", "install", H2SPEC]

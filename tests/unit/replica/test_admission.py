@@ -57,7 +57,7 @@ def test_members_are_let_in_once_their_directory_is_on_record() -> None:
     assert len(mine.tables) == 1, "nothing new was learned"
 
 
-def test_wrong_cluster_uuid() -> None:
+def test_peer_of_other_cluster_is_refused() -> None:
     mine = Side("n0", THREE)
     other = Side("n1", THREE)
     other.admission.identity = Identity("other", "g", NodeId("n1"), SEGMENT_BYTES)

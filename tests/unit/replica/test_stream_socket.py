@@ -379,7 +379,7 @@ async def test_handler_may_close_another_connection_of_the_same_turn() -> None:
         assert sorted(one.closed + other.closed) in (["by the first"], ["by the second"])
 
 
-async def test_peer_closes() -> None:
+async def test_peer_closing_ends_stream() -> None:
     async with reacting() as reactor, connected(reactor) as (server, client):
         await client.send_all(framed(b"whole") + b"\x00\x00")
         await client.aclose()
@@ -430,7 +430,7 @@ async def test_unsent_bytes_are_counted() -> None:
         assert reactor.unsent.nbytes == 0
 
 
-async def test_peer_resets() -> None:
+async def test_peer_resetting_ends_stream() -> None:
     async with reacting() as reactor, connected(reactor, send_buffer=8192) as (server, client):
         server.stream.send(bytes(4_000_000))
         reactor.end_turn()

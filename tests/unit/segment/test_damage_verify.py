@@ -92,7 +92,7 @@ def test_damaged_tail_has_unknown_end(full: LogHome) -> None:
     assert "unknown end" in said(report(full))
 
 
-def test_gap_between_segments(full: LogHome) -> None:
+def test_gap_between_segments_is_reported(full: LogHome) -> None:
     full.disk.unlink(full.segment(4096))
     found = report(full)
     assert found.verdict == DAMAGED_STATE

@@ -55,7 +55,7 @@ def test_disk_allocates_and_truncates_files(place: tuple[Disk, str]) -> None:
     disk.close(fd)
 
 
-def test_names(place: tuple[Disk, str]) -> None:
+def test_disk_lists_renames_and_removes_files(place: tuple[Disk, str]) -> None:
     disk, root = place
     assert disk.listdir(root) == []
     with pytest.raises(FileNotFoundError):
@@ -91,7 +91,7 @@ def test_disk_makes_and_lists_directories(place: tuple[Disk, str]) -> None:
         disk.open(f"{root}/nowhere/file", create=True)
 
 
-def test_locks(place: tuple[Disk, str]) -> None:
+def test_second_descriptor_cannot_lock_file(place: tuple[Disk, str]) -> None:
     disk, root = place
     first = disk.open(f"{root}/lock", create=True)
     second = disk.open(f"{root}/lock")
@@ -115,7 +115,7 @@ def test_too_many_buffers_are_refused_and_write_fully_copes(place: tuple[Disk, s
     disk.close(fd)
 
 
-def test_boot_id_stays(place: tuple[Disk, str]) -> None:
+def test_boot_id_is_same_on_each_call(place: tuple[Disk, str]) -> None:
     disk, _ = place
     assert disk.boot_id() == disk.boot_id() != ""
 

@@ -300,7 +300,7 @@ def prepared(leader: SegmentLog, manifest: Manifest, name: str) -> LogHome:
 
 
 @pytest.mark.parametrize("name", ["finish", "install"])
-def test_reset_interrupted(leader: LogHome, name: str) -> None:
+def test_interrupted_reset_leaves_old_or_new_log(leader: LogHome, name: str) -> None:
     """A power cut at each operation: the old log whole, or the new one whole, never a mixture; and then it goes on."""
     source = leader.opened[0]
     manifest = manifest_of(source, committed=60)

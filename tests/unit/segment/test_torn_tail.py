@@ -223,7 +223,7 @@ def test_flipped_bit_below_the_durable_position_is_refused(home: LogHome) -> Non
     assert_refused_untouched(home, "physical offsets 51..102: .*durable up to 155")
 
 
-def test_bit_flip_committed(home: LogHome) -> None:
+def test_bit_flip_in_committed_entry_is_refused(home: LogHome) -> None:
     log = home.open()
     home.put(log, b"one", b"two", b"three")
     home.submit(log, commit_hint=2)

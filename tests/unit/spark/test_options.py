@@ -56,7 +56,7 @@ def test_starting_and_ending_offsets_are_parsed() -> None:
     assert read(startingOffsetsByTimestamp='{"T": {"a:0": 5}}') == (AtTimes({("T", "a", 0): 5}), "latest")
 
 
-def test_sizes_and_times() -> None:
+def test_sizes_and_times_take_units() -> None:
     found = parse_read_options(
         {**NEEDED, "fetchBytes": "1m", "maxBytesPerTrigger": "2G", "maxTriggerDelay": "1.5h", "fetchTimeout": "250"},
         "stream",

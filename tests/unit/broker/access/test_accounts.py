@@ -131,12 +131,12 @@ def test_parser_refuses_meaningless_account_entries(text: str, fault: str) -> No
         ("fe80:0:0:0:*", ["fe80::1"], ["fe81::1", "10.0.0.1"]),
     ],
 )
-def test_white_lists(pattern: str, yes: list[str], no: list[str]) -> None:
+def test_white_lists_match_address_patterns(pattern: str, yes: list[str], no: list[str]) -> None:
     matches = compiled(pattern)
     assert [address for address in (*yes, *no) if matches(address)] == yes
 
 
-def test_loopback_addresses() -> None:
+def test_loopback_addresses_are_recognized() -> None:
     assert [host for host in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "broker.example") if is_loopback(host)] == [
         "127.0.0.1",
         "::1",

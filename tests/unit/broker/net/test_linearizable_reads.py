@@ -39,7 +39,7 @@ def test_failed_linearizable_read_is_retried_silently() -> None:
     assert world.told == [True]
 
 
-def test_patience_ends() -> None:
+def test_linearizable_read_fails_after_patience_seconds() -> None:
     world = World()
     world.reads.read(world.told.append)
     world.answer(False)

@@ -94,7 +94,7 @@ def test_auto_create_takes_the_smaller_number_of_queues(template_queues: int, as
     ("name", "template"),
     [("new", "missing"), ("new", "closed"), ("there", "TBW102"), ("a/b", "TBW102"), (META_TOPIC, "TBW102")],
 )
-def test_auto_create_refuses(name: str, template: str) -> None:
+def test_auto_create_refuses_unusable_names_and_templates(name: str, template: str) -> None:
     metadata = metadata_with(topic("TBW102", 8, perm=7), topic("closed", 8, perm=6), topic("there"))
     assert auto_create(metadata, name, template, 4, 77) is None
 
