@@ -47,7 +47,7 @@ def test_alternative_type_names_are_accepted() -> None:
         ("decimal(5,6)", "1 to 38 digits"),
         ("int int", "'int' is left over"),
         ("struct<a:int,A:int>", "differ only in case"),
-        ("struct<>", "where the name of a field must be"),
+        ("struct<>", "expected a field name"),
         ("", "a type is missing"),
         ("in;t", "is not understood"),
         ("array<" * 40 + "int" + ">" * 40, "nested more than 32 deep"),
