@@ -151,8 +151,8 @@ class StreamProgress:
             lost = losses(position, seen, self._known)
             self._forget_all_but(lost)
             doubtful = self._check(lost)
-            self._note(found)
-            end = self._end(position, seen, is_limited)
+            self._remember_ends(found)
+            end = self._next_end(position, seen, is_limited)
             if end is not None or not (doubtful and self._cap is not None):
                 if end is None:
                     return start
@@ -256,10 +256,10 @@ class StreamProgress:
                     self._routes_at = self._found_at
                 return found
 
-    def _note(self, survey: Survey) -> None:
+    def _remember_ends(self, survey: Survey) -> None:
         self._known.update((queue, ends.end) for queue, ends in survey.ends.items())
 
-    def _end(self, position: Position, seen: ClusterSnapshot, is_limited: bool) -> Position | None:
+    def _next_end(self, position: Position, seen: ClusterSnapshot, is_limited: bool) -> Position | None:
         options = self._options
         limits = Limits(options.max_offsets_per_trigger, options.max_bytes_per_trigger) if is_limited else Limits()
         fewest = options.min_offsets_per_trigger

@@ -224,7 +224,7 @@ class TaskWriter:
 
     def _batch(self, producer: _Producer, messages: list[Message]) -> _Batch:
         destination = producer.destination
-        group, queue_id = self._place(producer)
+        group, queue_id = self._choose_queue(producer)
         flag, body = encode_messages(messages, self._options.codec)
         first, producer.rows = producer.rows, producer.rows + len(messages)
         if producer.rows > ROWS_MAX:
@@ -247,7 +247,7 @@ class TaskWriter:
 
     # -- places ------------------------------------------------------------------------------------------------------
 
-    def _place(self, producer: _Producer) -> tuple[str, int]:
+    def _choose_queue(self, producer: _Producer) -> tuple[str, int]:
         """The broker group and the queue of a producer's next batch. Successive batches go to different queues."""
         topic, broker_name, wanted = producer.destination
         queues = self._route(topic).write_queues

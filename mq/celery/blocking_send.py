@@ -142,7 +142,7 @@ class BlockingSends:
 
         It goes to the broker group whose `turn` it is, and there to the queue of its `priority`. Raises MessageRefused.
         """
-        place = self._place(message.topic, turn, priority)
+        place = self._choose_queue(message.topic, turn, priority)
         if place is None:
             return "no", None
         queue, address = place
@@ -190,7 +190,7 @@ class BlockingSends:
         while self._idle:
             self._idle.popleft().close()
 
-    def _place(self, topic: str, turn: int, priority: int) -> tuple[MessageQueue, str] | None:
+    def _choose_queue(self, topic: str, turn: int, priority: int) -> tuple[MessageQueue, str] | None:
         route = self._producer.known_route(topic)
         if route is None:
             return None

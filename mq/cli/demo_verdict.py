@@ -85,11 +85,13 @@ class History:
         self.consumed.add(number)
         if not intact:
             self._content_breaches += 1
-            self._note(f"{_place(queue, queue_offset)}: the body is not line {number}")
+            self._add_example(f"{_offset_text(queue, queue_offset)}: the body is not line {number}")
         before = self._contents.setdefault(queue, {}).setdefault(queue_offset, number)
         if before != number:
             self._content_breaches += 1
-            self._note(f"{_place(queue, queue_offset)} was message {before} once and message {number} later")
+            self._add_example(
+                f"{_offset_text(queue, queue_offset)} was message {before} once and message {number} later"
+            )
         key = (consumer, queue)
         had = self._had.setdefault(key, set())
         if queue_offset in had:
@@ -98,7 +100,7 @@ class History:
         highest = self._highest.get(key, -1)
         if queue_offset < highest:
             self._consumer_breaches += 1
-            self._note(f"{consumer} got {_place(queue, queue_offset)} after offset {highest}")
+            self._add_example(f"{consumer} got {_offset_text(queue, queue_offset)} after offset {highest}")
         else:
             self._highest[key] = queue_offset
 
@@ -111,7 +113,7 @@ class History:
         """Evaluate the recorded events."""
         lost = [number for number in self.acknowledgements if number not in self.consumed]
         for number in lost[:_EXAMPLES_MAX]:
-            self._note(f"message {number} was acknowledged and never consumed")
+            self._add_example(f"message {number} was acknowledged and never consumed")
         misplaced = self._misplaced()
         return Verdict(
             sent=self.sent,
@@ -136,10 +138,14 @@ class History:
             other = places.setdefault((queue, queue_offset), number)
             if held is not None and held != number:
                 breaches += 1
-                self._note(f"message {number} was acknowledged at {_place(queue, queue_offset)}, which holds {held}")
+                self._add_example(
+                    f"message {number} was acknowledged at {_offset_text(queue, queue_offset)}, which holds {held}"
+                )
             elif other != number:
                 breaches += 1
-                self._note(f"messages {other} and {number} were both acknowledged at {_place(queue, queue_offset)}")
+                self._add_example(
+                    f"messages {other} and {number} were both acknowledged at {_offset_text(queue, queue_offset)}"
+                )
         return breaches
 
     def _send_order_breaches(self) -> int:
@@ -152,18 +158,18 @@ class History:
             last_offset, last_number = highest.get(queue, (-1, -1))
             if queue_offset < last_offset:
                 breaches += 1
-                self._note(
-                    f"message {number} is at {_place(queue, queue_offset)}, before message {last_number} "
+                self._add_example(
+                    f"message {number} is at {_offset_text(queue, queue_offset)}, before message {last_number} "
                     f"at {last_offset}, which was sent earlier"
                 )
             else:
                 highest[queue] = queue_offset, number
         return breaches
 
-    def _note(self, sentence: str) -> None:
+    def _add_example(self, sentence: str) -> None:
         if len(self._examples) < _EXAMPLES_MAX:
             self._examples.append(sentence)
 
 
-def _place(queue: Queue, queue_offset: int) -> str:
+def _offset_text(queue: Queue, queue_offset: int) -> str:
     return f"{queue.broker_name}/{queue.queue_id} offset {queue_offset}"

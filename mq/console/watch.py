@@ -215,12 +215,12 @@ class Watch:
         lags_at = trio.current_time() + EVERY_SECONDS
         while True:
             try:
-                lags_at = await self._note(lags_at)
+                lags_at = await self._sample(lags_at)
             except Exception as error:  # a broker that answers nonsense must not end the console
                 structlog.get_logger("console").exception("console_look_failed", error=repr(error))
             await trio.sleep(EVERY_SECONDS)
 
-    async def _note(self, lags_at: float) -> float:
+    async def _sample(self, lags_at: float) -> float:
         """Note how all broker groups are now, and the lags from ``lags_at`` on; returns when those are due again."""
         seen = await self.cluster.get()
         if seen.fault:

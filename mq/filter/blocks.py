@@ -45,7 +45,7 @@ class Block:
         """Where the part of a message begins."""
         return self.ends[number - 1] if number else 0
 
-    def place(self, number: int) -> MessageSpans:
+    def spans_of(self, number: int) -> MessageSpans:
         """Where a message is."""
         return self._places[number]
 

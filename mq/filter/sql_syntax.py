@@ -254,7 +254,7 @@ class _Parser:
     def _peek(self) -> _Token:
         return self._tokens[self._next]
 
-    def _take(self) -> _Token:
+    def _next_token(self) -> _Token:
         token = self._tokens[self._next]
         self._next += 1
         return token
@@ -262,7 +262,7 @@ class _Parser:
     def _expect(self, kind: str) -> _Token:
         if self._peek.kind != kind:
             raise self._unexpected("a text in single quotes" if kind == "text" else f"{kind!r}")
-        return self._take()
+        return self._next_token()
 
     def _unexpected(self, expected: str) -> SqlError:
         token = self._peek
@@ -291,24 +291,24 @@ class _Parser:
         at = self._peek.at
         operands = [left]
         while self._peek.kind == word:
-            self._count(self._take())
+            self._count(self._next_token())
             operands.append(self._expression(power + 1))
         return Either(at, tuple(operands)) if power == _OR else Both(at, tuple(operands))
 
     def _equality(self, left: Expression) -> Expression:
-        token = self._take()
+        token = self._next_token()
         at = self._count(token)
         if token.kind != "IS":
             equal = Equal(at, left, self._expression(_COMPARISON))
             return equal if token.kind == "=" else Not(at, equal)
         negated = self._peek.kind == "NOT"
         if negated:
-            self._take()
+            self._next_token()
         self._expect("NULL")
         return Not(at, IsNull(at, left)) if negated else IsNull(at, left)
 
     def _comparison(self, left: Expression) -> Expression:
-        token = self._take()
+        token = self._next_token()
         at = self._count(token)
         if token.kind in _ORDER:
             return Order(at, token.kind, left, self._unary())
@@ -316,7 +316,7 @@ class _Parser:
         if negated:
             if self._peek.kind not in _RANGES:
                 raise self._unexpected("BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH behind NOT")
-            token = self._take()
+            token = self._next_token()
         if token.kind == "BETWEEN":
             low = self._unary()
             self._expect("AND")
@@ -329,7 +329,7 @@ class _Parser:
         self._expect("(")
         texts = {_unquoted(self._expect("text").text)}
         while self._peek.kind == ",":
-            self._take()
+            self._next_token()
             texts.add(_unquoted(self._expect("text").text))
         self._expect(")")
         return frozenset(texts)
@@ -338,7 +338,7 @@ class _Parser:
         token = self._peek
         if token.kind not in ("+", "-", "NOT", "("):
             return self._primary()
-        self._take()
+        self._next_token()
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise SqlError(token.at, f"nested more than {DEPTH_MAX} levels deep")
@@ -374,7 +374,7 @@ class _Parser:
                 node = Property(at, token.text)
             case _:
                 raise self._unexpected("a literal, a property or an opening parenthesis")
-        self._take()
+        self._next_token()
         return node
 
     def _field(self, word: _Token) -> Field:

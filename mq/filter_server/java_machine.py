@@ -87,7 +87,7 @@ class Machine:
         first, last = block.begin_of(begin), block.ends[end - 1]
         places: list[int] = []
         for number in range(begin, end):
-            at, size, body_at, body_size = block.place(number)
+            at, size, body_at, body_size = block.spans_of(number)
             places += (block.begin_of(number) - first, at - first, size, body_at - first, body_size)
         head = struct.pack(f">ii{len(places)}ii", round(1000 * seconds), end - begin, *places, last - first)
         deadline = time.perf_counter() + seconds + per_message + _GRACE_SECONDS

@@ -131,7 +131,7 @@ class WasmFilter:
             failures: dict[int, str] = {}
             instance = self._instance
             if instance is not None:
-                instance.place(block)
+                instance.set_block(block)
             while len(passes) < len(block):
                 if passes and time.perf_counter() - begun > seconds_max:
                     break
@@ -139,7 +139,7 @@ class WasmFilter:
                 try:
                     if instance is None:
                         instance = self._fresh()
-                        instance.place(block)
+                        instance.set_block(block)
                     passes += instance.run(block, at, failures)
                 except _Failed as failed:
                     self._instance = instance = None
@@ -211,12 +211,12 @@ class _Instance:
             raise _Failed(f"{ALLOCATE}({wanted}) returned address {address}, where its memory has fewer bytes")
         self._address, self._room = address, wanted
 
-    def place(self, block: Block) -> None:
+    def set_block(self, block: Block) -> None:
         """Tell the driver where the messages of a block are."""
         _write(self._places.data_ptr(self._store), 0, block.encoded_places())
 
     def run(self, block: Block, begin: int, failures: dict[int, str]) -> list[bool]:
-        """The results of some messages from ``begin`` on, of the block that was placed last. Raises _Failed."""
+        """The results of some messages from ``begin`` on, of the block that was set last. Raises _Failed."""
         first = block.begin_of(begin)
         self.make_room(max(ROOM_MIN, block.ends[begin] - first))
         end = block.fitting(begin, self._room)

@@ -33,7 +33,7 @@ class StepTimes:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """Measure all steps of the current task within the block, the first from its beginning."""
-        steps = _Steps(trio.lowlevel.current_task(), self._clock, self._cpu_clock, self._note)
+        steps = _Steps(trio.lowlevel.current_task(), self._clock, self._cpu_clock, self._add_step)
         trio.lowlevel.add_instrument(steps)
         try:
             yield
@@ -46,7 +46,7 @@ class StepTimes:
         now = self._clock()
         return self._elapsed.longest(now), self._cpu.longest(now)
 
-    def _note(self, elapsed: float, cpu: float, now: float) -> None:
+    def _add_step(self, elapsed: float, cpu: float, now: float) -> None:
         self._elapsed.add(elapsed, now)
         self._cpu.add(cpu, now)
 
@@ -62,7 +62,7 @@ class _Steps(trio.abc.Instrument):
         self.task = task
         self._clock = clock
         self._cpu_clock = cpu_clock
-        self._note = note
+        self._add_step = note
         self.before_task_step(task)
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
@@ -72,7 +72,7 @@ class _Steps(trio.abc.Instrument):
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         if task is self.task:
             now = self._clock()
-            self._note(now - self._began, self._cpu_clock() - self._cpu_began, now)
+            self._add_step(now - self._began, self._cpu_clock() - self._cpu_began, now)
 
 
 SCRAPES: Final = StepTimes()

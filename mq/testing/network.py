@@ -98,7 +98,7 @@ class Network:
         if address[0] != self.host or door is None or server in self._cut_off or door.server in self._cut_off:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         ours, theirs = socket.socketpair()
-        self._note(frozenset((server, door.server)), ours, theirs)
+        self._add_connection(frozenset((server, door.server)), ours, theirs)
         door.on_accept(theirs)
         return ours
 
@@ -143,7 +143,7 @@ class Network:
                 inner.close()
                 server.close()
                 return
-            self._note(frozenset(("", door.server)), outer, inner)
+            self._add_connection(frozenset(("", door.server)), outer, inner)
             self._tasks.start_soon(Relay(outer, inner, self.faults, self._note_bytes).run)
             door.on_accept(server)
 
@@ -160,7 +160,7 @@ class Network:
     def _note_bytes(self) -> None:
         self.heard_at = time.monotonic()
 
-    def _note(self, servers: frozenset[str], *ends: socket.socket) -> None:
+    def _add_connection(self, servers: frozenset[str], *ends: socket.socket) -> None:
         self._connections = [each for each in self._connections if any(end.fileno() >= 0 for end in each.ends)]
         one, other = ends
         self._connections.append(_Connection(servers, (one, other)))

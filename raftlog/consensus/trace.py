@@ -277,7 +277,7 @@ def _message(message: Message) -> dict[str, object]:
     match message:
         case AppendReq(prev=prev, spans=spans, commit=commit):
             entries = spans[-1].last - prev.index if spans else 0
-            told |= {**_place(prev), "commit": commit, "entries": entries, "spans": _spans(spans)}
+            told |= {**_log_id_fields(prev), "commit": commit, "entries": entries, "spans": _spans(spans)}
             if confs := [_conf(s.conf) for s in spans if s.kind is EntryKind.CONFIG and s.conf is not None]:
                 told |= {"confs": confs}
         case AppendResp(ok=ok, accepted=accepted, durable=durable, hint=hint):
@@ -287,7 +287,7 @@ def _message(message: Message) -> dict[str, object]:
         case HeartbeatResp(durable=durable, read_round=read_round):
             told |= {"index": durable, "round": read_round}
         case VoteReq(last=last) | PreVoteReq(last=last):
-            told |= _place(last)
+            told |= _log_id_fields(last)
         case VoteResp(granted=granted) | PreVoteResp(granted=granted):
             told |= {"reject": not granted}
         case ReadIndexReq(ctx=ctx):
@@ -299,5 +299,5 @@ def _message(message: Message) -> dict[str, object]:
     return told
 
 
-def _place(log_id: LogId) -> dict[str, object]:
+def _log_id_fields(log_id: LogId) -> dict[str, object]:
     return {"index": log_id.index, "logTerm": log_id.term}

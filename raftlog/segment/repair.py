@@ -250,13 +250,13 @@ class Repair:
     def _rewind(self) -> None:
         assert self._ranges, f"{self.directory}: nothing is damaged any more"
         self._last = self._ranges[0].before
-        self._at = self._end()
+        self._at = self._end_pos()
         self._held = b""
         self._holder = ""
         self._forget_refusals()
         self._side_call(self._disk.truncate, self._side, 0)
 
-    def _end(self) -> int:
+    def _end_pos(self) -> int:
         return self._last.pos + self._last.size
 
     def _file_end(self, pos: int) -> int:
@@ -274,7 +274,7 @@ class Repair:
             behind is not None
             and behind.index == last.index + 1
             and behind.term >= last.term
-            and place(self._end(), behind.size, self._segment_bytes) == behind.pos
+            and place(self._end_pos(), behind.size, self._segment_bytes) == behind.pos
             and chain_after(self._behind_header, last.chain) == behind.chain
         )
 
@@ -311,8 +311,8 @@ class Repair:
             raise FrameCorrupt(self._at, "implausible term", highest, term)
         if not HEADER_BYTES <= size <= room:
             raise FrameCorrupt(self._at, "entry is too large for the rest of its file", room, size)
-        if place(self._end(), size, self._segment_bytes) != self._at:
-            raise FrameCorrupt(self._at, "entry should be in the previous file", self._end(), self._at)
+        if place(self._end_pos(), size, self._segment_bytes) != self._at:
+            raise FrameCorrupt(self._at, "entry should be in the previous file", self._end_pos(), self._at)
         if self._at + size > self._limit():
             raise self._conflict()
         if len(self._held) < size:
@@ -334,7 +334,7 @@ class Repair:
     def _is_all(self, end: int) -> bool:
         """Whether the received part reaches as far as was durable, with the same chain, if nothing followed."""
         state = self._state
-        return self._end() == end == state.durable_pos and self._last.chain == state.durable_chain
+        return self._end_pos() == end == state.durable_pos and self._last.chain == state.durable_chain
 
     def _conflict(self) -> FrameCorrupt:
         """Start the range again: the current source's data does not lead to the intact entry after it."""
@@ -367,7 +367,7 @@ class Repair:
         self._rewind()
 
     def _cut(self) -> None:
-        end, base = self._end(), self._state.starts_at
+        end, base = self._end_pos(), self._state.starts_at
         self._copy(end)
         notes = {key: value for key, value in self._state.notes.items() if key not in (DAMAGED, REPLACING)}
         notes[ABSTAINING] = b"1"
@@ -393,7 +393,7 @@ class Repair:
 
     def _complete(self, end: int) -> None:
         """Write the received part to its place: everything up to ``end``, with a blank at the end of each file."""
-        last_end = self._end()
+        last_end = self._end_pos()
         if last_end < end == self._file_end(last_end):
             self._write_side(last_end, blank(end - last_end))
         self._copy(end)

@@ -82,7 +82,7 @@ class GroupOffsets(Service):
         self._store = context.store
         self._clients = context.clients
         self._offsets = offsets
-        self._end = context.queue_tails.end
+        self._end = context.queue_tails.end_offset
         self._lookup = lookup
         self._appender = context.appender
         self._read = context.reads.read

@@ -122,8 +122,8 @@ class Archiving(Service):
     def counters(self) -> dict[str, int]:
         waits = 0.0 if self._waits_since is None else self._clock() - self._waits_since
         return {
-            "archive_index": self._end.index,
-            "archive_begin_pos": self._metadata.archived.begin_pos or 0 if self._end.index else 0,
+            "archive_index": self._archived_end.index,
+            "archive_begin_pos": self._metadata.archived.begin_pos or 0 if self._archived_end.index else 0,
             "archive_lag_bytes": self._waiting_bytes() if self._waits_since is not None else 0,
             "archive_lag_ms": round(waits * 1000),
             "archive_uploaded_bytes": self._uploaded_bytes,
@@ -146,7 +146,7 @@ class Archiving(Service):
     # -- what is archived, and what could be ---------------------------------------------------------------------------
 
     @property
-    def _end(self) -> Base:
+    def _archived_end(self) -> Base:
         """How much of the log the group knows to be in this archive."""
         return self._metadata.archived.end_at(self._settings.archive_url)
 
@@ -161,7 +161,7 @@ class Archiving(Service):
 
     def _waiting_bytes(self) -> int:
         """Bytes of complete files that are not known to be archived."""
-        return max(0, self._complete_pos() - max(self._end.pos, self._replica.log.base_pos))
+        return max(0, self._complete_pos() - max(self._archived_end.pos, self._replica.log.base_pos))
 
     def note_progress(self) -> None:
         """Note since when something waits, and repeat a report that was not applied; called by a timer."""
@@ -172,9 +172,9 @@ class Archiving(Service):
         else:
             if self._waits_since is None:
                 self._waits_since = self._progress_at = now
-            if self._seen_end != self._end:
+            if self._seen_end != self._archived_end:
                 self._waits_since = self._progress_at = now
-        self._seen_end = self._end
+        self._seen_end = self._archived_end
         archived = self._metadata.archived
         if archived.begin_pos is not None and self._is_older == archived.is_held:
             self._is_older = None
@@ -193,7 +193,7 @@ class Archiving(Service):
         if leader is None or url is None or now < self._tell_at:
             return
         self._tell_at = now + self._limits.tell_seconds
-        end = self._end
+        end = self._archived_end
         ext = ReportArchivedExt(
             identity=self._settings.identity,
             url=url,
@@ -240,10 +240,14 @@ class Archiving(Service):
     @property
     def _has_news(self) -> bool:
         """Whether the group does not know yet what this replica has found in the archive."""
-        if self._reported.index > self._end.index:
+        if self._reported.index > self._archived_end.index:
             return True
         archived = self._metadata.archived
-        if not self._tier.is_wanted or self._metadata.format_level.level < LEVEL_OF_TIERS or not self._end.index:
+        if (
+            not self._tier.is_wanted
+            or self._metadata.format_level.level < LEVEL_OF_TIERS
+            or not self._archived_end.index
+        ):
             return False
         if archived.begin_pos is None:
             return self._begin_pos >= 0 and self._older_now is False
@@ -253,7 +257,7 @@ class Archiving(Service):
     @property
     def _older_now(self) -> bool | None:
         """The value of ``_is_older``; None while this replica may not know yet how much is archived."""
-        return None if self._is_older is False and self._whole_index < self._end.index else self._is_older
+        return None if self._is_older is False and self._whole_index < self._archived_end.index else self._is_older
 
     def _first_queues(self) -> int:
         """Where the queues of the group begin: nobody can get entries of what was before; 0 if that is not known."""
@@ -277,7 +281,7 @@ class Archiving(Service):
         is_due = (
             self._metadata.format_level.level >= LEVEL_OF_ARCHIVE
             and (self._waits_since is not None or self._is_to_be_checked(now))
-            and self._reported.index <= self._end.index
+            and self._reported.index <= self._archived_end.index
             and now >= self._retry_at
             and archives(
                 core.node_id, core.conf.voters, core.leader_id, now - self._progress_at, self._limits.turn_seconds
@@ -297,7 +301,7 @@ class Archiving(Service):
             log_dir=str(settings.log_dir),
             url=settings.archive_url,
             endpoint_url=settings.archive_endpoint_url,
-            known_index=self._end.index,
+            known_index=self._archived_end.index,
             bytes_per_second=settings.archive_bytes_per_second,
             has_retention=settings.has_archive_retention,
             oldest_ms=self._now_ms() - kept.seconds * 1000 if kept.seconds else None,
@@ -311,21 +315,21 @@ class Archiving(Service):
         """
         has_tiers = self._tier.is_wanted and self._metadata.format_level.level >= LEVEL_OF_TIERS
         is_of_use = has_tiers or self._settings.has_archive_retention
-        return is_of_use and self._end.index > 0 and now >= self._check_at
+        return is_of_use and self._archived_end.index > 0 and now >= self._check_at
 
     def handle_step(self, step: ArchiveStep) -> None:
         """A step of the process that archives."""
         if step.is_older:
-            self._log.error("archive_rolled_back", archive_index=step.index, known_index=self._end.index)
+            self._log.error("archive_rolled_back", archive_index=step.index, known_index=self._archived_end.index)
         self._uploaded_bytes += step.nbytes
         end = Base(LogIndex(step.index), Term(step.term), step.pos, step.chain)
         if step.begin_pos > self._begin_pos >= 0:
             self._log.info("archive_shortened", begin_pos=step.begin_pos)
         self._begin_pos = max(self._begin_pos, step.begin_pos)
         self._expired_pos = max(self._expired_pos, step.expired_pos)
-        if step.is_older or end.index >= max(self._end.index, 1):
+        if step.is_older or end.index >= max(self._archived_end.index, 1):
             self._is_older, self._whole_index = step.is_older, end.index
-        is_further = end.index > max(self._end.index, self._reported.index)
+        is_further = end.index > max(self._archived_end.index, self._reported.index)
         if is_further:
             self._reported = end
             if step.nbytes:
@@ -357,7 +361,7 @@ class Archiving(Service):
             "archive_failed",
             trouble=trouble.value,
             reason=reason,
-            archive_index=self._end.index,
+            archive_index=self._archived_end.index,
             waiting_bytes=self._waiting_bytes(),
         )
 
@@ -365,12 +369,12 @@ class Archiving(Service):
 
     def _report(self) -> None:
         """Let the group know how far the archive goes."""
-        end, url = max(self._reported, self._end, key=lambda each: each.index), self._settings.archive_url
+        end, url = max(self._reported, self._archived_end, key=lambda each: each.index), self._settings.archive_url
         assert url is not None, f"entry {end.index} is archived nowhere"
         self._report_at = self._clock() + ANSWER_SECONDS + self._limits.look_seconds
         if self._appender.is_open:
             try:
-                self._note(url, end, self._begin_pos, self._expired_pos, is_older=self._older_now)
+                self._replicate_end(url, end, self._begin_pos, self._expired_pos, is_older=self._older_now)
             except RequestRefused as refusal:
                 if refusal.code == ResponseCode.INVALID_PARAMETER:
                     self._refused(refusal.remark)
@@ -399,7 +403,7 @@ class Archiving(Service):
 
     def _refused(self, remark: str | None) -> None:
         """A report was refused for good: the next run reads the manifest again."""
-        self._reported = self._end
+        self._reported = self._archived_end
         self._failed(Trouble.REFUSED, f"the leader refuses the report: {remark}")
 
     def handle(self, call: Call[ReportArchived]) -> bytes:
@@ -419,7 +423,7 @@ class Archiving(Service):
         if ext.node_id:
             self._lacking[ext.node_id] = ext.queues_from
         is_older = {OLDER: True, WHOLE: False}.get(ext.manifest)
-        self._note(ext.url, end, ext.begin_pos, ext.expired_pos, is_older=is_older)
+        self._replicate_end(ext.url, end, ext.begin_pos, ext.expired_pos, is_older=is_older)
         return call.response()
 
     def _handle_report(self, ext: ReportArchivedExt) -> ReportArchivedReply:
@@ -430,7 +434,7 @@ class Archiving(Service):
         known = self._shared.of_all(self._replica.core.conf.members, now)
         return ReportArchivedReply() if known is None else ReportArchivedReply(known.seconds, known.nbytes)
 
-    def _note(self, url: str, end: Base, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:
+    def _replicate_end(self, url: str, end: Base, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:
         """Replicate how far the archive goes, and from where on it is served.
 
         Raises RequestRefused if it is not this log that is archived.
@@ -440,8 +444,8 @@ class Archiving(Service):
                 ResponseCode.VERSION_NOT_SUPPORTED,
                 "archiving needs format level 6, and the group is below it: upgrade all replicas",
             )
-        if self._end.index >= end.index:
-            if is_older is False and self._end.index > end.index:
+        if self._archived_end.index >= end.index:
+            if is_older is False and self._archived_end.index > end.index:
                 is_older = None  # its sender does not know yet how much is archived
             self._note_tier(url, begin_pos, expired_pos, is_older=is_older)
             return

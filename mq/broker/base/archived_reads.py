@@ -173,7 +173,7 @@ class ArchivedReads:
         if follows:
             self._read_ahead(chunks[-1])
         for chunk in chunks:
-            self._note(chunk)
+            self._touch(chunk)
         return True
 
     def expire(self) -> None:
@@ -229,7 +229,7 @@ class ArchivedReads:
             self._nbytes -= len(dropped)
             del self._begins[bisect_left(self._begins, oldest)]
 
-    def _note(self, chunk: int) -> None:
+    def _touch(self, chunk: int) -> None:
         self._seen[chunk] = None
         self._seen.move_to_end(chunk)
         if len(self._seen) > self._limits.read_chunks_seen_max:
@@ -256,7 +256,7 @@ class ArchivedReads:
         """A reader has read what was loaded before."""
         chunk = sum(place) // CHUNK_BYTES
         if chunk not in self._seen:
-            self._note(chunk)
+            self._touch(chunk)
             if chunk - 1 in self._seen:
                 self._read_ahead(chunk)
 

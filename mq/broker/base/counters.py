@@ -59,11 +59,11 @@ class CounterSeries:
     def sample(self, now_ms: int, number: int) -> None:
         """Take a sample; ``number`` is the sample's number."""
         now = (now_ms, self.nums, self.nbytes)
-        _note(self._minute, now, _MINUTE_KEPT)
+        _append_sample(self._minute, now, _MINUTE_KEPT)
         if number % _HOUR_SAMPLES == 0:
-            _note(self._hour, now, _HOUR_KEPT)
+            _append_sample(self._hour, now, _HOUR_KEPT)
         if number % _DAY_SAMPLES == 0:
-            _note(self._day, now, _DAY_KEPT)
+            _append_sample(self._day, now, _DAY_KEPT)
 
     @property
     def is_idle(self) -> bool:
@@ -202,7 +202,7 @@ class TrafficCounters:
         return len(self.by_topic) + len(self.by_group) + len(self.sent_back) >= self._series_max
 
 
-def _note(ring: array[int], now: tuple[int, int, int], kept: int) -> None:
+def _append_sample(ring: array[int], now: tuple[int, int, int], kept: int) -> None:
     ring.extend(now)
     if len(ring) > kept * _FIELDS:
         del ring[:_FIELDS]

@@ -62,8 +62,8 @@ class _News:
         self.everything = True
         self.topics: set[str] = set()
 
-    def take(self) -> set[str] | None:
-        """Take the changed topics, or None for all; afterwards nothing is pending."""
+    def drain(self) -> set[str] | None:
+        """Return the changed topics, or None for all; afterwards nothing is pending."""
         topics = None if self.everything else self.topics
         self.everything, self.topics = False, set()
         return topics
@@ -137,7 +137,7 @@ class Registrar:
         news.everything = True
         while True:
             changed = self._changed
-            topics = news.take()
+            topics = news.drain()
             registration = self._current(topics)
             if registration is not None:
                 opaque += 1

@@ -129,7 +129,7 @@ class ColdReads:
         missing = [chunk for chunk in chunks if not self._has_chunk(chunk)]
         is_read_in_order = bool(missing) and (missing[0] in self._seen or missing[0] - 1 in self._seen)
         for chunk in chunks:
-            self._note(chunk)
+            self._touch(chunk)
         if missing and not is_read_in_order:
             return self._load_alone(places, then)
         if missing:
@@ -180,7 +180,7 @@ class ColdReads:
         has = self._log.has
         return all(has(begin, stop - begin) for begin, stop in self._on_disk(runs))
 
-    def _note(self, chunk: int) -> None:
+    def _touch(self, chunk: int) -> None:
         self._seen[chunk] = None
         self._seen.move_to_end(chunk)
         if len(self._seen) > self._seen_max:

@@ -31,7 +31,7 @@ class OffsetCorrections(Service):
     def __init__(self, context: BrokerContext, *, offsets: Offsets) -> None:
         self._metadata = context.metadata
         self._appender = context.appender
-        self._end = context.queue_tails.end
+        self._end = context.queue_tails.end_offset
         self._log = context.log
         self._offsets = offsets
         self._unseen: list[tuple[str, str]] = []

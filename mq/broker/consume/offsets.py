@@ -69,7 +69,7 @@ class Offsets(Service):
         self._metadata = context.metadata
         self._store = context.store
         self._appender = context.appender
-        self._end = context.queue_tails.end
+        self._end = context.queue_tails.end_offset
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._read = context.reads.read
         self._beginning = context.beginning

@@ -74,14 +74,14 @@ class QueueRepair(Service):
                 self._restore(block, start, b"")
                 return
             fetch = None if self._archive is None else self._archive.fetch
-            rebuild = BlockRebuild(self._place(block, *wanted), self._log.read_range, self._segment_bytes, fetch)
+            rebuild = BlockRebuild(self._log_range(block, *wanted), self._log.read_range, self._segment_bytes, fetch)
         except (SegmentError, OSError) as error:
             self._failed(block, error)
             return
         self._at_work = True
         self._schedule_step(block, rebuild)
 
-    def _place(self, block: DamagedBlock, first: QueueOffset, end: QueueOffset) -> WantedEntries:
+    def _log_range(self, block: DamagedBlock, first: QueueOffset, end: QueueOffset) -> WantedEntries:
         """The range of the log that contains the entries: between the readable entries before and behind them."""
         queue, log = block.queue, self._log
         local_pos = PhysicalOffset(log.base_pos)

@@ -275,7 +275,7 @@ class LiteQueries(Service):
                 continue
             info.lag += lag
             _keep(longest, (lag, lite), count)
-            _keep(oldest, (-_place(queue, at), lite), max(count, 1))
+            _keep(oldest, (-_log_position(queue, at), lite), max(count, 1))
         times: dict[str, LiteLag] = {}
         for _, lite in (*oldest, *longest):
             if lite not in times:
@@ -348,7 +348,7 @@ def _keep(heap: list[tuple[int, str]], row: tuple[int, str], count: int) -> None
         heapq.heapreplace(heap, row)
 
 
-def _place(queue: ConsumeQueue, offset: QueueOffset) -> int:
+def _log_position(queue: ConsumeQueue, offset: QueueOffset) -> int:
     """Where in the log the message at an offset is; that of the first one if its entry cannot be read."""
     try:
         entry = queue.read(offset, 1)

@@ -70,7 +70,7 @@ class ArchivedKeys:
 
         search = self._index.search_archived(query, records.read, is_over)
         # Files that are built while it runs are not searched.
-        is_whole = not self._tier.lacks_older and self._index.archived_missing(self._end) == 0
+        is_whole = not self._tier.lacks_older and self._index.archived_missing(self._archived_pos) == 0
         outcome: list[SearchResult | Exception] = []
         done = trio.Event()
 
@@ -110,7 +110,7 @@ class ArchivedKeys:
     # -- index files that are missing ----------------------------------------------------------------------------------
 
     @property
-    def _end(self) -> int:
+    def _archived_pos(self) -> int:
         return self._archived.end_at(self._settings.archive_url).pos
 
     def lacks_files(self) -> bool:
@@ -119,13 +119,13 @@ class ArchivedKeys:
             self.has_messages
             and not self._index.is_suspended
             and self._clock() >= self._copy_at
-            and self._index.archived_jobs(self._end) > 0
+            and self._index.archived_jobs(self._archived_pos) > 0
         )
 
     async def copy_next(self) -> IndexJob | None:
         """Copy the newest part without an index file; the job to index it. None if that is not possible now."""
         await trio.lowlevel.checkpoint()
-        if (found := next(self._index.unindexed_archived(self._end), None)) is None:
+        if (found := next(self._index.unindexed_archived(self._archived_pos), None)) is None:
             return None
         part, behind = found
         path, fetch = self._index.copy_path_of(part), self._access.fetch

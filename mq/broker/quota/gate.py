@@ -220,7 +220,7 @@ class QuotaGate(Service):
         allowed = self._metadata.user_quotas.of(user).connections
         if allowed and type(request) not in _OF_QUOTAS and not self._admit(user, call.connection, allowed):
             self.refused += 1
-            self._note(Limited(USER, user, CONNECTIONS), refused=True)
+            self._count_throttled(Limited(USER, user, CONNECTIONS), refused=True)
             remark = (
                 f"user {user} has {allowed} connections to this broker already, which is its quota: nothing was done; "
                 "close one, or raise it with raftmq user set-quota"
@@ -289,7 +289,7 @@ class QuotaGate(Service):
             self._hold(call, now + seconds, nbytes, by)
             return None
         self.refused += 1
-        self._note(by, refused=True)
+        self._count_throttled(by, refused=True)
         refusal = RequestRefused(
             ResponseCode.SYSTEM_BUSY,
             f"{_REJECTED}{by.kind} {by.name} sends more than its quota: the message was not stored; the quota is paid "
@@ -307,7 +307,7 @@ class QuotaGate(Service):
         """Raises RequestRefused if a topic stores as much as it may."""
         quota = self._topics.get(topic)
         if quota is not None and quota.stored_bytes and (full := self._stored.excess(topic)):
-            self._note(Limited(TOPIC, topic, STORED), refused=True)
+            self._count_throttled(Limited(TOPIC, topic, STORED), refused=True)
             self.refused += 1
             remark = (
                 f"topic {topic} has {full} bytes, and its {STORED} quota is {quota.stored_bytes}: the message was not "
@@ -348,7 +348,7 @@ class QuotaGate(Service):
         seconds, by = self._buckets.wait([limit], now)
         if by is not None:
             self.delayed += 1
-            self._note(by, refused=False)
+            self._count_throttled(by, refused=False)
         return seconds
 
     # -- waiting -------------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class QuotaGate(Service):
         assert nbytes >= 0, f"a request of {nbytes} bytes waits"
         assert not until or due <= until, f"a request waits until {due}, its client until {until}"
         self.delayed += 1
-        self._note(by, refused=False)
+        self._count_throttled(by, refused=False)
         self._push(_Held(due, 0, call, until, nbytes))
 
     def _push(self, held: _Held) -> None:
@@ -374,7 +374,7 @@ class QuotaGate(Service):
         now = self._clock()
         if isinstance(call.request, BulkRead):
             self.delayed += 1
-            self._note(by, refused=False)
+            self._count_throttled(by, refused=False)
             pause_ms = math.ceil(1000 * min(seconds, _WAIT_SECONDS))
             return call.response(body=encode_no_records(BulkStatus.BUSY, pause_ms=pause_ms))
         if until is None:
@@ -390,7 +390,7 @@ class QuotaGate(Service):
         request = call.request
         if isinstance(request, PeekMessage):
             self.refused += 1
-            self._note(by, refused=True)
+            self._count_throttled(by, refused=True)
             remark = f"{_REJECTED}{by.kind} {by.name} reads more than its quota: look again later"
             return call.response(ResponseCode.SYSTEM_BUSY, remark=remark)
         if isinstance(request, _PULLS):
@@ -439,7 +439,7 @@ class QuotaGate(Service):
             if not each.call.connection.closed:
                 self._let_pass(each._replace(until=0.0), each.due)
 
-    def _note(self, by: Limited, *, refused: bool) -> None:
+    def _count_throttled(self, by: Limited, *, refused: bool) -> None:
         if self._buckets.count_throttled(by, self._clock(), refused=refused):
             how = self._buckets.throttled[by]
             self._log.warning(

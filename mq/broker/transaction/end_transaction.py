@@ -201,7 +201,7 @@ class Transactions(Service):
         if self._appender.pending_bytes > self._uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         try:
-            place = self._halves.place(offset)
+            place = self._halves.span(offset)
             if place is None:
                 if self._halves.queue is not None:
                     self._beginning.check(self._halves.queue.min_offset, offset)

@@ -78,7 +78,7 @@ class HalfMessages:
         queue, marks = self.queue, self.marks
         return 0 if queue is None else marks.count_open(queue.max_offset) - marks.count_open(queue.min_offset)
 
-    def place(self, offset: QueueOffset) -> RecordSpan | None:
+    def span(self, offset: QueueOffset) -> RecordSpan | None:
         """Physical offset and size of the record at a queue offset, None if there is none. Raises StoreError."""
         queue = self.queue
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
@@ -98,12 +98,12 @@ class HalfMessages:
 
         Returns False if they are read without a wait for the disk; then ``then`` is not called. Raises StoreError.
         """
-        places = [place for offset in offsets if (place := self.place(offset)) is not None]
+        places = [place for offset in offsets if (place := self.span(offset)) is not None]
         return bool(places) and self._load(places, then)
 
     def message(self, offset: QueueOffset) -> StoredMessage | None:
         """The message at a queue offset, None if it was deleted. Raises StoreError, SegmentError, RecordError."""
-        place = self.place(offset)
+        place = self.span(offset)
         record = None if place is None else self.read(place)
         return None if record is None else decode_record(memoryview(record))
 

@@ -183,7 +183,7 @@ class QueueTails(Service):
         config = self._metadata.topics[topic]
         return [self.get(topic, number) for number in range(max(config.write_queues, config.read_queues))]
 
-    def end(self, topic: str, queue_id: int) -> QueueOffset:
+    def end_offset(self, topic: str, queue_id: int) -> QueueOffset:
         """The queue offset of the next message. No commit that is later in the log may name a higher one."""
         tail = self._tails.get((topic, queue_id))
         if tail is not None:
@@ -200,7 +200,7 @@ class QueueTails(Service):
             if name is None:
                 name = self._names[topic] = TopicName(topic, self._host_bytes)
             # Nothing was written after a deletion that is not applied yet, otherwise there would be a tail.
-            tail = self._tails[name.text, queue_id] = QueueTail(name, queue_id, self.end(topic, queue_id))
+            tail = self._tails[name.text, queue_id] = QueueTail(name, queue_id, self.end_offset(topic, queue_id))
         return tail
 
     def check_invariants(self) -> None:

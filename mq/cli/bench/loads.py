@@ -98,7 +98,7 @@ class _Sender:
                 await self._send(batches, None)
             while schedule is not None and schedule.next_at < seconds and trio.current_time() < end + LATE_SECONDS_MAX:
                 await trio.sleep_until(start + schedule.next_at)
-                await self._send(batches, start + schedule.take())
+                await self._send(batches, start + schedule.next_due())
         if schedule is not None and (unsent := schedule.due_before(seconds)):
             self.failed[_UNSENT] += unsent * plan.batch
             self.examples.append(f"{unsent * plan.batch} messages were not sent in time: the rate is too high")

@@ -62,7 +62,7 @@ class Schedule:
         """When the next request is due."""
         return self._next * self._interval
 
-    def take(self) -> float:
+    def next_due(self) -> float:
         """The due time of the next request, which is sent now."""
         at = self.next_at
         self._next += 1

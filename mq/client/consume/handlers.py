@@ -208,7 +208,7 @@ class HandlerPool:
         self._drains = True
         self._taking.cancel()
         if self._lanes is not None:
-            self._lanes.end()
+            self._lanes.stop()
         with anyio.move_on_after(seconds):
             await ended.wait()
         if ended.is_set():
@@ -397,7 +397,7 @@ class HandlerPool:
     def _part_size(self, message: ReceivedMessage[Any], batch: int | None) -> int:
         """How many messages the handler gets next, from `message` on: one at a time before they are given up."""
         if self._attempts:
-            message.attempt = max(message.attempt, self._attempts.get(_place(message), 1))
+            message.attempt = max(message.attempt, self._attempts.get(_identity(message), 1))
         return 1 if self._is_last(message) else batch or 1
 
     def _is_last(self, message: ReceivedMessage[Any]) -> bool:
@@ -407,15 +407,15 @@ class HandlerPool:
     def _count_failure(self, messages: Sequence[ReceivedMessage[Any]]) -> None:
         for message in messages:
             message.attempt += 1
-            self._attempts.pop(_place(message), None)
-            self._attempts[_place(message)] = message.attempt
+            self._attempts.pop(_identity(message), None)
+            self._attempts[_identity(message)] = message.attempt
         while len(self._attempts) > REMEMBERED_MAX:
             del self._attempts[next(iter(self._attempts))]
 
     def _finish(self, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage[Any]]) -> None:
         if self._attempts:
             for message in messages:
-                self._attempts.pop(_place(message), None)
+                self._attempts.pop(_identity(message), None)
         self._board.finish_all(process_queue, messages)
 
     def _settled(self, outcome: str, messages: Sequence[ReceivedMessage[Any]]) -> None:
@@ -476,6 +476,6 @@ async def _with_next(middleware: Middleware, call_next: Callable[[Any], Awaitabl
     await middleware(messages, call_next)
 
 
-def _place(message: ReceivedMessage[Any]) -> tuple[MessageQueue, int]:
+def _identity(message: ReceivedMessage[Any]) -> tuple[MessageQueue, int]:
     """What tells a message from all others, also from those of a topic that was made again under its name."""
     return message.queue, message.record.physical_offset

@@ -55,7 +55,7 @@ class KeyLanes:
                 tasks.start_soon(self._run, key, lane)
             lane.append((process_queue, message))
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Start no further handler; running handlers finish."""
         self._is_ending = True
         for wakes in self._waiting:

@@ -29,7 +29,7 @@ async def send_oneway(
 ) -> None:
     """Send a message to `queue`, or to any. Raises TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable."""
     try:
-        chosen, connection = await _place(core, message.topic, queue, rng, auto_create_topics=auto_create_topics)
+        chosen, connection = await _choose_queue(core, message.topic, queue, rng, auto_create_topics=auto_create_topics)
     except BaseException as error:
         if span is not None:
             span.not_sent(error)
@@ -43,7 +43,7 @@ async def send_oneway(
         recorder.not_awaited(message.topic, "oneway")
 
 
-async def _place(
+async def _choose_queue(
     core: ClientCore, topic: str, queue: MessageQueue | None, rng: random.Random, *, auto_create_topics: bool
 ) -> tuple[MessageQueue, Connection]:
     """A queue, and the connection to its leader."""

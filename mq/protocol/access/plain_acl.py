@@ -76,7 +76,7 @@ def decode_plain_acl(text: str) -> PlainAcl:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         # Without its cause, and without the line itself: it may contain a secret key, and this goes to logs.
-        raise AclFileInvalid(f"this is not YAML{_place(error)}") from None
+        raise AclFileInvalid(f"this is not YAML{_error_text(error)}") from None
     data = _mapping("the file", data if data is not None else {}, _FILE_FIELDS)
     accounts: dict[str, PlainAccount] = {}
     for number, row in enumerate(_list("accounts", data.get("accounts")), 1):
@@ -88,7 +88,7 @@ def decode_plain_acl(text: str) -> PlainAcl:
     return PlainAcl([*accounts.values()], [*map(str, addresses)])
 
 
-def _place(error: yaml.YAMLError) -> str:
+def _error_text(error: yaml.YAMLError) -> str:
     mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or "")
     where = "" if mark is None else f": line {mark.line + 1}, column {mark.column + 1}"
     return where if not problem or "'" in problem else f"{where}: {problem}"  # in quotes it repeats what is there

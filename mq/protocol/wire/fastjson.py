@@ -68,7 +68,7 @@ class _Reader:
         self._at = space.end()
         return self._text[self._at : self._at + 1]
 
-    def _take(self, wanted: str) -> bool:
+    def _skip_if(self, wanted: str) -> bool:
         if self._peek() != wanted:
             return False
         self._at += 1
@@ -98,16 +98,16 @@ class _Reader:
     def _object(self, depth: int) -> Any:
         self._at += 1
         members: dict[str, Any] = {}
-        if self._take("}"):
+        if self._skip_if("}"):
             return members
         while True:
             key = self._key(depth)
-            if not self._take(":"):
+            if not self._skip_if(":"):
                 raise self._error("a colon")
             members[key] = self._value(depth + 1)
-            if self._take("}"):
+            if self._skip_if("}"):
                 break
-            if not self._take(","):
+            if not self._skip_if(","):
                 raise self._error("a comma or the end of the object")
         path = members.get("$ref")
         if len(members) == 1 and isinstance(path, str):
@@ -133,13 +133,13 @@ class _Reader:
     def _array(self, depth: int) -> list[Any]:
         self._at += 1
         items: list[Any] = []
-        if self._take("]"):
+        if self._skip_if("]"):
             return items
         while True:
             items.append(self._value(depth + 1))
-            if self._take("]"):
+            if self._skip_if("]"):
                 return items
-            if not self._take(","):
+            if not self._skip_if(","):
                 raise self._error("a comma or the end of the array")
 
     def _string(self) -> str:

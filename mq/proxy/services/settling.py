@@ -49,7 +49,7 @@ class PoppedMessages:
         receipt = await self._receipt(topic, handle)
         ext = AckExt(
             consumer_group=group,
-            topic=_place(group, topic, handle),
+            topic=_stored_topic(group, topic, handle),
             queue_id=receipt.queue_id,
             extra_info=receipt.encode(),
             offset=receipt.offset,
@@ -84,7 +84,7 @@ class PoppedMessages:
         receipt = await self._receipt(topic, handle)
         ext = ChangeInvisibleExt(
             consumer_group=group,
-            topic=_place(group, topic, handle),
+            topic=_stored_topic(group, topic, handle),
             queue_id=receipt.queue_id,
             extra_info=receipt.encode(),
             offset=receipt.offset,
@@ -198,6 +198,6 @@ class Settling:
         return pb.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
 
-def _place(group: str, topic: str, handle: Handle) -> str:
+def _stored_topic(group: str, topic: str, handle: Handle) -> str:
     """The topic in which a popped message is stored."""
     return topic if handle.receipt.mark == NORMAL else pop_retry_topic(group, topic)

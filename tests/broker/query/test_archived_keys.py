@@ -214,7 +214,7 @@ async def test_query_finds_a_message_once_if_its_file_is_deleted(
         async def later(keys: ArchivedKeys, query: KeyQuery) -> Found:
             await fill(other, first=COUNT)
             await other.wait_for(lambda info: int(info["raftmq.baseIndex"]) >= last)
-            await until(lambda: keys._index.archived_missing(keys._end) == 0)
+            await until(lambda: keys._index.archived_missing(keys._archived_pos) == 0)
             return await find(keys, query)
 
         monkeypatch.setattr(ArchivedKeys, "find", later)

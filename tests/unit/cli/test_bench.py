@@ -35,21 +35,21 @@ def test_body_of_another_run_has_no_number() -> None:
 
 def test_requests_that_became_due_while_the_sender_waited_keep_their_times() -> None:
     schedule = Schedule(rate=10.0, batch=1)
-    assert [schedule.take() for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
+    assert [schedule.next_due() for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
     assert schedule.next_at == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(("elapsed", "unsent"), [(0.1, 0), (0.25, 1), (0.99, 8), (1.0, 8), (1.01, 9)])
 def test_requests_that_were_due_and_not_sent_are_counted(elapsed: float, unsent: int) -> None:
     schedule = Schedule(rate=10.0, batch=1)
-    schedule.take()
-    schedule.take()
+    schedule.next_due()
+    schedule.next_due()
     assert schedule.due_before(elapsed) == unsent
 
 
 def test_batch_schedule_keeps_the_message_rate() -> None:
     schedule = Schedule(rate=100.0, batch=50)
-    assert [schedule.take() for _ in range(3)] == pytest.approx([0.0, 0.5, 1.0])
+    assert [schedule.next_due() for _ in range(3)] == pytest.approx([0.0, 0.5, 1.0])
 
 
 def test_message_is_missing_from_its_acknowledgement_to_its_delivery() -> None:
