@@ -71,7 +71,7 @@ def create(
         async with Admin(namesrv) as admin:
             if group in await admin.consumer_groups():
                 raise CommandFailed(
-                    f"consumer group {group} exists already; change it with raftmq consumer-group update", EXIT_FAILED
+                    f"consumer group {group} already exists; change it with raftmq consumer-group update", EXIT_FAILED
                 )
             changed = msgspec.structs.replace(config, attributes=as_changes(attributes))
             await admin.put_consumer_group(changed)

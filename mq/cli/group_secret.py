@@ -77,7 +77,7 @@ def add(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> N
     path = _path(data_dir, file)
     before = _read(path)
     if len(before) == SECRETS_MAX:
-        raise CommandFailed(f"{path} has {_count(before)} already: finish with `raftmq group secret drop-old` first")
+        raise CommandFailed(f"{path} already has {_count(before)}: finish with `raftmq group secret drop-old` first")
     after = (new_secret(), *before)
     _write(path, after)
     text = "a new secret was added, the old one stays valid; now copy this file to the other replicas"

@@ -64,7 +64,7 @@ def settings_to_create(
     missing = [each for each in groups if each not in known]
     if not missing:
         there = shape({each: known[each] for each in groups})
-        raise CommandFailed(f"topic {topic} exists already: {there}; change it with raftmq topic update", EXIT_FAILED)
+        raise CommandFailed(f"topic {topic} already exists: {there}; change it with raftmq topic update", EXIT_FAILED)
     if not known:
         return _filled(requested, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), missing
     patterns = {_filled(requested, TopicSettings.of(config)) for config in known.values()}

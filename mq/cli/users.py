@@ -84,7 +84,7 @@ def create(
 
     async def main(admin: UserAdmin) -> None:
         if name in {each.name for users in (await admin.users(name)).values() for each in users}:
-            raise CommandFailed(f"the user {name} exists already; change it with raftmq user update", EXIT_FAILED)
+            raise CommandFailed(f"user {name} already exists; change it with raftmq user update", EXIT_FAILED)
         await admin.create_user(user)
 
     run_with(UserAdmin, namesrv, main)

@@ -120,7 +120,9 @@ class Tails:
         if tail is None or (not tail.is_running and now >= tail.ended + AGAIN_SECONDS):
             most = self._limits.tails_max
             if self.running >= most:
-                raise TooManyTails(f"{most} topics are followed already: close a tab, and wait some seconds")
+                raise TooManyTails(
+                    f"this console already follows {most} topics, the maximum: close a tab, and wait some seconds"
+                )
             for old in [each for each, other in self._tails.items() if not other.is_running]:
                 del self._tails[old]
             tail = self._tails[followed] = Tail()

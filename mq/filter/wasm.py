@@ -91,7 +91,7 @@ def check_module(imports: Sequence[str], exports: dict[str, Signature | str]) ->
     """
     if imports:
         raise ProgramRefused(
-            f"the module imports {', '.join(sorted(imports)[:5])}; a filter gets nothing but the message. "
+            f"the module imports {', '.join(sorted(imports)[:5])}; a filter only gets the message. "
             "Build it without the system's interface (WASI) and without a runtime that needs one"
         )
     if exports.get(MEMORY) != MEMORY:

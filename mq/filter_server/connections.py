@@ -267,7 +267,7 @@ class _Connection:
         """Raises ProgramRefused, ClientError."""
         ext = request.ext
         if zlib.crc32(body) & _CRC_MASK != ext.class_crc & _CRC_MASK:
-            raise ProgramRefused(f"the program of {len(body)} bytes has another CRC-32 than the request says")
+            raise ProgramRefused(f"the program of {len(body)} bytes does not have the CRC-32 of the request")
         if is_program_name(ext.class_name):
             name = parse_program_name(ext.class_name)
         else:

@@ -143,7 +143,7 @@ class Programs:
     async def add(self, group: str, topic: str, name: ProgramName, content: bytes) -> Program:
         """A program that a consumer uploads, for each of its queues. Raises ProgramRefused if it cannot be used."""
         if not name.is_of(content):
-            raise ProgramRefused(f"the program has another SHA-256 than its name {name.text}")
+            raise ProgramRefused(f"the SHA-256 of the program differs from its name {name.text}")
         key = group, topic, name.text
 
         async def uploaded() -> bytes:

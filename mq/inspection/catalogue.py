@@ -168,7 +168,7 @@ class CatalogueAdmin(UserAdmin):
             told = read_body(QueueSights.decode, answer).topics
             if not told or len(told) > len(left):
                 raise UnreadableAnswer(
-                    f"the broker answered with queues of {len(told)} topics, but {len(left)} were requested"
+                    f"the broker answered with queues of {len(told)} topics; {len(left)} were requested"
                 )
             found += [(each.topic, sights) for each, sights in zip(left, told, strict=False)]
             left = left[len(told) :]

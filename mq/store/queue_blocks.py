@@ -72,7 +72,7 @@ def verify_count(data: bytes, first: QueueOffset, count: int, seed: int, entries
         raise BlockDamaged("the block is too short", block_bytes(entries_per_block), len(data))
     its_first, its_count, its_checksum = TRAILER.unpack_from(data, len(data) - TRAILER.size)
     if its_first != first:
-        raise BlockDamaged("the block belongs to another queue offset", first, its_first)
+        raise BlockDamaged("the block belongs to a different queue offset", first, its_first)
     if not count <= its_count <= entries_per_block:
         raise BlockDamaged("number of entries in the block", count, its_count)
     if count == its_count:

@@ -172,7 +172,7 @@ def verify_entry(
     if its_term < term:
         raise FrameCorrupt(offset, "term is lower than in the previous entry", term, its_term)
     if its_pos != offset:
-        raise FrameCorrupt(offset, "entry names another position", offset, its_pos)
+        raise FrameCorrupt(offset, "the entry's header names a different position", offset, its_pos)
     if flags != FLAGS and is_newer(flags) and _has_checksums(buffer[at : at + size], chain):
         raise EntryTooNew(offset, flags, FLAGS)
     if flags != FLAGS:

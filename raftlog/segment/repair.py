@@ -306,7 +306,7 @@ class Repair:
             return False
         _, size, index, term, pos, *_ = HEADER.unpack_from(self._held)
         if (index, pos) != (last.index + 1, self._at):
-            raise FrameCorrupt(self._at, "index or position of another entry", last.index + 1, index)
+            raise FrameCorrupt(self._at, "the index or position is that of a different entry", last.index + 1, index)
         if term > (highest := highest_plausible(self._state.term)):
             raise FrameCorrupt(self._at, "implausible term", highest, term)
         if not HEADER_BYTES <= size <= room:

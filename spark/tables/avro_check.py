@@ -185,6 +185,6 @@ def _blocks(item: Walk, path: str) -> Walk:
                 if at > len(body):
                     raise IndexError
             if nbytes is not None and at - begin != nbytes:
-                raise BodyRefused(f"column {path} has a block of {at - begin} bytes that says {nbytes}")
+                raise BodyRefused(f"column {path} has a block of {at - begin} bytes whose header says {nbytes}")
 
     return walk

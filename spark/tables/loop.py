@@ -350,7 +350,7 @@ class Loop:
                     f"({high - low} messages), and {said} were read. Nothing of them was committed"
                 )
         if len(counted.queues) != len(ranges):
-            raise Stopped("messages of queues were read that were not planned. Nothing of them was committed")
+            raise Stopped("messages of unplanned queues were read. None of them was committed")
         return sum(high - low for low, high in ranges.values())
 
     def _check_share(self, commit: Commit, counted: Counted) -> None:

@@ -167,7 +167,7 @@ class ObjectDirectory:
             found = _ROWS.fullmatch(name)
             if found is None or int(found[1]) >= len(numbers):
                 raise CommitRefused(
-                    f"{self._table.path(name)} was not written by this pipeline: rows of somebody else would be among "
+                    f"{self._table.path(name)} was not written by this pipeline: its rows would be mixed with "
                     f"those of the topic. Move it away, or write to a new prefix"
                 )
 

@@ -171,8 +171,8 @@ class ParquetDirectory:
             name = path.relative_to(self.root)
             if name.parts[0] != OWN and name.as_posix() not in known:
                 raise CommitRefused(
-                    f"{path} was not written by this pipeline: rows of somebody else would be among those of the "
-                    f"topic. Move it away, or write to a new directory"
+                    f"{path} was not written by this pipeline: its rows would be mixed with "
+                    f"those of the topic. Move it away, or write to a new directory"
                 )
         return self._read(numbers[-1])[0] if numbers else None
 

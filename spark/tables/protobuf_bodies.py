@@ -111,7 +111,7 @@ class _Reader:
         """The message behind the header. Raises BodyRefused if it is another one."""
         count, at = _varint(body, HEADER_BYTES)
         if count < 0:
-            raise BodyRefused(f"its header says that the path of its message has {count} parts")
+            raise BodyRefused(f"its header names a message path of {count} parts")
         path: list[int] = []
         for _ in range(min(count, len(body))):
             number, at = _varint(body, at)

@@ -36,7 +36,7 @@ def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, C
     writers: dict[int, Path] = {}
     if (value := section.value("writer_schemas")) is not None:
         if not has_header:
-            raise value.refused("needs header confluent: without it nothing says which of them wrote a message; there "
+            raise value.refused("needs header confluent: without it, the schema of a message is unknown; there "
                                 "is writer_schema for one file")  # fmt: skip
         writers = section.member("writer_schemas", lambda each: _numbered(each, beside))
     if (value := section.value("writer_schema")) is not None:

@@ -49,8 +49,8 @@ class StateDirectory:
         if not is_ours:
             os.close(descriptor)
             raise Locked(
-                f"this pipeline runs already, with its state in {self.root}. Nothing was written; stop that process "
-                f"first, or leave it running"
+                f"this pipeline is already running, with its state in {self.root}. Nothing was written; stop that "
+                f"process first, or leave it running"
             )
         self._lock = descriptor
 

@@ -36,8 +36,8 @@ def latest_changes(frame: DataFrame, pipeline: Pipeline) -> DataFrame:
         if scattered is not None:
             key = ", ".join(f"{name} {scattered[name]!r}" for name in upsert.key)
             raise Stopped(
-                f"changes of the key {key} are in {scattered['queues']} queues: so the latest one cannot be known. "
-                f"Nothing of them was committed. Send the changes of a key to one queue, or set upsert.order to a "
+                f"changes of the key {key} are in {scattered['queues']} queues: so the latest one is unknown. "
+                f"None of them was committed. Send the changes of a key to one queue, or set upsert.order to a "
                 f"column that grows with each change"
             )
     order = [] if upsert.order is None else [f.col(quoted(upsert.order)).desc_nulls_last()]

@@ -160,7 +160,7 @@ async def test_topic_is_created_and_changed(operator: Browser) -> None:
     page = await operator.follow(await operator.post("/create-topic", {"name": "Bills", "queues": "2"}))
     assert "was created with 2 queues" in page.text
     again = await operator.post("/create-topic", {"name": "Bills", "queues": "3"})
-    assert (again.status, "exists already" in again.text) == (400, True)
+    assert (again.status, "already exists" in again.text) == (400, True)
     fewer = await operator.post("/change-topic", {"name": "Bills", "queues": "1", "access": ["read", "write"]})
     assert (fewer.status, "would hide messages" in fewer.text) == (400, True)
     changed = await operator.post("/change-topic", {"name": "Bills", "queues": "4", "access": ["read"]})
@@ -173,7 +173,7 @@ async def test_topic_is_created_and_changed(operator: Browser) -> None:
         assert (await operator.post("/create-topic", {"name": name, "queues": "1"})).status == 400
     record = (await operator.get("/changes")).text
     assert "Bills: 2 queues, access 6 to 4, 4" in record
-    assert "exists already" in record
+    assert "already exists" in record
 
 
 async def test_group_is_reset_after_a_preview(operator: Browser) -> None:

@@ -81,7 +81,7 @@ async def test_user_lives_from_its_creation_to_its_end(operator: Browser) -> Non
     page = await operator.follow(await create(operator, NEW))
     assert "may do nothing until a policy allows it" in page.text
     again = await operator.post("/create-user", NEW)
-    assert (again.status, "exists already" in again.text) == (400, True)
+    assert (again.status, "already exists" in again.text) == (400, True)
     policy = {"name": "shop-one", "resource": "Topic:Orders*", "actions": ["Pub"], "decision": "Allow"}
     page = await operator.follow(await operator.post("/put-policy", policy | {"sources": "10.0.0.0/8, 192.168.1.7"}))
     for each in ("Topic:Orders*", "Pub", "Allow", "10.0.0.0/8, 192.168.1.7"):

@@ -183,7 +183,7 @@ async def test_console_stops_reading_a_topic_without_viewers(kit: SyncKit) -> No
             for topic in ("Orders", "Letters"):
                 answer = await browser.get(f"/tail?topic={topic}")
                 if answer.status == 400:
-                    assert "followed already" in answer.content
+                    assert "already follows" in answer.content
                     refused.append(topic)
             return bool(refused)
 

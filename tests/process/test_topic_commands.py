@@ -64,7 +64,7 @@ class Commands:
         return {row["span"]: row["messages"] for row in await self.json("topic", "stats", topic)} == wanted
 
 
-async def test_topics_and_groups(tmp_path: Path) -> None:
+async def test_commands_create_and_change_topics_and_groups(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
         commands = Commands(cluster.namesrv)
         said = await commands.run("topic", "create", "T", "--queues", "2", "--order", "--message-type", "fifo")
@@ -97,7 +97,7 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
 
         said = await commands.run("consumer-group", "create", "G", "--retries", "4", "--no-broadcast", "--orderly")
         assert said == "created consumer group G: enabled, up to 4 retries, broadcast no, orderly yes\n"
-        assert "G exists already" in await commands.run("consumer-group", "create", "G", code=1)
+        assert "G already exists" in await commands.run("consumer-group", "create", "G", code=1)
         assert "up to 4 retries, broadcast no, orderly yes -> enabled, up to 3 retries" in await commands.run(
             "consumer-group", "update", "G", "--retries", "3"
         )

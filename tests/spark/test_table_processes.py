@@ -48,7 +48,7 @@ def test_pipeline_serves_metrics_while_working_and_waiting(place: Place) -> None
     assert (status["running"], status["commit"], status["lag_messages"]) == (True, 3, 5)
     second = place.start("run", hourly, *LOCAL)
     assert second.ended() == 2
-    assert "this pipeline runs already" in second.errors()
+    assert "this pipeline is already running" in second.errors()
     first.process.send_signal(signal.SIGTERM)  # it waits for the next hour
     assert first.ended() == 0, first.errors()
     assert json.loads(first.printed[-1])["messages"] == 3 * BATCH

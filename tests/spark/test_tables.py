@@ -388,7 +388,7 @@ def test_second_runs_other_topics_and_bad_schemas_are_refused(case: Case) -> Non
     other = case.pipeline(EXPLICIT, "max_messages_per_commit: 5")
     state = StateDirectory(pipeline.state)
     state.open()
-    with pytest.raises(Locked, match="this pipeline runs already"):
+    with pytest.raises(Locked, match="this pipeline is already running"):
         case.run(other)
     state.close()
     topic, case.topic = case.topic, case.stage.topic("Other", 1)

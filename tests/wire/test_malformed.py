@@ -172,7 +172,7 @@ def test_every_required_field_is_required() -> None:
             decode_header(JSON, header)
 
 
-def test_too_many_fields() -> None:
+def test_header_with_too_many_fields_is_refused() -> None:
     fields = ",".join(f'"f{number}":"x"' for number in range(300))
     with pytest.raises(HeaderError, match="300 ext fields; maximum: 256"):
         decode_header(JSON, json_header(f'{{"code":999,"opaque":1,"extFields":{{{fields}}}}}'))
@@ -200,7 +200,7 @@ def test_headers_accepted_by_java_are_decoded(fields: str) -> None:
     assert (ext.reconsume_times, ext.unit_mode, ext.max_reconsume_times) == (0, False, None)
 
 
-def test_loose_basics() -> None:
+def test_loose_header_accepts_numbers_as_text() -> None:
     request = decode_header(JSON, json_header('{"code":"34","opaque":"007","language":9,"version":"317"}'))
     assert isinstance(request, HeartBeat)
     assert (request.opaque, request.version, request.language, request.flag) == (7, 317, "GO", 0)
@@ -254,7 +254,7 @@ def test_short_binary_header_is_refused(size: int) -> None:
         (binary_header(105, remark=5), "remark has 5 bytes"),
         (binary_header(105, remark=2**31 - 1), "remark has 2147483647 bytes"),
         (binary_header(105, ext_length=-1), "ext fields of -1 bytes"),
-        (binary_header(105, ext_length=1), "ext fields of 1 bytes, 0 are there"),
+        (binary_header(105, ext_length=1), "ext fields of 1 bytes, the header has 0"),
         (binary_header(105, ext=b"\x00"), "within a length"),
         (binary_header(105, ext=ext_field(b"topic", b"T1", name_length=-1)), "ext text of -1 bytes"),
         (binary_header(105, ext=ext_field(b"topic", b"T1", name_length=1000)), "ext text of 1000 bytes"),

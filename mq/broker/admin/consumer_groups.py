@@ -172,7 +172,7 @@ class ConsumerGroups(Service):
         return {}
 
     def _full(self) -> str:
-        return f"there are {len(self._metadata.groups)} groups already; maximum: {self._metadata.limits.groups_max}"
+        return f"there are {len(self._metadata.groups)} groups; maximum: {self._metadata.limits.groups_max}"
 
 
 def _shown(config: GroupConfig) -> SubscriptionGroupConfig:

@@ -287,7 +287,7 @@ class GroupOffsets(Service):
         if config is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"[reset-offset] there is no topic {ext.topic}")
         if not self._metadata.has_room_for_offsets(ext.group, ext.topic):
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "there are too many groups with offsets already")
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the maximum number of groups with offsets is reached")
         queues = max(config.read_queues, config.write_queues)
         if ext.queue_id >= queues:
             raise RequestRefused(
@@ -388,7 +388,9 @@ class GroupOffsets(Service):
         if ext.topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no topic {ext.topic}")
         if not self._metadata.has_room_for_forbidden(ext.group, ext.topic):
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "there are too many groups with forbidden topics already")
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, "the maximum number of groups with forbidden topics is reached"
+            )
         try:
             command = encode_command(ForbidTopic(group=ext.group, topic=ext.topic, forbidden=not ext.readable))
         except CommandRefused as error:

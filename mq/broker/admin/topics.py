@@ -213,7 +213,7 @@ class Topics(Service):
         replicate(self._appender, commands, call, what="a topic", check=check)
 
     def _full(self) -> str:
-        return f"there are {len(self._metadata.topics)} topics already; maximum: {self._metadata.limits.topics_max}"
+        return f"there are {len(self._metadata.topics)} topics; maximum: {self._metadata.limits.topics_max}"
 
     def _checked(self, request: wire_topics.TopicConfig) -> TopicConfig:
         """The requested configuration. Raises RequestRefused."""

@@ -116,11 +116,9 @@ class UserAdministration(Service):
         if (user := self._users.table.get(name)) is not None:
             if self._matches(name, user, wanted):
                 return call.response()
-            raise _invalid(f"the user {name} exists already")
+            raise _invalid(f"user {name} already exists")
         if not self._users.has_room(name):
-            raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"there are {USERS_MAX} users already, which is the maximum"
-            )
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the group has its maximum of {USERS_MAX} users")
         command = CreateUserCommand(
             name=name,
             sealed=self._sealed(name, wanted.password),
@@ -131,7 +129,7 @@ class UserAdministration(Service):
         def check() -> None:
             user = self._users.table.get(name)
             if user is None or user.sealed != command.sealed:
-                raise _invalid(f"the user {name} exists already, or the maximum number of users is reached")
+                raise _invalid(f"user {name} already exists, or the maximum number of users is reached")
 
         self._change(call, command, name, "created", check)
         return None

@@ -73,7 +73,7 @@ class LogLeases(Service):
             self._leases.pop(ext.lease_id, None)
         elif ext.lease_id not in self._leases and len(self._leases) >= self._settings.log_leases_max:
             raise RequestRefused(
-                ResponseCode.SYSTEM_BUSY, f"{len(self._leases)} log leases exist already, which is the maximum"
+                ResponseCode.SYSTEM_BUSY, f"the broker has its maximum of {len(self._leases)} log leases"
             )
         else:
             self._leases[ext.lease_id] = max(ext.position, base_pos), self._clock() + seconds

@@ -120,7 +120,9 @@ class Rebalance(Service):
 
         def check() -> None:
             if not self._metadata.request_modes.has_room(topic, group):
-                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there are {MODES_MAX} request modes already")
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_ERROR, f"the broker has its maximum of {MODES_MAX} request modes"
+                )
 
         check()
         replicate(self._appender, [command], call, what="a request mode", check=check)

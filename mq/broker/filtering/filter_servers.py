@@ -53,7 +53,7 @@ class FilterServers(Service):
         is_new = address not in self._heard_at
         if is_new and len(self._heard_at) >= FILTER_SERVERS_MAX:
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"this broker has {FILTER_SERVERS_MAX} filter servers already"
+                ResponseCode.SYSTEM_ERROR, f"this broker has its maximum of {FILTER_SERVERS_MAX} filter servers"
             )
         self._heard_at[address] = self._clock()
         if is_new:

@@ -419,8 +419,7 @@ class ClientRegistry(Generic[ConnectionT]):
             grown = sum(lengths[at] - before.get(group, (0, 0))[at] for group, lengths in after.items())
             if grown > 0 and self._lengths[at] + grown > length_max:
                 raise HeartbeatRefused(
-                    f"all clients have {kind}expressions of {self._lengths[at]} characters already; maximum: "
-                    f"{length_max}"
+                    f"all clients have {kind}expressions of {self._lengths[at]} characters; maximum: {length_max}"
                 )
 
     def _check_room(self, listed: _Listed, heartbeat: HeartbeatData) -> None:
@@ -439,8 +438,7 @@ class ClientRegistry(Generic[ConnectionT]):
         grown = sum(after.values()) - sum(before.get(name, 0) for name in after)
         if grown > 0 and self._subscriptions + grown > limits.subscriptions_in_all_max:
             raise HeartbeatRefused(
-                f"all clients have {self._subscriptions} subscriptions already; maximum: "
-                f"{limits.subscriptions_in_all_max}"
+                f"all clients have {self._subscriptions} subscriptions; maximum: {limits.subscriptions_in_all_max}"
             )
         told = {consumer.group: lengths_of(consumer.subscriptions) for consumer in heartbeat.consumers}
         self._check_lengths(told, {name: group.lengths for name, group in known.items()})

@@ -69,7 +69,8 @@ class PopSelection:
         retry_topic = pop_retry_topic(group, topic)
         if not self._metadata.has_room_for_topic(retry_topic):
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"the topic {retry_topic} cannot be created: too many topics"
+                ResponseCode.SYSTEM_ERROR,
+                f"the topic {retry_topic} cannot be created: the broker has its maximum number of topics",
             )
         for name in (topic, retry_topic):
             if not self._metadata.has_room_for_offsets(group, name):

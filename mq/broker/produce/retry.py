@@ -277,7 +277,8 @@ class Retries(Service):
         tail = self._pop_retry_topics.tail(group, origin, origin, properties)
         if not self._metadata.has_room_for_topic(tail.topic):
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"the topic {tail.topic} cannot be created: too many topics"
+                ResponseCode.SYSTEM_ERROR,
+                f"the topic {tail.topic} cannot be created: the broker has its maximum number of topics",
             )
         now_ms = self._wall_clock_ms()
         put = self._pop_retry_topics.put(tail, origin, now_ms)

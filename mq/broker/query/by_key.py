@@ -101,7 +101,7 @@ class KeyQueries(Service):
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)
         if self._unanswered >= QUERIES_MAX:
             raise RequestRefused(
-                ResponseCode.SYSTEM_BUSY, f"{QUERIES_MAX} queries are waiting already, try again later"
+                ResponseCode.SYSTEM_BUSY, f"the maximum of {QUERIES_MAX} queries are waiting, try again later"
             )
         ext = call.request.ext
         query = KeyQuery(

@@ -86,7 +86,7 @@ class ScheduleRequests(Service):
             if schedule is None or schedule.definition != definition:
                 self._check_expected(name, expected)
                 self._check_room(definition)
-                raise _conflict(f"the schedule {name} was changed by somebody else at the same time")
+                raise _conflict(f"the schedule {name} was changed by another client at the same time")
             return _changed(call, schedule)
 
         self._change(call, command, name, "created" if there is None else "changed", check)
@@ -102,7 +102,7 @@ class ScheduleRequests(Service):
         def check() -> bytes:
             if ext.name in self._schedules.table:
                 self._check_expected(ext.name, ext.expected_version)
-                raise _conflict(f"the schedule {ext.name} was created again by somebody else at the same time")
+                raise _conflict(f"the schedule {ext.name} was created again by another client at the same time")
             return call.response()
 
         command = DeleteCommand(name=ext.name, expected=ext.expected_version)

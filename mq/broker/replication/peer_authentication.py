@@ -125,7 +125,7 @@ class PeerAuthentication(Service):
             )
         if ext.node_id not in self._members() or ext.node_id == self._node_id:
             raise RequestRefused(
-                ResponseCode.NO_PERMISSION, f"{ext.node_id[:40]!r} is not another member of this group"
+                ResponseCode.NO_PERMISSION, f"{ext.node_id[:40]!r} is not one of the other members of this group"
             )
         call.connection.authentication = _Proved(ext.node_id, before.keys.secret_id)
         call.connection.trusted = True

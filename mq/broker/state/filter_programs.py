@@ -42,7 +42,7 @@ class PutFilter(TableCommand, frozen=True, tag="put_filter"):
         except ProgramRefused as error:
             raise CommandRefused(str(error)) from error
         if not name.is_of(self.content):
-            raise CommandRefused(f"the program has another SHA-256 than its name {self.program[:80]}")
+            raise CommandRefused(f"the SHA-256 of the program differs from its name {self.program[:80]}")
 
 
 class FilterPrograms(StateTable):
@@ -91,7 +91,9 @@ class FilterPrograms(StateTable):
             except ProgramRefused as error:
                 raise SnapshotDamaged(f"the filter of {group} for {topic}: {error}") from error
             if version < 1 or not name.is_of(content):
-                raise SnapshotDamaged(f"the filter of {group} for {topic} is not the program that it is said to be")
+                raise SnapshotDamaged(
+                    f"the filter of {group} for {topic} has a program whose SHA-256 differs from its name"
+                )
             table[group, topic] = FilterProgram(name, version, content)
         self.table = table
         self.nbytes = sum(len(each.content) for each in table.values())

@@ -417,6 +417,8 @@ def _wait_behind(earlier: list[Call[EndTransaction]], call: Call[EndTransaction]
     """Queue an end behind others. Raises RequestRefused if there are too many."""
     if len(earlier) >= _WAITING_MAX:
         offset = call.request.ext.half_queue_offset
-        raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"half message {offset} is being ended by many requests already")
+        raise RequestRefused(
+            ResponseCode.SYSTEM_BUSY, f"half message {offset} is already being ended by the maximum number of requests"
+        )
     call.drop_body()
     earlier.append(call)

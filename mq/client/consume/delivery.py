@@ -59,8 +59,8 @@ class DeliveryBoard:
         """Raises AlreadyOpen while `run` is at work: a stream would take messages from the handlers."""
         if self.is_run:
             raise AlreadyOpen(
-                "run() of this consumer is at work, and its messages are for the handlers: use either run() or a loop, "
-                "or open another consumer"
+                "run() of this consumer is running and passes its messages to the handlers: use either run() or a "
+                "loop, or open another consumer"
             )
 
     def close(self) -> None:

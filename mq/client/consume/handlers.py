@@ -139,7 +139,7 @@ class HandlerPool:
             )
         if self._ended is not None and not self._ended.is_set():
             raise AlreadyOpen(
-                f"run() of this consumer of group {self._group} is at work already; for more handlers at once set "
+                f"run() of this consumer of group {self._group} is already running; for more handlers at once set "
                 "`concurrency`, or open another consumer"
             )
 

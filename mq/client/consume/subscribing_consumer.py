@@ -144,7 +144,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
             before = self._subscribed.get(topic)
             if before is not None and before.handler is not None:
                 raise ValueError(
-                    f"topic {topic} has a handler already, which would get no more messages: name the tags of both in "
+                    f"topic {topic} already has a handler, which would get no more messages: name the tags of both in "
                     f"one handler, as 'a || b', and look at message.tags; or call unsubscribe({topic!r}) first"
                 )
             self._subscribe(topic, tags, handler, batch, timeout, policies, codec)

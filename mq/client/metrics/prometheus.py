@@ -48,7 +48,9 @@ class PrometheusMetrics(ClientMetrics):
         if shared is None:
             shared = _registered[chosen] = _Registered(chosen, topics_max, tuple(buckets))
         elif shared.options != options:
-            raise ValueError(f"the registry has the metrics of clients with other options already: {shared.options}")
+            raise ValueError(
+                f"the registry already has the metrics of clients with different options: {shared.options}"
+            )
         self._shared = shared
         self.book = shared.book
 

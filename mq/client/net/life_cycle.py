@@ -130,7 +130,7 @@ class Client:
 
     async def _open(self) -> _Host:
         if self._host is not None and not self._host.is_over and not self._host.is_parents:
-            raise AlreadyOpen(f"{self!r} is open already; a client has one block or one open() at a time")
+            raise AlreadyOpen(f"{self!r} is already open; a client has one block or one open() at a time")
         self._renew()
         host = self._host = _Host(self)
         host.start()

@@ -188,7 +188,7 @@ class SetTransaction(Generic[BodyT]):
 
     def _check_open(self) -> None:
         if self._ended or self._half is not None:
-            raise MessageRefused(f"nothing can be added to {self}: it is at the broker already")
+            raise MessageRefused(f"nothing can be added to {self}: it was already sent to the broker")
 
     # How it ends.
 

@@ -82,7 +82,7 @@ class Facade(Generic[C_co]):
             self._forks, self._lock, self._thread = forks(), threading.Lock(), None
         with self._lock:
             if self._thread is not None:
-                raise AlreadyOpen(f"this {type(self).__name__} is open already")
+                raise AlreadyOpen(f"this {type(self).__name__} is already open")
             thread = LoopThread(f"{type(self).__name__} of mq.client", self._client._limits)
             try:
                 thread.call(self._client.open)

@@ -144,7 +144,7 @@ async def set_quota(visit: Visit, form: Form) -> Done:
     quota = Quota(**limits)
     known = await visit.watch.changing_admin.quotas()
     if quota == NO_QUOTA and not any(each.user == name for listed in known.values() for each in listed.users):
-        raise InputRefused("no limit was given, and there is none: nothing was changed")
+        raise InputRefused("no limit was given or existed before: nothing was changed")
     await visit.watch.changing_admin.put_quota(name, quota)
     who = "each user without a quota of its own" if name == EVERYBODY else name
     return Done(link("/account", name=name), f"The quota of {who} is now: {quota}.", f"{name}: {quota}")
@@ -155,7 +155,7 @@ async def create(visit: Visit, form: Form) -> Done:
     name, kind = required(form, "name"), _kind(form)
     password = _password(form)
     if name in {each.name for users in (await visit.watch.changing_admin.users(name)).values() for each in users}:
-        raise InputRefused(f"user {name} exists already; change it on its page")
+        raise InputRefused(f"user {name} already exists; change it on its page")
     await visit.watch.changing_admin.create_user(UserInfo(name=name, password=password, user_type=kind))
     said = f"User {name} was created. It may do nothing until a policy allows it."
     return Done(link("/account", name=name), said, name)

@@ -212,7 +212,7 @@ async def job_page(visit: Visit) -> Page:
     """How far a change in the background is."""
     job = visit.jobs.find(visit.number("number", 0), visit.session.user)
     if job is None:
-        raise NotFound("there is no such change, or it is forgotten: see the record of changes")
+        raise NotFound("the change does not exist, or was forgotten: see the record of changes")
     return Page("job.html", job.what, {"job": job})
 
 

@@ -124,7 +124,7 @@ async def create(visit: Visit, form: Form) -> Done:
     if kind is not None and kind not in MESSAGE_TYPES:
         raise InputRefused(f"{kind[:40]} is not a type of messages")
     if name in await visit.watch.changing_admin.topics():
-        raise InputRefused(f"topic {name} exists already; change it on its page")
+        raise InputRefused(f"topic {name} already exists; change it on its page")
     await visit.watch.changing_admin.create_topic(name, queues, message_type=kind)
     return Done(link("/topic", name=name), f"Topic {name} was created with {queues} queues per broker group.", name)
 

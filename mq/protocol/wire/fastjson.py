@@ -203,7 +203,7 @@ def _resolve(root: Any, values_max: int) -> Any:
         return done[id(node)]
 
     if isinstance(root, _Reference):
-        raise BodyError("JSON is nothing but a reference")
+        raise BodyError("the JSON document is only a reference")
     visit(root, 0)
     return root
 

@@ -120,7 +120,7 @@ def read_binary(header: memoryview) -> LooseHeader:
     (ext_length,) = _I32.unpack_from(header, at)
     at += _I32.size
     if not 0 <= ext_length <= len(header) - at:
-        raise HeaderError(code, opaque, f"ext fields of {ext_length} bytes, {len(header) - at} are there")
+        raise HeaderError(code, opaque, f"ext fields of {ext_length} bytes, the header has {len(header) - at}")
     return LooseHeader(
         code=code,
         opaque=opaque,

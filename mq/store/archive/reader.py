@@ -209,7 +209,7 @@ class ArchiveReader:
                 if (last.index, last.chain) != (after.index, after.chain):
                     raise BackupDamaged(
                         self._path(file.stored),
-                        f"its index names entry {after.index} with another chain than its content has",
+                        f"its index names entry {after.index} with a chain that differs from its content",
                     )
 
     def _runs(self, stored: StoredObject, begin: Base, last_index: LogIndex | None = None) -> Iterator[EntryRun]:

@@ -90,7 +90,7 @@ async def test_topic_gets_into_a_later_broker_group_with_its_settings(tmp_path: 
                 "Nothing was changed. To create it in broker-b with settings of its own, pass --group; to change it, "
                 "use raftmq topic update"
             )
-            assert "exists already" in await refusal(EXIT_FAILED, "topic", "create", "New", "--group", "broker-a", *at)
+            assert "already exists" in await refusal(EXIT_FAILED, "topic", "create", "New", "--group", "broker-a", *at)
             assert "known: broker-a, broker-b" in await refusal(
                 EXIT_FAILED, "topic", "create", "X", "--group", "c", *at
             )
@@ -99,7 +99,7 @@ async def test_topic_gets_into_a_later_broker_group_with_its_settings(tmp_path: 
             assert said == "created topic New in broker-b: 3 queues, perm rw, in order, message type fifo\n"
             configs = await admin.topic_config("New")
             assert configs["broker-b"] == configs["broker-a"]
-            assert "exists already" in await refusal(EXIT_FAILED, "topic", "create", "New", *at)
+            assert "already exists" in await refusal(EXIT_FAILED, "topic", "create", "New", *at)
             created = await document("topic", "create", "T", "--group", "broker-b", "--queues", "2", *at)
             assert [(each["broker"], each["created"], each["write_queues"]) for each in created] == [
                 ("broker-a", False, 1),
@@ -128,7 +128,7 @@ async def test_creating_a_consumer_group_that_exists_changes_nothing(tmp_path: P
         at = ("--namesrv", namesrv)
         said = await command("consumer-group", "create", "G", "--retries", "4", "--no-broadcast", *at)
         assert said == "created consumer group G: enabled, up to 4 retries, broadcast no, orderly no\n"
-        assert "G exists already" in await refusal(EXIT_FAILED, "consumer-group", "create", "G", *at)
+        assert "G already exists" in await refusal(EXIT_FAILED, "consumer-group", "create", "G", *at)
         said = await command("consumer-group", "update", "G", "--retries", "3", *at)
         assert said == (
             "changed consumer group G: enabled, up to 4 retries, broadcast no, orderly no -> "

@@ -43,8 +43,8 @@ def test_stated_settings_apply_to_the_named_group() -> None:
 @pytest.mark.parametrize(
     ("wanted", "known", "groups", "reason"),
     [
-        (NOTHING, {"a": FOUR}, ["a"], "exists already: 4 queues, perm rw in a; change it"),
-        (NOTHING, {"a": FOUR, "b": FIFO}, ["a"], "exists already: 4 queues, perm rw in a; change it"),
+        (NOTHING, {"a": FOUR}, ["a"], "already exists: 4 queues, perm rw in a; change it"),
+        (NOTHING, {"a": FOUR, "b": FIFO}, ["a"], "already exists: 4 queues, perm rw in a; change it"),
         (TopicSettings(5, 5), {"a": FOUR}, ["a", "b"], "with other settings: 4 queues, perm rw in a. Nothing was"),
         (TopicSettings(order=True), {"a": FOUR}, ["a", "b"], "with other settings"),
         (TopicSettings(message_type="FIFO"), {"a": FOUR}, ["a", "b"], "with other settings"),

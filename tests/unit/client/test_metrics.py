@@ -197,7 +197,7 @@ def test_registry_has_the_options_of_its_first_object() -> None:
     registry = CollectorRegistry()
     PrometheusMetrics(registry, topics_max=5)
     PrometheusMetrics(registry, topics_max=5)
-    with pytest.raises(ValueError, match="other options already"):
+    with pytest.raises(ValueError, match="different options"):
         PrometheusMetrics(registry, topics_max=6)
     with pytest.raises(ValueError, match="topics_max is 0"):
         PrometheusMetrics(CollectorRegistry(), topics_max=0)

@@ -170,14 +170,14 @@ def test_topic_has_one_handler() -> None:
 
     consumer = PushConsumer(NAMESRV, "G")
     consumer.on("A", "new")(first)
-    with pytest.raises(ValueError, match=r"topic A has a handler already.*as 'a \|\| b'.*unsubscribe\('A'\) first"):
+    with pytest.raises(ValueError, match=r"topic A already has a handler.*as 'a \|\| b'.*unsubscribe\('A'\) first"):
         consumer.on("A", "paid")(second)
     consumer.on("B", "paid")(second)
     consumer.unsubscribe("A")
     consumer.on("A", "new || paid")(second)
     threaded = SyncPushConsumer(NAMESRV, "G")
     threaded.on("A")(print)
-    with pytest.raises(ValueError, match="topic A has a handler already"):
+    with pytest.raises(ValueError, match="topic A already has a handler"):
         threaded.on("A")(print)
 
 

@@ -341,7 +341,7 @@ async def test_second_run_is_refused_while_the_first_continues(cluster: FakeClus
     async with running(consumer):
         await until(lambda: consumer.assignment)
         for _ in range(2):
-            with pytest.raises(AlreadyOpen, match=r"run\(\) of this consumer of group cg is at work already"):
+            with pytest.raises(AlreadyOpen, match=r"run\(\) of this consumer of group cg is already running"):
                 await consumer.run()
         fill(cluster, 3)
         await until(lambda: len(bodies) == 3)

@@ -196,7 +196,7 @@ def test_number_that_json_lacks_is_refused_with_its_column() -> None:
 
 def test_header_with_a_negative_path_is_refused() -> None:
     found = ProtobufBodies(SET, "shop.Order", has_header=True)
-    assert "its header says that the path of its message has -1 parts" in rows(found, b"\0\0\0\0\x07\x01\x08\x02")[0]
+    assert "its header names a message path of -1 parts" in rows(found, b"\0\0\0\0\x07\x01\x08\x02")[0]
 
 
 def test_unknown_protobuf_fields_become_dead_letters_on_request() -> None:

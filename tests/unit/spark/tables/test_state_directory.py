@@ -18,7 +18,7 @@ def test_second_process_of_a_pipeline_is_refused(tmp_path: Path) -> None:
     one.open()
     assert two.is_running()
     assert two.is_running()
-    with pytest.raises(Locked, match="this pipeline runs already"):
+    with pytest.raises(Locked, match="this pipeline is already running"):
         two.open()
     one.close()
     assert not two.is_running()

@@ -67,7 +67,7 @@ def test_archive_of_a_former_group_is_refused(tmp_path: Path) -> None:
     assert manifest.objects
     archive.bucket.objects |= former_archive(manifest, archive.bucket.objects, len(manifest.objects.files))
     with pytest.raises(
-        (BackupRefused, BackupDamaged), match=r"another chain|the one of this group|the one of this log"
+        (BackupRefused, BackupDamaged), match=r"a chain that differs|the one of this group|the one of this log"
     ):
         opened(archive).read(0, 100)
 
