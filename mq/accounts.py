@@ -53,12 +53,12 @@ class Account:
     default_group: Permissions = frozenset()
     permissions: Mapping[str, Permissions] = field(default_factory=dict)
 
-    def may(self, topic: str, wanted: Permission, address: str) -> bool:
+    def may(self, topic: str, permission: Permission, address: str) -> bool:
         """Whether the account may do this to a topic (or the retry topic of a consumer group) from this address."""
         if self.admin:
             return True
         default = self.default_group if topic.startswith(RETRY_PREFIX) else self.default_topic
-        return wanted in self.permissions.get(topic, default)
+        return permission in self.permissions.get(topic, default)
 
 
 @dataclass(frozen=True, slots=True)

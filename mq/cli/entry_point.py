@@ -69,8 +69,8 @@ GROUPS = {
 }
 
 
-def build(wanted: Collection[str]) -> typer.Typer:
-    """The application in which only the ``wanted`` commands and groups can run; the others have only a name and
+def build(names: Collection[str]) -> typer.Typer:
+    """The application in which only the commands and groups in ``names`` can run; others have only a name and
     help.
     """
     app = typer.Typer(
@@ -84,11 +84,11 @@ def build(wanted: Collection[str]) -> typer.Typer:
     app.callback()(_options)
     for name, (module, summary) in COMMANDS.items():
         command: Callable[..., None] = (
-            getattr(_module(module), FUNCTIONS.get(name, name)) if name in wanted else _not_loaded
+            getattr(_module(module), FUNCTIONS.get(name, name)) if name in names else _not_loaded
         )
-        app.command(name, help=None if name in wanted else summary)(command)
+        app.command(name, help=None if name in names else summary)(command)
     for name, (module, summary) in GROUPS.items():
-        group: typer.Typer = _module(module).app if name in wanted else _empty_group()
+        group: typer.Typer = _module(module).app if name in names else _empty_group()
         app.add_typer(group, name=name, help=summary)
     return app
 

@@ -275,10 +275,10 @@ def _first_line(error: Exception) -> str:
     return "; ".join(lines[:3])[:300]
 
 
-def _kind(found: Any) -> Signature | str:
-    match found:
+def _kind(value: Any) -> Signature | str:
+    match value:
         case wasmtime.FuncType():
-            return Signature(tuple(map(str, found.params)), tuple(map(str, found.results)))
+            return Signature(tuple(map(str, value.params)), tuple(map(str, value.results)))
         case wasmtime.MemoryType():
             return MEMORY
         case wasmtime.GlobalType():

@@ -95,27 +95,27 @@ def is_locked(file: Path) -> bool:
 
 
 def check_ports_of_new_directory(
-    directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None = None
+    directory: Path, nodes: int, ports: Ports | None, shared_namesrv: int | None = None
 ) -> None:
     """Raises ServersFailed, before anything is written, if the ports for a new group are not free.
 
     Does not check the directory of an existing group: that group may be the one listening.
     """
     if not (directory / PORTS_FILE).exists():
-        _free_ports(directory, nodes, wanted, shared_namesrv)
+        _free_ports(directory, nodes, ports, shared_namesrv)
 
 
-def choose_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None) -> Ports:
+def choose_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv: int | None) -> Ports:
     """Works like `_free_ports`, and stores them for the next time."""
-    chosen = _free_ports(directory, nodes, wanted, shared_namesrv)
+    chosen = _free_ports(directory, nodes, ports, shared_namesrv)
     path = directory / PORTS_FILE
     if chosen != remembered_ports(path):
         replace_file(path, json.dumps(asdict(chosen)).encode() + b"\n")
     return chosen
 
 
-def _free_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None) -> Ports:
-    """``wanted``; else the ports this directory was used with; else the conventional ones.
+def _free_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv: int | None) -> Ports:
+    """``ports``; else the ports this directory was used with; else the conventional ones.
 
     With ``shared_namesrv`` that is the port of the name server, which another group's name server may use.
 
@@ -124,7 +124,7 @@ def _free_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesr
     known = remembered_ports(directory / PORTS_FILE)
     if known is not None and len(known.clients) != nodes:
         raise ServersFailed(f"{directory} holds a group of {len(known.clients)} replicas, not of {nodes}")
-    chosen = wanted or known or Ports.conventional(nodes)
+    chosen = ports or known or Ports.conventional(nodes)
     if shared_namesrv is not None:
         chosen = replace(chosen, namesrv=shared_namesrv)
     if taken := [port for port in chosen.all if port != shared_namesrv and not is_free(port)]:

@@ -158,14 +158,14 @@ def _object(pairs: list[tuple[str, Any]]) -> None:
         seen.add(name)
 
 
-def _names(found: dict[str, Any]) -> int:
-    return len(found) + sum(_names_inside(each) for each in found.values() if each.__class__ in _CONTAINERS)
+def _names(document: dict[str, Any]) -> int:
+    return len(document) + sum(_names_inside(each) for each in document.values() if each.__class__ in _CONTAINERS)
 
 
-def _names_inside(found: Any) -> int:
-    if found.__class__ is dict:
-        return _names(found)
-    return sum(_names_inside(each) for each in found if each.__class__ in _CONTAINERS)
+def _names_inside(value: Any) -> int:
+    if value.__class__ is dict:
+        return _names(value)
+    return sum(_names_inside(each) for each in value if each.__class__ in _CONTAINERS)
 
 
 _CONTAINERS: Final = (dict, list)

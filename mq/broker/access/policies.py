@@ -52,20 +52,20 @@ class UserAccount(Account):
     decided: dict[tuple[str, Permission], bool] = field(default_factory=dict, compare=False, repr=False)
     """Cache of decisions that do not depend on the address."""
 
-    def may(self, topic: str, wanted: Permission, address: str) -> bool:
+    def may(self, topic: str, permission: Permission, address: str) -> bool:
         """See `Account.may`."""
         if self.admin:
             return True
-        known = self.decided.get((topic, wanted))
+        known = self.decided.get((topic, permission))
         if known is not None:
             return known
         kind, name = ("Group", topic.removeprefix(RETRY_PREFIX)) if topic.startswith(RETRY_PREFIX) else ("Topic", topic)
-        actions = _ACTIONS[wanted]
+        actions = _ACTIONS[permission]
         may = next((rule.allow for rule in self.rules if rule.fits(kind, name, actions, address)), False)
         if all(rule.matches is None for rule in self.rules):
             if len(self.decided) >= _DECIDED_MAX:
                 self.decided.clear()
-            self.decided[topic, wanted] = may
+            self.decided[topic, permission] = may
             assert len(self.decided) <= _DECIDED_MAX, f"{len(self.decided)} decisions are kept; maximum: {_DECIDED_MAX}"
         return may
 

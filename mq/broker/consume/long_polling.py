@@ -168,10 +168,10 @@ class LongPolling(Generic[PullT]):
                 self._release(held)
                 yield pull
 
-    def take_matching(self, key: QueueKey, wanted: Callable[[PullT], bool | None]) -> list[PullT]:
-        """Remove and return the pulls of a queue for which ``wanted`` is true, of each rivals longest waiting first.
+    def take_matching(self, key: QueueKey, matches: Callable[[PullT], bool | None]) -> list[PullT]:
+        """Remove and return the pulls of a queue for which ``matches`` is true, of each rivals longest waiting first.
 
-        ``wanted`` returns None if it is neither true for this pull nor for any later one of its rivals: thousands that
+        ``matches`` returns None if it is neither true for this pull nor for any later one of its rivals: thousands that
         wait for the same message then cost no more than a few.
         """
         woken: list[PullT] = []
@@ -180,7 +180,7 @@ class LongPolling(Generic[PullT]):
             for held in _in_order(rivals, newest):
                 if held.pull is None:
                     continue
-                is_wanted = wanted(held.pull)
+                is_wanted = matches(held.pull)
                 if is_wanted is None:
                     break
                 if is_wanted:
@@ -193,11 +193,11 @@ class LongPolling(Generic[PullT]):
         keys = [key for key in self._by_queue if key[0] == topic]
         return [pull for key in keys for pull in self.take_matching(key, lambda _: True)]
 
-    def take_connection(self, connection: Hashable, wanted: Callable[[PullT], bool]) -> list[PullT]:
-        """Remove and return the pulls of a connection for which ``wanted`` is true, longest waiting first."""
+    def take_connection(self, connection: Hashable, matches: Callable[[PullT], bool]) -> list[PullT]:
+        """Remove and return the pulls of a connection for which ``matches`` is true, longest waiting first."""
         taken: list[PullT] = []
         for held in list(self._by_connection.get(connection, {}).values()):
-            if held.pull is not None and wanted(held.pull):
+            if held.pull is not None and matches(held.pull):
                 taken.append(held.pull)
                 self._release(held)
         return taken

@@ -45,19 +45,21 @@ def subscription_of(topic: str, tags: str | Filter, filter_: Filter | None = Non
             )
 
 
-def _program(topic: str, wanted: WasmFilter | BodyFilter) -> FilterProgram:
+def _program(topic: str, filter_: WasmFilter | BodyFilter) -> FilterProgram:
     try:
-        if isinstance(wanted, WasmFilter):
-            if not isinstance(wanted.module, bytes | bytearray | memoryview):
-                raise TypeError(f"a WebAssembly module is bytes, as from Path(...).read_bytes(), not {wanted.module!r}")
-            content = bytes(wanted.module)
-            if wanted.on_error not in ("pass", "skip"):
-                raise ValueError(f"on_error is {wanted.on_error!r}; allowed: 'pass' and 'skip'")
+        if isinstance(filter_, WasmFilter):
+            if not isinstance(filter_.module, bytes | bytearray | memoryview):
+                raise TypeError(
+                    f"a WebAssembly module is bytes, as from Path(...).read_bytes(), not {filter_.module!r}"
+                )
+            content = bytes(filter_.module)
+            if filter_.on_error not in ("pass", "skip"):
+                raise ValueError(f"on_error is {filter_.on_error!r}; allowed: 'pass' and 'skip'")
             if not content.startswith(b"\0asm"):
                 raise ProgramRefused("these bytes are not a WebAssembly module")
-            return FilterProgram(name_of("wasm", content, wanted.on_error), content)
-        BodySqlFilter(wanted.expression)
-        content = wanted.expression.encode()
+            return FilterProgram(name_of("wasm", content, filter_.on_error), content)
+        BodySqlFilter(filter_.expression)
+        content = filter_.expression.encode()
         return FilterProgram(name_of("sql", content), content)
     except SqlError as error:
         raise SubscriptionError(f"the expression for topic {topic} is wrong at {error}") from error

@@ -68,8 +68,8 @@ class _Reader:
         self._at = space.end()
         return self._text[self._at : self._at + 1]
 
-    def _skip_if(self, wanted: str) -> bool:
-        if self._peek() != wanted:
+    def _skip_if(self, character: str) -> bool:
+        if self._peek() != character:
             return False
         self._at += 1
         return True
@@ -161,8 +161,8 @@ class _Reader:
         text = found.group()
         return int(text) if text.lstrip("-").isdigit() else float(text)
 
-    def _error(self, wanted: str) -> BodyError:
-        return BodyError(f"JSON has {self._text[self._at : self._at + 10]!r} at character {self._at}, not {wanted}")
+    def _error(self, expected: str) -> BodyError:
+        return BodyError(f"JSON has {self._text[self._at : self._at + 10]!r} at character {self._at}, not {expected}")
 
 
 def _too_many(values_max: int) -> BodyError:

@@ -55,7 +55,7 @@ _NOTHING: Final = frozenset(
 Log = structlog.stdlib.BoundLogger
 
 
-class _Wanted:
+class _Receive:
     """A checked request."""
 
     def __init__(self, request: pb.ReceiveMessageRequest, caller: Caller, settings: pb.Settings | None) -> None:
@@ -211,10 +211,10 @@ class Receiving:
         request = parsed(pb.ReceiveMessageRequest, await call.receive())
         try:
             caller = await self._identify(call)
-            wanted = _Wanted(request, caller, self._clients.settings(caller.client_id))
-            if wanted.renewed:
+            receive = _Receive(request, caller, self._clients.settings(caller.client_id))
+            if receive.renewed:
                 self._renewals.check_room(caller.client_id)
-            messages = await self._pop(wanted)
+            messages = await self._pop(receive)
         except CodedError as refused:
             await call.send(pb.ReceiveMessageResponse(status=refused.status).SerializeToString())
             return
@@ -225,21 +225,21 @@ class Receiving:
             nothing = pb.Status(code=pb.MESSAGE_NOT_FOUND, message="no new message")
             await call.send(pb.ReceiveMessageResponse(status=nothing).SerializeToString())
             return
-        await self._deliver(call, wanted, messages)
+        await self._deliver(call, receive, messages)
 
-    async def _deliver(self, call: Call, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:
-        client_id, group = wanted.caller.client_id, wanted.group
+    async def _deliver(self, call: Call, receive: _Receive, messages: list[PoppedMessage[Any]]) -> None:
+        client_id, group = receive.caller.client_id, receive.group
         held: list[Handle] = []
         try:
             await call.send(pb.ReceiveMessageResponse(status=OK).SerializeToString())
             for message in messages:
-                handle = wanted.handle_of(message)
+                handle = receive.handle_of(message)
                 answer = message_of(
-                    message, wanted.topic, handle=handle.encode(), invisible_ms=message.receipt.invisible_ms
+                    message, receive.topic, handle=handle.encode(), invisible_ms=message.receipt.invisible_ms
                 )
                 await call.send(pb.ReceiveMessageResponse(message=answer).SerializeToString())
-                if wanted.renewed:
-                    self._renewals.hold(client_id, group, wanted.topic, handle, wanted.caller.extra, call)
+                if receive.renewed:
+                    self._renewals.hold(client_id, group, receive.topic, handle, receive.caller.extra, call)
                     held.append(handle)
             now = timestamp(self._wall_clock_ms())
             await call.send(pb.ReceiveMessageResponse(delivery_timestamp=now).SerializeToString())
@@ -247,31 +247,31 @@ class Receiving:
             # Clients drop all of an answer that breaks off.
             for handle in held:
                 self._renewals.forget(client_id, group, handle)
-            self._start_giving_back(wanted, messages)
+            self._start_giving_back(receive, messages)
             raise
 
-    async def _pop(self, wanted: _Wanted) -> list[PoppedMessage[Any]]:
+    async def _pop(self, receive: _Receive) -> list[PoppedMessage[Any]]:
         """Raises CodedError, ClientError."""
-        topic = await self._brokers.topic(wanted.topic)
-        if wanted.broker_name not in topic.route.brokers:
-            raise CodedError(pb.BAD_REQUEST, f"the topic {wanted.topic} has no broker {wanted.broker_name}")
-        config = await self._brokers.group(wanted.group)
-        wanted.find_lite(topic.config, config)
+        topic = await self._brokers.topic(receive.topic)
+        if receive.broker_name not in topic.route.brokers:
+            raise CodedError(pb.BAD_REQUEST, f"the topic {receive.topic} has no broker {receive.broker_name}")
+        config = await self._brokers.group(receive.group)
+        receive.find_lite(topic.config, config)
         in_order = config is not None and config.consume_message_orderly
         attempts = None if config is None else max_attempts(config)
-        deadline = trio.current_time() + wanted.poll_seconds
+        deadline = trio.current_time() + receive.poll_seconds
         while True:
             if self._draining.is_set():
                 return []
             delivery = _Delivery()
             seconds = max(deadline - trio.current_time(), 0.05)
-            self._nursery.start_soon(self._pop_for, delivery, wanted, in_order, seconds)
+            self._nursery.start_soon(self._pop_for, delivery, receive, in_order, seconds)
             self._waiting.add(delivery)
             try:
                 await delivery.done.wait()
             except BaseException:
                 if delivery.done.is_set() and not delivery.abandoned:
-                    self._start_giving_back(wanted, delivery.messages)
+                    self._start_giving_back(receive, delivery.messages)
                 delivery.abandoned = True
                 raise
             finally:
@@ -282,10 +282,10 @@ class Receiving:
                 raise delivery.error
             alive: list[PoppedMessage[Any]] = []
             for message in delivery.messages:
-                if not wanted.matches(message):
-                    self._nursery.start_soon(self._pass_over, wanted, message)
+                if not receive.matches(message):
+                    self._nursery.start_soon(self._pass_over, receive, message)
                 elif attempts is not None and message.reconsume_times >= attempts:
-                    self._nursery.start_soon(self._bury, wanted, message)
+                    self._nursery.start_soon(self._bury, receive, message)
                 else:
                     alive.append(message)
             if alive or trio.current_time() + 0.1 >= deadline:
@@ -293,44 +293,44 @@ class Receiving:
             if not delivery.messages:
                 return []
 
-    async def _pop_for(self, delivery: _Delivery, wanted: _Wanted, in_order: bool, seconds: float) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
+    async def _pop_for(self, delivery: _Delivery, receive: _Receive, in_order: bool, seconds: float) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
         def ext_for(left_ms: int) -> Fields:
-            if wanted.lite:
-                return {**self._lite_ext(wanted, left_ms).fields(), **wanted.caller.extra}
+            if receive.lite:
+                return {**self._lite_ext(receive, left_ms).fields(), **receive.caller.extra}
             ext = PopExt(
-                consumer_group=wanted.group,
-                topic=wanted.topic,
+                consumer_group=receive.group,
+                topic=receive.topic,
                 # Out of order, a client that names a queue gets messages of all, or it would wait at an empty one.
-                queue_id=wanted.queue_id if in_order else ANY_QUEUE,
-                max_messages=wanted.count,
-                invisible_ms=wanted.invisible_ms,
+                queue_id=receive.queue_id if in_order else ANY_QUEUE,
+                max_messages=receive.count,
+                invisible_ms=receive.invisible_ms,
                 poll_ms=left_ms,
                 born_ms=self._wall_clock_ms(),
                 init_mode=_FROM_THE_END,
-                expression_type=wanted.expression_type,
-                expression=wanted.expression,
+                expression_type=receive.expression_type,
+                expression=receive.expression,
                 order=in_order,
-                attempt_id=wanted.attempt_id if in_order else None,
-                client_id=wanted.caller.client_id,
+                attempt_id=receive.attempt_id if in_order else None,
+                client_id=receive.caller.client_id,
             )
-            return {**ext.fields(), **wanted.caller.extra}
+            return {**ext.fields(), **receive.caller.extra}
 
         try:
-            answer = await self._ask(wanted, ext_for, seconds)
+            answer = await self._ask(receive, ext_for, seconds)
             if answer is not None:
                 response, body = answer
                 if response.code == ResponseCode.SUCCESS:
                     left_out: list[LeftOut] = []
-                    read = read_popped_lite if wanted.lite else read_popped
+                    read = read_popped_lite if receive.lite else read_popped
                     delivery.messages = read(
-                        wanted.topic, wanted.broker_name, response, body, math.inf, left_out=left_out
+                        receive.topic, receive.broker_name, response, body, math.inf, left_out=left_out
                     )
                     for queue, offset, missing in left_out:
                         self._log.error("body_not_inflated", queue=queue, offset=offset, reason=str(missing))
                 elif response.code not in _NOTHING:
-                    delivery.error = refusal_of(BrokerError(response.code, response.remark or "", wanted.broker_name))
+                    delivery.error = refusal_of(BrokerError(response.code, response.remark or "", receive.broker_name))
         except UnreadableAnswer as error:
-            self._log.warning("pop_unreadable", broker=wanted.broker_name, topic=wanted.topic, reason=str(error))
+            self._log.warning("pop_unreadable", broker=receive.broker_name, topic=receive.topic, reason=str(error))
             delivery.error = refusal_of(error)
         except ClientError as error:
             delivery.error = refusal_of(error)
@@ -339,75 +339,77 @@ class Receiving:
         finally:
             delivery.done.set()
         if delivery.abandoned:
-            self._start_giving_back(wanted, delivery.messages)
+            self._start_giving_back(receive, delivery.messages)
 
     async def _ask(
-        self, wanted: _Wanted, ext_for: Callable[[int], Fields], seconds: float
+        self, receive: _Receive, ext_for: Callable[[int], Fields], seconds: float
     ) -> tuple[Response, memoryview] | None:
         """Works like `Brokers.ask_held`; sends the client's subscriptions to a broker that lacks them, and asks it
         again.
 
         Raises CodedError, ClientError.
         """
-        code = RequestCode.POP_LITE_MESSAGE if wanted.lite else RequestCode.POP_MESSAGE
+        code = RequestCode.POP_LITE_MESSAGE if receive.lite else RequestCode.POP_MESSAGE
         deadline = trio.current_time() + seconds
         while True:
             left = max(deadline - trio.current_time(), 0.05)
-            answer = await self._brokers.ask_held(wanted.topic, wanted.broker_name, code, ext_for, seconds=left)
-            if answer is None or not wanted.lite or answer[0].code != ResponseCode.SUBSCRIPTION_NOT_EXIST:
+            answer = await self._brokers.ask_held(receive.topic, receive.broker_name, code, ext_for, seconds=left)
+            if answer is None or not receive.lite or answer[0].code != ResponseCode.SUBSCRIPTION_NOT_EXIST:
                 return answer
             if trio.current_time() >= deadline:
                 return None
-            await self._lite.say_again(wanted.caller, wanted.group, wanted.topic, wanted.broker_name)
+            await self._lite.say_again(receive.caller, receive.group, receive.topic, receive.broker_name)
 
-    def _lite_ext(self, wanted: _Wanted, left_ms: int) -> PopLiteExt:
+    def _lite_ext(self, receive: _Receive, left_ms: int) -> PopLiteExt:
         return PopLiteExt(
-            client_id=wanted.caller.client_id,
-            consumer_group=wanted.group,
-            topic=wanted.topic,
-            max_messages=wanted.count,
-            invisible_ms=wanted.invisible_ms,
+            client_id=receive.caller.client_id,
+            consumer_group=receive.group,
+            topic=receive.topic,
+            max_messages=receive.count,
+            invisible_ms=receive.invisible_ms,
             poll_ms=left_ms,
             born_ms=self._wall_clock_ms(),
-            attempt_id=wanted.attempt_id,
-            says_subscriptions=self._lite.knows(wanted.caller, wanted.group, wanted.topic),
+            attempt_id=receive.attempt_id,
+            says_subscriptions=self._lite.knows(receive.caller, receive.group, receive.topic),
         )
 
-    def _start_giving_back(self, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:
+    def _start_giving_back(self, receive: _Receive, messages: list[PoppedMessage[Any]]) -> None:
         """Messages that did not reach the client."""
         if messages:
             self._giving_back += 1
-            self._nursery.start_soon(self._give_back, wanted, messages)
+            self._nursery.start_soon(self._give_back, receive, messages)
 
-    async def _give_back(self, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:
+    async def _give_back(self, receive: _Receive, messages: list[PoppedMessage[Any]]) -> None:
         try:
-            await self._give_back_each(wanted, messages)
+            await self._give_back_each(receive, messages)
         finally:
             self._giving_back -= 1
             self._gave_back.set()
 
-    async def _give_back_each(self, wanted: _Wanted, messages: list[PoppedMessage[Any]]) -> None:  # noqa: ASYNC910 - each message is a question
+    async def _give_back_each(self, receive: _Receive, messages: list[PoppedMessage[Any]]) -> None:  # noqa: ASYNC910 - each message is a question
         for message in messages:
-            handle = wanted.handle_of(message)
+            handle = receive.handle_of(message)
             try:
                 await self._popped.defer(
-                    wanted.group, wanted.topic, handle, _AGAIN_MS, wanted.caller.extra, _GIVE_BACK_SECONDS
+                    receive.group, receive.topic, handle, _AGAIN_MS, receive.caller.extra, _GIVE_BACK_SECONDS
                 )
             except (ClientError, CodedError) as error:
-                self._log.info("message_not_given_back", group=wanted.group, topic=wanted.topic, reason=str(error))
+                self._log.info("message_not_given_back", group=receive.group, topic=receive.topic, reason=str(error))
 
-    async def _pass_over(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
+    async def _pass_over(self, receive: _Receive, message: PoppedMessage[Any]) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
         """Acknowledge a message of another tag with the same hash code, which the group does not subscribe to."""
-        handle = wanted.handle_of(message)
+        handle = receive.handle_of(message)
         try:
-            await self._popped.acknowledge(wanted.group, wanted.topic, handle, wanted.caller.extra, _GIVE_BACK_SECONDS)
+            await self._popped.acknowledge(
+                receive.group, receive.topic, handle, receive.caller.extra, _GIVE_BACK_SECONDS
+            )
         except (ClientError, CodedError) as error:  # it comes again, and is passed over then
-            self._log.info("message_not_passed_over", group=wanted.group, topic=wanted.topic, reason=str(error))
+            self._log.info("message_not_passed_over", group=receive.group, topic=receive.topic, reason=str(error))
 
-    async def _bury(self, wanted: _Wanted, message: PoppedMessage[Any]) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
+    async def _bury(self, receive: _Receive, message: PoppedMessage[Any]) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
         """A message has failed too often."""
-        handle = wanted.handle_of(message)
+        handle = receive.handle_of(message)
         try:
-            await self._popped.bury(wanted.group, wanted.topic, handle, message.message_id, wanted.caller.extra)
+            await self._popped.bury(receive.group, receive.topic, handle, message.message_id, receive.caller.extra)
         except (ClientError, CodedError) as error:  # it comes again after its invisible time
-            self._log.warning("dead_letter_not_stored", group=wanted.group, topic=wanted.topic, reason=str(error))
+            self._log.warning("dead_letter_not_stored", group=receive.group, topic=receive.topic, reason=str(error))

@@ -293,7 +293,7 @@ class _Span:
 
 
 def _places(
-    data: bytes, topic: bytes, wanted: Mapping[int, tuple[int, int]], tag_codes: frozenset[int] | None
+    data: bytes, topic: bytes, ranges: Mapping[int, tuple[int, int]], tag_codes: frozenset[int] | None
 ) -> Iterator[tuple[int, int]]:
     """Where wanted records are in a verified block, and their sizes."""
     view, at = memoryview(data), 0
@@ -307,8 +307,8 @@ def _places(
                 ):
                     if (
                         its_topic == topic
-                        and queue_id in wanted
-                        and wanted[queue_id][0] <= offset < wanted[queue_id][1]
+                        and queue_id in ranges
+                        and ranges[queue_id][0] <= offset < ranges[queue_id][1]
                         and enters_queue(sys_flag)
                         and (tag_codes is None or tag_code in tag_codes)
                     ):
