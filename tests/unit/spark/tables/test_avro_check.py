@@ -45,7 +45,11 @@ WRONG: dict[str, tuple[Any, bytes, str]] = {
     "a huge list": (NUMBERS, number(2**62) + b"\x02", "it ends before its last field"),
     "a huge list of fixed size": (FLOATS, number(2**62), "it ends before its last field"),
     "the most negative list": (NUMBERS, number(-(2**63)) + number(1) + b"\x02\x00", "it ends before its last field"),
-    "a block of another size": (NUMBERS, number(-2) + number(3) + b"\x02\x04\x00", "a block of 2 bytes whose header says 3"),
+    "a block of another size": (
+        NUMBERS,
+        number(-2) + number(3) + b"\x02\x04\x00",
+        "a block of 2 bytes whose header says 3",
+    ),
     "bytes behind the end": ("int", b"\x02\x00", "1 bytes are left after its last field"),
 }
 
