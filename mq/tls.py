@@ -79,7 +79,7 @@ class Certificate:
 
     @property
     def valid_until(self) -> dt.datetime:
-        """When it expires, in UTC."""
+        """The time when the certificate expires, in UTC."""
         return self._loaded.validity.ends
 
     def for_clients(self) -> tuple[ssl.SSLContext, bytes]:

@@ -58,4 +58,4 @@ class _Lent(Connection):
             raise
 
     def close(self) -> None:
-        """Leave it open."""
+        """Do nothing: the connection stays open."""

@@ -302,7 +302,7 @@ def _rotated(addresses: list[str], turn: int) -> list[str]:
 
 
 def shown(queues: Sequence[QueueName]) -> str:
-    """Queues in an error."""
+    """List queues for an error."""
     return _listed([_name(queue) for queue in queues])
 
 

@@ -100,7 +100,7 @@ class _Batch(NamedTuple):
 
     @property
     def rows(self) -> str:
-        """Which rows these are, for errors."""
+        """The rows of a batch, as named in errors."""
         last = self.first_row + self.row_count - 1
         return f"rows {self.first_row} to {last} of the task for {self.producer.destination}"
 

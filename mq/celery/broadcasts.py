@@ -84,7 +84,7 @@ class TransientQueue:
             self.on_message()
 
     def put_back(self, message: ReceivedMessage) -> None:
-        """Before the others."""
+        """Put messages back before the others."""
         self._buffer.appendleft((message, anyio.current_time()))
         if self.on_message is not None:
             self.on_message()

@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportLimits:
-    """In seconds."""
+    """The limits of the transport, in seconds."""
 
     fresh_seconds: float = 10.0
     """For so long the bindings of other processes are taken from memory."""

@@ -173,7 +173,7 @@ class Topics:
         return await self._calls.max_offset(queue)
 
     async def unbind(self, binding: Binding) -> None:
-        """Raises ClientError."""
+        """Unbind a queue from an exchange. Raises ClientError."""
         topic = self.of_queue(binding.queue)
         name, _ = binding.attribute()
         for bindings in (self._own, self._bindings):

@@ -171,7 +171,7 @@ class Transport(virtual.Transport):
         self._ring()
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
-        """Undo that."""
+        """Undo `register_with_event_loop`."""
         bell, self._bell, self._loop = self._bell, None, None
         if bell is None:
             return

@@ -127,7 +127,7 @@ def export(
 
 
 def parse_definitions(file: Path) -> Definitions:
-    """Raises CommandFailed."""
+    """Parse a file of definitions. Raises CommandFailed."""
     try:
         text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:

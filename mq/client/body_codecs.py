@@ -56,7 +56,7 @@ class TextCodec:
         return value.encode()
 
     def decode(self, body: bytes, /) -> str:
-        """Raises UnicodeDecodeError."""
+        """Decode UTF-8. Raises UnicodeDecodeError."""
         return body.decode()
 
 

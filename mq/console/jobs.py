@@ -34,7 +34,7 @@ class Job:
     fault: str = ""
 
     def fail(self, what: str) -> None:
-        """One of many could not be done."""
+        """Count one item of the job that could not be done."""
         self.failed += 1
         if len(self.failures) < FAILURES_MAX:
             self.failures.append(what)
@@ -49,7 +49,7 @@ class Job:
 
 
 class TooManyJobs(Exception):
-    """Others have to end first."""
+    """The console runs its maximum of jobs: others have to end first."""
 
 
 class Jobs:

@@ -41,7 +41,7 @@ class Fragments:
         return self._streams >= self._streams_max
 
     def open(self, key: str, make: Callable[[], Awaitable[str]]) -> None:
-        """One more tab shows this fragment."""
+        """Count one more tab that shows this fragment."""
         self._streams += 1
         found = self._open.get(key)
         if found is None:

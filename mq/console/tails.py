@@ -47,7 +47,7 @@ Show = Callable[[ReceivedMessage], object]
 
 
 class TooManyTails(Exception):
-    """Others have to be closed first."""
+    """The console reads its maximum of topics: others have to be closed first."""
 
 
 class Followed(NamedTuple):

@@ -73,7 +73,7 @@ def is_program_name(text: str) -> bool:
 
 
 def parse_program_name(text: str) -> ProgramName:
-    """Raises ProgramRefused."""
+    """Parse the name of a filter program. Raises ProgramRefused."""
     found = _NAME.fullmatch(text)
     if found is None:
         raise ProgramRefused(f"{text[:80]!r} is not the name of a filter program: KIND:SHA-256, or KIND:SHA-256:skip")

@@ -49,7 +49,7 @@ class Figures:
         figures.seconds += seconds
 
     def answered(self, group: str, nbytes: int) -> None:
-        """Messages were passed on."""
+        """Count messages that were passed on."""
         self._of(group).passed_bytes += nbytes
 
     def throttled(self, group: str, seconds: float) -> None:

@@ -152,7 +152,7 @@ class FilteredPulls:
         return picked
 
     def _filter(self, program: Program, data: bytes) -> tuple[Records, Verdicts]:
-        """On a worker thread."""
+        """Filter messages on a worker thread."""
         records = records_in(data)
         block, unreadable = seen_by_filter(data, records, self._body_bytes_max)
         verdicts = program.runs.run(block, seconds_max=_RUN_SECONDS)

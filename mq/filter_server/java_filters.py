@@ -309,7 +309,7 @@ class JavaFilter:
             self._stop()
 
     def _started(self) -> Machine:
-        """Raises MachineFailed."""
+        """The started process. Raises MachineFailed."""
         self._sandbox.begins(self)
         if self._machine is None:
             self._machine = Machine(self._command, self._directory)

@@ -74,7 +74,7 @@ class Machine:
                 resource.prlimit(self._process.pid, limit, (value, value))
 
     def wait_ready(self) -> None:
-        """Raises MachineFailed."""
+        """Wait until the process is ready. Raises MachineFailed."""
         if self._is_ready:
             return
         deadline = time.perf_counter() + _START_SECONDS
@@ -83,7 +83,7 @@ class Machine:
         self._is_ready = True
 
     def filter(self, block: Block, begin: int, end: int, seconds: float, per_message: float) -> Answer:
-        """Raises MachineFailed."""
+        """Filter messages in the process. Raises MachineFailed."""
         first, last = block.begin_of(begin), block.ends[end - 1]
         places: list[int] = []
         for number in range(begin, end):

@@ -74,7 +74,7 @@ class PullProgress:
 
     @property
     def room(self) -> int:
-        """How many more bytes."""
+        """The number of bytes that fit into the answer."""
         return ANSWER_BYTES_MAX - self.nbytes
 
     @property
@@ -108,7 +108,7 @@ class PullProgress:
         return None
 
     def picked(self, picked: Picked, now: float) -> None:
-        """Messages were looked at."""
+        """Note examined messages: their offset, and those that passed."""
         assert picked.next_offset >= self.offset, f"examined from {self.offset} to {picked.next_offset}"
         self.offset = picked.next_offset
         self._passed += picked.passed
@@ -121,7 +121,7 @@ class PullProgress:
             self._is_over = now >= self._begun + PROGRESS_SECONDS
 
     def answer(self) -> Answer:
-        """For the consumer."""
+        """The answer for the consumer."""
         offset, low, high = QueueOffset(self.offset), self._low, self._high
         if self._passed:
             return Answer(ResponseCode.SUCCESS, offset, low, high, "FOUND", b"".join(self._passed))

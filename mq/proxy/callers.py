@@ -29,7 +29,7 @@ class Call(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """By lower-case name."""
+        """The metadata of the call by lower-case name."""
 
     @property
     def peer(self) -> str:
@@ -37,7 +37,7 @@ class Call(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """On the clock of the event loop."""
+        """The deadline of the call, on the clock of the event loop."""
 
     @property
     def heard_at(self) -> float:
@@ -51,7 +51,7 @@ class Call(Protocol):
         """The next message; None after the last one."""
 
     async def send(self, message: bytes) -> None:
-        """Waits until there is room for it."""
+        """Send an answer; waits until there is room for it."""
 
 
 Method = Callable[[Call], Awaitable[None]]

@@ -79,7 +79,7 @@ class ServiceTable:
         await self._receiving.gave_back()
 
     def methods(self) -> Mapping[str, Method]:
-        """By path."""
+        """The methods by path."""
         caller = self._identification.caller_of
         routing, sending, settling, telemetry = self._routing, self._sending, self._settling, self._telemetry
         pulling = self._pulling

@@ -50,6 +50,6 @@ class KitClock:
         return dt.datetime.fromtimestamp(self.wall_ms() / 1000, tz=dt.UTC)
 
     def advance(self, seconds: float) -> None:
-        """Put it ahead."""
+        """Put the clock ahead."""
         check_is_ahead(seconds)
         self.ahead_seconds += seconds

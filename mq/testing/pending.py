@@ -43,7 +43,7 @@ class Pending(NamedTuple):
 
     @property
     def due_at(self) -> dt.datetime:
-        """When, in UTC."""
+        """The time when the message is due, in UTC."""
         return dt.datetime.fromtimestamp(self.due_ms / 1000, tz=dt.UTC)
 
 

@@ -52,7 +52,7 @@ class _Shared(Generic[T]):
         self.done = trio.Event()
 
     def run(self) -> None:
-        """In the thread."""
+        """Run the job in the thread."""
         try:
             self._results.append(self._job())
         except BaseException as error:  # noqa: ASYNC103 - its caller raises it

@@ -43,7 +43,7 @@ LEFTOVERS_STAY_MS: Final = 24 * 3_600_000
 
 
 def _ignore(nbytes: int) -> None:
-    """For those who do not count."""
+    """Ignore the count, for callers who do not count."""
 
 
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
@@ -126,7 +126,7 @@ class GrowingFiles:
         self._end_pos = before.end_pos
 
     def put(self, start: int, before: EntryRef, pieces: Iterable[bytes]) -> None:
-        """Only new data is written."""
+        """Write the new data of a file."""
         self._store.append(file_name(start), max(self._end_pos - start, 0), pieces)
 
     def complete(self, manifest: BackupManifest, snapshot: Snapshot | None) -> BackupManifest:

@@ -119,7 +119,7 @@ class S3Store:
         """Do nothing: an object store has nothing to create or lock."""
 
     def names(self, folder: str = "") -> Iterator[str]:
-        """Lists a thousand at a time."""
+        """List the names, a thousand at a time."""
         prefix = self._prefix + (folder and f"{folder}/")
         with self._failures(f"{self.name}/{folder}", "listing it"):
             pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -181,7 +181,7 @@ class S3Store:
         return content
 
     def replace_manifest(self, content: bytes) -> None:
-        """By a conditional write."""
+        """Replace the manifest by a conditional write."""
         from botocore.exceptions import ClientError
 
         condition = {"IfNoneMatch": "*"} if self._etag is None else {"IfMatch": self._etag}
@@ -229,7 +229,7 @@ class S3Store:
         raise BackupRefused(self.name, "the store overwrites objects although If-None-Match forbids it")
 
     def write(self, name: str, pieces: Iterable[bytes]) -> bool:
-        """In parts, if it is large."""
+        """Write an object, in parts if it is large."""
         with self._failures(self.path(name), _WRITING):
             return self._uploads.put(self._client, self._prefix + name, pieces)
 
@@ -281,12 +281,12 @@ class S3Store:
                         yield name
 
     def remove(self, name: str) -> None:
-        """One request."""
+        """Remove an object with one request."""
         with self._failures(self.path(name), "removing it"):
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
 
     def free_bytes(self) -> int | None:
-        """Unknown for a bucket."""
+        """The free bytes, unknown for a bucket."""
         return None
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """For a file or a peer; CBOR."""
+    """Encode a manifest for a file or a peer, as CBOR."""
     return cbor2.dumps(msgspec.to_builtins(manifest, builtin_types=(bytes,)))
 
 

@@ -32,7 +32,7 @@ class AvroCheck:
         self._walk = self._type(schema, "")
 
     def check(self, body: bytes) -> None:
-        """Raises BodyRefused."""
+        """Check a body against the schema. Raises BodyRefused."""
         try:
             end = self._walk(body, 0)
         except IndexError:

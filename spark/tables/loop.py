@@ -100,7 +100,7 @@ class Batch(Protocol):
         ...
 
     def close(self) -> None:
-        """Forget it."""
+        """Release the cached messages of the batch."""
         ...
 
 
@@ -136,7 +136,7 @@ class Plans(Protocol):
         ...
 
     def keep_plan(self, commit: Commit) -> None:
-        """Keep one."""
+        """Keep the plan of a commit."""
         ...
 
 
@@ -223,7 +223,7 @@ class Loop:
         return self.last
 
     def reached(self) -> str:
-        """For people: how far the table is."""
+        """Say, for people, how far the table is."""
         if self._last is None:
             return "The table has no messages."
         return f"The table has the messages before {shown_position(self._last.end)}."

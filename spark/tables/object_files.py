@@ -154,7 +154,7 @@ class _File:
         return nbytes
 
     def close(self) -> None:
-        """Forget it."""
+        """Close the file of the object."""
         self._file.close()
 
     def _write(self) -> None:

@@ -93,7 +93,7 @@ class Table:
 
     @property
     def where(self) -> str:
-        """For people: where the table is."""
+        """The place of the table, for people."""
         return self.name or self.location or ""
 
 

@@ -52,7 +52,7 @@ class _Waiting(NamedTuple):
 
 
 class PendingQueries(Service):
-    """See the module."""
+    """Answers queries for waiting messages; see the module."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._broker_name = context.settings.group

@@ -34,7 +34,7 @@ LOG_AGAIN_SECONDS: Final = 60.0
 
 
 class QueueRefill(Service):
-    """See the module."""
+    """Refills the queues of this replica from the archive; see the module."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context

@@ -110,7 +110,7 @@ class ArchivedReads:
         self._fetched_bytes = self._failures = self._refused = 0
 
     def counters(self) -> dict[str, int]:
-        """Figures for operators."""
+        """The counters of archived reads, for operators."""
         return {
             "archive_reads_waiting": len(self._waiting),
             "archive_read_bytes": self._fetched_bytes,

@@ -100,7 +100,7 @@ class ClockCorrections:
         self._replace([(start, max(added - ms, 0)) for start, added in self._steps])
 
     def encode(self) -> bytes:
-        """To be kept for the next process."""
+        """Encode the corrections for the next process."""
         return msgspec.msgpack.encode(_Note(self._boot_id, self._offset_ms, self._steps))
 
     def note_for_copies(self) -> bytes:

@@ -44,7 +44,7 @@ class LogLeases(Service):
         yield Route(ListLeases, self.handle_list)
 
     def counters(self) -> dict[str, int]:
-        """Figures."""
+        """The counters of log leases, by name."""
         self._drop_over()
         return {"log_leases": len(self._leases)}
 

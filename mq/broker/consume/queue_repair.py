@@ -125,7 +125,7 @@ class QueueRepair(Service):
             self._in_background(step)
 
     def _step(self, block: DamagedBlock, rebuild: BlockRebuild) -> Callable[[], None]:
-        """Runs in a worker thread."""
+        """One step of the repair; runs in a worker thread."""
         try:
             is_done = rebuild.step()
         except (RebuildFailed, SegmentError) as error:

@@ -79,5 +79,5 @@ class FilterServers(Service):
         assert all(at <= now for at in self._heard_at.values()), f"{self._heard_at}: heard later than {now}"
 
     def counters(self) -> dict[str, int]:
-        """Figures: how many there are."""
+        """The number of registered filter servers, by name."""
         return {"filter_servers": len(self._heard_at)}

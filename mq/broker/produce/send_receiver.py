@@ -267,7 +267,7 @@ class _Blocks:
         self._open, self._highest, self._nbytes, self._messages = [], {}, 0, 0
 
     def finish(self) -> list[PendingItem]:
-        """All of them; called once."""
+        """Finish all sends of the block; called once."""
         if self._open:
             self._end_block()
         return self._full

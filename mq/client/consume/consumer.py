@@ -269,7 +269,7 @@ class Consumer(Client, Generic[BodyT]):
     # State.
 
     def _opened(self) -> ClientCore:
-        """Raises ClientClosed."""
+        """The connections of the open consumer. Raises ClientClosed."""
         self._check_open()
         assert self._core is not None, "open without connections"
         return self._core

@@ -60,7 +60,7 @@ class LiteStart:
 
     @staticmethod
     def end() -> LiteStart:
-        """With the next message."""
+        """Begin with the next message."""
         return LiteStart(OffsetKind.POLICY, Policy.MAX)
 
     @staticmethod

@@ -126,7 +126,7 @@ class GroupMember:
                 self.assignment.restart_at(puller.process_queue, offset)
 
     def pauses_changed(self) -> None:
-        """Queues were paused or resumed."""
+        """Called when queues were paused or resumed."""
         for process_queue in self.assignment.process_queues:
             process_queue.paused = self._is_paused(process_queue.queue)
             if not process_queue.paused:

@@ -83,7 +83,7 @@ class Subscribed:
     codec: BodyCodec[Any] | None = None
 
     def data(self) -> SubscriptionData:
-        """In the format of heartbeats."""
+        """The subscription in the format of heartbeats."""
         subscription = self.subscription
         return SubscriptionData(
             topic=subscription.topic,

@@ -230,7 +230,7 @@ class Client:
             return False
 
     def _check_process(self) -> None:
-        """Raises ClientForked."""
+        """Refuse use in a forked process. Raises ClientForked."""
         host = self._host
         if host is not None and host.is_parents:
             raise ClientForked(type(self).__name__, host.process)

@@ -97,7 +97,7 @@ class CreateAcl(Request, tag=int(Code.AUTH_CREATE_ACL)):
 
 
 class UpdateAcl(Request, tag=int(Code.AUTH_UPDATE_ACL)):
-    """3007: the same."""
+    """3007: add or replace policies of a user."""
 
     ext: SubjectExt = msgspec.field(name="extFields")
 

@@ -50,7 +50,7 @@ class ReadAhead(trio.abc.Stream):
         self._data = data
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """See trio."""
+        """Receive bytes, as trio's streams do."""
         if self._data:
             await trio.lowlevel.checkpoint_if_cancelled()
             nbytes = len(self._data) if max_bytes is None else max_bytes
@@ -59,11 +59,11 @@ class ReadAhead(trio.abc.Stream):
         return await self._stream.receive_some(max_bytes)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """See trio."""
+        """Send all bytes, as trio's streams do."""
         await self._stream.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
-        """See trio."""
+        """Wait for room to send, as trio's streams do."""
         await self._stream.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:  # noqa: ASYNC910 - TLS has no such end, and nothing is sent
@@ -72,7 +72,7 @@ class ReadAhead(trio.abc.Stream):
             await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """See trio."""
+        """Close the stream, as trio's streams do."""
         await self._stream.aclose()
 
 

@@ -63,7 +63,7 @@ class Requests(Protocol):
         """More may be sent on a stream, or on all streams together if it is 0."""
 
     def windows_changed(self) -> None:
-        """More may be sent on any stream."""
+        """Called when more may be sent on any stream."""
 
     def ping_answered(self, data: bytes) -> None:
         """The client has answered a ping."""

@@ -34,7 +34,7 @@ class OwnCertificate:
         self._offering: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
-        """See TlsContext."""
+        """The TLS context of a connection; see TlsContext."""
         context = self._certificate.context
         if context is not self._offering:
             context.set_alpn_protocols([ALPN])
@@ -80,5 +80,5 @@ class SelfSigned:
         self._context = context
 
     def context(self) -> ssl.SSLContext:
-        """See TlsContext."""
+        """The TLS context of a connection; see TlsContext."""
         return self._context

@@ -181,7 +181,7 @@ def _labels(system: pb.SystemProperties) -> dict[str, str]:
 
 
 def _check_user_properties(properties: Mapping[str, str]) -> None:
-    """Raises CodedError."""
+    """Check the properties of a user. Raises CodedError."""
     if len(properties) > PROPERTIES_MAX:
         raise CodedError(
             pb.MESSAGE_PROPERTIES_TOO_LARGE, f"the message has {len(properties)} properties; maximum: {PROPERTIES_MAX}"

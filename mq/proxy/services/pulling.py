@@ -159,7 +159,7 @@ class Pulling:
 
 
 def _checked(offset: int) -> QueueOffset:
-    """Raises CodedError."""
+    """Check the offset of a pull. Raises CodedError."""
     if offset < 0:
         raise CodedError(pb.ILLEGAL_OFFSET, f"the offset is {offset}; allowed: 0 or more")
     return QueueOffset(offset)

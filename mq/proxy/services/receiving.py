@@ -95,7 +95,7 @@ class _Receive:
 
 
 def _subscription(topic: str, expression: str) -> Subscription:
-    """Tags. Raises CodedError."""
+    """The tags of a subscription. Raises CodedError."""
     try:
         return parse_tags(topic, expression)
     except SubscriptionError as error:

@@ -38,7 +38,7 @@ class Routing:
 
 
 def _checked(endpoints: pb.Endpoints) -> pb.Endpoints:
-    """Raises CodedError."""
+    """Check the request. Raises CodedError."""
     if not endpoints.addresses:
         raise CodedError(pb.ILLEGAL_ACCESS_POINT, "the request does not say to which endpoints the client connects")
     return endpoints
