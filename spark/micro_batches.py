@@ -176,7 +176,7 @@ def limited(
 
 
 def message_count(start: Position, seen: ClusterSnapshot) -> int:
-    """How many messages there are behind a position."""
+    """The number of messages behind a position."""
     again = recreated(start, seen)
     return sum(
         max(0, ends.end - max(0 if queue[:2] in again else start.offsets.get(queue, 0), ends.first))

@@ -131,7 +131,7 @@ class ClientConnections:
 
     @property
     def open_requests(self) -> int:
-        """How many requests of the broker clients have not answered yet."""
+        """The number of requests of the broker that clients have not answered yet."""
         return len(self._client_requests)
 
     def expire_requests(self) -> None:
@@ -140,7 +140,7 @@ class ClientConnections:
 
     @property
     def kept_waiting(self) -> int:
-        """How many clients are paused until they have read replies."""
+        """The number of clients that are paused until they have read replies."""
         return self._unread.kept_waiting
 
     def resume_readers(self) -> None:

@@ -32,7 +32,7 @@ class Fragments:
 
     @property
     def streams(self) -> int:
-        """How many tabs are open."""
+        """The number of tabs that are open."""
         return self._streams
 
     @property

@@ -107,7 +107,7 @@ class Tails:
 
     @property
     def running(self) -> int:
-        """How many topics are read now."""
+        """The number of topics that are read now."""
         return sum(each.is_running for each in self._tails.values())
 
     def follow(self, followed: Followed, show: Show) -> Tail:

@@ -80,7 +80,7 @@ class QueueFiles:
 
     @property
     def open_count(self) -> int:
-        """How many descriptors are open now."""
+        """The number of descriptors that are open now."""
         return len(self._descriptors)
 
     def block(self, queue: Hashable, start: QueueOffset) -> bytes | None:

@@ -77,7 +77,7 @@ class Faults:
 
     @property
     def pending(self) -> int:
-        """How many faults wait for a send."""
+        """The number of faults that wait for a send."""
         return len(self._sends)
 
     @property

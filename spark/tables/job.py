@@ -163,7 +163,7 @@ def run(
     oldest = source.earliest() if backward else None
 
     def left(commit: Commit) -> int:
-        """How many messages are not in the table, of those that this run is for."""
+        """The number of messages that are not in the table, of those that this run is for."""
         newest = source.newest()
         if oldest is not None:
             return _count(oldest, commit.begin)

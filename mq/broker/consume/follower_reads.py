@@ -29,7 +29,7 @@ class _Follower(NamedTuple):
 
 
 def memory_share() -> int:
-    """How many bytes of the log are likely to be in the page cache of this machine."""
+    """The number of bytes of the log that are likely to be in the page cache of this machine."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE)
 
 

@@ -203,7 +203,7 @@ class LongPolling(Generic[PullT]):
         return taken
 
     def count_at(self, key: QueueKey) -> int:
-        """How many pulls of a queue wait."""
+        """The number of pulls of a queue that wait."""
         return sum(map(len, self._by_queue.get(key, {}).values()))
 
     def waiting_for(self, key: QueueKey) -> Iterator[PullT]:

@@ -63,7 +63,7 @@ class UnreadReplies(Generic[ConnectionT]):
 
     @property
     def kept_waiting(self) -> int:
-        """How many clients are paused until they have read replies."""
+        """The number of clients that are paused until they have read replies."""
         return len(self._kept_waiting)
 
     def grown(self, connection: ConnectionT) -> None:

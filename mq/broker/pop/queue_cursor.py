@@ -155,7 +155,7 @@ class PopQueues:
 
     @property
     def in_flight(self) -> int:
-        """How many queues have pops in flight."""
+        """The number of queues that have pops in flight."""
         return len(self._works)
 
     def has_message(self, key: QueueOfGroup, *, at_end: bool, attempt: str | None, now_ms: int) -> bool:

@@ -114,5 +114,5 @@ class CompactedTopics:
 
     @property
     def held(self) -> int:
-        """How many queues are held."""
+        """The number of queues that are held."""
         return len(self._held)

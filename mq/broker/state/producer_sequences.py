@@ -108,7 +108,7 @@ class _Window:
 
     @property
     def count(self) -> int:
-        """How many ranges are known."""
+        """The number of ranges that are known."""
         return len(self.firsts) - self.gone
 
     def copy(self, epoch: int) -> _Window:

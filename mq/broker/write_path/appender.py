@@ -111,7 +111,7 @@ class Appender:
 
     @property
     def waiting_requests(self) -> int:
-        """How many requests, and groups of messages and commands, wait for their round."""
+        """The number of requests, and groups of messages and commands, that wait for their round."""
         return sum([item.request_count for item in self.pending])
 
     @property

@@ -33,7 +33,7 @@ class OffsetMap:
 
     @property
     def message_count(self) -> int:
-        """How many messages were copied."""
+        """The number of messages that were copied."""
         return sum(each.length for each in self._stretches)
 
     def add(self, source: int, target: int, count: int) -> None:

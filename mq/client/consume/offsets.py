@@ -109,7 +109,7 @@ async def stored_offset(
 
 
 async def lag_of(core: ClientCore, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """How many messages of each queue are not before its position. Raises ClientError."""
+    """The number of messages of each queue that are not before its position. Raises ClientError."""
     behind: dict[MessageQueue, int] = {}
 
     async def ask(queue: MessageQueue, position: int) -> None:

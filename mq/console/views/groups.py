@@ -83,7 +83,7 @@ def own_groups(names: Sequence[str], *, with_system: bool) -> list[str]:
 
 
 def waiting(progress: Progress) -> int:
-    """How many messages wait, redeliveries included; an offset beyond the end counts as nothing."""
+    """The number of messages that wait, redeliveries included; an offset beyond the end counts as nothing."""
     return sum(max(0, each.end - each.offset) for each in progress.values())
 
 

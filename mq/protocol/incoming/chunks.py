@@ -29,7 +29,7 @@ Incoming = tuple[Request | UnknownRequest | Response | HeaderError, bytes, int]
 
 
 def missing_bytes(data: memoryview) -> int:
-    """How many bytes of the first frame are missing, according to its prefix; 0 if it is complete."""
+    """The number of bytes of the first frame that are missing, according to its prefix; 0 if it is complete."""
     if len(data) < _PREFIX_BYTES:
         return _PREFIX_BYTES - len(data)
     length = int.from_bytes(data[:4], "big")

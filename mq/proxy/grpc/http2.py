@@ -347,7 +347,7 @@ class Http2:
         return self._streams[stream_id].window
 
     def room(self, stream_id: int) -> int:
-        """How many bytes of data one frame of this stream may have now; below 1 none."""
+        """The number of data bytes that one frame of this stream may have now; below 1 none."""
         return min(self._streams[stream_id].window, self._window, FRAME_BYTES_MAX)
 
     def send_headers(self, stream_id: int, block: bytes, *, end: bool) -> None:

@@ -212,7 +212,7 @@ class KeyIndex:
         return max(0, stop - self._begin) // self._segment_bytes * shares - have
 
     def archived_jobs(self, end: int) -> int:
-        """How many of these parts have not failed: there is something to copy."""
+        """The number of these parts that have not failed: those are left to copy."""
         stop = min(end, self._base_pos)
         failed = sum(self._begin <= part < stop and part not in self._indexed for part in self._failed)
         return self.archived_missing(end) - failed
