@@ -49,7 +49,7 @@ def test_secret_is_exchanged_in_two_steps(tmp_path: Path, n0: Path) -> None:
     assert run("add", "--data-dir", n0).exit_code == 0
     new, second = secrets_of(n0)
     assert second == old
-    assert "2 secrets already" in refusal(run("add", "--data-dir", n0))
+    assert "already has 2 secrets" in refusal(run("add", "--data-dir", n0))
     assert run("set", "--data-dir", n1, stdin=run("show", "--data-dir", n0).output).exit_code == 0
     assert secrets_of(n1) == (new, old)
     for directory in (n0, n1):
