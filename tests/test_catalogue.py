@@ -16,50 +16,50 @@ TESTS = Path(__file__).parent
 CATALOGUE: dict[str, str] = {
     "Elections": """
         single_node
-        first_election_3 first_election_5
+        three_nodes_elect_one_leader five_nodes_elect_one_leader
         split_vote
         vote_once_per_term_across_restart
-        stale_log_candidate
-        figure_7_logs
-        disruptive_server
+        candidate_with_stale_log_cannot_win
+        followers_of_figure_7_end_with_log_of_leader
+        returning_node_does_not_raise_term
         removed_server_campaigns
         asymmetric_partition_one_way
-        leader_deaf
-        bridge_node
-        half_connected_5
+        leader_without_answers_steps_down
+        leader_stays_when_two_nodes_are_cut_off_from_each_other
+        half_connected_group_of_five_keeps_leader
         quorum_loss_partial
         prevote_lower_term_deadlock prevote_longer_log_vs_candidate prevote_storm_during_catchup
         candidate_higher_term_shorter_log
         leader_two_in_flight_terms
-        clock_jump_forward paused_process
-        priority_decay
+        clock_jump_causes_one_election_at_most paused_leader_serves_no_stale_reads
+        preferred_node_wins_election_if_up_to_date
         election_with_slow_fsync
     """,
     "Log and commit": """
         figure_8
-        log_divergence_deep
-        overlapping_retransmit
-        delayed_append_after_truncate stale_leader_truncate
+        follower_with_diverged_log_gets_log_of_leader
+        repeated_appends_in_any_order_give_same_log
+        delayed_append_after_truncate deposed_leader_cannot_truncate_log_of_successor
         commit_hint_beyond_log
         idle_follower_wiped
         lost_last_ack
         noop_unblocks_commit
-        truncate_below_commit
-        async_write_aba
+        replacing_committed_entry_is_refused
+        write_of_replaced_entries_does_not_make_successors_durable
         commit_before_own_disk
-        config_entry_truncated
+        uncommitted_change_is_undone_with_its_entry
     """,
     "Flow and load": """
         slow_follower
         uncommitted_limit
-        bandwidth_delay_100ms
+        one_window_is_sent_per_round_trip
         control_lane_under_bulk
         proposal_timeout_unknown
         pending_failed_on_stepdown
     """,
     "Reads": """
         stale_read_old_leader
-        readindex_before_noop
+        new_leader_answers_reads_after_its_first_commit
         readindex_duplicate_round_ack
         lost_leader_lease
         follower_read_applied_wait
@@ -68,17 +68,17 @@ CATALOGUE: dict[str, str] = {
     "Membership and transfer": """
         add_learner_promote
         joint_replace_1_of_3 joint_shrink_5_to_3
-        change_before_noop
+        new_leader_refuses_changes_before_its_first_commit
         two_changes
         remove_leader
         recovered_joint_commits_first
         learner_must_vote_when_promoted_unknowingly
-        wrong_cluster_uuid duplicate_id
-        transfer_ok transfer_to_dead transfer_to_lagging transfer_target_crashes
+        peer_of_other_cluster_is_refused duplicate_id
+        transfer_ok transfer_to_silent_node_is_refused transfer_to_lagging transfer_target_crashes
         transfer_during_conf_change
     """,
     "Reset and retention": """
-        snapshot_during_append
+        appends_during_reset_arrive_once
         follower_below_base
         retention_races_replication
         reset_interrupted
@@ -94,7 +94,7 @@ CATALOGUE: dict[str, str] = {
         misdirected stale_sector_read
         disk_full_on_leader
         disk_full_on_follower
-        disk_stall_leader disk_stall_follower
+        leader_with_stalled_disk_hands_over follower_with_stalled_disk_is_not_elected
         relaxed_mode_power_loss
         meta_write_crash_each_step segment_roll_crash_each_step truncate_crash_each_step
         blank_at_every_size
@@ -102,7 +102,7 @@ CATALOGUE: dict[str, str] = {
     "Upgrade and soak": """
         mixed_version_cluster
         rolling_restart_under_load
-        simulator_soak
+        simulator_passes_hours_of_seeds
         jepsen_set jepsen_register
     """,
 }
