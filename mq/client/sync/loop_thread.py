@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from importlib.util import find_spec
@@ -21,6 +22,13 @@ R = TypeVar("R")
 
 CANCEL_SECONDS = 5.0
 """Time for an interrupted call to end; its thread goes on then."""
+
+SIGNAL_SECONDS = 1.0
+"""How often a waiting thread wakes up to run signal handlers, in case a signal did not wake it.
+
+Python runs them in the main thread only. That thread keeps sleeping if another thread receives the signal, or if the
+signal arrives just before the sleep begins.
+"""
 
 
 def event_loop() -> str:
@@ -73,8 +81,7 @@ class LoopThread:
                 raise
             raise ClientClosed("the client is closed") from error
         try:
-            while not self._has_ended(future, waits_for):
-                log.warning("close_waits", client=self._name, waits_for=waits_for)
+            self._wait(future, waits_for)
         except CancelledError:
             raise ClientClosed("the client was closed during this call") from None  # noqa: ASYNC104 - of a future
         except BaseException:  # of a signal
@@ -83,13 +90,15 @@ class LoopThread:
             raise
         return call.result()
 
-    def _has_ended(self, future: Future[None], waits_for: str | None) -> bool:
-        """Wait for a call, without limit if there is no timeout."""
-        try:
-            future.result(None if waits_for is None else self._warn_seconds)
-        except TimeoutError:  # the call's own failure is a value
-            return False
-        return True
+    def _wait(self, future: Future[None], waits_for: str | None) -> None:
+        """Wait for a call without limit; with `waits_for`, log that every `close_warn_seconds`."""
+        warn_at = time.monotonic() + self._warn_seconds
+        while True:
+            with contextlib.suppress(TimeoutError):  # the call's own failure is a value
+                return future.result(min(SIGNAL_SECONDS, self._warn_seconds))
+            if waits_for is not None and time.monotonic() >= warn_at:
+                log.warning("close_waits", client=self._name, waits_for=waits_for)
+                warn_at += self._warn_seconds
 
     def soon(self, function: Callable[[], None]) -> None:
         """Call a plain function, which must not raise, in the event loop, in order, and do not wait for it.

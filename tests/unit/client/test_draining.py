@@ -185,7 +185,8 @@ async def test_signal_drains_and_a_second_one_stops(number: signal.Signals) -> N
     assert signal.getsignal(number) == before
 
 
-def test_signal_drains_threads(threads: FakeCluster) -> None:
+@pytest.mark.parametrize("wakes_main_thread", [True, False])
+def test_signal_drains_threads(threads: FakeCluster, wakes_main_thread: bool) -> None:
     fill(threads, 3)
     done: list[bytes] = []
     may_end = threading.Event()
@@ -194,8 +195,10 @@ def test_signal_drains_threads(threads: FakeCluster) -> None:
 
     @consumer.on("T")
     def handle(message: ReceivedMessage) -> None:
-        if message.body == b"000":
+        if message.body == b"000" and wakes_main_thread:
             os.kill(os.getpid(), signal.SIGTERM)
+        elif message.body == b"000":
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         assert may_end.wait(60)
         done.append(message.body)
 
