@@ -37,8 +37,9 @@ if [ "$mode" = threads ]; then
 fi
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-# Without bytecode, which other processes may write meanwhile.
-tar -c --exclude=__pycache__ mq raftlog tests pyproject.toml | tar -x -C "$copy"
+# Without bytecode, which other processes may write meanwhile. Not with tar, which fails if another process links a file:
+# that is a change to it.
+find mq raftlog tests pyproject.toml -name __pycache__ -prune -o -type f -print0 | xargs -0 cp --parents -t "$copy"
 # With --capture=sys, pytest does not hide what a sanitizer reports.
 run_tests=(-m pytest -q --capture=sys -p no:cacheprovider)
 run_fuzzer=(-m tests.fuzz --findings "$PWD/fuzz-findings")
