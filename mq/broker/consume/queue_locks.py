@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mq.broker.base.periodic_task import Periodic
-from mq.broker.consume.lock_renewals import LockRenewals
+from mq.broker.consume.lock_times import LockTimes
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.clients import ROUND_CALLS
@@ -72,7 +72,7 @@ class QueueLockService(Service):
         self._limits = context.limits.consume
         self._expired_at = float("-inf")
         self._led_since = 0.0
-        self._renewed = LockRenewals()
+        self._renewed = LockTimes()
         self._to_expire: deque[tuple[str, str]] = deque()
         self._expire_count = 0
         self._granting: dict[_Key, _Grant] = {}

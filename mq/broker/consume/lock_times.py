@@ -9,7 +9,7 @@ Table = tuple[str, str]
 """A group and a topic."""
 
 
-class LockRenewals:
+class LockTimes:
     """For each locked queue the time of the last renewal, in monotonic seconds, and the host that it came from."""
 
     def __init__(self) -> None:
