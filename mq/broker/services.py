@@ -173,7 +173,7 @@ class Services:
     def _consumption(self, context: BrokerContext) -> tuple[Service, ...]:
         self.locks = QueueLockService(context)
         follower_reads = FollowerReads(context)
-        self.offsets = Offsets(context, locks=self.locks, in_memory=follower_reads.in_memory)
+        self.offsets = Offsets(context, fencing=self.locks.fencing, in_memory=follower_reads.in_memory)
         self.groups = Heartbeats(context)
         limits = context.limits.consume
         refresh = SubscriptionRefresh(
@@ -231,7 +231,7 @@ class Services:
 
     def _production(self, context: BrokerContext) -> tuple[Service, ...]:
         self.dedup = Dedup(context)
-        self.retries = retries = Retries(context, places=self.waiting_queues, locks=self.locks)
+        self.retries = retries = Retries(context, places=self.waiting_queues, fencing=self.locks.fencing)
         placement = Placement(context, places=self.waiting_queues, dedup=self.dedup, transactions=self.transactions)
         self.sends = Sends(context, placement=placement, dedup=self.dedup, retries=retries)
         self.replies = Replies(context, sends=self.sends, calls=self.calls, admit=self.authentication.admit)

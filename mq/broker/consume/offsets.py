@@ -20,7 +20,7 @@ from typing import Any
 
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
-from mq.broker.consume.queue_locks import QueueLockService
+from mq.broker.consume.fencing import Fencing
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
@@ -55,7 +55,7 @@ class Offsets(Service):
     """The handlers for offsets, with the commits that are not replicated yet (leader only).
 
     Args:
-        locks: decides whose commits are ignored.
+        fencing: decides whose commits are ignored.
         in_memory: whether the log can be read at a physical offset without waiting for the disk.
     """
 
@@ -63,7 +63,7 @@ class Offsets(Service):
         self,
         context: BrokerContext,
         *,
-        locks: QueueLockService,
+        fencing: Fencing,
         in_memory: Callable[[PhysicalOffset], bool],
     ) -> None:
         self._metadata = context.metadata
@@ -73,7 +73,7 @@ class Offsets(Service):
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._read = context.reads.read
         self._beginning = context.beginning
-        self._locks = locks
+        self._fencing = fencing
         self._client_id = context.client_id
         self._clients = context.clients
         self._commit_seconds = context.settings.offset_commit_seconds
@@ -139,7 +139,7 @@ class Offsets(Service):
         """Batch a commit that needs no answer, such as one in a pull. A negative offset is ignored."""
         if offset < 0 or not self._appender.is_open:
             return
-        if (group, topic) in self._metadata.queue_locks and self._locks.fences(connection, group, topic, queue_id):
+        if (group, topic) in self._metadata.queue_locks and self._fencing.fences(connection, group, topic, queue_id):
             return
         key = (group, topic, queue_id)
         if self._rereading and self._rereads(connection, key, offset) and not self._awaits_restart(key):
@@ -373,7 +373,7 @@ class Offsets(Service):
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"commitOffset is {ext.commit_offset}; allowed: 0 or more"
             )
-        if self._locks.fences(call.connection, ext.consumer_group, ext.topic, ext.queue_id, only_known=True):
+        if self._fencing.fences(call.connection, ext.consumer_group, ext.topic, ext.queue_id, only_known=True):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} has locked queue {ext.queue_id}"
             )

@@ -4,9 +4,7 @@ The holder of a lock is replicated. Its expiry is tracked by the leader: 60 s af
 not know the last renewal and counts from the moment when it began to lead. So a lock may last longer than 60 s, never
 shorter.
 
-A client that was away for longer does not know that another one holds its queue now. Therefore locks are *fences*, too:
-while a lock is in force, offset commits of other clients are ignored, and messages that they send back are refused;
-those would be redelivered a second time and out of order.
+While a lock is in force, other clients are fenced off its queue; see `mq.broker.consume.fencing`.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mq.broker.base.periodic_task import Periodic
+from mq.broker.consume.fencing import Fencing, QueueKey
 from mq.broker.consume.lock_times import LockTimes
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -37,11 +36,6 @@ QUEUES_MAX = 16_384
 COMMAND_ROWS_MAX = 200
 """Queues in one command: even with the longest names it fits the smallest log file."""
 
-_REPORTS_MAX = 1000
-
-_Key = tuple[str, str, int]
-"""Group, topic and queue id."""
-
 
 class _Grant:
     """Locks that one request asked for, until it is known whether they are stored."""
@@ -57,36 +51,32 @@ class QueueLockService(Service):
     """The handlers for queue locks (leader only).
 
     Attributes:
-        fenced: how many offset commits were ignored and returned messages refused, because another client held the
-            queue.
+        fencing: keeps clients off queues that others have locked.
     """
 
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata
         self._appender = context.appender
-        self._client_id = context.client_id
         self._read = context.reads.read_once
         self._removed_members = context.clients.removed_members
         self._clock = context.clock
-        self._log = context.log
         self._limits = context.limits.consume
         self._expired_at = float("-inf")
         self._led_since = 0.0
         self._renewed = LockTimes()
         self._to_expire: deque[tuple[str, str]] = deque()
         self._expire_count = 0
-        self._granting: dict[_Key, _Grant] = {}
+        self._granting: dict[QueueKey, _Grant] = {}
         self._granting_to: Counter[bytes] = Counter()
-        self._releasing: set[_Key] = set()
-        self._reported: set[tuple[str, str]] = set()
-        self.fenced = 0
+        self._releasing: set[QueueKey] = set()
+        self.fencing = Fencing(context, self._is_free)
 
     def routes(self) -> Iterator[Route]:
         yield Route(LockBatchMq, self.handle_lock, leader_only=True, repeatable=True)
         yield Route(UnlockBatchMq, self.handle_unlock, leader_only=True, repeatable=True)
 
     def counters(self) -> dict[str, int]:
-        return {"locked_queues": self._metadata.lock_count, "fenced_commits": self.fenced}
+        return {"locked_queues": self._metadata.lock_count, "fenced_commits": self.fencing.count}
 
     def periodic(self) -> Iterator[Periodic]:
         yield Periodic(self._limits.expire_some_seconds, self.expire_some, self._expires_next_at)
@@ -214,53 +204,6 @@ class QueueLockService(Service):
         if held:
             self._release(group, client_id, held)
 
-    def fences(
-        self, connection: ClientConnection, group: str, topic: str, queue_id: int, *, only_known: bool = False
-    ) -> bool:
-        """Whether another client holds this queue, so that requests of ``connection`` about it are ignored.
-
-        A connection without a heartbeat of the group has no member id: it is fenced, too, unless ``only_known``.
-        """
-        holder = self._metadata.lock_holder(group, topic, queue_id)
-        if holder is None:
-            return False
-        client_id = self._client_id(connection, group)
-        if client_id == holder or (client_id is None and only_known) or self._is_free((group, topic, queue_id)):
-            return False
-        self._note_fenced(group, topic, queue_id, client_id, holder)
-        return True
-
-    def fences_topic(self, connection: ClientConnection, group: str, topic: str) -> bool:
-        """Whether other clients hold queues of this topic and this one holds none: then it has no message of the topic.
-
-        A connection without a heartbeat of the group is not fenced: its client may have just found this leader.
-        """
-        client_id = self._client_id(connection, group)
-        if client_id is None:
-            return False
-        held = self._metadata.queue_locks.get((group, topic), {})
-        in_force = {
-            queue_id: holder for queue_id, holder in held.items() if not self._is_free((group, topic, queue_id))
-        }
-        if not in_force or client_id in in_force.values():
-            return False
-        queue_id, holder = next(iter(in_force.items()))
-        self._note_fenced(group, topic, queue_id, client_id, holder)
-        return True
-
-    def _note_fenced(self, group: str, topic: str, queue_id: int, client_id: str | None, holder: str) -> None:
-        self.fenced += 1
-        if (group, client_id or "") not in self._reported and len(self._reported) < _REPORTS_MAX:
-            self._reported.add((group, client_id or ""))
-            self._log.warning(
-                "client_fenced",
-                consumer_group=group,
-                topic=topic,
-                queue_id=queue_id,
-                client_id=client_id,
-                holder=holder,
-            )
-
     def expire_some(self) -> None:
         """Release expired locks of some tables; called by a timer.
 
@@ -311,7 +254,7 @@ class QueueLockService(Service):
         config = self._metadata.topics.get(ref.topic)
         return config is not None and 0 <= ref.queue_id < max(config.read_queues, config.write_queues)
 
-    def _is_free(self, key: _Key) -> bool:
+    def _is_free(self, key: QueueKey) -> bool:
         """Whether this queue is unlocked or its lock expired, including changes in flight."""
         if key in self._granting:
             return False
@@ -329,12 +272,12 @@ class QueueLockService(Service):
         left = self._limits.locks_max - self._metadata.lock_count - len(self._granting)
         return self._renewed.of_host(host) + self._granting_to[host] < left
 
-    def _next_holder(self, key: _Key) -> str | None:
+    def _next_holder(self, key: QueueKey) -> str | None:
         """The holder of this queue after the changes in flight."""
         pending = self._granting.get(key)
         return self._metadata.lock_holder(*key) if pending is None else pending.client_id
 
-    def _forget_grant(self, key: _Key, grant: _Grant) -> None:
+    def _forget_grant(self, key: QueueKey, grant: _Grant) -> None:
         """A grant in flight ends, unless it has ended: by another request of its client, or with the leadership."""
         if self._granting.get(key) is not grant:
             return

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from struct import Struct
 
-from mq.broker.consume.queue_locks import QueueLockService
+from mq.broker.consume.fencing import Fencing
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
@@ -47,7 +47,7 @@ class Retries(Service):
         wake_pops: called with a group and a topic that has a number of messages more for pops of it.
     """
 
-    def __init__(self, context: BrokerContext, *, places: WaitingQueues, locks: QueueLockService) -> None:
+    def __init__(self, context: BrokerContext, *, places: WaitingQueues, fencing: Fencing) -> None:
         self._broker_name = context.settings.group
         self._uncommitted_bytes_max = context.settings.uncommitted_bytes_max
         self._figures = context.traffic
@@ -59,7 +59,7 @@ class Retries(Service):
         self._made = context.internal_messages
         self._places = places
         self._pop_retry_topics = PopRetryTopics(context)
-        self._locks = locks
+        self._fencing = fencing
         self._record_bytes_max = context.settings.segment_bytes
         self._rng = context.rng
         self._wall_clock_ms = context.wall_clock_ms
@@ -81,7 +81,7 @@ class Retries(Service):
         if config.retry_queues <= 0 and ext.delay_level >= 0:
             return call.response()
         message = self._message_at(ext.physical_offset)
-        if (ext.group, message.topic) in self._metadata.queue_locks and self._locks.fences(
+        if (ext.group, message.topic) in self._metadata.queue_locks and self._fencing.fences(
             call.connection, ext.group, message.topic, message.queue_id, only_known=True
         ):
             raise _fenced(ext.group, f"queue {message.queue_id} of {message.topic}")
@@ -248,7 +248,7 @@ class Retries(Service):
             raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group {name} does not exist")
         properties = props.decode(ext.properties)
         origin = properties.get(props.RETRY_TOPIC, "")
-        if (name, origin) in self._metadata.queue_locks and self._locks.fences_topic(call.connection, name, origin):
+        if (name, origin) in self._metadata.queue_locks and self._fencing.fences_topic(call.connection, name, origin):
             raise _fenced(name, f"any queue of {origin}")
         limit = config.retry_times_max if ext.max_reconsume_times is None else ext.max_reconsume_times
         if ext.reconsume_times < limit:

@@ -24,7 +24,7 @@ from tests.support.appender_rounds import Rounds
 from tests.support.broker_contexts import context_of
 
 
-class NoLocks:
+class NoFencing:
     def fences(self, *_: object, **__: object) -> bool:
         return False
 
@@ -53,7 +53,7 @@ class Stage:
         )
         self.offsets = Offsets(
             self.context,
-            locks=NoLocks(),  # type: ignore[arg-type]
+            fencing=NoFencing(),  # type: ignore[arg-type]
             in_memory=lambda position: True,
         )
 
