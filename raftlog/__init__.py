@@ -37,7 +37,8 @@ from raftlog.net.reactor import Begun, Deadline, Reactor, Ready, Unsent
 from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable
 from raftlog.net.stream import StreamSocket
-from raftlog.net.tls_sockets import SniffingSocket, TlsSocket
+from raftlog.net.tls_sniffing import SniffingSocket
+from raftlog.net.tls_socket import TlsSocket
 from raftlog.net.transport import ListenRefused
 from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION, Software
 from raftlog.node import Hosted, NodeRun, serve_node

@@ -146,7 +146,7 @@ class SimSocket:
     """The end of a line in a process: stands for a connected socket that never blocks, without TLS."""
 
     shown_certificate: bytes | None = None
-    """See `raftlog.net.tls_sockets.TlsSocket`."""
+    """See `raftlog.net.tls_socket.TlsSocket`."""
 
     def __init__(self, reactor: SimReactor, line: Line, side: int, peer: Address, faults: SocketFaults) -> None:
         self._reactor = reactor

@@ -29,13 +29,13 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import InternalMessages
 from mq.broker.write_path.queue_tails import QueueTails
+from mq.certificate import Certificate
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.messages.records import encode_host
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.topics import DataVersion
 from mq.protocol.wire.encoding import SendReplyTemplate
 from mq.store.queue_store import QueueStore
-from mq.tls import Certificate
 from raftlog import Job, LatencyHistogram, Reactor, Replica, SegmentLog, Software, format_address, parse_address
 from raftlog.log_numbers import LogIndex
 

@@ -9,10 +9,10 @@ from mq.broker.access.control import AccessControl
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.context import wall_clock_ms
 from mq.broker.settings import BrokerSettings
+from mq.certificate import Certificate, CertificateUnusable
 from mq.credentials import Credentials, CredentialsInvalid
 from mq.protocol.access.address_patterns import is_loopback
 from mq.protocol.access.plain_acl import AclFileInvalid
-from mq.tls import Certificate, CertificateUnusable
 
 
 class StartRefused(Exception):

@@ -42,6 +42,7 @@ from mq.broker.security import (
 from mq.broker.setting_fields import Address
 from mq.broker.settings import RESTORING_DIRECTORY, BrokerSettings
 from mq.broker.state.format_level import announced_level
+from mq.certificate import Certificate
 from mq.compiled import ALL_COMPILED
 from mq.monitoring.families import Families, Family, Histogram
 from mq.monitoring.http import Monitoring, open_listeners
@@ -51,7 +52,6 @@ from mq.store.dispatch import check_entry
 from mq.store.opening import refuse_newer_formats
 from mq.store.queue_floors import forget_gap, has_gap
 from mq.store.queue_store import QueueStore
-from mq.tls import Certificate
 from raftlog import (
     CoreConfig,
     EntryUnusable,

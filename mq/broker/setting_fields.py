@@ -16,7 +16,7 @@ from mq.protocol.bulk import BULK_BYTES_MAX
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.protocol.messages.delay import DELAY_LEVELS_MS, format_levels, parse_levels
 from mq.settings import checked
-from mq.tls import TlsMode, check_tls
+from mq.tls_or_plain import TlsMode, check_tls
 from raftlog import parse_address
 from raftlog.segment.s3_storage import SECRET_IN_URL, has_secret, why_no_bucket
 

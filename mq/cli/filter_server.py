@@ -55,9 +55,9 @@ def filter_server(
         if error.name != "wasmtime":
             raise
         raise CommandFailed("the filter server needs wasmtime: pip install 'raftmq[server,filter]'") from error
+    from mq.certificate import CertificateUnusable
     from mq.client.net.credentials import CredentialsInvalid
     from mq.filter.programs import ProgramRefused
-    from mq.tls import CertificateUnusable
 
     flags: dict[str, object] = {
         "broker": broker,

@@ -24,11 +24,11 @@ def run(configuration_json: str, log_level: str, *, until_stdin_closes: bool) ->
         if error.name is None or error.name.split(".")[0] not in ("h2", "hpack", "hyperframe", "google"):
             raise
         raise CommandFailed(f"the proxy needs {error.name}: pip install 'raftmq[server,proxy]'") from error
+    from mq.certificate import CertificateUnusable
     from mq.cli.logs import configure_logging
     from mq.cli.running import run_server
     from mq.client.net.credentials import CredentialsInvalid
     from mq.proxy.configuration import ProxyConfiguration
-    from mq.tls import CertificateUnusable
 
     configuration = ProxyConfiguration.from_json(configuration_json)
     configure_logging(log_level)

@@ -52,11 +52,11 @@ def namesrv(
 
     Clients learn from it which broker leads which group.
     """
+    from mq.certificate import CertificateUnusable
     from mq.namesrv.kv_file import KvFileDamaged
     from mq.namesrv.server import serve
     from mq.namesrv.settings import NamesrvSettings
     from mq.protocol.access.plain_acl import AclFileInvalid
-    from mq.tls import CertificateUnusable
 
     flags: dict[str, object] = {"data_dir": data_dir, **split_settings(setting or [])}
     if listen is not None:

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 import trio
 
+from mq.certificate import Certificate
 from mq.client.errors import ClientError
 from mq.filter.programs import (
     CLASS_FILTER,
@@ -25,7 +26,6 @@ from mq.filter_server.figures import Figures
 from mq.filter_server.filtered_pulls import SUSPEND, FilteredPulls, refusal
 from mq.filter_server.java_filters import java_program
 from mq.filter_server.loaded_programs import Programs
-from mq.namesrv.tls_streams import Stream, TlsFailed, secured
 from mq.protocol.access.acting import ActsFor, acts_for
 from mq.protocol.access.signing import ACCESS_KEY, header_fields
 from mq.protocol.codes import ResponseCode
@@ -38,7 +38,7 @@ from mq.protocol.requests.filters import RegisterMessageFilterClass
 from mq.protocol.requests.pull import LitePullMessage, PullExt, PullMessage
 from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_response, pull_response_header
 from mq.protocol.wire.request import Request
-from mq.tls import Certificate
+from mq.tls_or_plain import Stream, TlsFailed, secured
 
 REQUEST_BYTES_MAX: Final = PROGRAM_BYTES_MAX + 64 * 1024
 _RECEIVE_BYTES: Final = 64 * 1024

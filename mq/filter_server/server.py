@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 import trio
 
+from mq.certificate import Certificate
 from mq.client.net.client_core import RemotingSettings, parse_addresses
 from mq.client.net.identity import new_client_id
 from mq.filter_server.broker_link import BrokerLink
@@ -21,7 +22,6 @@ from mq.filter_server.loaded_programs import Programs
 from mq.filter_server.settings import FilterServerSettings
 from mq.filter_server.wasm_sandbox import EPOCH_SECONDS, Sandbox
 from mq.monitoring.http import Monitoring, open_metrics_listeners
-from mq.tls import Certificate
 
 _LOOK_SECONDS: Final = 1.0
 

@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from mq.accounts import AccountsFile
+from mq.certificate import Certificate
 from mq.monitoring.families import Kind
 from mq.monitoring.http import Monitoring, open_metrics_listeners
 from mq.namesrv.handlers import Handlers
@@ -21,13 +22,12 @@ from mq.namesrv.metrics import collect
 from mq.namesrv.route_table import RouteTable, TableLimits
 from mq.namesrv.running_config import RunningConfig
 from mq.namesrv.settings import NamesrvSettings
-from mq.namesrv.tls_streams import Stream, TlsFailed, secured
 from mq.namesrv.unidentified import UnidentifiedConnections
 from mq.protocol.access.address_patterns import is_loopback
 from mq.protocol.errors import FrameError
 from mq.protocol.frames import split_frames
 from mq.protocol.incoming.partial_requests import SMALL_BYTES, PartialRequests
-from mq.tls import Certificate
+from mq.tls_or_plain import Stream, TlsFailed, secured
 
 RECEIVE_BYTES = 64 * 1024
 REPLY_BYTES = 1024 * 1024

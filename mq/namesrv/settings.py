@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from mq.addresses import metrics_address_beside, parse_metrics_address
 from mq.settings import ProcessSettings, checked
-from mq.tls import TlsMode, check_tls
+from mq.tls_or_plain import TlsMode, check_tls
 
 MIB = 1024 * 1024
 

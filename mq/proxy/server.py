@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 import trio
 
+from mq.certificate import Certificate
 from mq.client.net.client_core import RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater
 from mq.client.net.identity import new_client_id
@@ -24,7 +25,6 @@ from mq.proxy.configuration import ProxyConfiguration
 from mq.proxy.grpc import GrpcCounters, GrpcLimits, OwnCertificate, SelfSigned, TlsContext, health_methods, serve_grpc
 from mq.proxy.mapping.authorization import AllowedTimes
 from mq.proxy.service_table import SERVICE, ServiceTable
-from mq.tls import Certificate
 
 _LOOK_SECONDS: Final = 1.0
 _GIVE_BACK_SECONDS: Final = 1.0

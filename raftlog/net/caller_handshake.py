@@ -17,7 +17,7 @@ from raftlog.net import frames as wire
 from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Seal
 from raftlog.net.frames import Hello, Kind, Welcome, WireError
 from raftlog.net.replication_tls import TlsStream, bound_purpose
-from raftlog.net.tls_sockets import TlsSocket
+from raftlog.net.tls_socket import TlsSocket
 from raftlog.net.versions import HANDSHAKE_VERSION
 
 PURPOSE: Final = b"replication, version %d" % HANDSHAKE_VERSION

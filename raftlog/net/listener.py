@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 
 from raftlog.net.reactor import EPOLLOUT, Reactor
-from raftlog.net.tls_sockets import TlsSocket
+from raftlog.net.tls_socket import TlsSocket
 
 
 def configure_replication_socket(sock: socket.socket | TlsSocket, silence_seconds: float) -> None:

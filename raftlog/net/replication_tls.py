@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import trio
 
-from raftlog.net.tls_sockets import SniffingSocket, TlsSocket
+from raftlog.net.tls_sniffing import SniffingSocket
+from raftlog.net.tls_socket import TlsSocket
 
 _RECEIVE_BYTES = 64 * 1024
 

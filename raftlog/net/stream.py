@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable
 
 from raftlog.net.reactor import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, Reactor, Unsent
-from raftlog.net.tls_sockets import SniffingSocket, TlsSocket
+from raftlog.net.tls_sniffing import SniffingSocket
+from raftlog.net.tls_socket import TlsSocket
 
 EPOLLERR = select.EPOLLERR
 EPOLLHUP = select.EPOLLHUP

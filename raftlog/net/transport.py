@@ -54,7 +54,8 @@ from raftlog.net.refusal_log import RefusalLog
 from raftlog.net.replication_tls import ReplicationTls, bound_purpose, caller_context, shown_certificate
 from raftlog.net.secret_file import SecretFile, SecretUnusable
 from raftlog.net.stream import StreamSocket
-from raftlog.net.tls_sockets import SniffingSocket, TlsSocket
+from raftlog.net.tls_sniffing import SniffingSocket
+from raftlog.net.tls_socket import TlsSocket
 from raftlog.net.versions import HANDSHAKE_VERSION, Software
 from raftlog.segment.errors import FrameCorrupt
 from raftlog.shared_wakeups import seconds_to_step, sleep_to_step

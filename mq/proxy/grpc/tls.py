@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
-from mq.tls import Certificate, CertificateUnusable
+from mq.certificate import Certificate, CertificateUnusable
 
 ALPN: Final = "h2"
 _VALID: Final = dt.timedelta(days=3_650)
@@ -27,7 +27,7 @@ class TlsContext(Protocol):
 
 
 class OwnCertificate:
-    """The certificate of `mq.tls`, which is read again when its files change."""
+    """The certificate of `mq.certificate`, which is read again when its files change."""
 
     def __init__(self, certificate: Certificate) -> None:
         self._certificate = certificate

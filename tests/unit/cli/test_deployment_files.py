@@ -16,11 +16,11 @@ import yaml
 
 from mq.accounts import parse_accounts
 from mq.broker.settings import BrokerSettings
+from mq.certificate import Certificate
 from mq.credentials import Credentials
 from mq.namesrv.settings import NamesrvSettings
 from mq.proxy.settings import ProxySettings
 from mq.settings import ProcessSettings
-from mq.tls import Certificate
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 SCRIPT = DEPLOY / "make-credentials.sh"

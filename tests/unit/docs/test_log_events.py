@@ -24,7 +24,7 @@ SERVERS = (
     "mq/filter_server",
     "mq/console",
     "mq/accounts.py",
-    "mq/tls.py",
+    "mq/certificate.py",
 )
 LEVELS = ("debug", "info", "warning", "error")
 ROW = re.compile(r"\| `(\w+)` \| [^|]* \| [^|]* \| (.*) \|")

@@ -11,9 +11,9 @@ import structlog
 import trustme
 from structlog.testing import capture_logs
 
+from mq.certificate import Certificate, CertificateUnusable
 from mq.monitoring.families import render
 from mq.monitoring.process import certificate_families
-from mq.tls import Certificate, CertificateUnusable
 from mq.x509 import validity
 from tests.support.steps import result_of
 

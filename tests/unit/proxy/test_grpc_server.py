@@ -14,8 +14,8 @@ from h2.errors import ErrorCodes
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from mq.certificate import Certificate
 from mq.proxy.grpc import BrokenCall, Call, CallRefused, GrpcLimits, OwnCertificate, SelfSigned, Status, health_methods
-from mq.tls import Certificate
 from tests.support.certificates import Authority
 from tests.support.grpc_serving import Logged, Serving, serving
 

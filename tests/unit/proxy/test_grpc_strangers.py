@@ -12,8 +12,8 @@ import pytest
 import structlog
 import trio
 
+from mq.certificate import Certificate
 from mq.proxy.grpc import OwnCertificate
-from mq.tls import Certificate
 from tests.support.certificates import Authority
 from tests.support.grpc_serving import serving
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from mq.certificate import CertificateUnusable
 from mq.proxy.configuration import ProxyConfiguration
 from mq.proxy.grpc import SelfSigned
 from mq.proxy.settings import ProxySettings
-from mq.tls import CertificateUnusable
 
 
 def test_only_configured_networks_are_trusted() -> None:

@@ -15,7 +15,7 @@ import structlog
 import trio
 from structlog.testing import capture_logs
 
-from mq.tls import Certificate
+from mq.certificate import Certificate
 from raftlog import NodeId
 from raftlog.net.replication_tls import ReplicationTls, bound_purpose
 from tests.free_ports import free_ports

@@ -7,17 +7,13 @@ import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
 from mq.x509 import Validity, validity
 
 Log = structlog.stdlib.BoundLogger
-
-TlsMode = Literal["disabled", "permissive", "enforcing"]
-"""Clients must not, may, or must use TLS; `permissive` serves both on the same port."""
-
 
 EXPIRES_SOON: Final = dt.timedelta(days=14)
 """So long before its end, a certificate is warned of, once a day."""
@@ -224,9 +220,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return (error.reason or "not a certificate with its key").replace("_", " ").lower()
     return (isinstance(error, OSError) and error.strerror) or str(error)
-
-
-def check_tls(name: str, mode: TlsMode, certificate: Path | None, key: Path | None) -> None:
-    """Raises ValueError unless the setting ``name`` is consistent with the others."""
-    if mode != "disabled" and (certificate is None or key is None):
-        raise ValueError(f"{name} = {mode!r} needs tls_certificate and tls_key")

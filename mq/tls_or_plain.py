@@ -1,12 +1,19 @@
-"""Connections of peers with or without TLS, distinguished by the first byte."""
+"""TLS, or none, on one port: the modes that settings name, and connections distinguished by their first byte.
+
+For servers on trio's streams; those with sockets on a reactor have `raftlog.net.tls_sniffing`.
+"""
 
 from __future__ import annotations
 
 import socket
 import ssl
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
 import trio
+
+TlsMode = Literal["disabled", "permissive", "enforcing"]
+"""Clients must not, may, or must use TLS; `permissive` serves both on the same port."""
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
@@ -38,3 +45,9 @@ async def secured(stream: trio.SocketStream, context: ssl.SSLContext, *, must: b
         reason = cause.reason if isinstance(cause, ssl.SSLError) else None
         raise TlsFailed((reason or str(cause) or "the peer closed the connection").replace("_", " ").lower()) from error
     return tls
+
+
+def check_tls(name: str, mode: TlsMode, certificate: Path | None, key: Path | None) -> None:
+    """Raises ValueError unless the setting ``name`` is consistent with the others."""
+    if mode != "disabled" and (certificate is None or key is None):
+        raise ValueError(f"{name} = {mode!r} needs tls_certificate and tls_key")
