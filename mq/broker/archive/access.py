@@ -31,7 +31,7 @@ def open_archive(
     limits: BrokerLimits,
     log_begin: Callable[[], Base],
 ) -> tuple[ArchiveAccess, Workers]:
-    """How to read the archive, and the threads for it. Sends nothing yet.
+    """Make a reader of the archive, and its worker threads. Sends nothing to the archive yet.
 
     Args:
         archived: what the group knows of its archive.

@@ -134,7 +134,7 @@ class Archiving(Service):
         }
 
     def _unknown(self) -> int:
-        """How many members have not told this leader how long they keep archived messages; 0 on other replicas."""
+        """The number of members that have not told this leader their retention of the archive; 0 on other replicas."""
         if self._settings.archive_url is None or not self._appender.is_open:
             return 0
         return len(self._shared.silent(self._replica.core.conf.members, self._clock()))
@@ -147,7 +147,7 @@ class Archiving(Service):
 
     @property
     def _archived_end(self) -> Base:
-        """How much of the log the group knows to be in this archive."""
+        """The end of the part of the log that the group knows to be in this archive."""
         return self._metadata.archived.end_at(self._settings.archive_url)
 
     def _complete_pos(self) -> int:
@@ -216,7 +216,7 @@ class Archiving(Service):
                 self._tell_at = min(self._tell_at, self._clock() + self._limits.retry_seconds)
 
     def _kept(self) -> KeptLimits:
-        """How long the group keeps archived messages; for ever while that is not known."""
+        """The retention of archived messages in this group; without limit while it is not known."""
         now = self._clock()
         if self._appender.is_open:
             self._shared.reported(self._settings.node_id, KeptLimits.of(self._settings), now)
@@ -260,7 +260,7 @@ class Archiving(Service):
         return None if self._is_older is False and self._whole_index < self._archived_end.index else self._is_older
 
     def _first_queues(self) -> int:
-        """Where the queues of the group begin: nobody can get entries of what was before; 0 if that is not known."""
+        """The physical offset at which the queues of the group begin, for all clients; 0 if it is not known."""
         own = self._context.settings.node_id
         known = self._lacking | {own: self._tier.queues_from if self._tier.lacks_older_for_good else 0}
         members = self._replica.core.conf.members
@@ -276,7 +276,7 @@ class Archiving(Service):
                 await self._archive(job, self.handle_step, self._limits.silent_seconds)
 
     def next_job(self) -> ArchiveJob | None:
-        """What this replica should archive now; None if it is not its turn, or nothing is to be archived."""
+        """The part of the log to archive now; None if it is another replica's turn, or nothing is to be archived."""
         now, core = self._clock(), self._replica.core
         is_due = (
             self._metadata.format_level.level >= LEVEL_OF_ARCHIVE
@@ -402,7 +402,7 @@ class Archiving(Service):
             self._refused(response.remark)
 
     def _refused(self, remark: str | None) -> None:
-        """A report was refused for good: the next run reads the manifest again."""
+        """Note that the leader refused a report for good: the next run reads the manifest again."""
         self._reported = self._archived_end
         self._failed(Trouble.REFUSED, f"the leader refuses the report: {remark}")
 
@@ -427,7 +427,7 @@ class Archiving(Service):
         return call.response()
 
     def _handle_report(self, ext: ReportArchivedExt) -> ReportArchivedReply:
-        """A member has told how long it is set to keep archived messages."""
+        """Note the retention that a member is set to, and answer with the retention of the group if it is known."""
         now, own = self._clock(), self._settings.node_id
         self._shared.reported(own, KeptLimits.of(self._settings), now)
         self._shared.reported(ext.member, KeptLimits(ext.kept_seconds, ext.kept_bytes), now)
@@ -492,7 +492,7 @@ class Archiving(Service):
         return pos - pos % self._settings.segment_bytes
 
     def _why_not_own(self, end: Base) -> str | None:
-        """Why an archived log is not the beginning of this one; None if it is."""
+        """Return the reason why an archived log is not the beginning of this log; None if it is."""
         log, size = self._replica.log, self._settings.segment_bytes
         if end.index >= self._replica.commit_index:
             return f"entry {end.index} ends a file, and {self._replica.commit_index} is the last committed entry"

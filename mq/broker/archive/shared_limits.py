@@ -1,4 +1,4 @@
-"""How long the group keeps archived messages: the longest time and the largest size that any of its replicas is set to.
+"""The retention of archived messages in a group: the longest time and the largest size that any replica is set to.
 
 A replica alone must not delete what the others are to keep. Each tells the leader its settings from time to time; the
 leader answers what holds for all, once every member has told its own. Without such an answer, nothing is deleted.
@@ -42,7 +42,7 @@ class SharedLimits:
         self._reported[node_id] = limits, now
 
     def answered(self, limits: KeptLimits, now: float) -> None:
-        """The leader has answered what holds for all."""
+        """Note the leader's answer: the limits of the group."""
         assert min(limits) >= NOT_SET, f"archived messages would be deleted after {limits}"
         self._answered = limits, now
 
@@ -55,7 +55,7 @@ class SharedLimits:
         )
 
     def of_all(self, members: Collection[str], now: float) -> KeptLimits | None:
-        """What holds for all members, as this leader knows it; None if it does not know all of them."""
+        """The limits of the group, from the reports to this leader; None if a member has not reported yet."""
         if not members or self.silent(members, now):
             return None
         known = [self._reported[each][0] for each in members]
@@ -66,7 +66,7 @@ class SharedLimits:
         )
 
     def as_answered(self, now: float) -> KeptLimits | None:
-        """What holds for all members, as the leader has answered not long ago; None without such an answer."""
+        """The limits of the group in the leader's last answer; None without a recent answer."""
         if self._answered is None or now > self._answered[1] + self._valid_seconds:
             return None
         return self._answered[0]

@@ -26,7 +26,7 @@ class ArchiveState(Protocol):
     is_held: bool
 
     def end_at(self, url: str | None) -> Base:
-        """How much of the log the archive at ``url`` has."""
+        """The end of the part of the log that the archive at ``url`` has."""
 
 
 class NotedLog(Protocol):
@@ -34,14 +34,14 @@ class NotedLog(Protocol):
 
     @property
     def base_pos(self) -> int:
-        """See `LogReads`."""
+        """The physical offset at which the local log begins."""
 
     @property
     def notes(self) -> Mapping[str, bytes]:
-        """See `SegmentLog`."""
+        """The small values that are stored with the log."""
 
     def set_note(self, key: str, value: bytes | None, /) -> None:
-        """See `SegmentLog`."""
+        """Set a note, or remove it with None."""
 
 
 def note_queues_from(log: NotedLog, *, has_tiers: bool, is_fresh: bool) -> None:
@@ -77,20 +77,20 @@ class Tier:
 
     @property
     def begin_pos(self) -> int | None:
-        """From this physical offset on, archived messages are served by the group; None if it does not do so yet."""
+        """The physical offset from which on the group serves archived messages; None if it serves none yet."""
         known = self._url is not None and self._archived.end_at(self._url).pos > 0
         return self._archived.begin_pos if known else None
 
     @property
     def queues_from(self) -> int:
-        """From this physical offset on, the queues of this replica have all entries."""
+        """The physical offset from which on the queues of this replica have all entries."""
         noted = self._log.notes.get(QUEUES_FROM)
         known = self._log.base_pos if noted is None else min(int(noted), self._log.base_pos)
         return min(known, self._refilled)
 
     @property
     def visible_pos(self) -> int:
-        """From this physical offset on, this replica serves messages: from its log, or from the archive."""
+        """The physical offset from which on this replica serves messages, from its log or from the archive."""
         if self._url is None or QUEUES_FROM not in self._log.notes:
             return self._log.base_pos
         return min(max(min(self.queues_from, self._opened), self._archived.begin_pos or 0), self._log.base_pos)
@@ -114,13 +114,13 @@ class Tier:
             self._log.set_note(QUEUES_FROM, b"%d" % self._log.base_pos)
 
     def refilled_from(self, pos: int) -> None:
-        """The queues have all entries from the physical offset ``pos`` on, in this process."""
+        """Note that the queues have all entries from the physical offset ``pos`` on, in this process."""
         assert self._opened <= pos < self.queues_from, f"entries from {pos} on, opened are those from {self._opened} on"
         self._refilled = pos
 
     @property
     def noted_pos(self) -> int:
-        """From this physical offset on, the queues have all entries after a restart, too, as far as it is noted."""
+        """The physical offset from which on the queues have all entries also after a restart, by the log's notes."""
         return int(self._log.notes.get(QUEUES_FROM, POS_MAX))
 
     def deletable_pos(self) -> int:

@@ -191,7 +191,7 @@ class ArchivedReads:
             waiting.then()
 
     def next_deadline(self) -> float:
-        """When `expire` is due next; infinity if no reader waits."""
+        """The time at which `expire` is due next; infinity if no reader waits."""
         return next((waiting.deadline for waiting in self._waiting), float("inf"))
 
     def check_invariants(self) -> None:
@@ -248,12 +248,12 @@ class ArchivedReads:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _extended(self, group: list[int]) -> list[int]:
-        """A request of a reader that goes on in the log is as large as possible."""
+        """Extend the request of a reader that reads on in the log to the largest size."""
         more = range(group[-1] + 1, group[0] + REQUEST_CHUNKS)
         return [*group, *self._wanted_of(more)]
 
     def _went_on(self, place: LogSpan) -> None:
-        """A reader has read what was loaded before."""
+        """Load the next chunk ahead of a reader that has read the previous one."""
         chunk = sum(place) // CHUNK_BYTES
         if chunk not in self._seen:
             self._touch(chunk)
@@ -333,24 +333,24 @@ class ArchivedReads:
 
 
 class LocalLog(Protocol):
-    """The part of `raftlog.segment.log_reader.LogReads` that is needed."""
+    """The part of `raftlog.segment.log_reader.LogReads` that `TieredLog` needs."""
 
     @property
     def base_pos(self) -> int:
-        """See `LogReads`."""
+        """The physical offset at which the local log begins."""
 
     @property
     def end_pos(self) -> int:
-        """See `LogReads`."""
+        """The physical offset at which the log ends."""
 
     def pread(self, pos: int, length: int, /, *, trusts_page_cache: bool = False) -> bytes:
-        """See `LogReads`."""
+        """Read bytes by physical offset; `LogReads.pread` lists the errors."""
 
     def pread_each(self, pieces: Sequence[LogSpan], /) -> Sequence[bytes | memoryview]:
-        """See `LogReads`."""
+        """Read ascending pieces, each within one entry."""
 
     def read_runs(self, pos: int, length: int, /) -> Iterator[VerifiedRun]:
-        """See `LogReads`."""
+        """Yield the bytes as runs of complete verified entries."""
 
 
 class TieredLog:

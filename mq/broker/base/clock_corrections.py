@@ -89,13 +89,13 @@ class ClockCorrections:
         return shift_ms
 
     def add(self, start: int, end: int, ms: int) -> None:
-        """The file from ``start`` to ``end`` is so much younger than its messages say."""
+        """Note that the file from ``start`` to ``end`` is ``ms`` milliseconds younger than its messages say."""
         assert ms > 0, f"{ms} ms are added to the file at {start}"
         if ms > self.of(start):
             self._put([(start, ms)], end)
 
     def take_away(self, ms: int) -> None:
-        """What was added has made files younger than they can be, by so much."""
+        """Reduce all corrections by ``ms``, by which they have made files younger than they can be."""
         assert ms > 0, f"{ms} ms are taken away"
         self._replace([(start, max(added - ms, 0)) for start, added in self._steps])
 
@@ -104,7 +104,7 @@ class ClockCorrections:
         return msgspec.msgpack.encode(_Note(self._boot_id, self._offset_ms, self._steps))
 
     def note_for_copies(self) -> bytes:
-        """For a replica that copies these files: what is added to their times, without this machine's clock."""
+        """Encode the corrections for a replica that copies these files; without this machine's clock."""
         return msgspec.msgpack.encode(_Note("", 0, self._steps)) if self._steps else b""
 
     def take_copied(self, note: bytes) -> None:

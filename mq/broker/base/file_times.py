@@ -119,7 +119,7 @@ class FileTimes:
             self._limit_added(closed[-1])
 
     def newest_ms(self, segment: SegmentInfo) -> int | None:
-        """When the newest message of a closed file was stored; None for a file without messages.
+        """The time at which the newest message of a closed file was stored; None for a file without messages.
 
         To be called for the oldest file first.
         """
@@ -148,7 +148,7 @@ class FileTimes:
         return self._earlier_ms
 
     def _note_growth(self, segment: SegmentInfo) -> None:
-        """A file was closed: keep in mind for later processes if it grew later than its messages say."""
+        """Remember for later processes if a file that was just closed grew later than its messages say."""
         stamps = self._readable_stamps(segment)
         if stamps and max(stamps) <= self._now_ms:
             late_ms = self._before_ms(self._grew_at[segment.start]) - max(stamps)

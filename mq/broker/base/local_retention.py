@@ -138,8 +138,8 @@ class Retention:
         self.settings_changed(settings)
 
     def _clock_corrections(self, boot_clock: BootClock) -> ClockCorrections:
-        """What earlier processes have noted, and the replica from which the log was copied, as far as this release can
-        read it.
+        """Read the notes of earlier processes, and of the replica from which the log was copied; log and ignore notes
+        that this release cannot read.
         """
         notes = self._replica.log.notes
         added = ClockCorrections(boot_clock, None)
@@ -152,7 +152,7 @@ class Retention:
         return added
 
     def note_for_copies(self) -> bytes:
-        """What a replica must know that copies the log; see `ClockCorrections.note_for_copies`."""
+        """Encode the corrections for a replica that copies the log; see `ClockCorrections.note_for_copies`."""
         return self._added.note_for_copies()
 
     def settings_changed(self, settings: BrokerSettings) -> None:
@@ -249,7 +249,7 @@ class Retention:
         return self._policy if self._tier.begin_pos is None else self._tiered_policy
 
     def refill_bytes(self) -> int:
-        """How many bytes of entries that were deleted early to fetch now; see `raftlog.node.Hosted`."""
+        """The number of bytes to fetch now of entries that were deleted early; see `raftlog.node.Hosted`."""
         if not self._replica.core.began_early:
             return 0
         try:
@@ -341,7 +341,7 @@ class Retention:
         self._log.info("early_deletion_over", reason=reason, first_index=replica.log.first_index)
 
     def _droppable(self, segments: Sequence[SegmentInfo], now: Situation) -> Deletion | None:
-        """What to delete. Undelivered messages are only looked up if a file would be deleted. Raises StoreError."""
+        """Choose files to delete; look up undelivered messages only if one would be deleted. Raises StoreError."""
         policy = self._wanted_policy
         candidate = droppable(segments, self._files.newest_ms, policy, now)
         if candidate is None or (waiting_pos := self._waiting_pos()) >= candidate.base_pos:

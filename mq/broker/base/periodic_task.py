@@ -22,12 +22,12 @@ REST_SECONDS_MAX: Final = 1.0
 
 
 def never_rests() -> float:
-    """For an action that is called at each interval."""
+    """The default of ``rests_until``, for an action that is called at each interval."""
     return float("-inf")
 
 
 def now_if(busy: object) -> float:
-    """For ``rests_until`` of an action that either has something to do at each interval, or nothing."""
+    """The value of ``rests_until`` for an action that either has something to do at each interval, or nothing."""
     return float("-inf") if busy else float("inf")
 
 
@@ -44,7 +44,7 @@ class Periodic(NamedTuple):
 
 
 class Schedule:
-    """When each action is due: pure. ``now`` is on the clock of the event loop."""
+    """The times at which actions are due: pure. ``now`` is on the clock of the event loop."""
 
     def __init__(self, actions: Sequence[Periodic], now: float) -> None:
         assert actions, "no action is ever due"
@@ -57,7 +57,7 @@ class Schedule:
             self._plan(number, now)
 
     def next_at(self) -> float:
-        """When the next action is due, as things are."""
+        """The time at which the next action is due, as things are."""
         # Called after most turns of an idle broker: without further functions.
         next_at = min(self._due_at_latest)
         for (_, _, rests_until), due_at in zip(self._actions, self._due_at, strict=True):

@@ -25,14 +25,14 @@ class DescriptorLimits(NamedTuple):
 
     @classmethod
     def of(cls, limit: int) -> Self:
-        """How to divide the descriptors that the system allows."""
+        """Divide the descriptors that the system allows between clients and the log."""
         limits = cls(limit - min(_OWN_DESCRIPTORS_MAX, limit // 2), limit - min(_FREE_DESCRIPTORS_MIN, limit // 4))
         assert 0 <= limits.clients_max <= limits.number_max <= limit, f"{limits} of {limit} descriptors"
         return limits
 
 
 def descriptor_limits() -> DescriptorLimits:
-    """How to divide the descriptors that this process may open now."""
+    """Divide the descriptors that this process may open now between clients and the log."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return DescriptorLimits.of(soft if soft != resource.RLIM_INFINITY else sys.maxsize)
 

@@ -63,7 +63,7 @@ class Bucket:
             self.rate = rate
 
     def wait(self, now: float) -> float:
-        """In how many seconds the next request may pass."""
+        """Seconds until the next request may pass."""
         self.fill(now)
         return max(0.0, -self.level / self.rate)
 
@@ -74,7 +74,7 @@ class Bucket:
 
 
 class Throttling:
-    """How often a user or topic was throttled: delayed requests, refused requests, and the time of the last one."""
+    """Counts delayed and refused requests of a user or topic, and has the time of the last one."""
 
     __slots__ = ("at", "delayed", "refused")
 
@@ -98,7 +98,7 @@ class QuotaBuckets:
         self.on_consumed: OnConsumed | None = None
 
     def wait(self, limits: Iterable[tuple[Limited, Quota]], now: float) -> tuple[float, Limited | None]:
-        """In how many seconds a request may pass that falls under these limits, and which of them is the last."""
+        """Seconds until a request under these limits may pass, and the user or topic that it waits for longest."""
         longest: tuple[float, Limited | None] = (0.0, None)
         for limited, bucket in self._of(limits, now):
             seconds = bucket.wait(now)

@@ -50,7 +50,7 @@ class SteadyWallClock:
         self.jumps = 0
 
     def __call__(self) -> int:
-        """The time that is believed."""
+        """Return the time, in epoch milliseconds; a jump of the system clock is followed after `PROOF_SECONDS`."""
         steady, wall_ms = self._steady_clock(), self._wall_clock_ms()
         offset_ms = wall_ms - round(steady * 1000)
         jump_ms = offset_ms - self._offset_ms
@@ -78,10 +78,10 @@ class SteadyWallClock:
 
     @property
     def offset_ms(self) -> int:
-        """From the steady clock to the time that was believed last."""
+        """Milliseconds from the steady clock to the time that was returned last."""
         return self._offset_ms
 
     @property
     def disbelieved_ms(self) -> int:
-        """How far the clock of the machine is ahead of the time that is believed; 0 while they agree."""
+        """Milliseconds by which the clock of the machine is ahead of the time of this clock; 0 while they agree."""
         return 0 if self._other is None else self._other[1] - self._offset_ms
