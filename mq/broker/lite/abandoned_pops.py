@@ -28,7 +28,7 @@ _GROUPS_AT_ONCE = 10
 
 
 class AbandonedPops(Service):
-    """See the module.
+    """Drops abandoned open pops while this replica leads.
 
     Args:
         silent_seconds: a new leader waits for so long: clients may not have come yet.

@@ -102,7 +102,7 @@ class LiteControl(Service):
         return None
 
     def _checked(self, each: LiteSubscription, planned: _Planned) -> LiteGroup | None:
-        """What the group says of lite topics, None if the entry only ends subscriptions. Raises RequestRefused.
+        """Return the lite settings of an entry's group; None if it only ends subscriptions. Raises RequestRefused.
 
         ``planned`` is what clients subscribe to after the entries before this one, and then after this one.
         """
@@ -263,7 +263,7 @@ class LiteControl(Service):
 
 
 class _Planned:
-    """What clients subscribe to after entries of a request that are checked, and not yet carried out.
+    """The subscriptions of clients after the entries of a request that are checked, but not yet carried out.
 
     Attributes:
         count: subscriptions of all clients.

@@ -32,7 +32,7 @@ _READ_AT_ONCE = 20
 
 
 class LiteExpiry(Service):
-    """See the module.
+    """Deletes expired lite topics while this replica leads.
 
     Args:
         has_pops: whether a group is just popping from the queue of a lite topic.

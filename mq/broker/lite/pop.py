@@ -66,7 +66,7 @@ class HeldLitePop(NamedTuple):
     loaded: tuple[str, int, QueueOffset] | None = None
 
     def matches(self, code: int) -> bool:
-        """See `WaitingPull`."""
+        """Match every message: pops of lite topics have no filter."""
         return True
 
 
@@ -167,7 +167,7 @@ class LitePops(Service):
             self._serve_clients_of(topic, None)
 
     def topic_deleted(self, topic: str) -> None:
-        """A lite topic ended, or a topic was deleted with all of its lite topics."""
+        """End the subscriptions to a deleted topic, and serve their pops; forget the news of an ended lite topic."""
         if is_lite_queue(topic):
             self.subscriptions.ended(topic)
             return
@@ -177,7 +177,7 @@ class LitePops(Service):
         self._pops.watch()
 
     def look_at(self, client: Client, queues: list[str]) -> None:
-        """A client subscribes to these from now on: serve it if there is something."""
+        """Serve the waiting pops of a client that has just subscribed to ``queues``, if any has unread messages."""
         ready = [queue for queue in queues if self._has_unread(client.key[0], queue)]
         client.ready.update(dict.fromkeys(ready))
         if ready:
@@ -525,7 +525,7 @@ class LitePops(Service):
         call.connection.send_all([head, *records], len(head) + nbytes)
 
     def _counts(self, taken: PopBatch) -> Iterator[int]:
-        """How often each message was popped before."""
+        """Yield for each message the number of times that it was popped before."""
         ordered = self._metadata.pops.of(taken.key).ordered
         is_it = ordered is not None and ordered.pop_time_ms == taken.command.pop_time_ms
         for offset in taken.offsets:

@@ -48,7 +48,7 @@ _STEP = 200
 
 
 class LiteQueries(Service):
-    """See the module.
+    """Answers queries of operators about lite topics and their subscribers.
 
     Args:
         store_time: when the message of a queue at an offset was stored; see `OffsetAndTimeQueries.store_time`.
@@ -332,7 +332,7 @@ class LiteQueries(Service):
         return group
 
     def _bound_groups(self) -> dict[str, list[str]]:
-        """By parent topic: the groups that are bound to it."""
+        """Map each parent topic to the groups that are bound to it."""
         bound: dict[str, list[str]] = {}
         for name, config in sorted(self._metadata.groups.items()):
             if parent := lite_group(config.attributes).parent:
@@ -349,7 +349,7 @@ def _keep(heap: list[tuple[int, str]], row: tuple[int, str], count: int) -> None
 
 
 def _log_position(queue: ConsumeQueue, offset: QueueOffset) -> int:
-    """Where in the log the message at an offset is; that of the first one if its entry cannot be read."""
+    """The physical offset of the message at a queue offset; `FIRST_OFFSET` if its queue entry cannot be read."""
     try:
         entry = queue.read(offset, 1)
     except (StoreError, OSError):

@@ -1,4 +1,4 @@
-"""Which clients subscribe to which lite topics, and which of these have new messages. Pure; only on the leader.
+"""The subscriptions of clients to lite topics, and the topics with new messages for them. Pure; only on the leader.
 
 Clients send their subscriptions again after a change of leader, and from time to time. News is a hint: whoever serves a
 client looks at the queue itself. `LiteClient.ready` are the queues that probably have a message for the client; what
@@ -141,7 +141,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         del self.clients[client.key]
 
     def silent(self, before: float) -> list[LiteClient[ConnectionT]]:
-        """The clients that were not heard since then."""
+        """The clients that were last heard before the time ``before``."""
         return [client for client in self.clients.values() if client.heard < before]
 
     def subscribers(self, queue: str, group: str) -> list[LiteClient[ConnectionT]]:
@@ -167,7 +167,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
                         yield client
 
     def ended(self, queue: str) -> None:
-        """A lite topic ended: there is nothing to read. Subscriptions stay, since it may begin again."""
+        """Forget the news of an ended lite topic. Subscriptions stay, since the topic may begin again."""
         for client in self._by_queue.get(queue, {}).values():
             client.ready.pop(queue, None)
         for clients in self._wild.get(split_lite_queue(queue)[0], {}).values():

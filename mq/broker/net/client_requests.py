@@ -13,7 +13,7 @@ from mq.protocol.incoming.headers import Response
 
 
 class NoAnswer(Enum):
-    """Why a client did not answer."""
+    """The reason why a client did not answer."""
 
     GONE = auto()
     """Its connection was closed."""

@@ -295,7 +295,7 @@ class ClientConnection:
         return consumed
 
     def _note_whole(self) -> None:
-        """The request whose beginning was here has arrived whole."""
+        """Note that the rest of a partial request has arrived."""
         if self._unfinished:
             self._unfinished = False
             self._partial_requests.finished(self)

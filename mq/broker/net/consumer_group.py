@@ -25,10 +25,10 @@ _SUMMARY_LENGTH_MAX: Final = 300
 
 
 class SubscriptionSummary(NamedTuple):
-    """What one member subscribes to, as its last heartbeat says; the group has the subscriptions of the last of all.
+    """The subscriptions of one member, as its last heartbeat says; the group has the latest heartbeat's subscriptions.
 
-    ``text`` is for people, and bounded; those of two members are equal if they subscribe to the same. ``mark`` is that
-    of the subscriptions in this process.
+    ``text`` is for people, and bounded; two members that subscribe to the same have equal texts. ``mark`` stands for
+    the subscriptions in this process.
     """
 
     mark: int

@@ -67,7 +67,7 @@ class UnreadReplies(Generic[ConnectionT]):
         return len(self._kept_waiting)
 
     def grown(self, connection: ConnectionT) -> None:
-        """A connection has more than `MUCH_BYTES` of unread replies."""
+        """Drop clients if unread replies exceed the limit; above half of it, pause this one until it has read."""
         waiting = connection.waiting_bytes
         assert waiting >= MUCH_BYTES, f"{waiting} bytes of replies wait, which is less than {MUCH_BYTES}"
         nbytes = self._unsent()
@@ -108,7 +108,7 @@ class UnreadReplies(Generic[ConnectionT]):
         assert not gone, f"{len(gone)} of {len(self._kept_waiting)} clients that are to read replies first are gone"
 
     def forget(self, connection: ConnectionT) -> None:
-        """A connection was closed."""
+        """Forget a closed connection."""
         self._kept_waiting.pop(connection, None)
 
 

@@ -23,7 +23,7 @@ class HasBeginning(Protocol):
 
 
 class LogBeginning:
-    """See the module.
+    """Decides whether this replica may answer from the beginning of its own log.
 
     Args:
         tier: where archived messages are; None if they are not served. With them it does not matter which replica has
@@ -67,7 +67,7 @@ class LogBeginning:
             raise self.refusal()
 
     def refusal(self) -> RequestRefused:
-        """Why a request is refused."""
+        """Count a refused request, and return the error that says why."""
         self.refused += 1
         if self._tier is not None and self._tier.lacks_older:
             return RequestRefused(

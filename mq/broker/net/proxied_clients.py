@@ -53,7 +53,7 @@ class ProxiedClients(Generic[ConnectionT]):
         assert self._count <= count_max, f"{self._count} clients behind proxies; maximum: {count_max}"
 
     def connection_closed(self, connection: ConnectionT) -> None:
-        """A proxy has gone, and its clients with it."""
+        """Remove the clients of a proxy whose connection was closed."""
         _, gone = self._of.pop(connection, (0.0, ()))
         self._count -= len(gone)
         assert self._count >= 0, f"{self._count} clients are left, after {len(gone)} behind one proxy"

@@ -47,7 +47,7 @@ class RemovedMember(Generic[ConnectionT]):
 
     @property
     def words(self) -> str:
-        """Why it gets nothing, for the client."""
+        """The text that tells the client why it gets no messages."""
         why = f": {self.reason}" if self.reason else ""
         return f"{self.client_id} was removed from consumer group {self.group} by {self.operator or 'an operator'}{why}"
 

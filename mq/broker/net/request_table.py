@@ -1,4 +1,4 @@
-"""Which handler serves which type of request, and the serving itself."""
+"""The handlers of each type of request, and the serving of requests with them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RequestTable:
             self._put()
 
     def serve_as_leader(self) -> None:
-        """Serve everything here."""
+        """Serve all requests on this replica."""
         self.sends.serve_here(True)
         self._forward = None
         self._put()

@@ -49,34 +49,34 @@ class Service:
         """Called when this replica stops leading: discard the leader's state."""
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """A client connection was closed."""
+        """Called when a client connection was closed."""
 
     def role_changed(self, change: RoleChange) -> None:
-        """The role or the term of this replica, or its leader, changed; after `resign` if it stopped leading."""
+        """Called when the role, term or leader of this replica changed; after `resign` if it stopped leading."""
 
     def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
-        """The entry at ``index``, which changes the members of the group, was applied; with all open connections."""
+        """Called when entry ``index``, which changes the group's members, was applied; with all open connections."""
 
     def replicas_changed(self) -> None:
-        """The client address of a replica changed; called while log entries are applied."""
+        """Called while a log entry is applied that has changed the client address of a replica."""
 
     def topic_changed(self, topic: str) -> None:
-        """A topic was created, changed or deleted; called while log entries are applied."""
+        """Called while a log entry is applied that has created, changed or deleted a topic."""
 
     def consumer_group_changed(self, group: str) -> None:
-        """A consumer group was created, changed or deleted; called while log entries are applied."""
+        """Called while a log entry is applied that has created, changed or deleted a consumer group."""
 
     def topic_deleted(self, topic: str) -> None:
-        """A topic was deleted, on each replica; called while log entries are applied."""
+        """Called on each replica while a log entry is applied that has deleted a topic."""
 
     def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
-        """A queue that `QueueStore.watched` contains got messages: ``entries`` of the consume queue, 20 bytes each."""
+        """Called when a queue in `QueueStore.watched` got messages: ``entries`` of the consume queue, 20 bytes each."""
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """An operator changed settings of the running broker: use these from now on."""
+        """Called when an operator changed settings of the running broker: use these from now on."""
 
     def end_turn(self) -> None:
-        """A turn of the event loop ends; batched writes can be appended now."""
+        """Called at the end of a turn of the event loop; batched writes can be appended now."""
 
     def periodic(self) -> Iterable[Periodic]:
         """Periodic actions; called once."""
