@@ -383,7 +383,7 @@ class Broker:
         self._reads.try_again()
 
     def note_delay(self, seconds: float) -> None:
-        """The event loop was blocked for so long."""
+        """Note that the event loop was blocked for ``seconds``."""
         self._lateness.add(seconds, self._clock())
 
     def announce_again(self) -> None:

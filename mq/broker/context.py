@@ -49,8 +49,8 @@ def wall_clock_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveAccess:
-    """How to read the archive: what fetches its blocks, what runs jobs in the threads for that, and how many bytes of
-    it are on the disk.
+    """The reader of the archive: it fetches blocks, runs jobs in worker threads, and counts the cached bytes on the
+    disk.
     """
 
     fetch: Fetch
@@ -60,7 +60,7 @@ class ArchiveAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What the process provides to a broker: clocks, randomness, threads; simulated in a simulation.
+    """The clocks, randomness and threads that the process provides to a broker; simulated in a simulation.
 
     Attributes:
         store_ip: the address in message ids: IPv4, or IPv6 on a host without it.
@@ -115,7 +115,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerContext:
-    """What the services of one broker share.
+    """The objects that the services of one broker share.
 
     Attributes:
         address, replica_address: where clients, and other replicas, reach this broker's client port.

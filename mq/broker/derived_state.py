@@ -1,4 +1,4 @@
-"""What a broker derives from its log, on disk: opened when it starts, and written again from time to time."""
+"""The state that a broker derives from its log, on disk: opened when it starts, and written again from time to time."""
 
 from __future__ import annotations
 

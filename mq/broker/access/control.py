@@ -150,7 +150,7 @@ class AccessControl:
         return result
 
     def _lacking_user(self, proxy: Account, wanted: ActsFor, row: Row | None, request: Any, body: bytes) -> str | None:
-        """Why a proxy may not make a request for a user; None if it may."""
+        """Return the reason why a proxy may not make a request for a user; None if it may."""
         if not proxy.proxy:
             return f"{proxy.access_key} makes a request for {wanted.user[:64]}, and is not an account of a proxy"
         user = self._current().get(wanted.user)
@@ -257,7 +257,7 @@ def _lacking(account: Account, row: Row | None, request: Any, body: bytes, addre
 
 
 def _lacking_proxy(account: Account, request: Any, body: bytes) -> str | None:
-    """Why a proxy may not make a request of its own accord; None if it may."""
+    """Return the reason why a proxy may not make a request of its own accord; None if it may."""
     if type(request) in OF_PROXIES and not is_of_consumers(request, body):
         return None
     return f"{account.access_key} is an account of a proxy, and the request names no user"

@@ -34,12 +34,12 @@ class Creations:
         return creation
 
     def exists(self, name: str) -> None:
-        """A log entry that is being applied has created or changed ``name``."""
+        """Note that a log entry that is being applied has created or changed ``name``."""
         for creation in self._waiting:
             creation.missing.discard(name)
 
     def not_created(self, creation: Creation) -> str:
-        """Why a name of an answered request is missing, if there is room for it now."""
+        """Return the reason why a name of an answered request is missing, if there is room for it now."""
         assert creation in self._waiting, f"a creation that was not begun lacks {creation.missing}"
         assert creation.missing, f"no {self._what} of the request is missing"
         name = min(creation.missing)

@@ -27,7 +27,7 @@ _QUEUES_IN_STEP: Final = 256
 
 
 class _Named(NamedTuple):
-    """How a counter of `Service.counters` is exported."""
+    """The name, type, help and scale with which a counter of `Service.counters` is exported."""
 
     name: str
     kind: Kind

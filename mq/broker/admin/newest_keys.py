@@ -23,7 +23,7 @@ def hash_of(record: bytes) -> bytes | None:
 
 
 class CompactionFacts(NamedTuple):
-    """What decides whether the newest message of a key is deleted."""
+    """The facts that decide whether the newest message of a key is deleted."""
 
     is_tombstone: bool
     stored_ms: int

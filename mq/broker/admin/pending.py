@@ -203,7 +203,7 @@ class PendingQueries(Service):
         return RecallHandle(topic, self._broker_name, due_ms, key, waiting.offset).encode() or ""
 
     def _checks(self, waiting: _Waiting) -> int:
-        """How often its producer group was asked."""
+        """The number of times that the producer group of a half message was asked; 0 for other messages."""
         if waiting.topic != HALF_TOPIC:
             return 0
         return sum(waiting.offset < passed for passed in self._metadata.checks.offsets.values())

@@ -178,7 +178,7 @@ class RaftMembers(Service):
     # -- events from the log -------------------------------------------------------------------------------------------
 
     def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
-        """A configuration entry was committed: answer those who wait for it, unless a second step follows."""
+        """Answer the requests that wait for this committed configuration, unless a second step follows."""
         assert index > NO_INDEX, f"entry {index} has the members {sorted(conf.members)}"
         if not conf.is_joint:
             self._answer(lambda waiting: 0 < waiting.first_index <= index, True, "", None)

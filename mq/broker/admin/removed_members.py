@@ -87,7 +87,7 @@ class RemovedMembers(Service):
         yield Periodic(_END_SECONDS, self.end_some, lambda: now_if(self._unended))
 
     def lead(self) -> None:
-        """See `Service`: apply the committed removals before this replica serves messages."""
+        """Apply the committed removals before this replica serves messages."""
         self.follow_and_expire()
 
     def handle_remove(self, call: Call[RemoveMember]) -> bytes | None:

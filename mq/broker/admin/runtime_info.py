@@ -86,7 +86,7 @@ class RuntimeInfo:
         )
 
     def delays(self) -> dict[int, tuple[int, int]]:
-        """By delay level that was ever used: how many messages are delivered, and how many are stored."""
+        """Map each delay level that was ever used to the number of delivered messages, and of stored messages."""
         levels: dict[int, tuple[int, int]] = {}
         for level in range(1, LEVEL_MAX + 1):
             end = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
@@ -132,7 +132,7 @@ class RuntimeInfo:
 
 
 def missing_entries(replica: Replica) -> int:
-    """How many entries this replica deleted early, on a full disk, and another replica still has."""
+    """The number of entries that this replica deleted early, on a full disk, and that another replica still has."""
     core = replica.core
     if not core.began_early or core.oldest_base is None:
         return 0

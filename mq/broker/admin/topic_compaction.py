@@ -110,7 +110,7 @@ _Old = list[tuple[QueueOffset, bytes, RawRecord]]
 
 
 class TopicCompaction(Service):
-    """See the module's theory of operation.
+    """Compacts topics while this replica leads; the module's docstring explains how.
 
     Args:
         sends: holds sends to compacted topics.

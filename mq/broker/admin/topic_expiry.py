@@ -38,7 +38,7 @@ _COUNTED_AT_ONCE = 20_000
 
 
 class TopicExpiry(Service):
-    """See the module.
+    """Moves the beginnings of queues forward while this replica leads, by the retention of their topics.
 
     Args:
         leased_pos: physical offset from which on readers have leases.

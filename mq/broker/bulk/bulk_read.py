@@ -107,7 +107,7 @@ class BulkReads(Service):
         self._by_client: dict[str, int] = {}
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """See `Service`: the throughput may have changed."""
+        """Use the changed settings: the throughput is one of them."""
         self._settings = settings
 
     def routes(self) -> Iterator[Route]:

@@ -96,7 +96,7 @@ class TopicPlans(Service):
         return call.response(ext=reply.fields(), body=encode_plan(rows, places))
 
     def _archive(self) -> dict[str, Any]:
-        """Where readers find the archived part of the log, and how they know that it is the archive of this log."""
+        """The address of the archive, and a place by which readers verify that it is the archive of this log."""
         settings = self._settings
         if (url := settings.archive_url) is None:
             return {}

@@ -199,7 +199,7 @@ class ColdReads:
         self._start(self._on_disk([(begin, begin + CHUNK_BYTES)]), partial(self._chunk_arrived, chunk))
 
     def _on_disk(self, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The parts that have to be read from files, and can be."""
+        """Cut runs to the parts that have to be read from files, and can be."""
         low, high = self._log.base_pos, self._log.memory_pos
         return [(max(begin, low), min(stop, high)) for begin, stop in runs if begin < high and low < stop]
 

@@ -63,7 +63,7 @@ class Subscriptions(Service):
         yield Route(CheckClientConfig, self.handle_check)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """See `Service`: whether groups are created, and SQL filters allowed, may have changed."""
+        """Use the changed settings, which say whether groups are created, and SQL filters allowed."""
         self._settings = settings
 
     def handle_check(self, call: Call[CheckClientConfig]) -> bytes:

@@ -69,7 +69,7 @@ class Heartbeats(Service):
         yield Periodic(self._expire_some_seconds, self.expire_some, self._expires_next_at)
 
     def _expires_next_at(self) -> float:
-        """With few connections as late as one round of all of them still takes as long as with many."""
+        """The time of the next `expire_some`: a round over few connections takes as long as a round over many."""
         count = self._clients.connection_count
         return self._expired_at + self._expire_some_seconds * ROUND_CALLS / count if count else float("inf")
 

@@ -1,4 +1,4 @@
-"""When, and from which host, clients last renewed the locks of their queues. Known to the leader only."""
+"""The last renewals of queue locks: their times, and the hosts of the clients. Known to the leader only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Table = tuple[str, str]
 
 
 class LockTimes:
-    """For each locked queue the time of the last renewal, in monotonic seconds, and the host that it came from."""
+    """Maps each locked queue to the time of its last renewal, in monotonic seconds, and the host that renewed it."""
 
     def __init__(self) -> None:
         self._tables: dict[Table, dict[int, tuple[float, bytes]]] = {}
@@ -21,12 +21,12 @@ class LockTimes:
         return iter(self._tables)
 
     def clear(self) -> None:
-        """Remove everything."""
+        """Remove all renewals."""
         self._tables.clear()
         self._of_host.clear()
 
     def add(self, table: Table, queue_id: int, at: float, host: bytes) -> None:
-        """A lock was renewed."""
+        """Note a renewal of the lock of a queue."""
         self.forget(table, queue_id)
         self._tables.setdefault(table, {})[queue_id] = at, host
         self._of_host[host] += 1

@@ -234,7 +234,7 @@ class LongPolling(Generic[PullT]):
                 return
 
     def next_deadline(self) -> float:
-        """When `expired` must be called at the latest; infinity if no pull waits."""
+        """The latest time at which `expired` must be called; infinity if no pull waits."""
         while self._heap and self._heap[0].pull is None:
             heapq.heappop(self._heap)
         return self._heap[0].deadline if self._heap else math.inf

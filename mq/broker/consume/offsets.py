@@ -565,7 +565,7 @@ class Offsets(Service):
         return self._metadata.consumer_offsets.get((group, topic), {}).get(queue_id, NO_OFFSET)
 
     def _obstacle(self, group: str, topic: str, queue_id: int) -> str | None:
-        """Why an offset of this queue cannot be stored."""
+        """Return the reason why an offset of this queue cannot be stored; None if it can."""
         config = self._metadata.topics.get(topic)
         if config is None or not 0 <= queue_id < max(config.read_queues, config.write_queues):
             return f"there is no queue {queue_id} of topic {topic}"
@@ -583,7 +583,7 @@ class Offsets(Service):
 
 
 def beyond_end(topic: str, queue_id: int, offset: QueueOffset, end: QueueOffset) -> str:
-    """Why an offset is refused."""
+    """Return the error text for an offset beyond the end of a queue."""
     return (
         f"offset {offset} is beyond the end of queue {queue_id} of {topic}: its next message gets offset {end}, so"
         f" {end} is the highest offset that a group may have"

@@ -133,7 +133,7 @@ class Pulls(Service):
         self._is_turn_planned = False
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """See `Service`: how many messages an answer has may have changed."""
+        """Use the changed settings: the number of messages in an answer is one of them."""
         self._settings = settings
 
     def routes(self) -> Iterator[Route]:

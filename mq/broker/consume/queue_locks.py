@@ -82,7 +82,7 @@ class QueueLockService(Service):
         yield Periodic(self._limits.expire_some_seconds, self.expire_some, self._expires_next_at)
 
     def _expires_next_at(self) -> float:
-        """With few locks as late as one round of all of them still takes as long as with many."""
+        """The time of the next `expire_some`: a round over few locks takes as long as a round over many."""
         count = self._metadata.lock_count + len(self._metadata.queue_locks)
         return self._expired_at + self._limits.expire_some_seconds * ROUND_CALLS / count if count else float("inf")
 
@@ -278,7 +278,7 @@ class QueueLockService(Service):
         return self._metadata.lock_holder(*key) if pending is None else pending.client_id
 
     def _forget_grant(self, key: QueueKey, grant: _Grant) -> None:
-        """A grant in flight ends, unless it has ended: by another request of its client, or with the leadership."""
+        """Forget a grant in flight, unless another request of its client or the end of the leadership has ended it."""
         if self._granting.get(key) is not grant:
             return
         del self._granting[key]

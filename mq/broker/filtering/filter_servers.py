@@ -34,7 +34,7 @@ class FilterServers(Service):
         self._heard_at: dict[str, float] = {}
 
     def addresses(self) -> list[str]:
-        """Where consumers reach them, for the route."""
+        """The addresses at which consumers reach the filter servers, for the route."""
         return sorted(self._heard_at)
 
     def routes(self) -> Iterator[Route]:

@@ -1,5 +1,5 @@
-"""What filter servers ask of the leader: to keep the program of a consumer group (9020), for the program (9021), and
-whether the sender of a request may make it (9022).
+"""Requests of filter servers to the leader: store the program of a consumer group (9020), fetch the program (9021), and
+check that the sender of a request may make it (9022).
 """
 
 from __future__ import annotations
