@@ -40,7 +40,7 @@ class Acknowledgements:
         self._due = anyio.Event()
 
     def add(self, message: PoppedMessage) -> None:
-        """The message is done."""
+        """Acknowledge the message with the next batch."""
         self._gathered.append(message)
         self._begun.set()
         if len(self._gathered) >= GATHERED_MAX:

@@ -1,4 +1,4 @@
-"""Where to connect, and how, from a URL and options of kombu."""
+"""The address and the connection settings of a broker, from a URL and options of kombu."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Address:
     redeliveries_max: int | None = None
 
     def remoting(self) -> RemotingSettings:
-        """For all clients. Raises CredentialsInvalid, also for certificates that cannot be used."""
+        """The settings for all clients. Raises CredentialsInvalid, also for certificates that cannot be used."""
         given: dict[str, Any] = {}
         if self.secret_key is not None and self.access_key is None:
             raise CredentialsInvalid("the broker URL has a secret key without an access key: raftmq://KEY:SECRET@host")

@@ -144,7 +144,7 @@ class ScheduleScheduler(Scheduler):
 
 
 def rule_of(entry: Any) -> Rule:
-    """When an entry ticks, as brokers say it. Raises ImproperlyConfigured."""
+    """The schedule of an entry, as a rule that brokers know. Raises ImproperlyConfigured."""
     rule = entry.schedule
     if isinstance(rule, crontab):
         return Cron(cron_of(rule), _zone_of(entry, rule), "both" if _restricts_both(rule) else "either")

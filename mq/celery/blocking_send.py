@@ -203,7 +203,7 @@ class BlockingSends:
         return None if address is None else (MessageQueue(topic, name, level), address)
 
     def _line_to(self, address: str) -> _Line:
-        """A connection that is idle, or a new one. Raises OSError."""
+        """Take an idle connection to `address`, or open one. Raises OSError."""
         for _ in range(len(self._idle)):
             try:
                 line = self._idle.pop()

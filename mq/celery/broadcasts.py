@@ -90,7 +90,7 @@ class TransientQueue:
             self.on_message()
 
     def take(self) -> ReceivedMessage | None:
-        """The first one that has not expired."""
+        """Take the first message that has not expired; None if there is none."""
         while self._buffer:
             message, read_at = self._buffer.popleft()
             waited_ms = int((anyio.current_time() - read_at) * 1000)
@@ -156,7 +156,7 @@ class Broadcasts:
         return queue
 
     async def bind(self, name: str, exchange: str, kind: str, routing_key: str) -> None:
-        """From now on the queue gets messages of the exchange. Raises ClientError."""
+        """Let the queue receive the messages of the exchange from now on. Raises ClientError."""
         await self._bind(self._queues[name], exchange, kind, routing_key)
 
     def unbind(self, name: str, exchange: str, routing_key: str) -> None:

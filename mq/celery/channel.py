@@ -349,7 +349,7 @@ class Channel(virtual.Channel):
         return message.serializable()
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
-        """How many messages may be unacknowledged; 0 for any number."""
+        """Set the number of messages that may be unacknowledged; 0 for any number."""
         self.qos.prefetch_count = prefetch_count or 0
         if self._channel_consumer is not None and self._consumer_session is not None:
             self._consumer_session.call_now(self._channel_consumer.limit, self.qos.prefetch_count)

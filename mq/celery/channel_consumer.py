@@ -124,7 +124,7 @@ class ChannelConsumer:
         self._tasks.start_soon(function)
 
     def limit(self, prefetch: int) -> None:
-        """How many deliveries may be open; 0 for any number."""
+        """Set the number of deliveries that may be open; 0 for any number."""
         self._prefetch = prefetch
         self._note_change()
 

@@ -90,7 +90,7 @@ class Deliveries:
                 tasks.start_soon(self._acknowledgements.finish)
 
     def acknowledge(self, tag: str) -> None:
-        """The message is done; that is sent soon, with others."""
+        """Settle the message as done; the acknowledgement is sent soon, together with others."""
         delivery = self._settle(tag)
         if delivery is not None and isinstance(message := delivery.message, PoppedMessage):
             self._acknowledgements.add(message)
@@ -110,7 +110,7 @@ class Deliveries:
                 log.warning("not_given_back", queue=delivery.queue, reason=str(error))
 
     async def refuse(self, tag: str, reason: str) -> None:
-        """The message is not wanted: to the dead letters with it. It is delivered again if that fails."""
+        """Move the message to the dead letters; if that fails, it is delivered again."""
         delivery = self.open.get(tag)
         if delivery is not None and await self._bury(delivery, reason):
             self.acknowledge(tag)

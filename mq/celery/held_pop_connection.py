@@ -69,7 +69,7 @@ class HeldPopConnection:
             await ended.wait()
 
     def close(self) -> None:
-        """A pop that is held takes nothing any more, and fails."""
+        """Close the connection; a held pop fails and takes no further message."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close("closed by this client")

@@ -1,4 +1,4 @@
-"""What all connections of a process with the same address share: one thread with an event loop, and its clients.
+"""The thread, event loop and clients that all connections of a process to the same address share.
 
 A session belongs to the process that has opened it. A connection of kombu that finds itself in a forked child gets
 another one.

@@ -120,7 +120,7 @@ class Topics:
             self._known[topic] = levels
 
     async def declare_again(self, topic: str) -> bool:
-        """The topic was deleted: create it as this process has declared it. False if it did not."""
+        """Create a deleted topic again, as this process declared it; returns False if this process had not."""
         levels = self._known.pop(topic, 1)
         if topic not in self._declared:
             return False

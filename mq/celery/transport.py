@@ -121,7 +121,7 @@ class Transport(virtual.Transport):
         self._ring()
 
     def forget(self, closed: channel.Channel) -> None:
-        """A channel is closed: drop its deliveries, which it gives back."""
+        """Drop the deliveries of a closed channel, which gives them back itself."""
         for _ in range(len(self._ready)):
             if (each := self._ready.popleft())[0] is not closed:
                 self._ready.append(each)
