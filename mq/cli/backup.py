@@ -274,7 +274,7 @@ def _check_room(source: RunningLog, target: BackupTarget) -> None:
 
 
 def _what_remains(target: str, before: BackupManifest | None, store: BackupStore | None = None) -> str:
-    """What the operator has after a failed run. With a ``store``, looks whether the backup is still there."""
+    """The state of the backup after a failed run, as a sentence. With a ``store``, looks whether it is still there."""
     from raftlog import SegmentError
 
     if before is None:

@@ -206,7 +206,7 @@ def delete(
 
 
 async def _loss(admin: Admin, group: str, topics: bool) -> str:
-    """What a deletion of the group loses, as a sentence."""
+    """A sentence that says what is lost if the group is deleted."""
     return f"consumer group {group} {', and '.join(await losses_of_group(admin, group, topics=topics))}"
 
 
@@ -337,7 +337,7 @@ def remove_member(
 
 
 async def _loss_of_member(group: str, member: str, members: list[str], seconds: float) -> str:
-    """What the removal means, as a sentence."""
+    """A sentence that says what happens if the member is removed."""
     return f"member {member} of consumer group {group} {' '.join(removal_means(members, seconds))}"
 
 
@@ -455,7 +455,7 @@ def _queues(member: Member) -> str:
 
 
 def behind(progress: GroupProgress) -> str:
-    """How many messages a group has yet to consume from a queue; or how far beyond its end the group's offset is."""
+    """The number of messages that a group has yet to consume from a queue, or that its offset is beyond the end."""
     if progress.offset > progress.end:
         return f"beyond the end by {progress.offset - progress.end:,}"
     return f"{progress.end - progress.offset:,}"

@@ -226,7 +226,7 @@ async def _stored_offsets_of(admin: Admin, group: str) -> dict[MessageQueue, int
 
 
 def _left_out(name: str, configs: Mapping[str, SubscriptionGroupConfig], exported: Group) -> Iterator[str]:
-    """What the document does not say of a group: settings of stock brokers, and differences between broker groups."""
+    """Name the group settings that the document omits: they differ between broker groups, or raftmq has none such."""
     for broker, config in sorted(configs.items()):
         if group_of(config) != exported:
             yield f"the settings of consumer group {name} in {broker}, which differ from those in {min(configs)}"

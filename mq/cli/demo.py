@@ -100,7 +100,7 @@ def demo(
 
 
 def next_steps(directory: Path, key: int) -> str:
-    """What to do with the data of a demonstration, which has a message with this key."""
+    """Instructions for the data of a demonstration: look at it (a message has this key), or remove it."""
     program = "raftmq" if shutil.which("raftmq") is not None else f"{shlex.quote(sys.executable)} -m mq.cli"
     place = shlex.quote(str(directory))
     return (

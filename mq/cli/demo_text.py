@@ -16,7 +16,7 @@ _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__py
 
 
 def source_directory() -> Path:
-    """Where the text comes from."""
+    """The directory of Python's standard library, whose files are the demonstration's text."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 

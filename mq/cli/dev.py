@@ -225,7 +225,7 @@ async def _say_who_ends(directory: Path, clusters: list[DevCluster], console: Co
 
 
 async def _announcement(clusters: list[DevCluster], addresses: dict[str, str]) -> dict[str, object]:
-    """What programs need to know of running servers."""
+    """The addresses, processes and directories of the running servers, for programs that use them."""
     return {
         "namesrv": clusters[0].namesrv,
         **addresses,

@@ -1,4 +1,4 @@
-"""What `raftmq dev` says about a disk that is nearly full: all its replicas share it, and refuse messages then."""
+"""Warnings of `raftmq dev` about a disk that is nearly full: all its replicas share it, and refuse messages then."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DiskRatios(Protocol):
 
 
 class DiskState(IntEnum):
-    """How full a disk is for brokers."""
+    """What brokers do at the present use of their disk."""
 
     ROOM = 0
     DELETES = 1
@@ -51,7 +51,7 @@ def state_of(used: float, ratios: DiskRatios) -> DiskState:
 
 
 def disk_text(directory: Path, usage: tuple[int, int], ratios: DiskRatios) -> str:
-    """What brokers do about this use of the disk (free and total bytes), and what helps."""
+    """Say what brokers do at this use of the disk (free and total bytes), and what helps."""
     free, total = usage
     used = used_part(free, total)
     text = f"the disk of {directory} is {math.floor(used * 100)} % full, with {free / 1e9:,.1f} GB free: "

@@ -237,7 +237,7 @@ async def _put_or_note(step: dict[str, object], config: T, put_one: Callable[[T]
 
 
 def _topic_config(name: str, topic: Topic, known: Topic | None) -> TopicConfig:
-    """What a broker is asked for: attributes as changes of those that the topic has now."""
+    """The configuration to send to a broker; its attributes are changes of the topic's present ones."""
     gone = known.attributes.keys() - topic.attributes.keys() if known is not None else ()
     return TopicConfig(
         name,
@@ -267,7 +267,7 @@ async def _put_topic(admin: Admin, broker: str, config: TopicConfig) -> None:
 
 
 def group_config(name: str, group: Group, now: Group | None = None) -> SubscriptionGroupConfig:
-    """What a broker is asked for: attributes as changes of those that the group has now."""
+    """The configuration to send to a broker; its attributes are changes of the group's present ones."""
     wanted, known = group.attributes or {}, (now.attributes if now is not None else None) or {}
     said = {
         "consume_enable": group.enabled,

@@ -271,7 +271,7 @@ def dump(
 
 
 def _lost_behind(ranges: Sequence[DamagedRange]) -> str:
-    """What a cut at the first of ``ranges`` would lose."""
+    """Describe the loss if the log is cut at the first of ``ranges``."""
     intact = [each.behind.index for each in ranges if each.behind is not None]
     if not intact:
         return "No entry after the damage is known to be intact."

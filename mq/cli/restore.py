@@ -118,7 +118,7 @@ def _stored_until(cut_ms: int, body: bytes) -> bool:
 
 
 def _stored_ms(body: bytes) -> int:
-    """When the latest message of an entry was stored; 0 if it has none of ours."""
+    """The time at which the latest message of an entry was stored; 0 if the entry has no message of a broker."""
     from mq.protocol.messages.records import RecordError, latest_store_timestamp
 
     try:

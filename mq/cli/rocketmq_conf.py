@@ -237,7 +237,7 @@ def _converted(line: _Line, convert_value: Callable[[str], Any]) -> Any:
 
 
 def _why_not(line: _Line) -> str:
-    """Why a key does not apply. Raises ConfInvalid for a misspelled one."""
+    """The reason that a key does not apply. Raises ConfInvalid for a misspelled key."""
     if (reason := NOT_APPLICABLE.get(line.key)) is not None:
         return reason
     for pattern, reason in _FAMILIES:

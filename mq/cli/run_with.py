@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def run_with(kind: type[AdminT], namesrv: str, ask: Callable[[AdminT], Awaitable[T]]) -> T:
-    """What `ask` returns with an open administration of that kind. Raises CommandFailed if the client has failed."""
+    """Open an admin of this kind and return the result of `ask`. Raises CommandFailed if the client has failed."""
 
     async def main() -> T:
         async with kind(namesrv) as admin:

@@ -114,7 +114,7 @@ def _notes(replica: ReplicaStatus) -> Iterator[str]:
 
 
 def _archived(group: GroupStatus) -> Iterator[str]:
-    """How much of the log is archived, as the leader knows it."""
+    """Describe the archived part of the log, as the leader knows it."""
     for replica in group.replicas:
         if replica.role == "leader" and (replica.archived_index or replica.archive_lag_bytes):
             waits = ""

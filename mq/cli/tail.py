@@ -70,7 +70,7 @@ async def _begin(admin: Admin, queue: MessageQueue, last: int) -> int:
 
 
 def line_of(message: ReceivedMessage, *, verbose: bool, as_json: bool) -> bytes:
-    """How a message is printed, with the line feed."""
+    """Format a message for printing, with the line feed."""
     if as_json:
         return json.dumps(message_fields(message)).encode() + b"\n"
     if not verbose:

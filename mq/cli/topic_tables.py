@@ -171,7 +171,7 @@ def compact(file: File, master: Master = None, driver_memory: DriverMemory = Non
 
 
 def _result(command: str, file: Path, master: str | None, driver_memory: str | None) -> dict[str, Any]:
-    """What a command of the driver found. Raises CommandFailed if it did not get that far."""
+    """Run a command of the driver and return its result. Raises CommandFailed if it failed or gave no result."""
     process = start(command, file, _pipeline(file), master, driver_memory)
     found: dict[str, Any] | None = None
     failed: dict[str, Any] | None = None
@@ -256,7 +256,7 @@ def _pipeline(file: Path) -> Pipeline:
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    """What the driver says, until it ends; what is no line of ours is Spark's, and goes to standard error."""
+    """Yield the JSON lines of the driver until it ends; Spark's own lines are copied to standard error."""
     assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:

@@ -210,13 +210,13 @@ def update(
 
 
 def _kept(hours: int | None, nbytes: int | None) -> dict[str, str | None]:
-    """What --retention-hours and --retention-bytes change."""
+    """The attributes that --retention-hours and --retention-bytes change."""
     limits = {RESERVE_TIME: hours, RESERVE_BYTES: nbytes}
     return {name: None if limit == -1 else str(limit) for name, limit in limits.items() if limit is not None}
 
 
 def _policy(compacted: bool | None) -> dict[str, str | None]:
-    """What --compacted and --no-compacted change."""
+    """The attribute that --compacted and --no-compacted change."""
     return {} if compacted is None else {CLEANUP_POLICY: COMPACTION if compacted else None}
 
 
@@ -413,7 +413,7 @@ async def _message_count(admin: Admin, topic: str) -> int:
 
 
 async def _loss(admin: Admin, topic: str) -> str:
-    """What a deletion of the topic loses, as a sentence."""
+    """A sentence that says what is lost if the topic is deleted."""
     return f"topic {topic} {', and '.join(await losses_of_topic(admin, topic))}"
 
 

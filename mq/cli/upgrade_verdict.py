@@ -144,7 +144,7 @@ def _unapplied(replica: ReplicaStatus, leader: ReplicaStatus | None) -> int | No
 
 
 def _why_keep(node: str, voters: list[str], ailments: dict[str, tuple[str, ...]]) -> str:
-    """Why ``node`` must not be stopped now; empty if it may be."""
+    """The reason that ``node`` must not be stopped now; empty if it may be stopped."""
     if node not in voters or (ailments[node] == ("does not answer",)):
         return ""  # it does not count in majorities, or is stopped already
     needed = len(voters) // 2 + 1

@@ -56,7 +56,7 @@ class Arrivals:
         self._acknowledged.update(number for number in numbers if number in self._due)
 
     def delivered(self, number: int, now: float) -> bool:
-        """A message was delivered. Returns whether it counts: only the first time does."""
+        """Record the delivery of a message. Returns whether it was the first; repeated deliveries are not measured."""
         due_at = self._due.pop(number, None)
         if due_at is None:
             return False

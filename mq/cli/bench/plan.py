@@ -59,7 +59,7 @@ class Schedule:
 
     @property
     def next_at(self) -> float:
-        """When the next request is due."""
+        """The time at which the next request is due."""
         return self._next * self._interval
 
     def next_due(self) -> float:

@@ -84,7 +84,7 @@ def _percentiles(latencies: Latencies) -> Line:
 
 
 def _rates(counted: Counted) -> Line:
-    """For each whole second; the last one is left out, since it is not whole."""
+    """The counts of each whole second; the last, incomplete second is left out."""
     last = max(counted.by_second)
     return [(float(second), float(counted.by_second.get(second, 0))) for second in range(max(last, 1))]
 

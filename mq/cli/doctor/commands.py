@@ -64,7 +64,7 @@ def doctor(
 
 
 def print_findings(findings: list[Finding], survey: Survey) -> None:
-    """For people: two lines per finding, then a summary."""
+    """Print two lines per finding, then a summary, for people to read."""
     console = Console(highlight=False, soft_wrap=True)
     for finding in findings:
         line = Text(f"{finding.severity.word:<8} ", style=STYLES[finding.severity])

@@ -59,7 +59,7 @@ class ClusterAdmin(CatalogueAdmin):
         return await self._leaders(None, None)
 
     async def delay_offsets(self, address: str) -> dict[int, int]:
-        """For each delay level the offset of the next message to deliver, at one broker."""
+        """Map each delay level of one broker to the offset of the next message to deliver."""
         _, body = await self._opened().call(address, RequestCode.GET_ALL_DELAY_OFFSET)
         return {int(level): int(offset) for level, offset in read_body(read_offset_rows, body).items()}
 

@@ -115,7 +115,7 @@ class Copier:
 
     @property
     def known_behind(self) -> int:
-        """How far the copies are behind, counting only the queues of which that is known."""
+        """The number of messages still to copy, from the queues whose end at the source is known."""
         return sum(
             max(self._ends[queue.number] - (queue.next_offset or 0), 0)
             for queue in self._state.queues
@@ -377,6 +377,6 @@ def _target_queue(queue: MirroredQueue) -> MessageQueue:
 
 
 def _gravest(group: BaseExceptionGroup[Exception]) -> Exception:
-    """What blocks a queue, if anything does; else the first error."""
+    """The error that blocks a queue, if there is one; else the first error."""
     found = [_gravest(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
     return next((error for error in found if isinstance(error, _Blocked)), found[0])

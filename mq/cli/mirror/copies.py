@@ -51,7 +51,7 @@ _HEAD: Final = struct.Struct(">qiiiI")
 
 
 class SourcePlace(NamedTuple):
-    """Where an original is, and when it was stored there."""
+    """The place of an original message at the source, and the time at which it was stored there."""
 
     topic: str
     broker: str

@@ -34,7 +34,7 @@ _FROM_DELAYS: Final = (props.REAL_TOPIC, props.TIMER_OUT_MS, props.RETRY_TOPIC)
 
 @dataclass
 class Report:
-    """What a cut-over has done, or would do.
+    """The changes that a cut-over has made, or would make.
 
     Attributes:
         moved: offsets that were stored.
@@ -240,7 +240,7 @@ async def _move(
 
 
 async def waiting_delays(source: ClusterAdmin) -> int | None:
-    """How many delayed messages still wait at the source, retries included; None if it does not tell."""
+    """The number of delayed messages that still wait at the source, retries included; None if it does not tell."""
     total = 0
     try:
         for broker, address in (await source.leaders()).items():
@@ -275,7 +275,7 @@ async def _waiting_timers(source: ClusterAdmin, broker: str) -> int:
 
 
 def instructions(report: Report, source: str, target: str, *, dry_run: bool) -> list[str]:
-    """What each team does now, as lines."""
+    """Instructions for the team of each group and for producers, as lines."""
     lines: list[str] = []
     for group, rows in report.groups.items():
         topics = sorted({move.origin.topic for move in rows if not move.origin.topic.startswith("%")})

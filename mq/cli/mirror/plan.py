@@ -31,7 +31,7 @@ class PlanRefused(Exception):
 
 
 class Choice(NamedTuple):
-    """Which topics are wanted, by patterns such as ``orders-*``; nothing wanted means all."""
+    """The topics to mirror, by patterns such as ``orders-*``; all topics if ``wanted`` is empty."""
 
     wanted: Sequence[str] = ()
     unwanted: Sequence[str] = ()
@@ -96,7 +96,7 @@ def extend(
     own: Collection[str],
     choice: Choice,
 ) -> Extension:
-    """What is missing so that everything wanted in ``source`` is mirrored. Raises PlanRefused.
+    """Plan the queues and topics that are missing to mirror everything wanted in ``source``. Raises PlanRefused.
 
     Each source queue has a target queue of its own, so that the order in it is kept. A broker group of the same name is
     preferred; otherwise source groups are assigned to target groups in turn, and the queues of the second one follow
@@ -178,7 +178,7 @@ def _new_topics(
     source: Topics,
     target: Topics,
 ) -> tuple[list[NewTopic], dict[str, str]]:
-    """What the target lacks, and the topics whose queues it cannot take, with what to do."""
+    """The topics that the target lacks, and for each topic whose queues it cannot take, the reason and what to do."""
     found: list[NewTopic] = []
     refused: dict[str, str] = {}
     own_ends: dict[tuple[str, str], int] = {}

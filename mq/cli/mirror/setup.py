@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 
 class Groups(Protocol):
-    """What `create_groups` needs of a cluster."""
+    """The methods of a cluster's admin that `create_groups` calls."""
 
     async def consumer_groups(self) -> dict[str, dict[str, SubscriptionGroupConfig]]: ...
 

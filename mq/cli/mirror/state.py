@@ -44,7 +44,7 @@ class MirroredQueue(msgspec.Struct):
         return OffsetMap(self.stretches)
 
     def copied(self, source: int, target: int, count: int) -> None:
-        """The next messages were copied. Raises ValueError unless they are behind all others."""
+        """Record that the next messages were copied. Raises ValueError unless they are behind all earlier ones."""
         last = self.stretches[-1] if self.stretches else None
         if last is not None and (source, target) == (last[0] + last[2], last[1] + last[2]):
             self.stretches[-1] = (last[0], last[1], last[2] + count)
@@ -54,12 +54,12 @@ class MirroredQueue(msgspec.Struct):
         self.target_next = target + count
 
     def lose(self, first: int, behind: int) -> None:
-        """The source has deleted these messages before they were copied."""
+        """Record that the source deleted the messages from ``first`` to before ``behind`` before they were copied."""
         self.gone.append((first, behind))
         self.next_offset = behind
 
     def skip(self, offset: int) -> None:
-        """The target has refused this message."""
+        """Record that the target refused this message, and continue after it."""
         self.skipped.append(offset)
         self.next_offset = offset + 1
 
