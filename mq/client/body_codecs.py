@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class BodyCodec(Protocol[T]):
-    """What a codec has. An exception of `decode` means that these bytes are no value; see `BodyNotDecoded`."""
+    """The methods of a codec. `decode` raises any exception for bytes that are not a value; see `BodyNotDecoded`."""
 
     def encode(self, value: T, /) -> bytes:
         """The body for a value: 1 byte to 4 MiB."""

@@ -35,7 +35,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 class Brokers(Protocol):
-    """What `LiteTopics` needs of `Admin`."""
+    """The methods of `Admin` that `LiteTopics` calls."""
 
     def _opened(self) -> ClientCore: ...
 
@@ -65,7 +65,7 @@ class LiteTopics:
         return found
 
     async def parent(self, topic: str) -> dict[str, ParentTopicInfo]:
-        """How many lite topics a topic has, by broker group (request code 200075). Raises TopicNotFound."""
+        """The number of lite topics of a topic, by broker group (request code 200075). Raises TopicNotFound."""
         ext = ParentTopicExt(topic=topic)
         return await self._of_topic(topic, RequestCode.GET_PARENT_TOPIC_INFO, ext, ParentTopicInfo)
 
@@ -78,7 +78,7 @@ class LiteTopics:
         return await self._of_topic(parent, RequestCode.GET_LITE_TOPIC_INFO, ext, LiteTopicInfo)
 
     async def client(self, parent: str, group: str, client_id: str, *, most: int = 1000) -> dict[str, LiteClientInfo]:
-        """What a client subscribes to, at most `most` names of 1 to 10,000, by broker group (request code 200077).
+        """The subscriptions of a client, at most `most` names of 1 to 10,000, by broker group (request code 200077).
 
         `topic_count` is -1 where the client has not said it. Raises TopicNotFound.
         """
@@ -86,7 +86,7 @@ class LiteTopics:
         return await self._of_topic(parent, RequestCode.GET_LITE_CLIENT_INFO, ext, LiteClientInfo)
 
     async def lag(self, group: str, lite_topic: str | None = None, *, top: int = 20) -> dict[str, LiteGroupInfo]:
-        """How far behind a group is, in one lite topic or in all, by broker group (request code 200078).
+        """Messages that a group is behind, in one lite topic or in all, by broker group (request code 200078).
 
         For all: with the `top` lite topics in which it is behind most, 0 to 10,000 of them.
         """
@@ -109,7 +109,7 @@ class LiteTopics:
         return sorted(leaders)
 
     async def _leaders_of_group(self, group: str) -> dict[str, str]:
-        """The broker groups that have this group, or all: they say then that there is none."""
+        """The leaders of the broker groups that know this group; if none does, all leaders, which answer so."""
         leaders = await self._admin._leaders(None, None)
         known = (await self._admin.consumer_groups()).get(group, {})
         return {broker: at for broker, at in leaders.items() if broker in known} or leaders

@@ -99,7 +99,7 @@ def tombstone(
 
 
 class SendStatus(Enum):
-    """How safely the message is stored. Only `OK` means the durability that the broker group is configured for."""
+    """The durability of a stored message. Only `OK` means the durability that the broker group is configured for."""
 
     OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -210,12 +210,12 @@ class ReceivedMessage(Generic[BodyT]):
 
     @property
     def born_at(self) -> dt.datetime:
-        """When the sender created the message, by the sender's clock."""
+        """The time at which the sender created the message, by the sender's clock."""
         return dt.datetime.fromtimestamp(self.record.born_timestamp_ms / 1000, tz=dt.UTC)
 
     @property
     def stored_at(self) -> dt.datetime:
-        """When the broker stored the message, by the broker's clock."""
+        """The time at which the broker stored the message, by the broker's clock."""
         return dt.datetime.fromtimestamp(self.record.store_timestamp_ms / 1000, tz=dt.UTC)
 
     @property
@@ -253,10 +253,10 @@ class ReceivedMessage(Generic[BodyT]):
 
     @property
     def reconsume_times(self) -> int:
-        """How often the broker has already redelivered this message to the group."""
+        """The number of times the broker has already redelivered this message to the group."""
         return self.record.reconsume_times
 
     @property
     def origin_message_id(self) -> str | None:
-        """For a redelivered message or a dead letter: the id of the originally delivered record."""
+        """The id of the originally delivered record, of a redelivered message or a dead letter; else None."""
         return self.record.properties.get(props.ORIGIN_MESSAGE_ID)

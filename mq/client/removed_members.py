@@ -32,7 +32,7 @@ KEEP_OUT_SECONDS_MAX = KEPT_OUT_MS_MAX / 1000
 
 
 class Brokers(Protocol):
-    """What `RemovedMembers` needs of `Admin`."""
+    """The methods of `Admin` that `RemovedMembers` calls."""
 
     def _opened(self) -> ClientCore: ...
 

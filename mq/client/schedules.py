@@ -130,7 +130,7 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
 
 
 class Brokers(Protocol):
-    """What `Schedules` needs of `Admin`."""
+    """The methods of `Admin` that `Schedules` calls."""
 
     def _opened(self) -> ClientCore: ...
 

@@ -72,7 +72,7 @@ class Spans:
             self._common["messaging.rocketmq.consumption_model"] = model
 
     def identify(self, client_id: str) -> None:
-        """The client was opened under this id."""
+        """Add the id of the opened client to the attributes of all spans."""
         self._common["messaging.client.id"] = client_id
 
     # Producers.
@@ -213,14 +213,14 @@ class SendSpan:
 
     @_never_raises
     def not_sent(self, error: BaseException) -> None:
-        """The message was not sent."""
+        """End the span with the error: the message was not sent."""
         _fail(self._span, error)
         self._span.set_attribute(OUTCOME, "no")
         self._span.end()
 
     @_never_raises
     def abandoned(self) -> None:
-        """The send was abandoned."""
+        """End the span of a cancelled send, whose outcome is unknown."""
         self._span.set_attribute(OUTCOME, "unknown")
         self._span.set_attribute("error.type", "cancelled")
         self._end_as_error("cancelled while it was on its way")

@@ -52,7 +52,7 @@ async def put_topic(ask: Ask, config: TopicConfig, changes: Mapping[str, str | N
 
 
 async def _readable(ask: Ask, topic: str) -> int:
-    """How many queues of a topic can be read now; 0 if there is none, or the broker cannot tell."""
+    """The number of queues of a topic that can be read now; 0 if there is none, or the broker cannot tell."""
     try:
         _, body = await ask(RequestCode.GET_TOPIC_CONFIG, TopicOfBrokerExt(topic=topic, lo=True).fields(), b"")
     except BrokerError:

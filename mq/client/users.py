@@ -48,7 +48,7 @@ class UserAdmin(Admin):
         await self._send_to_leaders(RequestCode.AUTH_DELETE_USER, UserExt(name=name), b"", cluster)
 
     async def users(self, name_part: str = "") -> dict[str, list[UserInfo]]:
-        """By broker group, the users with ``name_part`` in their names; without passwords."""
+        """The users with ``name_part`` in their names, by broker group; without passwords."""
         found: dict[str, list[UserInfo]] = {}
         for group, address in (await self._leaders(None, None)).items():
             _, body = await self._opened().call(
@@ -74,8 +74,8 @@ class UserAdmin(Admin):
         await self._send_to_leaders(RequestCode.AUTH_DELETE_ACL, ext, b"", cluster)
 
     async def policies(self, name_part: str = "", resource_part: str = "") -> dict[str, list[AclInfo]]:
-        """By broker group, the policies of users with ``name_part`` in their names, with ``resource_part`` in the
-        resource.
+        """The policies of users with ``name_part`` in their names and ``resource_part`` in the resource, by broker
+        group.
         """
         ext = ListAclsExt(subject_filter=name_part, resource_filter=resource_part)
         found: dict[str, list[AclInfo]] = {}
@@ -94,7 +94,7 @@ class UserAdmin(Admin):
         )
 
     async def quotas(self) -> dict[str, QuotaList]:
-        """By broker group, the quotas of users, and whom its leader throttles."""
+        """The quotas of users, and the users that the leader throttles, by broker group."""
         found: dict[str, QuotaList] = {}
         for group, address in (await self._leaders(None, None)).items():
             found[group] = await self.quotas_at(address)

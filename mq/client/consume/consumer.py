@@ -154,7 +154,7 @@ class Consumer(Client, Generic[BodyT]):
                     await self._leave(core)
 
     def _lag_to_show(self) -> Lag | None:
-        """What asks for the lag that metrics show."""
+        """The function that reads the lag for metrics; None if none is shown."""
         return None
 
     # Life cycle.
@@ -166,7 +166,7 @@ class Consumer(Client, Generic[BodyT]):
         """Start assigning and pulling, in `tasks`. An exception prevents entering the block."""
 
     def _stop(self) -> None:
-        """The block has ended: deliver nothing more. `_tasks` still run, and are cancelled next."""
+        """Deliver nothing more, at the end of the block. `_tasks` still run, and are cancelled next."""
 
     def _closed(self) -> None:
         """Assigning and pulling have ended. Wake tasks that wait for a message."""
@@ -286,12 +286,12 @@ class PositionedConsumer(Consumer[BodyT]):
     @property
     @abstractmethod
     def positions(self) -> Mapping[MessageQueue, int]:
-        """For each queue the offset of the next message."""
+        """Map each queue to the offset of the next message."""
 
     async def lag(self) -> dict[MessageQueue, int]:
-        """How many messages of each assigned queue are not finished yet; asks the leaders for the ends of the queues.
+        """The number of unfinished messages of each assigned queue; asks the leaders for the ends of the queues.
 
-        Those that no filter lets through count as well. Raises ClientError if a leader does not answer.
+        Includes messages that no filter selects. Raises ClientError if a leader does not answer.
         """
         return await lag_of(self._opened(), self.positions)
 

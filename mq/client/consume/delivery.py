@@ -81,7 +81,7 @@ class DeliveryBoard:
         self.offer(queue)
 
     def finish(self, queue: ProcessQueue, message: ReceivedMessage[Any]) -> None:
-        """The message is finished."""
+        """Record that the message is finished, unless another member has its queue."""
         if not queue.dropped:
             queue.acknowledge(message)
             self._on_progress(queue)
@@ -94,7 +94,7 @@ class DeliveryBoard:
             self._on_progress(queue)
 
     def retry_at(self, message: ReceivedMessage[Any]) -> float:
-        """When to retry a message that has just failed: the delay doubles each time, up to 30 s."""
+        """The time at which to retry a message that has just failed: the delay doubles each time, up to 30 s."""
         delay = min(self._retry_seconds * 2.0 ** min(message.attempt - 1, 10), RETRY_SECONDS_MAX)
         return anyio.current_time() + delay
 
@@ -207,7 +207,7 @@ class Delivery(Generic[BodyT]):
                 self.nack()
 
     def ack(self) -> None:
-        """The message is done; the group's offset moves past it once all earlier ones of its queue are done.
+        """Finish the message; the group's offset moves past it once all earlier ones of its queue are finished.
 
         If another member has taken over its queue, this has no effect, and the message is redelivered there. Raises
         DeliveryFinished.

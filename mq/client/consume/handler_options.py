@@ -12,7 +12,7 @@ ORDERED_RECONSUME_TIMES = 120
 
 
 def attempts_max(max_reconsume_times: int | None) -> int | None:
-    """How often a member tries a message itself, None for ever. Raises ValueError."""
+    """The number of times that a member itself tries a message; None for no limit. Raises ValueError."""
     if max_reconsume_times is None:
         return ORDERED_RECONSUME_TIMES + 1
     if max_reconsume_times < -1:

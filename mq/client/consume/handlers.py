@@ -113,7 +113,7 @@ class HandlerPool:
         """Set when the current `run` ends."""
 
     def open(self) -> None:
-        """The consumer is opened; `run` was not called yet."""
+        """Reset the pool when its consumer opens, before `run`."""
         self._scope = None
         self._fallback = None
         self._was_run = False
@@ -395,7 +395,7 @@ class HandlerPool:
         return True
 
     def _part_size(self, message: ReceivedMessage[Any], batch: int | None) -> int:
-        """How many messages the handler gets next, from `message` on: one at a time before they are given up."""
+        """The number of messages to hand over next, from `message` on: one alone at its last attempt."""
         if self._attempts:
             message.attempt = max(message.attempt, self._attempts.get(_identity(message), 1))
         return 1 if self._is_last(message) else batch or 1
@@ -477,5 +477,5 @@ async def _with_next(middleware: Middleware, call_next: Callable[[Any], Awaitabl
 
 
 def _identity(message: ReceivedMessage[Any]) -> tuple[MessageQueue, int]:
-    """What tells a message from all others, also from those of a topic that was made again under its name."""
+    """An identity that differs for each message, also if a topic is deleted and created again under its name."""
     return message.queue, message.record.physical_offset

@@ -48,14 +48,14 @@ from mq.protocol.wire.request import Request
 
 @dataclass(frozen=True, slots=True)
 class LiteStart:
-    """Where a group continues in a lite topic; use the functions below."""
+    """The place in a lite topic at which a group continues; use the functions below."""
 
     kind: OffsetKind
     value: int
 
     @staticmethod
     def first() -> LiteStart:
-        """At the first message that is still there."""
+        """Begin at the first message that is still stored."""
         return LiteStart(OffsetKind.POLICY, Policy.MIN)
 
     @staticmethod
@@ -65,17 +65,17 @@ class LiteStart:
 
     @staticmethod
     def tail(count: int) -> LiteStart:
-        """With the last `count` messages."""
+        """Begin with the last `count` messages."""
         return LiteStart(OffsetKind.TAIL_N, count)
 
     @staticmethod
     def offset(offset: int) -> LiteStart:
-        """At this offset of the lite topic, as in `PoppedMessage.queue_offset`."""
+        """Begin at this offset of the lite topic, as in `PoppedMessage.queue_offset`."""
         return LiteStart(OffsetKind.OFFSET, offset)
 
     @staticmethod
     def at(time: dt.datetime) -> LiteStart:
-        """At the first message that was stored at this time, which has a time zone, or later. Raises ValueError."""
+        """Begin at the first message stored at `time` or later. Raises ValueError if `time` has no time zone."""
         if time.tzinfo is None:
             raise ValueError(f"{time} has no time zone")
         return LiteStart(OffsetKind.TIMESTAMP, int(time.timestamp() * 1000))

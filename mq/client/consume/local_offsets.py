@@ -41,7 +41,7 @@ class LocalOffsets:
         """The queues that a topic had when the first one was begun."""
 
     async def begin(self, queue: MessageQueue) -> int:
-        """Where to begin consuming `queue`. Raises ClientError."""
+        """The offset at which to begin consuming `queue`. Raises ClientError."""
         stored = self._stored.get(queue)
         if stored is not None:
             return stored

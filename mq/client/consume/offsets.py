@@ -158,7 +158,7 @@ class GroupOffsets:
         """Stored, as the leader has answered."""
 
     async def begin(self, queue: MessageQueue) -> int:
-        """Where to begin with `queue`.
+        """The offset at which to begin consuming `queue`.
 
         `consume_from` applies only if a broker says that nothing is stored (QUERY_NOT_FOUND); any other failure is
         raised, because jumping to the end after a transient error would lose messages. Raises ClientError.
@@ -229,7 +229,7 @@ class GroupOffsets:
             self._confirmed[queue] = offset
 
     def forget(self, queue: MessageQueue) -> None:
-        """The stored offset was changed by others."""
+        """Forget the stored offset of `queue`, which others have changed."""
         self._stored.pop(queue, None)
         self._confirmed.pop(queue, None)
 

@@ -130,7 +130,7 @@ class Inbox:
         return list(heads.values())
 
     async def get(self) -> PoppedMessage[Any]:
-        """The next message that is still hidden from others and was not popped again. Raises ClientClosed."""
+        """Wait for the next message that is still hidden from others and was not popped again. Raises ClientClosed."""
         await anyio.lowlevel.checkpoint()
         while True:
             while self._ready:

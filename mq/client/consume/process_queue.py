@@ -17,7 +17,7 @@ from mq.client.message import MessageQueue, ReceivedMessage
 
 
 class FlowLimits:
-    """When pulling pauses. A queue may exceed each limit by one pull at most.
+    """The limits at which pulling pauses. A queue may exceed each limit by one pull at most.
 
     `count_max` messages, `bytes_max` bytes of bodies, and `span_max` offsets between the oldest unacknowledged message
     and the newest one (which limits redelivery after a restart).
@@ -92,7 +92,7 @@ class ProcessQueue:
         return len(self._ready)
 
     def available_at(self, now: float) -> float | None:
-        """When `take` will return something: `now`, a later time (a retry), or None if nothing is waiting."""
+        """The time at which `take` returns a message: `now`, a later time (a retry), or None if none is waiting."""
         if not (self._ready or self._later) or not self.may_go_on(now):
             return None
         at = now if self._ready else self._later[0][0]
@@ -126,7 +126,7 @@ class ProcessQueue:
             self._watchers.discard(watcher)
 
     def why_full(self, limits: FlowLimits) -> str:
-        """Why pulling pauses, if `is_full`."""
+        """The reason that pulling pauses, if `is_full`."""
         if self._span() >= limits.span_max and self.cached_count < self._span():
             return (
                 f"the message at offset {self.commit_offset} is not finished, and {self._span()} offsets were pulled "
@@ -171,7 +171,7 @@ class ProcessQueue:
         return taken
 
     def acknowledge(self, message: ReceivedMessage[Any]) -> None:
-        """The message is done. It must have been taken and not yet acknowledged or returned."""
+        """Finish a message that was taken and not yet acknowledged or returned."""
         offset = message.queue_offset
         unacknowledged, acknowledged = self._unacknowledged, self._acknowledged
         assert unacknowledged, f"{self.queue}: offset {offset} acknowledged, but none is outstanding"

@@ -392,7 +392,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
 
     @property
     def positions(self) -> Mapping[MessageQueue, int]:
-        """For each queue the offset at which `poll` continues."""
+        """Map each queue to the offset at which `poll` continues."""
         self._check_process()
         return {queue: puller.process_queue.commit_offset for queue, puller in self._pullers.items()}
 
@@ -425,7 +425,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             self._uncommitted[queue] = offset
 
     def _consumed(self, messages: Sequence[ReceivedMessage[Any]] | None) -> Consumed:
-        """What `poll` has returned since the last commit, for a transaction; see `Consumed`. Raises ValueError."""
+        """The messages that `poll` has returned since the last commit, for a transaction. Raises ValueError."""
         self._opened()
         if messages is not None:
             raise ValueError("a pull consumer gives all that it has returned since its last commit: pass no messages")

@@ -115,7 +115,7 @@ class Puller:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last attempt to pull failed; None if it did not."""
+        """The reason that the last attempt to pull failed; None if it did not."""
         return None if self._wait.reason is None else f"{self._queue}: {self._wait.reason}"
 
     def stop(self) -> None:
@@ -128,7 +128,7 @@ class Puller:
         self._progress.set()
 
     def note_route(self, route: TopicRoute) -> None:
-        """The group may have a new leader. A pull held by the old one would not notice for up to 20 s."""
+        """Cancel the pull if its broker is no longer the right one, which might hold it for 20 s more."""
         asked = self._pull_address
         if self._subscription.program is not None:
             if asked is not None and asked not in route.filter_servers.get(self._queue.broker_name, ()):

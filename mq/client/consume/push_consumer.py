@@ -431,7 +431,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
 
     @property
     def positions(self) -> Mapping[MessageQueue, int]:
-        """For each assigned queue the offset up to which all messages are acknowledged."""
+        """Map each assigned queue to the offset before which all messages are acknowledged."""
         return self._entered().assignment.commit_offsets()
 
     async def commit(self) -> None:

@@ -103,7 +103,7 @@ class Assignment:
                 puller.note_route(route)
 
     def commit_offsets(self) -> Mapping[MessageQueue, int]:
-        """For every queue the offset up to which everything is done."""
+        """Map each queue to the offset before which all messages are finished."""
         return {queue: puller.process_queue.commit_offset for queue, puller in self._pullers.items()}
 
     async def rebalance(self, topic: str) -> bool:
@@ -169,7 +169,7 @@ class Assignment:
             self._core.emit(ClientEvent("stuck", topic, reason))
 
     def why_none(self, topics: Collection[str]) -> str:
-        """Why no queue of these subscribed topics is assigned."""
+        """The reason that no queue of these subscribed topics is assigned."""
         if not topics:
             return "nothing is subscribed: call subscribe"
         return "; ".join(f"{each}: {self._reasons.get(each, 'no broker has answered yet')}" for each in sorted(topics))
@@ -373,7 +373,7 @@ class Assignment:
 
     @property
     def troubles(self) -> list[str]:
-        """Why queues are not pulled now."""
+        """The reasons that queues are not pulled now."""
         return [trouble for puller in self._pullers.values() if (trouble := puller.trouble) is not None]
 
     async def _drain(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:

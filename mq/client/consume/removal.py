@@ -37,7 +37,7 @@ class OwnRemoval:
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait before asking for messages again."""
+        """Seconds to wait before asking for messages again."""
         return min(self.seconds, PAUSE_SECONDS_MAX)
 
     def check_answer(self, response: Response, broker_name: str = "") -> bool:

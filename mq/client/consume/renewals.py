@@ -40,7 +40,7 @@ class Renewals:
         self._changed.set()
 
     def held(self) -> list[PoppedMessage]:
-        """The messages that are renewed."""
+        """List the messages whose invisible time is renewed."""
         return list(self._held.values())
 
     async def release(self, message: PoppedMessage) -> None:

@@ -55,12 +55,12 @@ class SentBack:
 
     @property
     def attempts(self) -> int:
-        """How often it was delivered: redeliveries by the broker, and by this process."""
+        """The number of times the message was delivered: by the broker, and again by this process."""
         return self.message.reconsume_times + self.message.attempt
 
 
 def failure_text(error: BaseException) -> str:
-    """What a dead letter says of an exception: its type, its text and where it was raised, bounded in length."""
+    """Describe an exception for a dead letter: its type, its text and where it was raised, bounded in length."""
     try:
         text = str(error)
     except Exception:  # the application's own, and it is broken

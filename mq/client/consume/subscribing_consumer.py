@@ -1,4 +1,4 @@
-"""What a push consumer subscribes to: topics with their filters, handlers, policies and codecs."""
+"""The subscriptions of a push consumer: topics with their filters, handlers, policies and codecs."""
 
 from __future__ import annotations
 

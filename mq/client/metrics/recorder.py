@@ -81,7 +81,7 @@ class LabelBook:
             return str(number)
 
     def leave(self, kind: str, group: str, number: str, topics: Sequence[str]) -> None:
-        """A client is closed; it gives back its number and its topics."""
+        """Free the number and the topics of a closed client."""
         with self._lock:
             self._open.get((kind, group), set()).discard(int(number))
             self._topics.subtract(topics)
@@ -97,7 +97,7 @@ class LabelBook:
 
 
 class ClientMetrics(ABC):
-    """Where clients record; one object for any number of clients, in any threads.
+    """The sink of the metrics of any number of clients, in any threads.
 
     A series is given by a family and the values of its labels, those of COMMON first.
     """
@@ -121,7 +121,7 @@ class ClientMetrics(ABC):
 
 
 class Recorder:
-    """What one open client measures. Only its event loop calls it; gauges are read in any thread."""
+    """The measurements of one open client. Only its event loop calls it; gauges are read in any thread."""
 
     def __init__(self, metrics: ClientMetrics, kind: str, group: str) -> None:
         self._metrics = metrics
@@ -138,7 +138,7 @@ class Recorder:
         self._works = 0
 
     def close(self) -> None:
-        """The client is closed: its series end."""
+        """End the series of this closed client."""
         for family, values in [*self._adders, *self._gauges]:
             self._remove(family, values)
         shown = [topic for topic, label in self._topics.items() if label == topic]
@@ -247,7 +247,7 @@ class Recorder:
         self._add(families.SENT, count, topic, outcome)
 
     def retried(self, topic: str, error: ClientError) -> None:
-        """A message is sent again, or must wait, because of `error`."""
+        """Count a message that is sent again, or must wait, because of `error`."""
         reason = next((text for kind, text in _REASONS if isinstance(error, kind)), "unreadable_answer")
         self._add(families.SEND_RETRIES, 1, topic, reason)
 

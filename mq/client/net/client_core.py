@@ -227,7 +227,7 @@ class ClientCore:
         emit(self._on_event, event)
 
     def troubles(self) -> Iterator[str]:
-        """What keeps this client from working now: name servers, and leaders of known routes, out of reach."""
+        """Describe what keeps this client from working now: unreachable name servers and leaders of known routes."""
         if self._unavailable is not None:
             yield str(self._unavailable)
         routes = self._routes.values()

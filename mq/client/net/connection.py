@@ -119,13 +119,13 @@ async def open_connection(
 
 
 def _end_of(error: Exception) -> str:
-    """How a connection ended; the cause of AnyIO's errors says it."""
+    """The reason that a connection ended, from the cause of AnyIO's error."""
     cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
     return (cause.strerror if isinstance(cause, OSError) else None) or str(cause) or repr(error)
 
 
 def _reason(error: OSError | ValueError) -> str:
-    """Why an attempt to connect failed. AnyIO says only that all attempts did; the cause is that of the last one."""
+    """The reason that an attempt to connect failed: of several failed addresses, the error of the last one."""
     if isinstance(error, socket.gaierror):
         return f"the name does not resolve ({error.strerror or error}); is it spelled right, and known to the DNS here?"
     cause = error.__cause__

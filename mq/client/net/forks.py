@@ -37,7 +37,7 @@ _guarded: dict[int, weakref.ref[_HasSocket]] = {}
 
 
 def forks() -> int:
-    """How many forks lie between the process in which this module was imported and this one."""
+    """The number of forks between the process that imported this module and this one."""
     if os.getpid() != _process:
         with _noticing:
             if os.getpid() != _process and not _begins:
@@ -56,7 +56,7 @@ def guard_socket(connection: _HasSocket) -> None:
 
 
 def release_socket(connection: _HasSocket) -> None:
-    """The socket is about to be closed."""
+    """Stop guarding a socket that is about to be closed."""
     _guarded.pop(id(connection), None)
 
 

@@ -45,7 +45,7 @@ def leader_in(route: TopicRoute, broker_name: str) -> str:
 
 
 def why_no_leader(route: TopicRoute, broker_name: str) -> str:
-    """Why a broker group has no leader in `route`: it lost it, or it is no group of the topic."""
+    """The reason that a broker group has no leader in `route`: it lost it, or the topic is not in this group."""
     if broker_name in route.brokers:
         return f"broker group {broker_name} has no leader"
     return f"it is not in broker group {broker_name!r}, only in {', '.join(sorted(route.brokers)) or 'none'}"

@@ -195,7 +195,7 @@ class Client:
         return ()
 
     def _renew(self) -> None:
-        """A new session begins: take a new identity, and forget the state of the last one."""
+        """Begin a new session: take a new identity, and forget the state of the last session."""
 
     async def _finish(self) -> None:
         """Wait for requests in flight before the session ends, unless it ends with an exception."""
@@ -359,25 +359,25 @@ class _Host:
     # The body of `async with`.
 
     def enter_body(self) -> None:
-        """The body begins, in this task."""
+        """Prepare to cancel the body, which begins in this task."""
         self._body = _AsyncioBody() if self.is_asyncio else _TrioBody()
         if self._is_interrupted:
             self._body.cancel()
 
     def interrupt(self) -> None:
-        """A task of the client has failed."""
+        """Cancel the body, because a task of the client has failed."""
         self._is_interrupted = True
         if self._body is not None:
             self._body.cancel()
 
     async def take_cancellation(self, error: BaseException | None) -> None:
-        """The body has ended with `error`; if it was cancelled without noticing, the cancellation comes now."""
+        """Take the cancellation of a body that ended without an error before it noticed."""
         if self._body is not None and self._is_interrupted and error is None:
             with contextlib.suppress(anyio.get_cancelled_exc_class()):
                 await anyio.lowlevel.checkpoint()
 
     def leave_body(self, error: BaseException | None) -> BaseException | None:
-        """The body has ended with `error`; returns the rest of it."""
+        """End the body; returns its `error` without the cancellation that was requested here."""
         body, self._body = self._body, None
         return error if body is None else body.leave(error)
 

@@ -27,4 +27,4 @@ class ConsumingClient(Protocol):
     """A consumer that can give its offsets to a transaction: `PullConsumer`, `PushConsumer`."""
 
     def _consumed(self, messages: Sequence[ReceivedMessage[Any]] | None) -> Consumed:
-        """What was consumed. Raises ValueError if it cannot be stored as an offset, TransactionFenced."""
+        """The consumed messages, to commit. Raises ValueError if no offset can express them, TransactionFenced."""

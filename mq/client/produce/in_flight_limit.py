@@ -12,7 +12,7 @@ import anyio
 
 
 class InFlightLimit:
-    """At most `limit` messages are in flight; `in_flight` gives their number. Call `wake_waiters` when it falls."""
+    """Limits the messages in flight to `limit`; `in_flight` gives their number. Call `wake_waiters` when it falls."""
 
     def __init__(self, limit: int, in_flight: Callable[[], int]) -> None:
         self._limit = limit

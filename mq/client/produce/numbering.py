@@ -155,7 +155,7 @@ def is_number_refused(message: OutgoingMessage, remark: str | None) -> bool:
 
 
 def misuse_of(message: OutgoingMessage, answer: Mapping[str, str]) -> str | None:
-    """Why an answer that says "stored" is about messages of somebody else, who uses the same numbers; None if not."""
+    """The reason that an answer "stored" is about another producer's messages with equal numbers; None if it is not."""
     numbers = message.numbers
     if numbers is None:
         return None

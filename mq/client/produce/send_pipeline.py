@@ -75,7 +75,7 @@ address is probably wrong. Later, when the addresses are known to be right, it w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When a message is retried.
+    """The conditions under which a message is retried.
 
     `retries` limits the attempts after the first one that follow an unknown outcome or a refusal that another broker
     might not share; waiting for a leader is limited only by the send's deadline. One attempt may take
@@ -163,7 +163,7 @@ class SendPipeline:
 
     @property
     def span(self) -> int:
-        """How many messages were begun since the oldest one in flight, which counts; 0 if none is in flight."""
+        """The number of messages begun since the oldest one in flight, which is included; 0 if none is in flight."""
         while self._oldest <= self._numbers and self._oldest not in self._active:
             self._oldest += 1
         return self._numbers - self._oldest + 1
@@ -266,7 +266,7 @@ class SendPipeline:
         send.connection = connection
 
     def _choose(self, send: Send, route: TopicRoute) -> tuple[MessageQueue, Connection] | ClientError:
-        """A queue whose leader is connected: the fixed one, else the next in turn."""
+        """Choose a queue whose leader is connected: the fixed one, else the next in turn."""
         queues = route.write_queues
         if not queues:
             return NoRoute(route.topic, "no queue is writable")
@@ -369,7 +369,7 @@ class SendPipeline:
         return route is None or any(queue.broker_name not in send.refused_by for queue in route.write_queues)
 
     def _doubt(self, send: Send, now: float, error: ClientError) -> None:
-        """The attempt may have stored the message."""
+        """Retry or fail a send whose last attempt may have stored the message."""
         send.unknown_reason = send.unknown_reason or str(error)
         if not self._policy.retry_unknown or send.retries_left == 0 or self._closed:
             self._fail(send, error)
@@ -405,7 +405,7 @@ class SendPipeline:
         self._finish(send, result)
 
     def _number_used(self, send: Send, queue: MessageQueue, misuse: str) -> None:
-        """The answer is about messages of somebody else; of a batch, a part may be stored all the same."""
+        """Fail a send whose answer is about another producer's messages; part of a batch may be stored all the same."""
         error = NumberUsed(misuse, queue, send.attempts)
         # The first message with a number is the only one: no attempt has stored this one.
         send.unknown_reason = str(error) if send.message.is_batch else None

@@ -193,7 +193,7 @@ class SetTransaction(Generic[BodyT]):
     # How it ends.
 
     async def _end(self, seconds: float) -> None:
-        """The block has ended. Raises the errors of `TransactionProducer.transaction`."""
+        """Commit or roll back at the end of the block. Raises the errors of `TransactionProducer.transaction`."""
         try:
             if self._wanted is False:
                 await self._roll_back(seconds)

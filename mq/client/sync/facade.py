@@ -1,4 +1,4 @@
-"""What the synchronous clients have in common: an asynchronous client and the thread with its event loop."""
+"""The common part of the synchronous clients: an asynchronous client and the thread with its event loop."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Facade(Generic[C_co]):
                 thread.stop(waits_for)
 
     def _before_close(self) -> None:
-        """The client is about to be closed, by any thread."""
+        """Called in any thread when the client is about to be closed."""
 
     def _for_thread(self, function: Callable[[Any], R]) -> Callable[[Any], R]:
         """A function of the application that the client calls in a thread of its own, and waits for."""
@@ -242,7 +242,7 @@ def at_once(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[Faca
 
 @atexit.register
 def _close_at_exit() -> None:
-    """The program ends: close the clients that it has left open, within some seconds, and name those with messages."""
+    """Close the clients that the program has left open, within some seconds, and name those that lose messages."""
     ends: list[tuple[Facade[Any], Future[int]]] = []
     for facade in list(_open.values()):
         if facade._is_parents():
