@@ -23,7 +23,7 @@ COUNTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """When (on the clock of the event loop), where, what; ``is_bad`` if somebody should look."""
+    """An event: its time on the clock of the event loop, its subject, and text; ``is_bad`` asks for attention."""
 
     at: float
     subject: str

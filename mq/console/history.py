@@ -50,7 +50,7 @@ class History:
             self._errors.pop(name, None)
 
     def seconds_behind(self, group: str, position: int, now: float) -> float | None:
-        """How long ago the leader of a broker group had committed no more than ``position``.
+        """Seconds since the leader of a broker group had committed no more than ``position``.
 
         None if that was before the first look; at least by what the log has grown since then.
         """
@@ -63,7 +63,7 @@ class History:
         return points[-1].errors if points and points[-1].at >= now - 3 * EVERY_SECONDS else None
 
     def _error_rate(self, group: GroupStatus, now: float) -> float | None:
-        """From what its replicas have counted since the last look. One that was restarted counts from 0 again."""
+        """Errors per second that replicas counted since the last look; a restarted replica counts from 0."""
         counts = {
             each.node_id: sum(int(each.figures[name]) for name in ERROR_FIGURES)
             for each in group.replicas
@@ -82,7 +82,7 @@ class History:
 
 
 def rates_of(group: GroupStatus) -> tuple[float | None, float | None]:
-    """What the leader of a group says of the last 10 s: messages sent to it, and read from it, per second."""
+    """Messages per second sent to the leader of a group and read from it, as it reports them for the last 10 s."""
     leader = next((each for each in group.replicas if each.role == "leader"), None)
     if leader is None and group.is_stock:
         leader = next((each for each in group.replicas if each.broker_id == 0), None)

@@ -50,13 +50,13 @@ class Fragments:
             found.tabs += 1
 
     async def get(self, key: str) -> str:
-        """The fragment as it is now."""
+        """Return the text of a fragment, at most some seconds old."""
         value = (await self._open[key].text.get()).value
         assert value is not None, "a fragment says itself what could not be asked"
         return value
 
     def close(self, key: str) -> None:
-        """A tab was closed."""
+        """Forget a closed tab; the last tab of a fragment ends it."""
         self._streams -= 1
         found = self._open[key]
         found.tabs -= 1
