@@ -63,7 +63,7 @@ _INT32: Final = 1 << 31
 
 
 def text() -> str:
-    """What the file has to contain."""
+    """The required content of the file."""
     parts = [
         _enum("where the fields of a record are, for IPv4 addresses and the first magic number", _places_in_record()),
         _enum("an entry of a consume queue", _places(QUEUE_ENTRY, _QUEUE_ENTRY_FIELDS, "QUEUE_ENTRY_BYTES")),
@@ -86,7 +86,7 @@ def _enum(what: str, values: Iterator[tuple[str, int]]) -> str:
 
 
 def _places(layout: struct.Struct, names: list[str], whole: str) -> Iterator[tuple[str, int]]:
-    """Where the fields of a structure begin, and its size."""
+    """Yield the name and offset of each field of a structure, then ``whole`` and the size."""
     formats = _formats(layout)
     assert len(formats) == len(names), f"{len(formats)} fields, {len(names)} names"
     at = 0
