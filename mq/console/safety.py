@@ -30,9 +30,9 @@ TOKEN_FIELD: Final = "token"  # noqa: S105 - the name of a field
 
 
 def host_fault(host: str | None, *, loopback_only: bool) -> str | None:
-    """Why a request for this ``Host`` is refused; None if it is not.
+    """The reason to refuse a request for this ``Host``; None to accept it.
 
-    A page of somebody else may let its own name resolve to 127.0.0.1, and then read the answers of this server.
+    A page of another site may let its own name resolve to 127.0.0.1, and then read the answers of this server.
     """
     if not host:
         return "the request has no Host"
@@ -43,7 +43,7 @@ def host_fault(host: str | None, *, loopback_only: bool) -> str | None:
 
 
 def origin_fault(headers: Mapping[str, str], *, secure: bool) -> str | None:
-    """Why a change is refused that another site may have sent; None if a page of this console sent it."""
+    """The reason to refuse a change that another site may have sent; None if a page of this console sent it."""
     origin = headers.get("origin")
     if origin is None:
         return None if headers.get("sec-fetch-site") == "same-origin" else "the request does not say where it is from"
@@ -54,14 +54,14 @@ def origin_fault(headers: Mapping[str, str], *, secure: bool) -> str | None:
 
 
 def token_fault(session: Session, form: Mapping[str, str]) -> str | None:
-    """Why a form is refused that no page of this session had; None if one had it."""
+    """The reason to refuse a form that does not come from a page of this session; None if it does."""
     if hmac.compare_digest(form.get(TOKEN_FIELD, "").encode(), session.csrf.encode()):
         return None
     return "the form is from an earlier session: go back, reload the page, and send it again"
 
 
 def cookie_name(host: str, *, secure: bool) -> str:
-    """The name has the port of ``Host``: browsers give a cookie to all ports of a host, where other consoles may be.
+    """The cookie's name, with the port of ``Host``: browsers send a cookie to all ports of a host.
 
     With HTTPS, the prefix makes browsers accept the cookie from this host alone.
     """

@@ -97,7 +97,7 @@ class LoginLimit:
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
 
     def wait_seconds(self, keys: tuple[str, ...], now: float) -> float:
-        """How long the next login has to wait; 0 if it may be tried."""
+        """Seconds until the next login may be tried; 0 if it may be tried now."""
         return max((self._wait(key, now) for key in keys), default=0.0)
 
     def failed(self, keys: tuple[str, ...], now: float) -> None:
@@ -110,7 +110,7 @@ class LoginLimit:
             self._failures.popitem(last=False)
 
     def taken_back(self, keys: tuple[str, ...], now: float) -> None:
-        """What `failed` counted last has not failed. Earlier failures count: a key of one's own is no way round."""
+        """Remove the failure counted last. Earlier ones stay: a valid login must not reset the limit."""
         for key in keys:
             recent = self._recent(key, now)[:-1]
             if recent:

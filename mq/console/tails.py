@@ -51,7 +51,7 @@ class TooManyTails(Exception):
 
 
 class Followed(NamedTuple):
-    """What is read: a topic, and of its messages those with a tag, or those that an SQL92 expression chooses."""
+    """The messages to follow: a topic, and a tag or an SQL92 expression that chooses messages of it."""
 
     topic: str
     tags: str
@@ -111,7 +111,7 @@ class Tails:
         return sum(each.is_running for each in self._tails.values())
 
     def follow(self, followed: Followed, show: Show) -> Tail:
-        """What came so far; begins to read, or goes on for `watched_seconds`. ``show`` makes the row of a message.
+        """Start or continue to read for `watched_seconds`; returns the messages so far, as rows that ``show`` makes.
 
         Raises TooManyTails.
         """

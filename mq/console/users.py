@@ -32,7 +32,7 @@ class _Open:
 
 
 class Users:
-    """What each user sees, opened by their first session and closed by the end of the last one.
+    """The views of the users: each is opened by the user's first session and closed at the end of the last one.
 
     Args:
         own: the requests of the console itself, for those who need not log in, and its TLS.
@@ -59,7 +59,7 @@ class Users:
             self._of_session[session] = credentials
 
     def leave(self, session: str) -> None:
-        """A session has ended."""
+        """End a session; the last one of a user closes the user's view."""
         if session not in self._of_session:
             return
         credentials = self._of_session.pop(session)
@@ -72,7 +72,7 @@ class Users:
             found.scope.cancel()
 
     def watch_of(self, session: str) -> Watch:
-        """What the user of a session sees."""
+        """The view of the user of a session."""
         return self._open[self._of_session[session]].watch
 
     async def _serve(

@@ -64,7 +64,7 @@ class CachedAnswer(Generic[T]):
 
 
 def words_of(error: ClientError) -> str:
-    """For a page whose rest is shown: why something is missing there, and what to do if that is known."""
+    """Say on a page why a part of it is missing, and what to do if that is known."""
     if isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION:
         return f"Not all is shown, since the brokers do not allow you to see it: {error.remark or error}"
     if isinstance(error, NameServersUnavailable):
@@ -139,7 +139,7 @@ Offsets = Mapping[str, Mapping[MessageQueue, int]]
 
 
 def queues_of(progress: Progress) -> int:
-    """In how many queues groups have offsets, each group counted by itself."""
+    """The number of queues in which groups have offsets, summed over the groups."""
     return sum(map(len, progress.values()))
 
 
@@ -244,7 +244,7 @@ class Watch:
         return bool(answering) and all(group.is_stock for group in answering)
 
     async def left_out(self) -> str:
-        """Which broker groups are missing in lists of what all have, since they have no leader; empty if none is."""
+        """Name the broker groups that lists leave out, since they have no leader; empty if none is left out."""
         names = [group.group for group in (await self.cluster.get()).value or () if group.is_leaderless]
         return f"This is a part: {', '.join(names)} without a leader cannot be asked" if names else ""
 

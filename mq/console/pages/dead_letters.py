@@ -139,7 +139,7 @@ async def requeue(visit: Visit, form: Form) -> Done:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """Which dead letters are sent again.
+    """The dead letters to send again.
 
     Attributes:
         everything: also those that were dealt with.
@@ -153,7 +153,7 @@ class Picked:
 
     @property
     def are_all(self) -> bool:
-        """All that nobody dealt with: they count as dealt with then."""
+        """Whether all open dead letters are chosen; they are then marked as dealt with."""
         return self.places is None and self.wanted is None
 
 
@@ -209,7 +209,7 @@ async def _send(visit: Visit, group: str, picked: Picked, everybody: bool, job: 
 
 
 async def job_page(visit: Visit) -> Page:
-    """How far a change in the background is."""
+    """The page with the progress of a change that runs in the background."""
     job = visit.jobs.find(visit.number("number", 0), visit.session.user)
     if job is None:
         raise NotFound("the change does not exist, or was forgotten: see the record of changes")
@@ -235,5 +235,5 @@ async def export(visit: Visit, write: Callable[[str], Awaitable[None]]) -> None:
 
 
 def file_name(group: str) -> str:
-    """For the browser; a name of a group may have characters that a header cannot have."""
+    """The file name for the browser, without the characters of a group's name that a header cannot have."""
     return "".join(each if each.isascii() and (each.isalnum() or each in "-_") else "_" for each in group) + ".jsonl"

@@ -9,7 +9,7 @@ from mq.protocol.names import is_system_topic
 
 
 async def topic_preview(visit: Visit) -> Page:
-    """What the deletion of a topic loses."""
+    """The page that says what is lost if a topic is deleted."""
     name = visit.name()
     _check_topic(name)
     values = {
@@ -32,7 +32,7 @@ async def delete_topic(visit: Visit, form: Form) -> Done:
 
 
 async def group_preview(visit: Visit) -> Page:
-    """What the deletion of a consumer group loses."""
+    """The page that says what is lost if a consumer group is deleted."""
     name = visit.name()
     await _check_group(visit, name)
     values = {

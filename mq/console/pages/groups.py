@@ -81,7 +81,7 @@ async def group(visit: Visit) -> Page:
 
 
 async def reset_preview(visit: Visit) -> Page:
-    """What a reset would do, before anything is changed."""
+    """The page that says what a reset would change, before anything is changed."""
     name, topic, to = visit.name(), visit.name("topic"), visit.name("to")
     position = position_of(to, visit.query.get("time", ""))
     targets = await _targets(visit.watch.querying_admin, topic, position)
@@ -119,7 +119,7 @@ async def enable(visit: Visit, form: Form) -> Done:
 
 
 def position_of(to: str, time: str) -> ConsumeFrom:
-    """Where a reset goes to: first, last or a time in UTC. Raises InputRefused."""
+    """The position to which a reset moves: first, last or a time in UTC. Raises InputRefused."""
     if to == "first":
         return "first"
     if to == "last":

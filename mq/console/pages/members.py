@@ -34,7 +34,7 @@ async def members(visit: Visit) -> Page:
 
 
 async def preview(visit: Visit) -> Page:
-    """What a change would do."""
+    """The page that says what a change of the members would do."""
     name = visit.name()
     change = change_of({field: [value] for field, value in visit.query.items()})
     view = await _view(visit, name)

@@ -123,7 +123,7 @@ async def browse(visit: Visit) -> Page:
 
 
 def by_of(query: Mapping[str, str]) -> str:
-    """What the address chooses messages by: of a form that says the newest or the oldest, the field that is filled."""
+    """The way in which the address chooses messages; a filled field takes precedence over newest and oldest."""
     by = query.get("by", "newest")
     filled = (("value", "key"), ("time", "time"), ("offset", "offset"))
     if by in ("newest", "oldest"):
@@ -195,7 +195,7 @@ async def _ranges(
     visit: Visit,
     count: int,
 ) -> dict[MessageQueue, tuple[int, int]]:
-    """From which offset on each queue is read, and up to which one. Raises InputRefused."""
+    """Map each queue to the offsets to read, from the first to before the second. Raises InputRefused."""
     if by == "offset":
         text = visit.query.get("offset", "0") or "0"
         if not (text.isascii() and text.isdigit() and len(text) < 19):
@@ -270,7 +270,7 @@ def _within(
 
 
 def places_of(text: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-    """Where a further page begins in each queue, from the link to it; empty for the first page. Raises InputRefused."""
+    """The offset in each queue at which the linked page begins; empty for the first page. Raises InputRefused."""
     if not text:
         return {}
     parts = text.split(".")
@@ -287,7 +287,7 @@ def next_places(
     *,
     is_newest: bool,
 ) -> str:
-    """Where the page after this one begins in each queue, for the link to it; empty if there is none.
+    """The offsets at which the next page begins, for the link to it; empty if this is the last page.
 
     Args:
         queues: in the order of the link.

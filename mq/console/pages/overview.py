@@ -151,11 +151,11 @@ async def change_setting(visit: Visit, form: Form) -> Done:
 
 
 async def event_list(visit: Visit) -> Page:
-    """What happened in the broker groups since the console was opened."""
+    """The page of events in the broker groups since the console was opened."""
     rows = event_rows(visit.watch.events.all(), trio.current_time(), visit.now_ms)
     return Page("events.html", "Events", {"rows": rows})
 
 
 async def changes(visit: Visit) -> Page:
-    """What was changed through this console since it was started."""
+    """The page of changes made through this console since it was started."""
     return Page("changes.html", "Changes", {"rows": record_rows(visit.records.all())})

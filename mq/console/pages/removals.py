@@ -14,7 +14,7 @@ REASON_LENGTH_MAX: Final = 200
 
 
 async def preview(visit: Visit) -> Page:
-    """What the removal of a member would do."""
+    """The page that says what the removal of a member would do."""
     name, member = visit.name(), visit.name("member")
     if await visit.watch.is_stock():
         raise InputRefused("brokers of Apache RocketMQ cannot keep a member out of its group: end its process instead")

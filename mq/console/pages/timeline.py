@@ -24,7 +24,7 @@ COPIES_MAX: Final = 32
 
 
 async def timeline_of(visit: Visit, message: ReceivedMessage) -> dict[str, Any]:
-    """What the page of a message says of its past."""
+    """The values for the timeline on the page of a message."""
     progress, offsets = await visit.watch.progress.get(), await visit.watch.offsets.get()
     names = await visit.watch.names.get()
     known = progress.value or {}

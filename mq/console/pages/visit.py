@@ -58,7 +58,7 @@ class Visit:
         return self.number("page", 1)
 
     def number(self, parameter: str, default: int) -> int:
-        """A parameter that is a number, 0 or more; the default for anything else."""
+        """Read a parameter as a number, 0 or more; returns the default for anything else."""
         text = self.query.get(parameter, "")
         return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else default
 
@@ -72,7 +72,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a template is filled with. ``live`` pages are refreshed by themselves."""
+    """A template and the values to fill it with. ``live`` pages are refreshed by themselves."""
 
     template: str
     title: str
@@ -95,7 +95,7 @@ Change = Callable[[Visit, Form], Awaitable[Done]]
 
 
 def fault_of(seen: CachedAnswer[Any]) -> str:
-    """Why there is no newer answer, and how old the one is that is shown; empty if it is new."""
+    """The reason that there is no newer answer, and the age of the shown one; empty if it is new."""
     if not seen.fault or seen.value is None:
         return seen.fault
     return f"{seen.fault}. What is shown was so {duration(trio.current_time() - seen.at)} ago"

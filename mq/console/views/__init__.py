@@ -1,1 +1,1 @@
-"""What pages show: values from the answers of servers. Pure."""
+"""The contents of pages: values from the answers of servers. Pure."""

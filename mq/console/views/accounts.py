@@ -34,7 +34,7 @@ class UserRow:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """What a user may do with a resource."""
+    """A policy: the actions on a resource that a user is allowed or denied."""
 
     user: str
     resource: str
@@ -46,7 +46,7 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """What an account of a file may do; ``resource`` as in policies."""
+    """The actions that a file allows an account; ``resource`` as in policies."""
 
     resource: str
     actions: str
@@ -97,7 +97,7 @@ def user_rows(
 
 
 def without_user(name: str, quota: str = "-") -> UserRow:
-    """A name that has policies or a quota, and is neither a user nor an account."""
+    """The row of a name that has policies or a quota, and is neither a user nor an account."""
     return UserRow(name, "no such user", "-", "-", "-", quota, _state(True))
 
 
@@ -128,7 +128,7 @@ def _kind_of(info: AccountInfo) -> str:
 
 
 def file_rows(name: str, files: OfReplicas[AccountList]) -> list[FileRow]:
-    """What an account of this name may do, by resource, as the files of the replicas say."""
+    """List by resource the actions allowed to the account of this name in the files of the replicas."""
     replicas_of: dict[tuple[str, str], list[str]] = {}
     for replica, each in accounts_of(files).get(name, {}).items():
         for resource, actions in _rights(each.info):
@@ -161,7 +161,7 @@ def addresses_of(name: str, files: OfReplicas[AccountList]) -> list[str]:
 
 
 def file_words(files: OfReplicas[AccountList]) -> list[str]:
-    """What has to be said of the files as a whole, as sentences."""
+    """Remarks on the files as a whole, as sentences."""
     said = []
     if files.unknowing:
         these = some_of(sorted(files.unknowing), SHOWN_OF_LIST)
@@ -227,7 +227,7 @@ def connections_of(name: str, quota_lists: Mapping[str, QuotaList]) -> int:
 
 
 def throttled_rows(quota_lists: Mapping[str, QuotaList]) -> list[ThrottledRow]:
-    """The users that were throttled within the last minute, by broker group."""
+    """List the users that were throttled within the last minute, by broker group."""
     return [
         ThrottledRow(
             each.kind,

@@ -88,7 +88,7 @@ def waiting(progress: Progress) -> int:
 
 
 def lag_seconds(progress: Progress, now_ms: int) -> float | None:
-    """How far behind the present a group is: since the store time of what it consumed last, where messages wait.
+    """Seconds since the last consumed message was stored, at most, over the queues in which messages wait.
 
     None if nothing waits, or it is not known.
     """
@@ -187,7 +187,7 @@ def _last(member: Member, name: str) -> int:
 
 
 def _ago(at_ms: int, now_ms: int) -> str:
-    """How long ago that was, by the clock of this machine; a dash if it is not known."""
+    """The time since ``at_ms`` by the clock of this machine, in words; a dash if it is not known."""
     return f"{duration((now_ms - at_ms) / 1000)} ago" if at_ms > 0 else "-"
 
 
@@ -197,7 +197,7 @@ def reasons(
     configs: Mapping[str, SubscriptionGroupConfig],
     now_ms: int,
 ) -> list[str]:
-    """Why messages of a group wait, or are not consumed, as sentences, as far as that can be seen.
+    """The reasons that messages of a group wait, or are not consumed, as sentences, as far as they can be seen.
 
     ``members`` is None if they are not known.
     """

@@ -1,4 +1,4 @@
-"""What a change of the members of a broker group would do, in words, before it is made. Pure."""
+"""The consequences of a change of the members of a broker group, in words, before it is made. Pure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def member_rows(view: GroupView) -> list[MemberRow]:
 
 
 def consequences(change: Change, view: GroupView) -> list[str]:
-    """What the change means for the group, a sentence each; warnings of brokers come when it is made."""
+    """Say what the change means for the group, a sentence each; brokers give their warnings when it is made."""
     voters = [each for each in view.members if each.role == "voter"]
     said = []
     after = list(voters)
@@ -91,7 +91,7 @@ def consequences(change: Change, view: GroupView) -> list[str]:
 
 
 def _majority(before: Sequence[MemberView], after: Sequence[MemberView]) -> list[str]:
-    """How many voters may fail, and whether a majority is connected."""
+    """Say how many voters may fail, and whether a majority is connected."""
     said = []
     if len(after) != len(before):
         said.append(

@@ -19,7 +19,7 @@ _LINE: Final = 16
 
 
 class BodyForm(enum.Enum):
-    """How a body is shown; AUTO is JSON if it is that, else text, else bytes."""
+    """The form in which a body is shown; AUTO is JSON if it is that, else text, else bytes."""
 
     AUTO = "auto"
     TEXT = "text"
@@ -103,7 +103,7 @@ def begin_of(body: bytes) -> str:
 
 
 def record_of(message: ReceivedMessage) -> list[tuple[str, str]]:
-    """What the broker knows of a message, as name and value."""
+    """List the broker's facts about a message, as name and value."""
     record = message.record
     return [
         ("message id", message.message_id),

@@ -63,7 +63,7 @@ class GroupCard:
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """What is wrong, worst first; ``findings`` is None until the first look has ended."""
+    """The findings, worst first; ``findings`` is None until the first look has ended."""
 
     findings: tuple[Finding, ...] | None
     summary: str
@@ -126,7 +126,7 @@ def alarms(survey: Survey | None, fault: str = "") -> Alarms:
 
 @dataclass(frozen=True, slots=True)
 class DamageRow:
-    """What a replica knows of damage to its log and its queues; ``state`` is "bad" if it lacks something."""
+    """The damage that a replica knows in its log and its queues; ``state`` is "bad" if it lacks something."""
 
     node: str
     verified: str
@@ -170,7 +170,7 @@ def page_of(finding: Finding) -> str:
 
 
 def current_problems(group: GroupStatus, history: History, now: float) -> list[str]:
-    """What is wrong with a broker group right now, as sentences; the doctor says more, and what to do.
+    """List present problems of a broker group as sentences; the doctor says more, and what to do.
 
     ``now`` is on the clock of the history.
     """

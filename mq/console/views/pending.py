@@ -42,7 +42,7 @@ class PendingRow:
 
 @dataclass(frozen=True, slots=True)
 class PendingView:
-    """What waits in all broker groups. ``counts`` is by due time; ``unseen`` how many were not looked at."""
+    """The messages that wait in all broker groups: ``counts`` by due time; ``unseen`` is the number not looked at."""
 
     total: int
     counts: tuple[tuple[str, str], ...]

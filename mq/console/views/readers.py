@@ -42,7 +42,7 @@ def reader_rows(seen: OfReplicas[LeaseList], groups: Sequence[GroupStatus]) -> l
 
 
 def unknown_words(seen: OfReplicas[LeaseList]) -> list[str]:
-    """Which replicas are not in the list, as sentences."""
+    """Name the replicas that are missing in the list, as sentences."""
     said = []
     if seen.unknowing:
         said.append(

@@ -1,4 +1,4 @@
-"""What a reset of a consumer group would do. Pure."""
+"""The effect of a reset of a consumer group, before it is made. Pure."""
 
 from __future__ import annotations
 

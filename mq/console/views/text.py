@@ -1,4 +1,4 @@
-"""How pages write numbers, times and texts of applications. Pure."""
+"""Formats numbers, times and texts of applications for pages. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def number(value: int | float | None) -> str:
-    """With groups of three digits; a dash if it is not known."""
+    """Format a number with groups of three digits; a dash if it is not known."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"

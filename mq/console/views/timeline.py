@@ -28,7 +28,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """How far a consumer group is in the queue of the message."""
+    """The progress of a consumer group in the queue of the message."""
 
     group: str
     words: str

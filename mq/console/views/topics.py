@@ -24,13 +24,13 @@ _KINDS = ("ordinary", "retry", "dead letters", "system")
 
 
 def own_topics(groups: Sequence[GroupStatus]) -> frozenset[str]:
-    """The topics that brokers have for themselves, and name after the cluster and the broker groups, as RocketMQ's."""
+    """The names of the topics that brokers use themselves, from the cluster and the broker groups, as in RocketMQ."""
     names = {name for group in groups for name in (group.cluster, group.group)}
     return frozenset(names | {reply_topic(group.cluster) for group in groups})
 
 
 def kind_of(topic: str, own: Collection[str] = ()) -> str:
-    """What a topic is for; ``own`` are those of `own_topics`."""
+    """The purpose of a topic, in words; ``own`` are the topics from `own_topics`."""
     if topic.startswith(DEAD_LETTER_PREFIX):
         return "dead letters"
     if topic.startswith(RETRY_PREFIX):
@@ -83,7 +83,7 @@ def rows(
 
 
 def access_of(perm: int) -> str:
-    """What clients may do with a topic."""
+    """The operations that clients may do with a topic, in words."""
     words = [word for bit, word in ((4, "read"), (2, "write")) if perm & bit]
     return " and ".join(words) or "none"
 
@@ -193,8 +193,8 @@ def only_offsets(
 ) -> dict[str, dict[MessageQueue, GroupProgress]]:
     """The groups that have an offset in one of these queues, and that brokers leave out of the progress of all groups.
 
-    These were never created or were deleted, as many that assign queues to themselves, or have members that do not
-    subscribe to the topic any more. A queue without an offset counts as not begun.
+    These were never created or were deleted, as many that assign queues to themselves, or have members that no longer
+    subscribe to the topic. A queue without an offset counts as not begun.
     """
     topics = {queue.topic for queue in ends}
     found = {}
@@ -252,7 +252,7 @@ def _one_or_each(values: Mapping[str, str], brokers: int) -> str:
 
 
 def sent_words(messages: Mapping[str, BrokerStatsData], nbytes: Mapping[str, BrokerStatsData]) -> str:
-    """What is sent to a topic per second, over the last minute, to all broker groups."""
+    """Messages and bytes sent to a topic per second over the last minute, at all broker groups, in words."""
     per_second = sum(each.stats_minute.tps for each in messages.values())
     bytes_per_second = sum(each.stats_minute.tps for each in nbytes.values())
     return f"{per_second:,.1f}/s, {size(round(bytes_per_second))}/s"
@@ -264,6 +264,6 @@ def total(ends: Mapping[MessageQueue, QueueEnds]) -> str:
 
 
 def age_of_last(ends: Mapping[MessageQueue, QueueEnds], now_ms: int) -> str:
-    """How long ago the last message was stored."""
+    """The time since the last message was stored, in words."""
     last_ms = max((each.last_update_ms for each in ends.values()), default=0)
     return duration((now_ms - last_ms) / 1000) + " ago" if last_ms > 0 else "never"
