@@ -154,7 +154,7 @@ class CatalogueAdmin(UserAdmin):
     async def _sights(
         self, address: str, questions: Sequence[QueueQuestion]
     ) -> list[tuple[str, Sequence[QueueSight]]] | None:
-        """What a broker sees of these queues, by topic; None if it does not know the request."""
+        """Ask a broker about these queues; returns its answers by topic, or None if it does not know the request."""
         found: list[tuple[str, Sequence[QueueSight]]] = []
         left = list(questions)
         while left:

@@ -241,7 +241,7 @@ def _replica_status(
 
 
 def _clock(figures: Mapping[str, str], answer: BrokerAnswer) -> tuple[int | None, int | None]:
-    """How far a replica's clock is ahead, and the error of that: it read its clock while the request was on its way."""
+    """Milliseconds that a replica's clock is ahead, and the error: it was read while the request was under way."""
     clock_ms = _number(figures, "wallClockMs")
     if clock_ms is None or not answer.answered_ms:
         return None, None

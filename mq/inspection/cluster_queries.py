@@ -25,7 +25,7 @@ REPLICA_SECONDS: Final = 3.0
 
 
 class Held(NamedTuple):
-    """How many messages a topic has, in how many queues."""
+    """The number of messages that a topic has, and of its queues."""
 
     messages: int
     queues: int
@@ -46,7 +46,7 @@ async def unless_unknown(answer: Awaitable[T]) -> T | None:
 
 @dataclass(slots=True)
 class OfReplicas(Generic[T]):
-    """What each replica answered, by broker group and address.
+    """The answer of each replica, by broker group and address.
 
     Attributes:
         silent: replicas that did not answer.
@@ -76,7 +76,7 @@ class QueryingAdmin(CatalogueAdmin):
         }
 
     async def held(self, topics: Mapping[str, Sequence[str]]) -> dict[str, Held] | None:
-        """How many messages topics have; ``topics`` names the broker groups of each. One request per broker group.
+        """The number of messages of topics; ``topics`` names the broker groups of each. One request per broker group.
 
         None if a broker does not know the request, as those of Apache RocketMQ.
         """
@@ -150,7 +150,7 @@ class QueryingAdmin(CatalogueAdmin):
         return seen
 
     async def pending(self, kind: PendingKind, count: int) -> dict[str, PendingInfo] | None:
-        """What waits in each broker group, with the first ``count`` messages of it. One request per broker group.
+        """The waiting messages of each broker group, with the first ``count`` of them. One request per broker group.
 
         None if a broker does not know the request, as those of Apache RocketMQ.
         """

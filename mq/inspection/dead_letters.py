@@ -50,7 +50,7 @@ async def read_letters(
 def wanted_letters(
     topic: str | None, key: str | None, failure: str | None, since: dt.datetime | None, until: dt.datetime | None
 ) -> Wanted:
-    """Which dead letters are chosen; None chooses all."""
+    """Return a function that tells whether a dead letter meets all conditions; None is no condition."""
 
     def is_wanted(letter: Letter) -> bool:
         return (
@@ -65,7 +65,7 @@ def wanted_letters(
 
 
 def why(letter: Letter) -> str:
-    """Why it was given up: the broker's reason, and the last failure of the consumer, if they are known."""
+    """The reason that it was given up: the broker's, and the last failure of the consumer, if they are known."""
     said = (letter.properties.get(name) for name in (props.DEAD_REASON, props.FAILURE))
     return ": ".join(filter(None, said))
 

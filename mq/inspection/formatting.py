@@ -32,7 +32,7 @@ def some_of(words: Sequence[str], shown_max: int = 5) -> str:
 
 
 def different_archive_limits(group: GroupStatus) -> str:
-    """How long each replica is set to keep archived messages, in words, if they differ; empty otherwise."""
+    """The time and size for which each replica keeps archived messages, in words, if they differ; else empty."""
     known = {
         each.node_id: (each.archive_kept_seconds or 0, each.archive_kept_bytes or 0)
         for each in group.replicas

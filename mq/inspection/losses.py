@@ -11,7 +11,7 @@ from mq.protocol.names import dead_letter_topic
 
 
 async def losses_of_topic(admin: Admin, topic: str) -> list[str]:
-    """What a deletion of the topic loses, as clauses without a subject. Raises TopicNotFound, ClientError."""
+    """Say what is lost if the topic is deleted, as clauses without a subject. Raises TopicNotFound, ClientError."""
     ends = await admin.topic_stats(topic)
     said = [f"has {sum(each.max_offset - each.min_offset for each in ends.values()):,} messages"]
     waiting: dict[str, int] = {}
@@ -28,7 +28,7 @@ async def losses_of_topic(admin: Admin, topic: str) -> list[str]:
 
 
 async def losses_of_group(admin: Admin, group: str, *, topics: bool) -> list[str]:
-    """What a deletion of the group loses, and with ``topics`` that of its retry and dead letter topics, as clauses.
+    """Say what is lost if the group is deleted, and with ``topics`` its retry and dead letter topics, as clauses.
 
     Raises ClientError.
     """

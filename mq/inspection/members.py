@@ -59,7 +59,7 @@ class Member:
 
 
 def disagreement(members: Iterable[Member]) -> list[str]:
-    """What members subscribe to, a line each, if it differs; empty if they agree, as far as that is known."""
+    """The subscriptions of the members, a line each, if they differ; empty if they agree, as far as that is known."""
     told = {each.client.client_id: each.subscribes or "nothing" for each in members if each.subscribes is not None}
     return [f"{client_id}: {text}" for client_id, text in told.items()] if len(set(told.values())) > 1 else []
 
@@ -100,7 +100,7 @@ def _queues(running_info: str | None) -> dict[MessageQueue, ProcessQueueInfo] | 
 
 
 def removal_means(members: Collection[str], seconds: float) -> list[str]:
-    """What it means that one of these members is removed, a clause each, that goes on from its name."""
+    """The consequences of removing one of these members, as clauses that continue a sentence after its name."""
     others = len(members) - 1
     who = "nobody consumes for the group then" if others < 1 else f"{others} other members take its queues"
     return [
@@ -110,7 +110,7 @@ def removal_means(members: Collection[str], seconds: float) -> list[str]:
 
 
 def removed_member_text(kept: KeptOutMember) -> str:
-    """The members that are kept out, for how long, and why."""
+    """Name a removed member, the seconds that it is still kept out, and the reason."""
     who = f" by {kept.operator}" if kept.operator else ""
     why = f": {kept.reason}" if kept.reason else ""
     where = "" if kept.connected else " (not connected)"

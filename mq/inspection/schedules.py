@@ -14,7 +14,7 @@ def tick_text(moment: dt.datetime) -> str:
 
 
 def rule_text(rule: Rule) -> str:
-    """When a schedule ticks."""
+    """The times at which a schedule sends, in words."""
     match rule:
         case Cron():
             return f"cron {rule.expression} {rule.time_zone}" + (" (both days)" if rule.days == "both" else "")

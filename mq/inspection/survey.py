@@ -75,13 +75,13 @@ class Consumers:
     log_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def hours_of(self, topic: str) -> float | None:
-        """For how long messages of a topic are kept; None if unknown."""
+        """The hours for which messages of a topic are kept; None if unknown."""
         return self.topic_hours.get(topic, self.retention_hours)
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the servers of a cluster answered.
+    """The answers of the servers of a cluster.
 
     Attributes:
         groups: the broker groups.
@@ -91,7 +91,7 @@ class Survey:
         consumers: None if they could not be asked.
         throttled: by address of each replica that throttles users or topics.
         consumers_reason: why not.
-        open_name_servers: addresses of name servers without accounts, which let everybody register brokers.
+        open_name_servers: addresses of name servers without accounts, at which any client can register brokers.
         schedules: those of the brokers that have any.
         orphaned_schedules: broker groups and names of enabled ones whose topic their group does not have, or closed to
             writes.

@@ -11,7 +11,7 @@ _KINDS = {MessageKind.HALF: "half ", MessageKind.DELAY: "delayed ", MessageKind.
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """What somebody did with the message, and when, in milliseconds since 1970 by the clock of the client."""
+    """An event of the message, in words, with its time in milliseconds since 1970 by the clock of the client."""
 
     at_ms: int
     text: str
@@ -32,7 +32,7 @@ def trace_events(story: MessageTrace) -> list[TraceEvent]:
 
 
 def trace_summary(story: MessageTrace) -> list[str]:
-    """How often each group handled the message, a line each."""
+    """Say how often each group handled the message, a line each."""
     lines = []
     for group in sorted({handling.begun.group for handling in story.handled}):
         times = [each for each in story.handled if each.begun.group == group]

@@ -1,1 +1,1 @@
-"""What is wrong with a cluster, from a survey: what `raftmq doctor` and the console show."""
+"""The problems of a cluster, found in a survey, that `raftmq doctor` and the console show."""

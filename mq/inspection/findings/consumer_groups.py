@@ -1,4 +1,4 @@
-"""What is wrong with consumer groups. Pure, from a survey."""
+"""Finds problems of consumer groups in a survey. Pure."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _at_risk_by_size(
 def _at_risk_in_log(
     group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers
 ) -> Iterator[Finding]:
-    """Where the log of a broker group is near its size limit: what is unread in the part that is deleted next."""
+    """Find unread messages that are deleted next because the log of their broker group is near its size limit."""
     for broker, limit in sorted(consumers.log_bytes.items()):
         counts = {
             queue: count
@@ -189,7 +189,7 @@ def _stuck(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers:
 
 
 def _since(queues: Mapping[MessageQueue, GroupProgress], now_ms: int) -> str:
-    """When the last message that the group consumed was stored: what waits is younger."""
+    """Say when the last consumed message was stored: the waiting ones are younger."""
     last_ms = max((each.last_ms for each in queues.values()), default=0)
     if last_ms <= 0 or last_ms > now_ms:
         return ""

@@ -18,7 +18,7 @@ def findings_of(survey: Survey) -> list[Finding]:
 
 
 def checked(survey: Survey) -> dict[str, int]:
-    """How much was looked at; schedules only where there are some."""
+    """The number of servers, groups and schedules in the survey; schedules only if there are some."""
     counts = {
         "name_servers": len(survey.name_servers),
         "broker_groups": len(survey.groups),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Severity(enum.IntEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     NOTICE = 1
     """Nothing fails; somebody should know."""

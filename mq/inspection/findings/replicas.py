@@ -1,4 +1,4 @@
-"""What is wrong with broker groups, replicas and name servers. Pure, from a survey."""
+"""Finds problems of broker groups, replicas and name servers in a survey. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with schedules. Pure, from a survey."""
+"""Finds problems of schedules in a survey. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mq.inspection.survey import Survey
 
 
 def schedule_findings(survey: Survey) -> Iterator[Finding]:
-    """The schedules whose messages are not sent, by name."""
+    """Find the schedules whose messages are not sent, by name."""
     for each in survey.schedules:
         name, topic = each.schedule.name, each.schedule.topic
         if each.error:
