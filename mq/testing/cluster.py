@@ -74,7 +74,7 @@ class _NamesrvSettings(_OwnSettings, NamesrvSettings):
 
 
 class Cluster:
-    """See the module.
+    """The replicas of a test kit's broker group, in this process.
 
     Attributes:
         replicas: the ids of all replicas.

@@ -24,7 +24,7 @@ _TICKS_MAX = 1000
 
 
 class Core:
-    """See `Kit`, whose methods call these."""
+    """The methods of `Kit`, in its event loop."""
 
     def __init__(self, cluster: Cluster, *, clients_elsewhere: bool) -> None:
         self._cluster = cluster
@@ -127,7 +127,7 @@ class Core:
         return [each for each in pending_of(self._cluster.context) if topic in (None, each.topic)]
 
     def topics(self) -> list[str]:
-        """The topics that have messages, those of brokers and groups included."""
+        """List the topics that have messages, with the topics of brokers and groups."""
         return list(topics_of(self._cluster.context))
 
     def describe(self) -> str:
@@ -161,7 +161,7 @@ class Core:
         return lost
 
     async def restore(self, replica: str) -> None:
-        """A replica that was lost can be reached again, and has everything when this returns."""
+        """Reconnect a replica that was lost; it has all entries when this returns."""
         self._cluster.network.reconnect(replica)
         await self._cluster.wait_ready()
         await self._cluster.wait_following(replica)

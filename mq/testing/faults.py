@@ -14,7 +14,7 @@ SENDS = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, Reques
 
 
 class Kind(Enum):
-    """What a fault does to a request."""
+    """The kind of fault of a request."""
 
     UNKNOWN = auto()
     LOST = auto()
@@ -23,7 +23,7 @@ class Kind(Enum):
 
 
 class Fault(NamedTuple):
-    """What happens to one request."""
+    """A fault of one request."""
 
     kind: Kind
     code: int = 0
@@ -43,28 +43,26 @@ class Faults:
         self.played = 0
 
     def outcome_unknown(self, count: int = 1) -> None:
-        """The broker stores the message, and the connection breaks before its answer has arrived."""
+        """Break the connection after the broker has stored the message, before its answer has arrived."""
         self._sends.extend([Fault(Kind.UNKNOWN)] * count)
 
     def lost(self, count: int = 1) -> None:
-        """The connection breaks before the broker has the message. The client cannot tell that from
-        `outcome_unknown`.
-        """
+        """Break the connection before the broker has the message. Clients cannot tell this from `outcome_unknown`."""
         self._sends.extend([Fault(Kind.LOST)] * count)
 
     def duplicate(self, count: int = 1) -> None:
-        """The message is stored twice, with one message id, as after a retry: consumers get it twice."""
+        """Store the next `count` messages twice, with one message id, as after a retry: consumers get each twice."""
         self._sends.extend([Fault(Kind.TWICE)] * count)
 
     def refuse(self, code: int = ResponseCode.SYSTEM_BUSY, remark: str = "refused by the test", count: int = 1) -> None:
-        """The broker answers with a response code, and stores nothing."""
+        """Answer the next `count` sends with a response code, and store nothing."""
         if code == ResponseCode.SUCCESS:
             raise ValueError("response code 0 means that the message is stored; choose another one to refuse it")
         self._sends.extend([Fault(Kind.REFUSED, code, remark)] * count)
 
     @contextlib.contextmanager
     def slow(self, seconds: float) -> Iterator[None]:
-        """Within the block, every answer to a client arrives so much later, by the clock of the event loop."""
+        """Within the block, delay every answer to a client by `seconds` of the event loop's clock."""
         before, self._slow_seconds = self._slow_seconds, seconds
         try:
             yield
@@ -82,7 +80,7 @@ class Faults:
 
     @property
     def delay_seconds(self) -> float:
-        """By how much an answer is late that leaves now."""
+        """Seconds by which the next answers are late."""
         return self._slow_seconds
 
     def next_fault(self, code: int) -> Fault | None:

@@ -104,7 +104,7 @@ class _Inspection:
         return self._reads.read(lambda: self._core.pending(topic))
 
     def topics(self) -> list[str]:
-        """The topics that have messages, those of brokers and groups included."""
+        """List the topics that have messages, with the topics of brokers and groups."""
         return self._reads.read(self._core.topics)
 
     def describe(self) -> str:
@@ -117,7 +117,7 @@ class _Inspection:
         return self._reads.read(lambda: self._core.leader)
 
     def assert_stored(self, topic: str, *bodies: bytes) -> None:
-        """The topic has messages with exactly these bodies, in any order. Raises AssertionError."""
+        """Assert that the topic has messages with exactly these bodies, in any order. Raises AssertionError."""
         found = [message.body for message in self.messages(topic)]
         missing, extra = _without(bodies, found), _without(found, bodies)
         if missing or extra:
@@ -126,7 +126,7 @@ class _Inspection:
             )
 
     def assert_no_dead_letters(self, group: str) -> None:
-        """The group has no dead letters. Raises AssertionError."""
+        """Assert that the group has no dead letters. Raises AssertionError."""
         if letters := self.dead_letters(group):
             raise AssertionError(f"{group} has {len(letters)} dead letters; the first is {letters[0]!r}")
 
@@ -202,7 +202,7 @@ class Kit(_Inspection):
         return await self._loop.wait(self._core.lose_leader)
 
     async def restore(self, replica: str) -> None:
-        """A replica that was lost can be reached again, and has everything when this returns."""
+        """Reconnect a replica that was lost; it has all entries when this returns."""
         await self._loop.wait(lambda: self._core.restore(replica))
 
     async def wait_ready(self) -> None:

@@ -126,7 +126,7 @@ class Network:
     # -- clients, in any thread ----------------------------------------------------------------------------------------
 
     def connect(self, port: int) -> socket.socket:
-        """See `InProcessNetwork`."""
+        """Connect to a server of the kit. Raises ConnectionRefusedError, or OSError in a forked process."""
         door = self._doors.get(port)
         if os.getpid() != self._process:
             raise OSError("the brokers of this test kit are in the process that forked this one")

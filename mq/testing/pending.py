@@ -1,4 +1,4 @@
-"""What waits in a broker for its time: delayed messages, redeliveries, popped messages, transactions, schedules."""
+"""The messages that wait in a broker for their time: delayed, redelivered or popped ones, transactions, schedules."""
 
 from __future__ import annotations
 
