@@ -129,7 +129,7 @@ class RaftmqBroker(Broker):
         return sent
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30_000) -> Consumer:
-        """A consumer that has at most `prefetch` messages that are not acknowledged; `timeout` in ms.
+        """Open a consumer that has at most `prefetch` unacknowledged messages; `timeout` in ms.
 
         Raises QueueNotFound if the queue was never declared, and ConnectionClosed.
         """
@@ -179,7 +179,7 @@ class RaftmqBroker(Broker):
             return self._session
 
     def _forget_parents(self) -> None:
-        """In a forked process: a thread of the parent may hold the lock, and its connections are not here."""
+        """Drop lock and session in a forked process: a thread of the parent may hold the lock."""
         if self._forks != forks():
             self._forks, self._lock, self._session = forks(), threading.Lock(), None
 

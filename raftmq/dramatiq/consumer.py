@@ -171,7 +171,7 @@ class _Prefetcher:
 
 
 class RaftmqConsumer(Consumer):
-    """What a worker iterates over. Messages may be settled by any thread, also after `close`."""
+    """The messages of a queue, for a worker to iterate over. Any thread may settle them, also after `close`."""
 
     def __init__(self, session: Session, queue_name: str, prefetch: int, timeout_ms: int, max_deliveries: int) -> None:
         self._session = session
@@ -213,7 +213,7 @@ class RaftmqConsumer(Consumer):
         self._settle(self._session.acknowledge, message.popped)
 
     def nack(self, message: MessageProxy) -> None:
-        """To the dead letters; returns when that is stored. Raises ConnectionClosed; then the message is still held."""
+        """Store the message as a dead letter, then return. Raises ConnectionClosed; then the message is still held."""
         if not isinstance(message, HeldMessage):
             return
         failure = message._exception
@@ -255,5 +255,5 @@ class RaftmqConsumer(Consumer):
 
 
 def _name(message: PoppedMessage[Any]) -> str:
-    """Of one delivery."""
+    """The name of one delivery."""
     return f"{message.queue.broker_name} {message.offset_message_id}"

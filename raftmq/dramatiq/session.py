@@ -1,4 +1,4 @@
-"""What all consumers and senders of a process share: a thread with an event loop, its clients, and held messages."""
+"""The thread, event loop, clients and held messages that all consumers and senders of a process share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CLOSE_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a broker connects, and what it does with topics."""
+    """The options of a broker's connections, and for the topics it creates."""
 
     namesrv: tuple[str, ...]
     namespace: str
@@ -82,7 +82,7 @@ class _Delayed:
 
 
 class Session:
-    """Of one process; a forked one needs another. Raises ClientError if it cannot be opened."""
+    """The session of one process; a forked one needs another. Raises ClientError if it cannot be opened."""
 
     def __init__(self, options: Options) -> None:
         _refuse_gevent()
@@ -185,7 +185,7 @@ class Session:
             self._delayed.add(anyio.current_time() + delay, topic, result.message_id, result.recall_handle)
 
     async def acknowledge(self, message: PoppedMessage[Any]) -> None:
-        """The message is done. Raises ClientError if no broker says so while the message is hidden from others."""
+        """Finish the message. Raises ClientError if no broker confirms that while the message is hidden from others."""
         await self.renewals.release(message)
         seconds = max(CALL_SECONDS, self.options.visibility)
         await self.calls.acknowledge(Source.of(message), [message.receipt], seconds=seconds)
@@ -231,7 +231,7 @@ class Session:
         return False
 
     async def _unfinished(self, queue: str) -> int:
-        """How many messages are not acknowledged, with the delayed ones that were sent here."""
+        """The number of unacknowledged messages, with the delayed ones that were sent here."""
         topic = self.topic(queue)
         delivered, waiting = [], 0
         for each in self._delayed.of(topic):

@@ -1,4 +1,4 @@
-"""What handlers ask for by its type."""
+"""The annotated type by which a handler asks for its message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RaftmqMessage = Annotated[messages.RaftmqMessage, Context("message")]
 
 
 def driver_annotations() -> MappingProxyType[Any, Any]:
-    """For FastStream's advice to those who use a class where it needs one of these."""
+    """Map the message class to the annotation that FastStream suggests to handlers that name the class itself."""
     return MappingProxyType(
         {
             messages.RaftmqMessage: UnderlyingDriverAnnotation(

@@ -40,7 +40,7 @@ class _Logs(DefaultLoggerStorage):
         self._level = level
 
     def register_subscriber(self, params: dict[str, Any]) -> None:
-        """The columns have no width."""
+        """Do nothing: the columns have no width to adjust."""
 
     def get_logger(self, *, context: ContextRepo) -> Any:
         logger = self._get_logger_ref()

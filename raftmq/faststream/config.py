@@ -1,4 +1,4 @@
-"""What brokers, routers, subscribers and publishers are made with."""
+"""The options and configuration of brokers, routers, subscribers and publishers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RaftmqBrokerConfig(BrokerConfig):
 
 @dataclass(kw_only=True, frozen=True)
 class SubscriberOptions:
-    """How a subscriber gets messages; see `RaftmqRegistrator.subscriber`."""
+    """The options of a subscriber; see `RaftmqRegistrator.subscriber`."""
 
     topic: str
     group: str
@@ -90,7 +90,7 @@ class SubscriberConfig(SubscriberUsecaseConfig):
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """By default a message whose handler fails is redelivered."""
+        """The policy set here or in an outer router; by default, messages whose handler fails are redelivered."""
         outer = self._outer_config.ack_policy
         if self._ack_policy is not EMPTY:
             return self._ack_policy

@@ -86,7 +86,7 @@ class MessageParser:
 
 
 class RaftmqResponse(Response):
-    """What a handler returns to send more than a body."""
+    """A handler's response with more than a body."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class RaftmqResponse(Response):
 
 
 class RaftmqPublishCommand(PublishCommand):
-    """What is to be sent."""
+    """A message to send, with its destination."""
 
     def __init__(
         self,

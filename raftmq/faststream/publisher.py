@@ -18,7 +18,7 @@ __all__ = ["PublisherDescription", "RaftmqTopicPublisher"]
 
 
 class PublisherDescription(PublisherSpecification[RaftmqBrokerConfig, PublisherSpecConfig]):
-    """What AsyncAPI says of a publisher."""
+    """The AsyncAPI description of a publisher."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class RaftmqTopicPublisher(PublisherUsecase):
 
     @property
     def topic(self) -> str:
-        """With the prefixes of its routers."""
+        """The topic, with the prefixes of its routers."""
         return f"{self._outer_config.prefix}{self._topic}"
 
     def _command(

@@ -26,7 +26,7 @@ __all__ = ["RaftmqRegistrator"]
 
 
 class RaftmqRegistrator(Registrator[Any, RaftmqBrokerConfig]):
-    """What brokers and routers have in common."""
+    """The common methods of brokers and routers."""
 
     def subscriber(  # type: ignore[override]
         self,

@@ -32,7 +32,7 @@ REOPEN_SECONDS = 1.0
 
 
 class SubscriberDescription(SubscriberSpecification[RaftmqBrokerConfig, SubscriberSpecConfig]):
-    """What AsyncAPI says of a subscriber."""
+    """The AsyncAPI description of a subscriber."""
 
     @property
     def address(self) -> str:
@@ -72,7 +72,7 @@ class RaftmqSubscriber(TasksMixin):
 
     @property
     def topic(self) -> str:
-        """With the prefixes of its routers."""
+        """The topic, with the prefixes of its routers."""
         return f"{self._outer_config.prefix}{self.options.topic}"
 
     def get_log_context(self, message: StreamMessage[Any] | None) -> dict[str, str]:

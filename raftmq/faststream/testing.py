@@ -93,7 +93,7 @@ class _InMemoryProducer(RaftmqProducer):
 
 
 def _subscribers(brokers: Iterable[RaftmqBroker]) -> list[RaftmqSubscriber]:
-    """In the order in which the application has named them."""
+    """List the subscribers in the order in which the application declared them."""
     found = (each for broker in brokers for each in broker.subscribers if isinstance(each, RaftmqSubscriber))
     return sorted(found, key=lambda each: each.number)
 
