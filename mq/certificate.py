@@ -201,8 +201,8 @@ def _certificates(path: Path) -> list[bytes]:
 
 
 def _common_validity(path: Path, chain: list[bytes]) -> Validity:
-    """When all certificates of a chain are valid; clients have their own copy of its root. Raises
-    CertificateUnusable.
+    """The time in which all certificates of a chain are valid, without its root: clients have their own copy of that.
+    Raises CertificateUnusable.
     """
     try:
         own, *others = map(validity, chain)

@@ -58,7 +58,7 @@ class Credentials:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """From a TOML file with `access_key` and `secret_key`, readable by its owner only.
+        """Read `access_key` and `secret_key` from a TOML file that only its owner can read.
 
         Raises CredentialsInvalid, OSError.
         """
@@ -79,7 +79,7 @@ class Credentials:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self | None:
-        """From `RAFTMQ_ACCESS_KEY` and `RAFTMQ_SECRET_KEY`, or the file that `RAFTMQ_CREDENTIALS` names; None without.
+        """Read `RAFTMQ_ACCESS_KEY` and `RAFTMQ_SECRET_KEY`, or the file in `RAFTMQ_CREDENTIALS`; None if none is set.
 
         Raises CredentialsInvalid, OSError.
         """

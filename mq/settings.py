@@ -79,7 +79,7 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def _former_environment(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What the environment has under former names, except what was given otherwise and so takes precedence."""
+        """Read the environment's values under former names, without those that were given otherwise."""
         prefix = cls.model_config.get("env_prefix", "").lower()
         environment = {name.lower(): value for name, value in os.environ.items()}
         names = {former: prefix + former for former, present in cls.former_names.items() if present not in given}

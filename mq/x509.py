@@ -15,7 +15,7 @@ class _Tag(enum.IntEnum):
 
 
 class Validity(NamedTuple):
-    """When a certificate is valid, in UTC; and whether it names itself as its authority."""
+    """The time in which a certificate is valid, in UTC; and whether it names itself as its authority."""
 
     begins: dt.datetime
     ends: dt.datetime

@@ -138,7 +138,7 @@ class Processes:
         self._children[name] = _Child(process, process.pid, wanted=False)
 
     def process(self, name: str) -> ChildProcess:
-        """The process that was started under this name."""
+        """Return the process that was started under this name."""
         return self._children[name].process
 
     def set_pid(self, name: str, pid: int) -> None:

@@ -1,4 +1,4 @@
-"""How often this process answered a request with an error."""
+"""Counts the requests that this process answered with an error."""
 
 from __future__ import annotations
 

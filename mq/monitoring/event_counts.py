@@ -26,7 +26,7 @@ class EventCounts:
         return event
 
     def errors(self) -> dict[str, int]:
-        """How often each event of level error or critical was logged, by its name."""
+        """The number of times each event of level error or critical was logged, by its name."""
         found: Counter[str] = Counter()
         for (level, name), count in self._counts.items():
             if level in ("error", "critical"):
@@ -34,7 +34,7 @@ class EventCounts:
         return dict(sorted(found.items()))
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How often each event was logged, by its level and name."""
+        """The number of times each event was logged, by its level and name."""
         return dict(sorted(self._counts.items()))
 
 

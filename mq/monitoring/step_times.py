@@ -1,4 +1,4 @@
-"""How long a task holds the event loop: the steps of the task, each from one checkpoint that yields to the next."""
+"""Measures for how long a task holds the event loop: each step from one checkpoint that yields to the next."""
 
 from __future__ import annotations
 

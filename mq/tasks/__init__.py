@@ -1,8 +1,5 @@
-"""What the brokers for task frameworks share: queues of tasks as topics, for Celery (`mq.celery`) and Dramatiq.
+"""The common part of the brokers for Celery (`mq.celery`) and Dramatiq: topics as queues of tasks.
 
-| module | what it does |
-|---|---|
-| `names` | names of topics and groups for queues of any name |
-| `sending` | sends messages to a queue with levels of priority, and stores each once |
-| `queue_calls` | requests about popped messages |
+| module | what it does | |---|---| | `names` | names of topics and groups for queues of any name | | `sending` | sends
+messages to a queue with levels of priority, and stores each once | | `queue_calls` | requests about popped messages |
 """

@@ -50,7 +50,7 @@ class Source(NamedTuple):
 
     @classmethod
     def of(cls, message: PoppedMessage) -> Self:
-        """Where it was popped."""
+        """The queue from which the message was popped."""
         return cls(message.topic, message.queue.broker_name)
 
 
@@ -62,7 +62,7 @@ class QueueCalls(Admin):
         return await leader_address(self._opened(), source.topic, source.broker_name)
 
     async def connect(self, address: str) -> Connection:
-        """A connection that is not shared; its `run` must be run. Raises ConnectFailed."""
+        """Open a connection that is not shared; its `run` must be run. Raises ConnectFailed."""
         settings = self._opened().settings
         return await open_connection(
             address,
@@ -242,11 +242,11 @@ class QueueCalls(Admin):
             raise NotADeadLetter(message)
 
     async def ready(self, topic: str) -> int:
-        """How many messages of a queue wait, without those that were delivered. Raises TopicNotFound, ClientError."""
+        """The number of undelivered messages of a queue. Raises TopicNotFound, ClientError."""
         return await self._lag(topic, counts_delivered=False)
 
     async def unfinished(self, topic: str) -> int:
-        """How many messages of a queue are not acknowledged, without delayed ones that are not due yet. Raises
+        """The number of unacknowledged messages of a queue, without those delayed and not due yet. Raises
         TopicNotFound, ClientError.
         """
         return await self._lag(topic, counts_delivered=True)
