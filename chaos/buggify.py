@@ -1,7 +1,7 @@
 """Named points in a simulation where something rare, but allowed, happens on purpose.
 
 Each run switches every point on or off, so that all combinations occur; a point that is on triggers with its own
-chance. The report lists points that never triggered: what they are for was not tested.
+chance. The report lists points that never triggered: their purpose was not tested.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POINTS: Final[dict[str, float]] = {
 
 
 class Buggify:
-    """The points of one run; ``asked`` counts evaluations and ``happened`` triggers, by name."""
+    """The points of one run; ``asked`` and ``happened`` are the numbers of evaluations and triggers, by name."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -1,4 +1,4 @@
-"""A disk in memory that forgets what was not synced.
+"""A disk in memory that forgets unsynced writes.
 
 `MemoryDisk` behaves as `raftlog.segment.disk.Disk` specifies, and passes the same tests as the real one. In addition:
 
@@ -41,7 +41,7 @@ _Change = tuple[int, bytes] | int
 
 
 class _State(enum.Enum):
-    """How far a change has got. Lost ones are in the cache only, and no sync writes them."""
+    """The state of a change. Lost changes are in the cache only, and no sync writes them."""
 
     DIRTY = enum.auto()
     DURABLE = enum.auto()
@@ -108,7 +108,7 @@ class _File:
                 self.pending[number] = (change, _State.LOST)
 
     def evict(self, random: Random) -> None:
-        """Drop clean pages from the cache: reads return what is on the disk, and what is still dirty."""
+        """Drop clean pages from the cache: reads return the bytes on the disk, and those still dirty."""
         pending, self.pending, self._clean = self.pending, [], 0
         keep = random.choice((0.0, 0.5))
         for change, state in pending:
@@ -167,7 +167,7 @@ def _apply(content: bytearray, change: _Change) -> None:
 
 
 class MemoryDisk:
-    """See the module. Attributes:
+    """A disk in memory that forgets unsynced writes. Attributes:
 
     capacity_bytes: how much all files may hold together; None for no limit. operations: how many changing operations
     there were.
@@ -188,7 +188,7 @@ class MemoryDisk:
         self._faults: dict[str, list[tuple[int, int]]] = {}
 
     def crash(self, random: Random) -> None:
-        """Cut the power and start again: any subset of what was not synced survives. All descriptors are closed."""
+        """Cut the power and start again: any subset of the unsynced changes survives. All descriptors are closed."""
         # File systems tend to journal names in order, but do not guarantee it.
         for _, change in self._pending_names:
             if random.random() < 0.5:
@@ -214,12 +214,12 @@ class MemoryDisk:
         return any(file.has_lost for file in self._files.values() if file.pending)
 
     def evict(self, random: Random) -> None:
-        """Drop clean pages from the cache: what a failed sync lost reads as before the write, or partly so."""
+        """Drop clean pages from the cache: writes that a failed sync lost read as before, wholly or in part."""
         for file in {id(file): file for file in self._files.values()}.values():
             file.evict(random)
 
     def cut_power_after(self, operations: int) -> None:
-        """Allow that many more changing operations, then raise `PowerCut` from every one until `crash`."""
+        """Allow ``operations`` more changing operations, then raise `PowerCut` from each one until `crash`."""
         self._power_cut_at = self.operations + operations
 
     def power_stays(self) -> None:
@@ -245,7 +245,7 @@ class MemoryDisk:
         file.change((offset, data), _State.DURABLE)
 
     def content(self, path: str) -> bytes:
-        """All bytes of a file as a reader sees them."""
+        """Return all bytes of a file as a reader sees them."""
         return bytes(self._files[path].current)
 
     def durable(self, path: str, offset: int, length: int) -> bytes:
@@ -254,7 +254,7 @@ class MemoryDisk:
         return b"" if file is None else bytes(file.durable[offset : offset + length])
 
     def first_undurable(self, path: str, begin: int, end: int) -> int | None:
-        """The first offset in ``begin..end`` at which the byte after a power cut may differ from what is read now."""
+        """The first offset in ``begin..end`` at which a power cut may change the byte; None if there is none."""
         now, later = self.content(path)[begin:end], self.durable(path, begin, end - begin)
         if now == later:
             return None
@@ -284,7 +284,6 @@ class MemoryDisk:
         return sum(len(file.current) for file in self._files.values())
 
     def open(self, path: str, *, create: bool = False) -> int:
-        """See `Disk.open`."""
         self._fault("open", path)
         if path in self._directories:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -302,17 +301,15 @@ class MemoryDisk:
         return fd
 
     def close(self, fd: int) -> None:
-        """See `Disk.close`; works without power, too, so that a process can end."""
+        """Close a descriptor; works without power, too, so that a process can end."""
         file = self._open.pop(fd, None)
         if file is not None and file.locked_by == fd:
             file.locked_by = None
 
     def size(self, fd: int) -> int:
-        """See `Disk.size`."""
         return len(self._file(fd).current)
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
-        """See `Disk.pread`."""
         self._fault("pread")
         file = self._file(fd)
         if any(
@@ -331,15 +328,14 @@ class MemoryDisk:
         return None
 
     def pread_disk(self, fd: int, length: int, offset: int) -> tuple[bytes, bool]:
-        """See `Disk.pread_disk`."""
         return self.pread(fd, length, offset), True
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
-        """There are no holes."""
+        """Return the whole range: there are no holes."""
         return [(offset, end)]
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """See `Disk.pwritev`; a disk with too little space takes what fits."""
+        """Write as `Disk.pwritev`; a disk with too little space takes as much as fits."""
         file = self._file(fd)
         self._fault("pwritev")
         self._step()
@@ -355,7 +351,7 @@ class MemoryDisk:
         return len(data)
 
     def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """See `Disk.write_synced`; the sync can fail, or lose power, on its own."""
+        """Write as `Disk.write_synced`; the sync can fail, or lose power, on its own."""
         file = self._file(fd)
         taken = self.pwritev(fd, buffers, offset)
         change, _ = file.pending[-1]
@@ -370,7 +366,6 @@ class MemoryDisk:
         return taken
 
     def fdatasync(self, fd: int) -> None:
-        """See `Disk.fdatasync`."""
         file = self._file(fd)
         try:
             self._fault("fdatasync")
@@ -381,44 +376,38 @@ class MemoryDisk:
         file.sync()
 
     def allocate(self, fd: int, length: int) -> None:
-        """See `Disk.allocate`."""
         self._fault("allocate")
         self._resize(fd, max(length, self.size(fd)))
 
     def truncate(self, fd: int, length: int) -> None:
-        """See `Disk.truncate`; holes count against the capacity like data."""
+        """Truncate as `Disk.truncate`; holes use capacity like data."""
         self._fault("truncate")
         self._resize(fd, length)
 
     def lock(self, fd: int) -> None:
-        """See `Disk.lock`."""
         file = self._file(fd)
         if file.locked_by not in (None, fd):
             raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
         file.locked_by = fd
 
     def rename(self, source: str, target: str) -> None:
-        """See `Disk.rename`."""
         self._fault("rename", source)
         file = self._existing(source)
         self._step()
         self._change_names(target, {source: None, target: file})
 
     def unlink(self, path: str) -> None:
-        """See `Disk.unlink`."""
         self._fault("unlink", path)
         self._existing(path)
         self._step()
         self._change_names(path, {path: None})
 
     def listdir(self, path: str) -> list[str]:
-        """See `Disk.listdir`."""
         if path not in self._directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return [os.path.basename(name) for name in self._files if os.path.dirname(name) == path]
 
     def mkdir(self, path: str) -> None:
-        """See `Disk.mkdir`."""
         if path in self._directories:
             return
         if path in self._files:
@@ -429,7 +418,6 @@ class MemoryDisk:
         self._directories.add(path)
 
     def sync_directory(self, path: str) -> None:
-        """See `Disk.sync_directory`."""
         self._fault("sync_directory", path)
         self._step()
         for directory, change in self._pending_names:
@@ -438,7 +426,7 @@ class MemoryDisk:
         self._pending_names = [names for names in self._pending_names if names[0] != path]
 
     def usage(self, path: str) -> tuple[int, int]:
-        """See `Disk.usage`; without a capacity there is a TiB of free space."""
+        """Return usage as `Disk.usage`; without a capacity there is a TiB of free space."""
         self._fault("usage", path)
         if path not in self._directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -447,7 +435,6 @@ class MemoryDisk:
         return max(0, total - used), total
 
     def boot_id(self) -> str:
-        """See `Disk.boot_id`."""
         return f"boot-{self._boot}"
 
     def _file(self, fd: int) -> _File:

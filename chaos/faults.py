@@ -1,4 +1,4 @@
-"""Faults as values: what a schedule consists of, and what a trace prints."""
+"""Faults as values, of which schedules consist and which traces print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class OneWay:
-    """What ``src`` sends to ``dst`` is lost; the other direction works."""
+    """Frames from ``src`` to ``dst`` are lost; the other direction works."""
 
     src: NodeId
     dst: NodeId
@@ -44,7 +44,7 @@ class Heal:
 
 @dataclass(frozen=True, slots=True)
 class LinkQuality:
-    """How links treat each frame: chances of loss, duplication and a flipped bit, and latency in seconds.
+    """The chances of loss, duplication and a flipped bit of each frame, and its latency in seconds.
 
     Every frame draws its own latency, so a wide range also reorders.
     """
@@ -58,7 +58,7 @@ class LinkQuality:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The process of a node is killed: what it wrote stays in the machine's page cache, its memory is lost."""
+    """The process of a node is killed: its writes stay in the machine's page cache, its memory is lost."""
 
     node: NodeId
 
@@ -184,7 +184,7 @@ class QueueFlip:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMembers:
-    """The leader gets a membership change; ``choice`` (0 to 1) picks one of those that make sense."""
+    """The leader gets a membership change; ``choice`` (0 to 1) picks one of the possible ones."""
 
     choice: float
 
@@ -198,7 +198,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """A node drops the oldest files of its log; ``share`` (0 to 1) says how many of those that it may."""
+    """A node drops the oldest files of its log; ``share`` (0 to 1) is the part of the droppable files."""
 
     node: NodeId
     share: float
@@ -238,7 +238,7 @@ class FalseProcessEnd:
 
 @dataclass(frozen=True, slots=True)
 class HitNewLeaders:
-    """From now on each new leader is hit within ``delay_seconds_max`` of its election: powered off or cut off.
+    """Each new leader is hit within ``delay_seconds_max`` of its election, from now on: powered off or cut off.
 
     It comes back ``absence_seconds`` later. Consecutive elections leave short tails of many terms in the logs, which
     exercise the commit rules.

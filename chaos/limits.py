@@ -1,4 +1,4 @@
-"""Draws limits between the smallest of tests and those of production, so that code beyond them runs often."""
+"""Draws limits between the smallest ones of tests and the usual ones, so that code beyond them runs often."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LimitsT = TypeVar("LimitsT")
 
 
 def draw(rng: random.Random, smallest: LimitsT, usual: LimitsT) -> LimitsT:
-    """Limits, each of which is the smallest with probability 1/2, the usual one with 1/4, or else between both.
+    """Draw limits: each is the smallest with probability 1/2, the usual one with 1/4, or else between both.
 
     Both must be dataclasses of one type, whose fields are numbers or dataclasses with such fields.
     """
@@ -29,7 +29,7 @@ def draw(rng: random.Random, smallest: LimitsT, usual: LimitsT) -> LimitsT:
 
 
 def _between(rng: random.Random, low: float, high: float) -> float:
-    """A number between both whose order of magnitude is as likely as any other, up to a hundred times the lower one."""
+    """Draw a number whose order of magnitude is as likely as any other, up to a hundred times the lower one."""
     most = min(high, max(100 * low, 100)) if high > low else high
     return low + (most - low) * rng.random() ** 3
 

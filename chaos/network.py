@@ -20,7 +20,7 @@ STUCK_FRAMES_MAX = 1000
 
 
 class Network:
-    """Which links work, and how well."""
+    """The links that work, and their quality."""
 
     def __init__(self, nodes: Sequence[NodeId], link_quality: LinkQuality, rng: random.Random) -> None:
         self._nodes = tuple(nodes)
@@ -46,7 +46,7 @@ class Network:
                 self.link_quality = fault
 
     def reconnect(self, node: NodeId) -> None:
-        """All links of ``node`` work again."""
+        """Let all links of ``node`` work again."""
         self._cut = {link for link in self._cut if node not in link}
 
     def connected(self, src: NodeId, dst: NodeId) -> bool:

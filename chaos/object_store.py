@@ -1,6 +1,6 @@
 """Object storage in memory that is at least as unkind as S3: each operation may fail, also after it took effect.
 
-As in S3, everybody sees what was written at once, conditions of writes hold, and objects appear whole or not at all.
+As in S3, every client sees a write at once, conditions of writes hold, and objects appear whole or not at all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Bucket:
     Attributes:
         fails: probability that an operation fails: in half of the cases after it has taken effect.
         tears: probability that an object is stored without its end, although the answer says that it is there.
-        compares: whether it refuses an object that is not what was sent, by its checksum.
+        compares: whether it refuses an object whose checksum differs from the sent one.
         before: called with the name of each operation and object, before it happens; may raise `Killed`.
     """
 
@@ -38,7 +38,7 @@ class Bucket:
         self._rng = rng
 
     def does(self, operation: str, name: str, effect: Callable[[], None]) -> None:
-        """One operation. Raises StoreFailed, Killed."""
+        """Run one operation. Raises StoreFailed, Killed."""
         self.operations += 1
         self.before(operation, name)
         fails = self._rng.random() < self.fails
@@ -63,7 +63,8 @@ class Bucket:
 class BucketStore:
     """A bucket as one process sees it; a `mq.store.archive.archiver.ArchiveStore`.
 
-    As the one for S3, it asks what is there if its condition is not fulfilled: an earlier attempt may have succeeded.
+    As the store for S3, this reads the present object if its condition is not fulfilled: an earlier attempt may have
+    succeeded.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -72,41 +73,35 @@ class BucketStore:
         self._version: str | None = None
 
     def path(self, name: str) -> str:
-        """See `BackupStore`."""
         return f"{self.name}/{name}"
 
     def begin_writing(self) -> None:
-        """See `BackupStore`."""
+        """Do nothing: a bucket needs no preparation."""
 
     def check_conditions(self) -> None:
-        """See `ArchiveStore`."""
+        """Do nothing: the bucket fulfils conditions of writes."""
 
     def names(self, folder: str = "") -> Iterable[str]:
-        """See `BackupStore`."""
         prefix = folder and f"{folder}/"
         self._bucket.does("list", folder, lambda: None)
         return {name[len(prefix) :].partition("/")[0] for name in self._bucket.objects if name.startswith(prefix)}
 
     def read(self, name: str, length: int, offset: int) -> bytes:
-        """See `BackupStore`."""
         self._bucket.does("get", name, lambda: None)
         if name not in self._bucket.objects:
             raise NotStored(self.path(name))
         return self._bucket.objects[name][offset : offset + length]
 
     def read_range(self, name: str, length: int, offset: int) -> bytes:
-        """See `mq.store.archive.cold_blocks.RangeStore`."""
         return self.read(name, length, offset)
 
     def load_manifest(self) -> bytes | None:
-        """See `BackupStore`."""
         self._bucket.does("get", MANIFEST_NAME, lambda: None)
         content = self._bucket.objects.get(MANIFEST_NAME)
         self._version = _version(content)
         return content
 
     def replace_manifest(self, content: bytes) -> None:
-        """See `BackupStore`."""
         fulfilled = False
 
         def replace() -> None:
@@ -122,10 +117,9 @@ class BucketStore:
         self._version = _version(content)
 
     def did_replace(self, content: bytes) -> None:
-        """The manifest was replaced under its condition."""
+        """Called when the manifest was replaced under its condition."""
 
     def write(self, name: str, pieces: Iterable[bytes]) -> bool:
-        """See `BackupStore`."""
         content = b"".join(pieces)
         assert name not in self._bucket.objects, f"{name} is written a second time"
         self._bucket.does("put", name, lambda: self._bucket.put(name, content))
@@ -134,15 +128,13 @@ class BucketStore:
         return self._bucket.compares
 
     def remove(self, name: str) -> None:
-        """See `BackupStore`."""
         self._bucket.does("delete", name, lambda: self._bucket.remove(name))
 
     def free_bytes(self) -> int | None:
-        """See `BackupStore`."""
         return None
 
     def close(self) -> None:
-        """See `BackupStore`."""
+        """Do nothing: nothing is open."""
 
 
 def _version(content: bytes | None) -> str | None:

@@ -14,7 +14,7 @@ from chaos.log_sim.cluster import Outcome
 
 
 def written_at() -> list[str]:
-    """Lines for a page that say which code was run: its names are those of the page. None outside of a repository."""
+    """Lines for a page that tell which commit was run, since it uses its names. None outside of a repository."""
     command = ["git", "log", "-1", "--date=short", "--format=%h of %ad"]
     done = subprocess.run(command, cwd=Path(__file__).parent, check=False, capture_output=True, text=True)
     if done.returncode:
@@ -74,7 +74,7 @@ class Totals:
         return sorted(name for name in POINTS if not self.happened[name])
 
     def summary(self, cpu_seconds: float) -> str:
-        """One line."""
+        """Sum up the runs in one line."""
         broken = f"violations: {[seed for seed, _ in self.broken]}" if self.broken else "no violations"
         return (
             f"{self.seeds} seeds, {self.seconds / 3600:.2f} simulated hours, {self.events} events, "
@@ -97,7 +97,7 @@ class Totals:
         return ["## Client operations and outcomes", "", "| | |", "| --- | ---: |", *rows, ""]
 
     def as_markdown(self, cpu_seconds: float, command: str) -> str:
-        """A page for people."""
+        """Write a page for people."""
         lines = [
             "# Simulation" if self.workload == "log" else f"# Simulation of brokers: {self.workload}",
             "",

@@ -23,7 +23,7 @@ class Strand:
         later: ``later(seconds, step)`` runs a step in simulated time.
         over: called in the simulation when the work has returned, not if it was killed.
 
-    Exceptions of the work are raised where the simulation has let it go on.
+    Exceptions of the work are raised in the call that let it continue.
     """
 
     current: Strand | None = None
@@ -57,7 +57,7 @@ class Strand:
             self._over()
 
     def kill(self) -> None:
-        """End it at its pause: nothing of it happens any more, apart from requests that are under way."""
+        """End the strand at its pause: it does nothing more, apart from requests that are under way."""
         if self.has_ended():
             return
         self._is_killed = True
@@ -76,7 +76,7 @@ class Strand:
             raise StrandKilled
 
     def has_ended(self) -> bool:
-        """Whether nothing of it happens any more."""
+        """Whether the strand has ended: its work has returned, or it was killed."""
         return self.is_over or self._is_killed
 
     def _switch(self) -> BaseException | None:
@@ -104,7 +104,7 @@ class Strand:
 
 
 class StrandLock:
-    """A lock for strands, in place of `threading.Lock`; a strand that waits for it yields to the simulation."""
+    """A lock for strands, instead of `threading.Lock`; a strand that waits for it yields to the simulation."""
 
     def __init__(self) -> None:
         self._is_held = False

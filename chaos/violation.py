@@ -1,4 +1,4 @@
-"""What a checker raises when a promise was broken."""
+"""The exception that a checker raises when a promise was broken."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Watches what a piece of code does to real files, and says what a power cut would leave at any moment.
+"""Watches the changes of a piece of code to real files, and tells which of them a power cut would leave at any moment.
 
 For everything that is not on a simulated disk (`chaos.disk`): small files of servers and clients, checkpoints, restored
-logs, backups. `watched` replaces the calls of `os` that sync, name or remove files. What is on the disk for certain is
-then known without any help of that code: the content that a file had at its last sync, under the names that its
-directory had at its last sync.
+logs, backups. `watched` replaces the calls of `os` that sync, name or remove files. The content that is certainly on
+the disk is then known without any help of that code: the content that a file had at its last sync, under the names that
+its directory had at its last sync.
 
 `WatchedFiles.undurable` lists what a power cut would change now: after an operation that promises durability, nothing.
 `WatchedFiles.leave` builds the directory as a power cut, or the end of the process, would leave it; called at each
@@ -38,7 +38,7 @@ _CHANGES = (
 
 
 class Left(enum.Enum):
-    """What is left of changes that were not synced."""
+    """The part that is left of changes that were not synced."""
 
     NOTHING = "nothing"
     """Names and contents as at the last syncs: what is certain."""
@@ -49,7 +49,7 @@ class Left(enum.Enum):
 
 
 class WatchedFiles:
-    """The files below ``root``, which counts as durable as it is now."""
+    """The files below ``root``, whose present content is taken for durable."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -66,12 +66,12 @@ class WatchedFiles:
                 self._note_file(os.path.join(directory, name))
 
     def undurable(self) -> list[str]:
-        """What a power cut might change now: paths below the root, each with a word why."""
+        """The paths below the root that a power cut might change now, each with a word why."""
         with self._lock:
             return sorted(self._undurable(self.root, self.root.stat().st_ino))
 
     def leave(self, target: Path, left: Left) -> None:
-        """Write into ``target``, which must not exist, what is left of the files after a power cut now."""
+        """Write into ``target``, which must not exist, the files as a power cut would leave them now."""
         with self._lock:
             if left is Left.ALL:
                 shutil.copytree(self.root, target, symlinks=True)
@@ -79,7 +79,7 @@ class WatchedFiles:
                 self._write(target, self.root.stat().st_ino, str(self.root), by_names=left is Left.NAMES)
 
     def close(self) -> None:
-        """Release what was held open."""
+        """Close the descriptors that were held open."""
         for fd in self._kept_open:
             os.close(fd)
 

@@ -1,10 +1,10 @@
-"""What a log writer calls of the system, on a simulated disk.
+"""The system calls of a log writer, on a simulated disk.
 
-A write may take only a part of what it is given, and a signal may interrupt it before it takes anything. Linux writes
-less than it was asked to if the disk or a quota is full, if the file reaches RLIMIT_FSIZE, or if a fatal signal arrives
+A write may take only a part of its bytes, and a signal may interrupt it before it takes anything. Linux writes less
+than it was asked to if the disk or a quota is full, if the file reaches RLIMIT_FSIZE, or if a fatal signal arrives
 between two pages; the next write then fails with ENOSPC, EDQUOT or EFBIG. `tests/unit/segment/test_full_disks.py` shows
 this on real files. EINTR does not come from local file systems, but from network file systems and FUSE. Here, any write
-may be short or interrupted, and the next one succeeds, so that a writer must go on behind the part that was taken.
+may be short or interrupted, and the next one succeeds, so that a writer must continue behind the part that was taken.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _INTERRUPTED_SHARE: Final = 0.02
 
 
 class DiskCalls(ThreadCalls):
-    """See `raftlog.segment.append_queue.SystemCalls`; for a writer that has a thread.
+    """`raftlog.segment.append_queue.SystemCalls` on a simulated disk, for a writer that has a thread.
 
     Args:
         on_done: called with each reported ticket.
         faults: draws which writes are short or interrupted; None: none of them.
-        on_send: called with what is sent; returns how many bytes of it the network took.
+        on_send: called with the sent bytes; returns the number that the network took.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class DiskCalls(ThreadCalls):
         self._faults = faults
 
     def write(self, fd: int, buffers: Sequence[Buffer], offset: int, flags: int) -> int:
-        """As `os.pwritev`: what a write without ``RWF_DSYNC`` has written is not durable."""
+        """Write as `os.pwritev`; without ``RWF_DSYNC``, the bytes are not durable."""
         faults = self._faults
         if faults is not None and faults.random() < _INTERRUPTED_SHARE:
             raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
@@ -56,16 +56,14 @@ class DiskCalls(ThreadCalls):
         return (self._disk.write_synced if synced else self._disk.pwritev)(fd, buffers, offset)
 
     def report(self, ticket: int) -> None:
-        """See `SystemCalls.report`."""
         self._on_done(ticket)
 
     def send(self, fd: int, data: bytes) -> int:
-        """See `SystemCalls.send`."""
         return self._on_send(data)
 
 
 class SteppedCalls(DiskCalls):
-    """For a writer without a thread, which a simulation calls whenever its thread would go on.
+    """`DiskCalls` for a writer without a thread, which a simulation calls whenever its thread would continue.
 
     Args:
         clock: seconds of the simulation.
@@ -91,21 +89,18 @@ class SteppedCalls(DiskCalls):
         self._on_wake = on_wake
 
     def monotonic(self) -> float:
-        """See `SystemCalls.monotonic`."""
         return self._clock()
 
     def wait(self, seconds: float | None) -> bool:
-        """See `SystemCalls.wait`."""
         self._on_wait(seconds)
         return False
 
     def wake(self) -> None:
-        """See `SystemCalls.wake`."""
         self._on_wake()
 
 
 def _beginning(buffers: Sequence[Buffer], rng: Random) -> list[Buffer]:
-    """At least a byte of the first buffers, and all or nothing of most of them."""
+    """Return at least a byte of the first buffers, mostly whole buffers."""
     ends = list(itertools.accumulate(map(len, buffers)))
     count = rng.choice(ends) if rng.random() < 0.3 else rng.randint(1, ends[-1])
     data = b"".join(buffers)

@@ -1,15 +1,15 @@
 """The workload "archive": log files are archived, deleted locally, and read from a store that is as unkind as S3.
 
 The store is slow, gone, or refuses; it loses answers, and objects rot; its manifest is replaced by an older one, or by
-that of another log. Replicas crash and lose their power meanwhile, at any step of an upload. They lose queue files, or
-are filled again by others, and get the queue entries of old messages from the archive. In some runs the archive is
-limited, too.
+another log's. Replicas crash and lose their power meanwhile, at any step of an upload. They lose queue files, or are
+filled again by others, and get the queue entries of old messages from the archive. In some runs the archive is limited,
+too.
 
-What must hold: nothing counts as archived before the manifest that names it was written and every object of it read
-back, or compared by the store; no file is deleted locally before the group knows that it is archived; what consumers
-get from the archive is what was committed, whatever the store returns; no queue loses its beginning, apart from what
-the group has agreed to delete; the manifest names every file that anybody serves; the event loop never waits for the
-store. When the store is mended, everything is read, and the archive has the log of the group.
+What must hold: no file is taken for archived before the manifest that names it was written and every object of it read
+back, or compared by the store; no file is deleted locally before the group knows that it is archived; consumers get the
+committed messages from the archive, whatever the store returns; no queue loses its beginning, apart from what the group
+has agreed to delete; the manifest names every file that a replica serves; the event loop never waits for the store.
+When the store is mended, everything is read, and the archive has the log of the group.
 """
 
 from __future__ import annotations
@@ -65,13 +65,11 @@ _LOOK_SECONDS: Final = 0.2
 
 
 class Archive(Workload):
-    """See the module."""
-
     name = "archive"
 
     @classmethod
     def adapted(cls, scenario: BrokerScenario) -> BrokerScenario:
-        """See `Workload.adapted`: many small files, and new replicas get files, not entries."""
+        """Choose small files and, if nodes join, few entries between installs, so that new replicas get files."""
         config = replace(scenario.config, install_entries_min=3) if scenario.spares else scenario.config
         segment_bytes = min(scenario.segment_bytes, 16 * 1024)
         return replace(scenario, segment_bytes=segment_bytes, proposal_seconds=0.02, config=config)
@@ -95,7 +93,6 @@ class Archive(Workload):
     # -- brokers -------------------------------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """See `Workload.settings`."""
         scenario = self.cluster.scenario
         segment_bytes = scenario.segment_bytes
         return {
@@ -108,12 +105,13 @@ class Archive(Workload):
         }
 
     def _kept_bytes(self, drawn: int | None) -> int | None:
-        """In most runs the same on all replicas: one that keeps everything holds all of it."""
+        """Draw the bytes that a replica's archive keeps: mostly equal on all, since a replica without limit deletes
+        nothing.
+        """
         rng = random.Random(f"{self.cluster.scenario.seed} kept bytes")
         return drawn if rng.random() < 0.2 else rng.choice((None, self.cluster.scenario.segment_bytes * 5))
 
     def limits(self, drawn: BrokerLimits) -> BrokerLimits:
-        """See `Workload.limits`."""
         rng = self.rng
         limits = ArchiveLimits(
             look_seconds=_LOOK_SECONDS,
@@ -134,7 +132,7 @@ class Archive(Workload):
         return replace(drawn, archive=limits)
 
     def changed_limits(self) -> AbstractContextManager[None]:
-        """See `Workload.changed_limits`: blocks and requests are small, and disks never full."""
+        """Make blocks and requests small, and disks never full."""
         return self._small()
 
     @contextmanager
@@ -152,27 +150,24 @@ class Archive(Workload):
             threads.kill()
 
     def needed_from(self) -> int:
-        """See `Workload.needed_from`: only retention deletes files, since the archive has them."""
+        """Return 0: files are deleted only by retention, since the archive has them."""
         return 0
 
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
-        """See `Workload.archive_access`."""
         threads = self._threads[process] = Threads(self, process)
         return threads.access if process.settings.has_tiers else None
 
     def read_archived(
         self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
     ) -> bool:
-        """See `Workload.read_archived`."""
         self._threads[process].read_file(archived, pos, nbytes, done)
         return True
 
     def broker_began(self, process: BrokerProcess) -> None:
-        """See `Workload.broker_began`."""
         self._threads[process].archive_later()
 
     def broker_ended(self, process: BrokerProcess) -> None:
-        """See `Workload.broker_ended`: its threads end with it, and the process that archives, too."""
+        """End a broker's threads and its archiving process; in half of the cases its queue files are lost, too."""
         if process in self._threads:
             self._threads.pop(process).kill()
             if not self._is_mended and self._bucket_rng.random() < 0.5:
@@ -180,7 +175,6 @@ class Archive(Workload):
                 self.counts["queue files lost"] += 1
 
     def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
-        """See `Workload.logged`."""
         if event == "log_shortened":
             self.counts["files deleted locally"] += cast("int", values["files"])
             base_pos = cast("int", values["base_pos"])
@@ -196,7 +190,6 @@ class Archive(Workload):
     # -- what clients do -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """See `Workload.begin`."""
         super().begin()
         cluster = self.cluster
         for queue_id in range(self.queues):
@@ -205,7 +198,6 @@ class Archive(Workload):
         cluster.at(self.rng.uniform(1.0, 8.0), self._harm)
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         self.send(self.new("plain", {}))
 
     def _change_mood(self) -> None:
@@ -227,7 +219,7 @@ class Archive(Workload):
         self.cluster.at(self.cluster.now + self._bucket_rng.uniform(0.5, 4.0), self._heal_or_harm)
 
     def _heal_or_harm(self) -> None:
-        """Somebody repairs the bucket at times; the brokers go on."""
+        """Repair the bucket at times, else harm it again."""
         if self._bucket_rng.random() < 0.6:
             self.bucket.mend()
         self._harm()
@@ -239,7 +231,7 @@ class Archive(Workload):
             self.bucket.replace_all(former_archive(manifest, self.bucket.written, files))
 
     def stop(self) -> None:
-        """See `Workload.stop`: the store is mended, and everything is read once more."""
+        """Mend the store, and have every queue read once more from its first message."""
         if not self.stopped:
             self._is_mended = True
             self.bucket.mend()
@@ -248,7 +240,7 @@ class Archive(Workload):
         super().stop()
 
     def _reread(self, queue_id: int) -> None:
-        """A reader that begins at the first message again and again."""
+        """Pull the next messages for a reader that begins at the first message again and again."""
         offset, last_round = self._again_to[queue_id], self._last_round
         ext = pull_fields("G2", self.topic, queue_id, offset, 32)
 
@@ -284,7 +276,6 @@ class Archive(Workload):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         if isinstance(command, NoteArchived | NoteTier):
             self.cluster.trace_line(f"the group knows {command}")
         if isinstance(command, NoteArchived):
@@ -303,14 +294,12 @@ class Archive(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: queues that are to be read from their first message on, and replicas that lack
-        entries of old messages.
-        """
+        """The number of queues to read from their first message again, plus replicas that lack old messages."""
         lacking = sum(process.broker.context.tier.lacks_older for process in self._threads)
         return self.queues - sum(self._has_reread) + lacking
 
     def check_end(self) -> None:
-        """See `Workload.check_end`: the archive is sound, and continues up to what the group knows."""
+        """Check also that the archive is sound, and reaches the end that the group has noted."""
         super().check_end()
         if not self._archived.index:
             return
@@ -324,7 +313,7 @@ class Archive(Workload):
 
 
 class Threads:
-    """What runs beside the event loop of one broker: threads that read the archive, and a process that writes it."""
+    """The threads of one broker that read the archive, and its process that writes it."""
 
     def __init__(self, workload: Archive, process: BrokerProcess) -> None:
         self._workload = workload
@@ -395,7 +384,7 @@ class Threads:
         self._begin(lambda: result.append(job()), over)
 
     def read_file(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> None:
-        """A new replica reads a part of a log file, which is proven to lead to ``archived``."""
+        """Read a part of a log file for a new replica; the file is proven to lead to ``archived``."""
         if self._joining is None or self._joining[0] != archived:
             reader = open_joining(
                 archived,

@@ -5,7 +5,7 @@ client of the store then sends it again, so that a write arrives twice, and late
 that has sent it is killed meanwhile. Objects are stored torn, or rot; the manifest is replaced by an older one, or by
 one of another log.
 
-The bucket keeps book of what a careful archiver may count as archived: see `ArchiveBucket.ends`.
+The bucket notes which positions a careful archiver may take for archived: see `ArchiveBucket.ends`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from raftlog.segment.meta import Base
 
 
 class Clock(Protocol):
-    """What the bucket needs of the simulation."""
+    """The parts of the simulation that the bucket uses."""
 
     now: float
 
@@ -35,11 +35,11 @@ class Clock(Protocol):
         """Run ``event`` at that time."""
 
     def trace_line(self, line: str) -> None:
-        """A line for the trace only."""
+        """Write a line to the trace."""
 
 
 class Mood(msgspec.Struct, frozen=True, kw_only=True):
-    """How the store treats requests for some time.
+    """The way in which the store treats requests for some time.
 
     ``seconds`` is the longest way there, and the longest way back. ``refuses``, ``loses_answers`` and ``tears`` are
     probabilities.
@@ -62,13 +62,13 @@ MOODS: Final = (
 
 
 class ArchiveBucket(Bucket):
-    """See the module.
+    """The bucket of a simulated archive, which checks what its writers promise.
 
     Attributes:
         mood: how it treats requests now.
-        ends: how far the manifests went that were written under their condition, all of whose objects were intact, and
-            had been read back after they were written, unless the store had compared them itself. Nothing else may
-            count as archived.
+        ends: the ends of the manifests that were written under their condition, whose objects were all intact, and had
+            been read back after they were written, unless the store had compared them itself. No other position may be
+            taken for archived.
         may_begin_at: up to this physical offset the group has agreed to delete the beginning of the archive.
         written: objects as they were stored, whatever happened to them later.
     """
@@ -87,7 +87,7 @@ class ArchiveBucket(Bucket):
         self.may_begin_at = 0
 
     def does(self, operation: str, name: str, effect: Callable[[], None]) -> None:
-        """See `Bucket.does`: in simulated time."""
+        """Run an operation in simulated time."""
         strand, rng = Strand.current, self._rng
         if strand is None:
             raise Violation(f"the event loop waits for the store: {operation} {name}")
@@ -110,7 +110,6 @@ class ArchiveBucket(Bucket):
         strand.pause(there + back)
 
     def put(self, name: str, content: bytes) -> None:
-        """See `Bucket.put`."""
         if content and self._rng.random() < self.mood.tears:
             self._counts["store: torn"] += 1
             if self.compares:
@@ -122,7 +121,7 @@ class ArchiveBucket(Bucket):
         self._read_back.discard(name)
 
     def remove(self, name: str) -> None:
-        """See `Bucket.remove`: nothing goes that the last manifest names that was written under its condition."""
+        """Remove an object. Raises Violation if the last manifest whose conditional write succeeded names it."""
         objects = decode_backup_manifest(self._manifests[-1]).objects if self._manifests else msgspec.UNSET
         if objects is not msgspec.UNSET and name in objects.names:
             raise Violation(f"{name} is deleted while the manifest names it")
@@ -138,11 +137,11 @@ class ArchiveBucket(Bucket):
             self._read_back.add(name)
 
     def newest(self) -> BackupManifest | None:
-        """Of the manifests that were written under their condition, the last one of those that go furthest."""
+        """The manifest with the highest end among those whose conditional write succeeded; None before the first."""
         return decode_backup_manifest(self._furthest) if self._furthest else None
 
     def replaced(self, content: bytes) -> None:
-        """The manifest was replaced under its condition: check what it promises."""
+        """Check the promises of a manifest that has just replaced the former one under its condition."""
         manifest = decode_backup_manifest(content)
         assert manifest.objects is not msgspec.UNSET, "an archive without objects"
         is_sound = True
@@ -171,7 +170,7 @@ class ArchiveBucket(Bucket):
     # -- what happens to the bucket ------------------------------------------------------------------------------------
 
     def rot(self) -> None:
-        """A bit of an object flips."""
+        """Flip a bit of an object."""
         names = sorted(name for name, content in self.objects.items() if content and name != MANIFEST_NAME)
         if names:
             name = self._rng.choice(names)
@@ -181,7 +180,7 @@ class ArchiveBucket(Bucket):
             self._counts["store: bit flipped"] += 1
 
     def roll_back(self) -> None:
-        """Somebody replaces the manifest by an older one that is still complete."""
+        """Replace the manifest by an older one whose objects are all still stored."""
         older = [each for each in self._manifests[:-1] if self._is_there(each)]
         if older:
             self.objects[MANIFEST_NAME] = self._rng.choice(older)
@@ -193,13 +192,13 @@ class ArchiveBucket(Bucket):
         return objects is not msgspec.UNSET and objects.names <= self.objects.keys()
 
     def replace_all(self, objects: dict[str, bytes]) -> None:
-        """Somebody puts other objects into it, such as those of a former group; those that were there stay."""
+        """Add other objects, such as a former group's archive; objects with other names stay."""
         self.objects |= objects
         self._counts["store: of another log"] += 1
         self._cluster.trace_line("somebody puts another log there")
 
     def mend(self) -> None:
-        """It is as its writers have left it; of two manifests, the one that goes further."""
+        """Restore all objects as their writers left them, with the manifest that has the highest end."""
         self._cluster.trace_line("somebody mends the store")
         self.mood = CALM
         for name in self.objects:
@@ -217,11 +216,9 @@ class ArchiveBucketStore(BucketStore):
         self._of = bucket
 
     def read(self, name: str, length: int, offset: int) -> bytes:
-        """See `BackupStore`."""
         data = super().read(name, length, offset)
         self._of.was_read(name, offset, len(data))
         return data
 
     def did_replace(self, content: bytes) -> None:
-        """See `BucketStore.did_replace`."""
         self._of.replaced(content)

@@ -19,7 +19,7 @@ _SUBSCRIPTION = 4
 
 
 class Lost(Enum):
-    """Why a request has no response."""
+    """The reason that a request has no response."""
 
     UNREACHABLE = auto()
     """It was never sent: certainly nothing happened."""
@@ -81,7 +81,6 @@ class Connection:
     # -- End -----------------------------------------------------------------------------------------------------------
 
     def arrived(self, data: bytes) -> None:
-        """See `chaos.broker_sim.sockets.End`."""
         self._received += data
         with memoryview(bytes(self._received)) as view:
             frames, consumed = split_frames(view)
@@ -94,7 +93,6 @@ class Connection:
                 on_done(Answer(header.code, header.ext, header.remark, body))
 
     def hung_up(self) -> None:
-        """See `chaos.broker_sim.sockets.End`."""
         self.open = False
         self._client.forget(self)
         waiting, self._waiting = self._waiting, {}
@@ -118,7 +116,7 @@ class Client:
         self._opaques = itertools.count(1)
 
     def connection(self, node: Node) -> Connection | None:
-        """A connection to a broker; None while it does not run."""
+        """Return the connection to a broker, opened if necessary; None while the broker does not run."""
         if (known := self._connections.get(node)) is not None:
             return known
         if node.process is None:

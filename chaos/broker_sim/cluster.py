@@ -75,7 +75,6 @@ class BrokerCluster(Cluster):
         self.limits = self.workload.limits(scenario.broker_limits)
 
     def run(self) -> None:
-        """See `Cluster.run`."""
         try:
             with replaced(machine, "Dialing", SimDialing), self.workload.changed_limits():
                 super().run()
@@ -104,7 +103,9 @@ class BrokerCluster(Cluster):
         return chosen.model_copy(update=small | self.workload.settings())
 
     def _read_settings(self, node_id: NodeId, level: int) -> BrokerSettings:
-        """As from a file. That takes as long as many turns of a broker, so a node does it once for each level."""
+        """Read a node's settings as from a file. Called once for each level, since it takes as long as many broker
+        turns.
+        """
         peers = ",".join(f"{name}@10.0.0.{number}:{PEER_PORT}" for name, number in self._numbers.items())
         return BrokerSettings(
             node_id=node_id,
@@ -120,7 +121,7 @@ class BrokerCluster(Cluster):
 
     def _level_of(self, node_id: str) -> int:
         """The format level that a node supports: in some groups, nodes start with older software, and are upgraded at a
-        restart, at the latest in the middle of the run.
+        restart or, if there is none before, in the middle of the run.
 
         All have the newest where nodes join and leave: a node that rejoins with older software would be refused by the
         others' handshake, which is not simulated.
@@ -139,7 +140,6 @@ class BrokerCluster(Cluster):
         return Software(level_newest=announced_level(node.process.settings.format_level_max))
 
     def flip_derived(self, node: Node, place: float) -> bool:
-        """See `Cluster.flip_derived`."""
         queues = self._directory / node.node_id / QUEUE_DIRECTORY
         files = sorted(path for path in queues.rglob("*") if path.is_file() and path.name.isdigit())
         if not files:
@@ -158,7 +158,7 @@ class BrokerCluster(Cluster):
         return True
 
     def address_of(self, node: Node) -> tuple[str, int]:
-        """Where a broker serves clients."""
+        """The address at which a broker serves clients."""
         return f"10.0.0.{self._numbers[node.node_id]}", CLIENT_PORT
 
     def node_at(self, address: tuple[str, int]) -> Node:
@@ -166,7 +166,7 @@ class BrokerCluster(Cluster):
         return next(node for node in self.nodes.values() if self.address_of(node)[0] == address[0])
 
     def wall_ms(self, node: Node) -> int:
-        """A machine's wall clock."""
+        """The time of a node's wall clock, in milliseconds."""
         return self.true_ms() + node.wall_ahead_ms
 
     def true_ms(self) -> int:
@@ -183,7 +183,7 @@ class BrokerCluster(Cluster):
             self.on(process.node, what, step)
 
     def accept(self, node: Node, line: Line, side: int, peer: tuple[str, int]) -> None:
-        """A connection to a running broker is opened."""
+        """Open a connection to a broker; it is closed at once if the broker does not run."""
         process = node.process
         if isinstance(process, BrokerProcess):
             process.accept(line, side, peer)
@@ -202,7 +202,7 @@ class BrokerCluster(Cluster):
         return [cast("BrokerProcess", node.process) for node in self.nodes.values() if node.process is not None]
 
     def _members(self) -> list[BrokerProcess]:
-        """Those of them that must keep promises: members of the group, as far as is known."""
+        """The running brokers that must keep promises: members of the group, as far as is known."""
         leader = self.leader()
         known = self.scenario.nodes if leader is None else leader.core.conf.members
         return [process for process in self.brokers() if process.node_id in known]
@@ -212,40 +212,33 @@ class BrokerCluster(Cluster):
         return self.workload.needed_from()
 
     def committed(self, index: int, body: bytes) -> None:
-        """See `chaos.broker_sim.process.BrokerWorld`."""
         self.workload.committed(index, body)
 
     def trace_line(self, line: str) -> None:
-        """A log line of a broker or client, for the trace only."""
+        """Write a log line of a broker or client to the trace."""
         if self.trace is not None:
             self.trace(f"{self.now:.6f} {line}")
 
     def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
-        """See `chaos.broker_sim.process.BrokerWorld`."""
         self.workload.logged(node, event, values)
 
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
-        """See `chaos.broker_sim.process.BrokerWorld`."""
         return self.workload.archive_access(process)
 
     def read_archived(
         self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
     ) -> bool:
-        """See `BrokerWorld`."""
         return self.workload.read_archived(process, archived, pos, nbytes, done)
 
     def broker_began(self, process: BrokerProcess) -> None:
-        """See `chaos.broker_sim.process.BrokerWorld`."""
         self.workload.broker_began(process)
 
     def broker_ended(self, process: BrokerProcess) -> None:
-        """See `chaos.broker_sim.process.BrokerWorld`."""
         self.workload.broker_ended(process)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def begin_load(self) -> None:
-        """See `Cluster.begin_load`."""
         self.workload.begin()
         self.at(0.5, self._read)
         for number, node in enumerate(self.nodes.values(), 1):  # one after the other, as operators do
@@ -268,12 +261,11 @@ class BrokerCluster(Cluster):
             self.at(self.now + self.rng.expovariate(2.0), self._read)
 
     def ask_newest(self) -> None:
-        """See `Cluster.ask_newest`."""
         if not self.healing:
             self.workload.run_operation()
 
     def _check_liveness(self) -> None:
-        """A leader is elected in time, everything pending ends, and all replicas agree."""
+        """Check that a leader is elected in time, everything pending ends, and all replicas agree."""
         patience = 10 * self.scenario.config.election_timeout_seconds_max + _QUIET_SECONDS
         self._run_until_quiet(patience)
         if self.rng.random() < 0.3:
@@ -347,7 +339,7 @@ class BrokerCluster(Cluster):
         return levels == {understood} or (len(levels) == 1 and not all_run)
 
     def _derive_again(self, patience: float) -> None:
-        """One replica deletes its derived state, as far as its log reaches back, and must derive the same again."""
+        """Restart one replica, which must derive the same state; if its log is complete, without its derived files."""
         node = self.rng.choice([process.node for process in self._members()])
         assert node.process is not None, "a process ended without a cause"
         complete = node.process.log.base[0] == 0
@@ -359,7 +351,6 @@ class BrokerCluster(Cluster):
         self._run_until_quiet(patience)
 
     def outcome(self, broke: str | None) -> Outcome:
-        """See `Cluster.outcome`."""
         counts = dict(sorted((self.workload.counts + self.socket_counts).items()))
         return replace(super().outcome(broke), acknowledged=self.workload.counts["acknowledged"], counts=counts)
 

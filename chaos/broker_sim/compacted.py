@@ -1,10 +1,9 @@
-"""The workload "compacted": a topic keeps the newest message of each key, and lets old ones go after seconds.
+"""The workload "compacted": a topic keeps the newest message of each key, and deletes old ones after seconds.
 
-What must hold: a message goes only if its queue has a newer one with its key, or if it is a tombstone whose time is
-over; on each replica. A copy that the leader carries forward is that of the newest message of its key, at the place
-where it is stored, and of no former topic of the name. So readers see the values of each key in the order in which they
-were sent, and who reads from the first offset on gets the newest of each. In the end, everything that was stored before
-has gone.
+What must hold: a message is deleted only if its queue has a newer one with its key, or if it is an expired tombstone;
+on each replica. A copy that the leader carries forward is a copy of the newest message of its key, at the place where
+it is stored, and not of a former topic of the name. So readers see the values of each key in the order in which they
+were sent, and readers from the first offset on get the newest of each. In the end, everything stored before is deleted.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ class _Newest(NamedTuple):
 
 
 class Compacted(Workload):
-    """See the module."""
-
     checkers: ClassVar[tuple[Checker, ...]] = ()
     """They do not know messages that disappear when newer ones come."""
     name = "compacted"
@@ -64,17 +61,16 @@ class Compacted(Workload):
         """Where queues ended when clients stopped."""
 
     def counted_in(self, sent: Sent) -> str | None:
-        """See `Workload.counted_in`: what is kept is written to the log again."""
+        """Return None: kept messages are written to the log again."""
         return None
 
     def changed_limits(self) -> AbstractContextManager[None]:
-        """See `Workload.changed_limits`: an hour is short, and what is old goes soon."""
+        """Shorten an hour to seconds, so that old messages are deleted soon."""
         return _quick()
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         chance = self.rng.random()
         if not self._exists or chance < _AGAIN:
             self._create()
@@ -108,11 +104,10 @@ class Compacted(Workload):
         self.rng.choice(self.clients).request(self.cluster.some_node(self.rng), code, ext, b"", done)
 
     def send_fields(self, topic: str, properties: dict[str, str], **other: Any) -> dict[str, str]:
-        """See `Workload.send_fields`; nobody creates the topic by a message."""
+        """Build the fields of a send that does not create the topic."""
         return super().send_fields(topic, properties, default_topic="none", **other)
 
     def stop(self) -> None:
-        """See `Workload.stop`."""
         if not self.stopped:
             self._ends = {queue_id: self.ledger.end(self.topic, queue_id) for queue_id in range(self.queues)}
         super().stop()
@@ -120,7 +115,6 @@ class Compacted(Workload):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def stored(self, stored: Stored) -> None:
-        """See `Workload.stored`."""
         record = stored.record
         if record.topic != self.topic:
             return
@@ -136,12 +130,11 @@ class Compacted(Workload):
             self._newest[place] = _Newest(record.queue_offset, unique_key, not record.body, record.store_timestamp_ms)
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         if isinstance(command, ExpireMessages | DeleteTopic):
             self._commands.append(command)
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: the messages of an entry come before its commands."""
+        """Apply the commands of an entry, which come after its messages."""
         commands, self._commands = self._commands, []
         for command in commands:
             if isinstance(command, ExpireMessages):
@@ -179,7 +172,7 @@ class Compacted(Workload):
         super()._check_records(queue_id, offset, answer)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: Any) -> None:
-        """See `Workload.check_next`; the topic may have been deleted while the answer was on its way."""
+        """Check the next record of a reader; the topic may have been deleted while the answer was on its way."""
         if record.queue_offset != offset:
             raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
         queue = self.ledger.queues.get((topic, queue_id), [])
@@ -187,7 +180,7 @@ class Compacted(Workload):
             self.ledger.read(topic, queue_id, record)
 
     def _check_gone(self, queue_id: int, low: int, high: int, who: str) -> None:
-        """The newest message of no key is among these that are gone, but for tombstones that may go."""
+        """Raise Violation if one of the deleted messages is the newest of its key, and not an expired tombstone."""
         for place, newest in self._newest.items():
             if place[0] == queue_id and low <= newest.offset < high:
                 raise Violation(f"lost value: {who} goes on at {queue_id}/{high}, behind {newest} of {place[1]}")
@@ -196,11 +189,13 @@ class Compacted(Workload):
 
     @property
     def has_read_all(self) -> bool:
-        """See `Workload.has_read_all`. A deleted topic cannot be read; what is carried comes again and again."""
+        """Whether readers have read up to the ends. A deleted topic cannot be read; kept messages are carried
+        repeatedly.
+        """
         return not self._exists or all(self._read_to[each] >= end for each, end in self._ends.items())
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: messages from before the end that have not expired."""
+        """The number of messages from before the end that have not expired."""
         if not self._exists:
             return 0
         first = {
@@ -209,7 +204,7 @@ class Compacted(Workload):
         return sum(max(end - first[each], 0) for each, end in self._ends.items())
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
-        """See `Workload.check_replicas`: also that each replica has the newest message of each key."""
+        """Check also that each replica has the newest message of each key."""
         super().check_replicas(running)
         for process in running:
             for queue_id in range(self.queues):

@@ -50,13 +50,13 @@ class Names:
         self._gone_at: dict[str, float] = {}
 
     def put(self, name: str, *, has_room: bool = True) -> None:
-        """A command puts a name: a new one is ignored if there is no room."""
+        """Apply a command that puts a name: a new name is ignored if there is no room."""
         if name not in self.there and has_room and len(self.there) < self.most:
             self.there.add(name)
         self.was_full |= len(self.there) == self.most
 
     def delete(self, name: str, now: float) -> None:
-        """A command deletes a name."""
+        """Apply a command that deletes a name."""
         if name in self.there:
             self.there.remove(name)
             self._gone_at[name] = now
@@ -67,8 +67,6 @@ class Names:
 
 
 class Crowded(Workload):
-    """See the module."""
-
     name = "crowded"
 
     def __init__(self, cluster: Brokers) -> None:
@@ -80,7 +78,6 @@ class Crowded(Workload):
         self._makes_room = False
 
     def limits(self, drawn: BrokerLimits) -> BrokerLimits:
-        """See `Workload.limits`."""
         least = TEST_MIN.state
         state = replace(
             drawn.state,
@@ -96,7 +93,6 @@ class Crowded(Workload):
     # -- what clients do -----------------------------------------------------------------------------------------------
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         rng = self.rng
         topic, group = f"C{rng.randrange(_NAMES)}", f"CG{rng.randrange(_NAMES)}"
         chance = rng.random()
@@ -186,7 +182,6 @@ class Crowded(Workload):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         match command:
             case PutTopic(config=config):
                 self._topics.put(config.name)
@@ -202,11 +197,11 @@ class Crowded(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: there is room again when enough was deleted."""
+        """The number of steps left; there is room again once enough was deleted."""
         return len(self._to_do)
 
     def is_done(self) -> bool:
-        """See `Workload.is_done`; asked for the first time, it begins to make room."""
+        """Whether all steps are done; the first call begins to make room."""
         if not self._makes_room:
             self._makes_room = True
             self._do_next()
@@ -245,7 +240,6 @@ class Crowded(Workload):
         self._lock("CG-again", 0, self._is_done(self._use_lock_room))
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
-        """See `Workload.check_replicas`."""
         super().check_replicas(running)
         for process in running:
             for names, there in ((self._topics, process.metadata.topics), (self._groups, process.metadata.groups)):

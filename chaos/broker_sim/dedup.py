@@ -1,12 +1,12 @@
 """The workload "dedup": producers that number their messages, and resend many of them.
 
 What must hold: each number of a producer is stored at most once, and exactly once if one of its sends was acknowledged;
-all its acknowledgements report the same place; a delayed one is delivered once, and its delivery does not count as a
-duplicate. Some producers send batches, and resend them split in another way: each number is still stored once, and what
-is stored of a batch is in one entry, up to the count in its first record.
+all its acknowledgements report the same place; a delayed one is delivered once, and its delivery is not taken for a
+duplicate. Some producers send batches, and resend them split in another way: each number is still stored once, and the
+stored part of a batch is in one entry, up to the count in its first record.
 
-Once the group is at the format level for it, processes with generated ids come and go as well. Brokers forget
-those, and never one of the producers above.
+Once the group is at the format level for it, there are also short-lived producers with generated ids. Brokers forget
+those, but never one of the producers above.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ class _Part(NamedTuple):
 
 
 class Dedup(Workload):
-    """See the module."""
-
     checkers: ClassVar[tuple[Checker, ...]] = (check_answers,)
     name = "dedup"
 
@@ -67,7 +65,6 @@ class Dedup(Workload):
         """Values that were acknowledged without a place."""
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         if self.rng.random() < 0.1:
             self.send(self.new("plain", {}))
             return
@@ -148,7 +145,7 @@ class Dedup(Workload):
                 self.acknowledged(sent, offset + number, position)
 
     def _check_part(self, stored: Stored) -> None:
-        """A record of a batch follows those that its first record counts, and is in the same entry."""
+        """Check that a record of a batch continues the range of its first record, in the same entry."""
         part, found = self._part, stored_range(stored.record.properties)
         if found is not None:
             if part is not None:
@@ -160,29 +157,27 @@ class Dedup(Workload):
         self._part = None if part.next == part.last else part._replace(next=part.next + 1)
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: a batch is whole in one entry."""
+        """Check that the entry does not end within a batch."""
         if self._part is not None:
             raise Violation(f"half a batch: {self._part} should follow, but the entry ends")
 
     # -- results -------------------------------------------------------------------------------------------------------
 
     def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
-        """See `Workload.acknowledged`: of what the log dropped only the position is known."""
+        """Compare a response with the log; of a dropped message only the position is known."""
         if offset < 0 and position < self.cluster.dropped_pos:
             self.counts["acknowledged, and dropped by then"] += 1
             offset = self.ledger.at_position[position].record.queue_offset
         super().acknowledged(sent, offset, position)
 
     def operation(self, sent: Sent) -> str | None:
-        """See `Workload.operation`."""
         return "send" if sent.kind in _FORGOTTEN_KINDS else "attempt"
 
     def counted_in(self, sent: Sent) -> str | None:
-        """See `Workload.counted_in`: an answer may say only that a numbered message is known."""
+        """None for messages of remembered producers: an answer may say only that a numbered message is known."""
         return sent.topic if sent.kind in _FORGOTTEN_KINDS else None
 
     def stored(self, stored: Stored) -> None:
-        """See `Workload.stored`."""
         topic = stored.record.topic
         if topic == SCHEDULE_TOPIC:
             self._waiting += 1
@@ -198,23 +193,19 @@ class Dedup(Workload):
             )
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         if isinstance(command, AdvanceDelay):
             self._waiting = len(self.ledger.queues[SCHEDULE_TOPIC, 0]) - command.offset
         if isinstance(command, RaiseLevel):
             self._level = max(self._level, command.level)
 
     def needed_from(self) -> int:
-        """See `Workload.needed_from`."""
         queue = self.ledger.queues[SCHEDULE_TOPIC, 0]
         return queue[-self._waiting].record.physical_offset if self._waiting else 1 << 62
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`."""
         return self._waiting
 
     def check_end(self) -> None:
-        """See `Workload.check_end`."""
         super().check_end()
         for sent in self.ledger.sent.values():
             if sent.kind in _FORGOTTEN_KINDS:

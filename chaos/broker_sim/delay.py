@@ -31,8 +31,6 @@ Waiting = tuple[str, int, int]
 
 
 class Delay(Workload):
-    """See the module."""
-
     checkers: ClassVar[tuple[Checker, ...]] = (check_delays, *Workload.checkers)
     name = "delay"
 
@@ -56,7 +54,6 @@ class Delay(Workload):
     # -- what clients do -----------------------------------------------------------------------------------------------
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         choice = self.rng.random()
         # Pending messages keep the log from being dropped.
         brief = "retention" in self.cluster.plan.kinds
@@ -73,11 +70,10 @@ class Delay(Workload):
                 self.send(self.new("delayed", {props.TIMER_DELIVER_MS: str(self.cluster.true_ms() + delay_ms)}))
 
     def operation(self, sent: Sent) -> str | None:
-        """See `Workload.operation`."""
         return "send" if sent.kind == "plain" else "schedule"
 
     def begins(self, sent: Sent, **fields: Any) -> Ends:
-        """See `Workload.begins`: a delayed message says its delay."""
+        """Record a send with the delay of the message."""
         if (level := sent.properties.get(props.DELAY)) is not None:
             fields["o"] = DELAY_LEVELS_MS[int(level) - 1]
         elif (due_ms := sent.properties.get(props.TIMER_DELIVER_MS)) is not None:
@@ -87,7 +83,7 @@ class Delay(Workload):
         return super().begins(sent, **fields)
 
     def was_sent(self, sent: Sent, answer: Answer) -> None:
-        """See `Workload.was_sent`: some are recalled, at once, late, or around their delivery."""
+        """Recall some messages: at once, late, or around their delivery."""
         if (handle := answer.ext.get("recallHandle")) is None or self.rng.random() < 0.6:
             return
         left = RecallHandle.decode(handle).due_ms / 1000 - self.cluster.true_ms() / 1000
@@ -121,7 +117,6 @@ class Delay(Workload):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def stored(self, stored: Stored) -> None:
-        """See `Workload.stored`."""
         record = stored.record
         waiting = (record.topic, record.queue_id, record.queue_offset)
         waits = record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
@@ -134,7 +129,6 @@ class Delay(Workload):
             self._shown.setdefault(stored.value, []).append(stored)
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         if isinstance(command, AdvanceDelay):
             passed = range(self._levels[command.level], command.offset)
             places = {(SCHEDULE_TOPIC, command.level - 1, offset) for offset in passed}
@@ -148,7 +142,7 @@ class Delay(Workload):
             self._skips.append(command)
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: the done mark and the visible copy are in the same entry."""
+        """Check that the done mark and the visible copy are in the same entry."""
         # Of a message that was sent twice, one copy may be recalled and the other delivered, by the same entry.
         for waiting in sorted(self._done, key=lambda each: (each in self._recalls, each)):
             if waiting not in self._waiting:
@@ -181,7 +175,7 @@ class Delay(Workload):
         self.late("shown after its time", max(0.0, copy.at - origin.at - delay))
 
     def _check_at_once(self, copy: Stored) -> None:
-        """It became visible without being pending: it must have been due when it was sent."""
+        """Check a message that became visible without being pending: it must have been due when it was sent."""
         self._origins[copy.value] += 1
         due_ms = int(self.ledger.sent[copy.value].properties.get(props.TIMER_DELIVER_MS, 1 << 62))
         if due_ms > copy.record.store_timestamp_ms + 2 * self.cluster.plan.wall_skew_ms:
@@ -190,15 +184,12 @@ class Delay(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def needed_from(self) -> int:
-        """See `Workload.needed_from`."""
         return min((stored.record.physical_offset for _, stored in self._waiting.values()), default=1 << 62)
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`."""
         return len(self._waiting)
 
     def check_end(self) -> None:
-        """See `Workload.check_end`."""
         super().check_end()
         for sent in self.ledger.sent.values():
             stored = self._origins[sent.value]

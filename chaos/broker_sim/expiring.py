@@ -2,7 +2,7 @@
 
 What must hold: all replicas have the same first message of each queue once they have applied the same entries, however
 they got there: by the log, from a snapshot, or by deriving their queues again. Nothing expires before its time, as far
-as clocks agree. Readers miss nothing but what has expired. In the end, everything expires.
+as clocks agree. Readers miss only expired messages. In the end, everything expires.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ _AGAIN: Final = 0.02
 
 
 class Expiring(Workload):
-    """See the module."""
-
     checkers: ClassVar[tuple[Checker, ...]] = (check_log, check_order)
     name = "expiring"
 
@@ -42,11 +40,10 @@ class Expiring(Workload):
         self._expired: list[tuple[str, int, int]] = []
 
     def changed_limits(self) -> AbstractContextManager[None]:
-        """See `Workload.changed_limits`: an hour is short."""
+        """Shorten an hour."""
         return replaced(topic_expiry, "_HOUR_MS", _KEPT_MS)
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         if not self._is_limited or self.rng.random() < _AGAIN:
             self._limit()
         self.send(self.new("plain", {}))
@@ -60,13 +57,12 @@ class Expiring(Workload):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         assert not isinstance(command, DeleteTopic), f"{command}: nobody deletes a topic here"
         if isinstance(command, ExpireMessages):
             self._expired += command.rows
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: the messages of an entry come before its commands."""
+        """Apply the commands of an entry, which come after its messages."""
         rows, self._expired = self._expired, []
         for topic, queue_id, first in rows:
             before = self._begins.get((topic, queue_id), 0)
@@ -82,7 +78,7 @@ class Expiring(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: messages that have not expired."""
+        """The number of messages that have not expired."""
         return sum(
             self.ledger.end(self.topic, queue_id) - self._begins.get((self.topic, queue_id), 0)
             for queue_id in range(self.queues)
@@ -98,7 +94,7 @@ class Expiring(Workload):
         super()._check_records(queue_id, offset, answer)
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
-        """See `Workload.check_replicas`: also that queues begin where they should."""
+        """Check also that queues begin where they should."""
         super().check_replicas(running)
         for process in running:
             base_pos = process.log.base_pos

@@ -34,8 +34,6 @@ _RESTARTS: Final = 0.01
 
 
 class FilteredPulls(Workload):
-    """See the module."""
-
     name = "filtered"
 
     def __init__(self, cluster: Brokers) -> None:
@@ -52,13 +50,11 @@ class FilteredPulls(Workload):
         """For each question for the group's filter that is not answered: which ones it had meanwhile."""
 
     def begin(self) -> None:
-        """See `Workload.begin`."""
         super().begin()
         for member in self._members:
             self.cluster.at(self.rng.uniform(0.0, 1.0), member.pull)
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         if self.rng.random() < _RESTARTS:
             self.counts["restarts of the filter server"] += 1
             self.loaded.clear()
@@ -66,11 +62,10 @@ class FilteredPulls(Workload):
         self.send(self.new("plain", {_KIND: str(self.rng.randrange(_KINDS))}))
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: members that have not read everything."""
+        """The number of members that have not read everything."""
         return sum(member.offset < self.ledger.end(self.topic, member.queue_id) for member in self._members)
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         if isinstance(command, PutFilter):
             self.counts["filters stored"] += self._kept != command.program
             self._kept = command.program
@@ -208,7 +203,7 @@ class Member:
     # -- the member ----------------------------------------------------------------------------------------------------
 
     def _check_answer(self, answer: Filtered) -> None:
-        """Check an answer, and go on behind it, unless it gets lost on its way."""
+        """Check an answer and continue behind it, unless it gets lost on its way."""
         self._again()
         workload, where = self._workload, f"{self.queue_id} from {self.offset} to {answer.next_offset}"
         if answer.next_offset < self.offset:

@@ -1,4 +1,4 @@
-"""The archive of a former group of the same name: as sound as that of the group, with other messages at its places."""
+"""The archive of a former group of the same name: as sound as the present one, with other messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def former_archive(manifest: BackupManifest, objects: Mapping[str, bytes], files
 
 
 def _altered(content: bytes, start: int, last: EntryRef) -> tuple[bytes, EntryRef]:
-    """A log file with other entries of the same sizes, and the last of them; ``last`` is the one before."""
+    """Return a log file with other entries of the same sizes, and its last entry; ``last`` is the entry before."""
     pieces: list[bytes] = []
     at = 0
     while at + HEADER_BYTES <= len(content):

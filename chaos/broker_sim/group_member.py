@@ -1,8 +1,8 @@
 """Members of consumer groups as other clients implement them: heartbeats, rebalancing, long polls, commits.
 
-A member handles what it pulls and commits the offset below everything that is still unhandled. In a group that consumes
-in order, a member handles a queue only while it holds its lock, one message at a time. It reports each step to
-`OffsetChecker` when it takes it.
+A member handles the messages that it pulls and commits the offset below everything that is still unhandled. In a group
+that consumes in order, a member handles a queue only while it holds its lock, one message at a time. It reports each
+step to `OffsetChecker` when it takes it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GivingBack(Protocol):
 
 
 class MemberQueue:
-    """A queue that a member owns. ``position`` is what it pulls next, None until it knows."""
+    """A queue that a member owns. ``position`` is the offset that it pulls next, None until it knows."""
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -123,7 +123,7 @@ class Member:
         self._awake_at = self._cluster.now + seconds
 
     def lose_connections(self) -> None:
-        """All connections break; brokers cannot map the new ones to this client until the next heartbeat."""
+        """Break all connections; brokers cannot map the new ones to this client until the next heartbeat."""
         self._client.reset()
 
     def leave(self, *, politely: bool) -> None:
@@ -365,7 +365,7 @@ class Member:
             self._pull_next(queue)
 
     def gave_back(self, queue: MemberQueue, offset: int, begun: int, *, taken: bool) -> None:
-        """A message that was sent back in the queue's round ``begun`` was accepted, or is handled here once more."""
+        """Forget a message that was sent back in the queue's round ``begun`` if a broker took it; else handle it."""
         if taken:
             if queue.round == begun:
                 queue.buffered.pop(offset, None)

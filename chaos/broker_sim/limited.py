@@ -27,8 +27,6 @@ _CLOCK_RATE: Final = 1.2
 
 
 class Limited(Workload):
-    """See the module."""
-
     name = "limited"
 
     def __init__(self, cluster: Brokers) -> None:
@@ -37,7 +35,7 @@ class Limited(Workload):
         self._total = 0
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`: without a quota, nothing is sent."""
+        """Send messages; before the quota is set, only set it."""
         if self._limited_at < 0:
             self._limit()
             return
@@ -52,7 +50,6 @@ class Limited(Workload):
         self.create_topic(done, attributes=f"+quota.produce.messages={_RATE},+quota.consume.messages={_READ_RATE}")
 
     def stored(self, stored: Stored) -> None:
-        """See `Workload.stored`."""
         if stored.record.topic != self.topic:
             return
         self._total += 1
@@ -67,5 +64,5 @@ class Limited(Workload):
             )
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: whether consumers have not got everything."""
+        """Return 1 until consumers have got everything, then 0."""
         return int(not self.has_read_all)

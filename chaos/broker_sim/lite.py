@@ -1,10 +1,10 @@
 """The workload "lite": clients send to some dozens of lite topics, and subscribe to, pop and acknowledge them in two
-groups: members of one subscribe to some lite topics each, those of the other read all.
+groups: members of one subscribe to some lite topics each, members of the other read all.
 
-What must hold: all that "ordered-pop" says of queues, for each lite topic and group. The queue of a lite topic contains
-the messages that were sent to it, in the order of the log, on every replica. A lite topic ends only when its last
-message is as old as the parent says, and begins again empty, also for the groups. Who subscribes to a lite topic gets
-what is in it within a long poll, once nobody else holds it and the brokers are well.
+What must hold: the promises of "ordered-pop" about queues, for each lite topic and group. The queue of a lite topic
+contains the messages that were sent to it, in the order of the log, on every replica. A lite topic ends only when its
+last message is as old as the parent says, and begins again empty, also for the groups. A client that subscribes to a
+lite topic gets its messages within a long poll, once no other client holds them and the brokers are well.
 
 In half of the runs lite topics end some seconds after their last message: then a minute of theirs is shorter.
 """
@@ -56,8 +56,6 @@ _HIDDEN_SECONDS: Final = 30.0
 
 
 class Lite(OrderedPop):
-    """See the module."""
-
     checkers: ClassVar[tuple[Checker, ...]] = Workload.checkers
     name = "lite"
     groups: ClassVar[tuple[str, ...]] = (_SOME, _ALL)
@@ -79,20 +77,18 @@ class Lite(OrderedPop):
         self._leader: BrokerProcess | None = None
 
     def changed_limits(self) -> AbstractContextManager[None]:
-        """See `Workload.changed_limits`."""
+        """Shorten a minute if lite topics expire in this run."""
         return replaced(expiry, "expiration_ms", _shorter) if self._expires else nullcontext()
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """See `Workload.begin`."""
         super().begin()
         for member in self._consumers:
             self.cluster.at(self.rng.uniform(0.5, 1.5), self._say_again, member)
         self.cluster.at(1.0, self._look_for_hidden)
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         if self._to_create:
             self._create_next()
         elif self.rng.random() < 0.05:
@@ -131,7 +127,7 @@ class Lite(OrderedPop):
         self.clients[0].request(self.cluster.some_node(self.rng), *wanted, done)
 
     def _change(self, member: Client) -> None:
-        """A member subscribes to a few lite topics, or does not any more."""
+        """Subscribe a member to a few lite topics, or unsubscribe it."""
         name = self._names[member]
         if _MEMBERS[name] == _ALL:
             return
@@ -141,7 +137,7 @@ class Lite(OrderedPop):
         self._send_subscription(member, Action.PARTIAL_ADD if adds else Action.PARTIAL_REMOVE, some)
 
     def _say_again(self, member: Client) -> None:
-        """As clients do from time to time: who leads now may not know."""
+        """Repeat a member's subscriptions, as clients do from time to time, since a new leader may not know them."""
         name = self._names[member]
         if self.stopped and _MEMBERS[name] == _SOME:
             self._wanted[name] = {f"s{number}" for number in range(_TOPICS)}
@@ -206,7 +202,7 @@ class Lite(OrderedPop):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def stored(self, stored: Stored) -> None:
-        """See `Workload.stored`: a message of the parent is the next one of its lite topic, too."""
+        """Check a message of the parent; it must also be the next one of its lite topic."""
         record = stored.record
         if record.topic != self.topic:
             return
@@ -226,14 +222,13 @@ class Lite(OrderedPop):
         self._committed_ms[queue] = self.cluster.true_ms()
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         if isinstance(command, ExpireLiteTopics):
             self._ending += command.rows
         else:
             super().command(command)
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: messages of the same entry keep their lite topic."""
+        """End lite topics after an entry; messages of the same entry keep their lite topic."""
         ending, self._ending = self._ending, []
         for queue, end in ending:
             known = self.ledger.queues.get((queue, 0))
@@ -248,7 +243,9 @@ class Lite(OrderedPop):
                 self._forget((group, queue, 0))
 
     def _check_old(self, queue: str, last: Stored) -> None:
-        """A lite topic may end that got nothing for so long, or of which the log has nothing any more."""
+        """Check that a lite topic that ends is old enough: no message came for a minute, or the log has dropped its
+        last one.
+        """
         if not self._expires:
             raise Violation(f"alive: {queue} ended, but its topic does not allow that")
         if last.record.physical_offset < self.cluster.dropped_pos:
@@ -260,9 +257,9 @@ class Lite(OrderedPop):
             raise Violation(f"alive: {queue} ends {age_ms} ms after {last.place}")
 
     def _jumped_ms(self) -> float:
-        """How far the time of a broker may be ahead since its monotonic clock has jumped.
+        """The milliseconds by which a broker's time may be ahead after jumps of its monotonic clock.
 
-        It takes its wall clock for wrong then, and goes on without it.
+        After a jump, a broker takes its wall clock for wrong, and continues without it.
         """
         jumped: defaultdict[NodeId, float] = defaultdict(float)
         for at, fault in self.cluster.plan.faults:
@@ -271,7 +268,7 @@ class Lite(OrderedPop):
         return 1000 * max(jumped.values(), default=0.0)
 
     def _forget(self, key: QueueOfGroup) -> None:
-        """What is popped of a queue that has ended is open no more; a client may still hear of it."""
+        """Forget the open pops of a queue that has ended; a client may still get answers about them."""
         self._reached.pop(key, None)
         if (held := self._held.pop(key, None)) is not None:
             self.counts["lite topics ended, popped from"] += 1
@@ -308,7 +305,6 @@ class Lite(OrderedPop):
         self._waiting = waiting
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
-        """See `Workload.check_replicas`."""
         super().check_replicas(running)
         known = {queue for queue, _ in self.ledger.queues if is_lite_queue(queue)}
         for process in running:

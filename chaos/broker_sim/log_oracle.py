@@ -1,7 +1,7 @@
-"""What a group's log holds for consumers, as committed: every queue, and what clients were told about it.
+"""The content of a group's log for consumers, as committed: every queue, and what clients were told about it.
 
-The rules are those of queues: offsets are contiguous, one offset holds one message for ever, each message was sent and
-is unchanged, no refused message is there, and an acknowledged message is at the reported place.
+The rules of queues are: offsets are contiguous, one offset holds one message for ever, each message was sent and is
+unchanged, no refused message is there, and an acknowledged message is at the reported place.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Sent:
 
     @property
     def copies_max(self) -> int:
-        """How often it may be stored."""
+        """The number of copies that may be stored."""
         return self.unknown + len(self.acked)
 
 
 class Ledger:
-    """See the module. Every method raises `Violation` when what it gets is impossible."""
+    """The committed queues and the sends of clients. Its methods raise `Violation` for impossible calls."""
 
     def __init__(self) -> None:
         self.queues: dict[tuple[str, int], list[Stored]] = defaultdict(list)
@@ -80,7 +80,7 @@ class Ledger:
         return sent
 
     def committed(self, at: float, record: StoredMessage) -> Stored:
-        """A record is committed, the next one in the log."""
+        """Add a committed record, the next one in the log."""
         place = record.topic, record.queue_id
         if place not in self.queues:
             self.queues[place] = [OF_DELETED_TOPIC] * self.begins.get(place, 0)
@@ -110,7 +110,7 @@ class Ledger:
         return stored
 
     def deleted(self, topic: str, *, continued: bool) -> None:
-        """A topic was deleted; ``continued`` as in `mq.broker.state.commands.DeleteTopic`."""
+        """Forget a deleted topic; ``continued`` as in `mq.broker.state.commands.DeleteTopic`."""
         if not continued:
             self.begins = {key: begin for key, begin in self.begins.items() if key[0] != topic}
         for key in [key for key in self.queues if key[0] == topic]:
@@ -123,11 +123,11 @@ class Ledger:
         return {queue_id: queue for (name, queue_id), queue in self.queues.items() if name == topic}
 
     def begins_of(self, topic: str) -> dict[int, int]:
-        """Where the queues of a topic begin, by queue id; only those that do not begin at 0."""
+        """Map the queues of a topic that do not begin at 0 to their first offsets."""
         return {queue_id: begin for (name, queue_id), begin in self.begins.items() if name == topic}
 
     def restored(self, topic: str, queues: Mapping[int, list[Stored]], begins: Mapping[int, int]) -> None:
-        """A deleted topic is there again, with these queues, which begin at ``begins``."""
+        """Add a restored topic with these queues, which begin at ``begins``."""
         self.begins = {key: begin for key, begin in self.begins.items() if key[0] != topic}
         self.begins |= {(topic, queue_id): begin for queue_id, begin in begins.items()}
         for queue_id, queue in queues.items():
@@ -139,7 +139,7 @@ class Ledger:
         return self.begins.get((topic, queue_id), 0) if queue is None else len(queue)
 
     def acknowledged(self, sent: Sent, queue_offset: int, position: int) -> None:
-        """A client was told that its message is at a place."""
+        """Check that a message is at the place that its client was told."""
         stored = self.at_position.get(position)
         if stored is None:
             raise Violation(f"ack: {sent.value} was acknowledged at {position}, but that is not committed")
@@ -148,8 +148,8 @@ class Ledger:
         sent.acked.append((queue_offset, position))
 
     def check_copies(self, topic: str, sent: Sent) -> None:
-        """A message is in a topic at most as often as its client sent it. Histories say only whether that was more than
-        once.
+        """Check that a topic has a message at most as often as its client sent it. Histories say only whether it was
+        sent more than once.
         """
         copies = self.copies[topic][sent.value]
         if copies > sent.copies_max:
@@ -157,7 +157,7 @@ class Ledger:
             raise Violation(f"duplicate: {sent} is {copies} times in {topic}, {why}")
 
     def read(self, topic: str, queue_id: int, record: StoredMessage) -> None:
-        """A consumer got a record."""
+        """Check a record that a consumer got."""
         queue = self.queues[topic, queue_id]
         offset = record.queue_offset
         if offset >= len(queue):
@@ -168,7 +168,7 @@ class Ledger:
             raise Violation(f"read: {topic}/{queue_id}/{offset} is {queue[offset].record}, but {record} was read")
 
     def unstored(self) -> int:
-        """How many sends may still be stored in their topics; of those with an unknown outcome, some never are."""
+        """The number of sends that may still be stored in their topics; some of unknown outcome never are."""
         copies = self.copies
         # A run asks for this hundreds of times, of thousands of sends.
         return sum(

@@ -1,7 +1,7 @@
 """The workload "mixed": producers of single messages, batches and one-way messages, and two groups of consumers.
 
 One group balances the topic among its members, sends messages back until they are dead letters, and has its offsets
-reset by operators; the other consumes in order, with locked queues. Members come and go, and sleep. What must hold: an
+reset by operators; the other consumes in order, with locked queues. Members join, leave and sleep. What must hold: an
 acknowledged message is stored, once per acknowledgement; a batch is stored as a whole; a message that was sent back is
 redelivered after its delay, once for each time, and becomes a dead letter after the last attempt; messages sent in
 order are first stored in order; and what `chaos.broker_sim.offset_checker` says about offsets and locks.
@@ -46,8 +46,6 @@ _Copy = tuple[int, int]
 
 
 class Mixed(Workload):
-    """See the module."""
-
     name = "mixed"
     drawn_as = "everyday"
 
@@ -79,13 +77,12 @@ class Mixed(Workload):
         self._shown: Counter[_Copy] = Counter()
 
     def limits(self, drawn: BrokerLimits) -> BrokerLimits:
-        """See `Workload.limits`: members know how long their locks are valid."""
+        """Set how long locks are valid, which members know."""
         return replace(drawn, consume=replace(drawn.consume, lock_seconds=LOCK_SECONDS))
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """See `Workload.begin`."""
         super().begin()
         for plan in self._plans:
             for _ in range(_MEMBERS):
@@ -95,7 +92,6 @@ class Mixed(Workload):
         self.cluster.at(1.0, self._disturb)
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         choice = self.rng.random()
         if choice < 0.5:
             self.send(self.new("single", {}))
@@ -166,7 +162,7 @@ class Mixed(Workload):
         self._members[plan].append(made)
 
     def _disturb(self) -> None:
-        """A member leaves or sleeps for a while, or operators reset the offsets of a group."""
+        """Let a member leave or sleep for a while, or reset the offsets of a group."""
         if self.stopped:
             return
         plan = self.rng.choice(self._plans)
@@ -226,11 +222,10 @@ class Mixed(Workload):
     # -- sending back --------------------------------------------------------------------------------------------------
 
     def wants_to_give_back(self, record: StoredMessage) -> bool:
-        """See `GivingBack`; redelivered messages are sent back more often, or few would become dead letters."""
+        """Whether to send a message back; redelivered ones more often, or few would become dead letters."""
         return not self.stopped and self.rng.random() < (0.5 if record.reconsume_times else 0.1)
 
     def give_back(self, member: Member, queue: MemberQueue, offset: int, record: StoredMessage) -> None:
-        """See `GivingBack`."""
         copy: _Copy = (value_of(record.body), record.reconsume_times)
         # Pending messages keep the log from being dropped.
         level = 1 if "retention" in self.cluster.plan.kinds else self.rng.choice((1, 1, 1, 2))
@@ -264,7 +259,7 @@ class Mixed(Workload):
         member.ask_to_take_back(ext, done)
 
     def _came_back(self, stored: Stored, *, dead: bool) -> _Copy:
-        """A message that was sent back is stored, for redelivery or as a dead letter."""
+        """Check a message that was sent back and is now stored, for redelivery or as a dead letter."""
         copy: _Copy = (stored.value, stored.record.reconsume_times - 1)
         self._back[copy] += 1
         if self._back[copy] > self._asked_back[copy]:
@@ -281,7 +276,6 @@ class Mixed(Workload):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def stored(self, stored: Stored) -> None:
-        """See `Workload.stored`."""
         record = stored.record
         if record.topic == SCHEDULE_TOPIC:
             self._waiting[record.queue_id + 1, record.queue_offset] = self._came_back(stored, dead=False)
@@ -304,7 +298,6 @@ class Mixed(Workload):
         self._due_in_order[queue_id] += number == self._due_in_order[queue_id]
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         self._checker.command(command)
         if isinstance(command, AdvanceDelay):
             for offset in range(self._levels[command.level], command.offset):
@@ -321,7 +314,7 @@ class Mixed(Workload):
                 raise Violation(f"lost: {command}, but {min(left)} still waits")
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: batches are whole, and done delayed messages are in the retry topic."""
+        """Check that batches are whole, and that done delayed messages are in the retry topic."""
         if self._due != self._shown:
             raise Violation(f"retry: {self._due} waited, but {self._shown} came")
         self._due.clear()
@@ -337,7 +330,7 @@ class Mixed(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def needed_from(self) -> int:
-        """See `Workload.needed_from`: pending messages, and what groups have not consumed."""
+        """The position of the first pending or unconsumed message."""
         positions = [
             self.ledger.queues[SCHEDULE_TOPIC, level - 1][offset].record.physical_offset
             for level, offset in self._waiting
@@ -353,11 +346,10 @@ class Mixed(Workload):
         return self.ledger.queues[key[1:]][max(0, self._checker.offset(key)) :]
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: groups must consume everything."""
+        """The number of delayed messages that are pending and of messages that groups have not consumed."""
         return len(self._waiting) + sum(len(self._unread(key)) for key in self._keys())
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
-        """See `Workload.check_replicas`."""
         super().check_replicas(running)
         for process in running:
             for key in self._keys():

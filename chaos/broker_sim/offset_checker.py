@@ -4,7 +4,7 @@ What must hold: an offset moves back only by a reset, or by the commit of a memb
 a response; no commit is answered with success that had no effect. A queried offset is the current one; an offset passes
 no message that was neither handled, sent back, nor skipped by a reset; after a reset it stays until a member has
 started there. A queue that a member knows to hold locked is held by no other member, ordered handling skips nothing,
-and a member that lost a queue cannot move its offset any more.
+and a member that lost a queue can no longer move its offset.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GroupPlan(NamedTuple):
 
 
 class OffsetChecker:
-    """See the module. Members report what they do; every method raises `Violation` when that must not happen.
+    """Checks offsets and locks. Members report what they do; every method raises `Violation` for a forbidden action.
 
     Args:
         exact: whether the clocks of brokers are never set, so that locks last their full time.
@@ -87,17 +87,17 @@ class OffsetChecker:
         return self._workload.cluster.now
 
     def offset(self, key: Key) -> int:
-        """A group's offset, -1 if it has none."""
+        """Return a group's offset, -1 if it has none."""
         return self.offsets[key][-1]
 
     # -- what members do -----------------------------------------------------------------------------------------------
 
     def query_begins(self, key: Key) -> object:
-        """An offset query is sent; pass the result to `query_ends`."""
+        """Note that a member sends an offset query; pass the result to `query_ends`."""
         return len(self.offsets[key])
 
     def query_ends(self, key: Key, begun: object, answer: Answer) -> None:
-        """An offset was returned: one that the group had since the query."""
+        """Check a returned offset: the group must have had it since the query."""
         assert isinstance(begun, int), f"no number of offsets: {begun}"
         since = self.offsets[key][begun - 1 :]
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
@@ -111,7 +111,7 @@ class OffsetChecker:
             raise Violation(f"offset: {key} was told as {answer}, since it was asked for it was {since}")
 
     def pull_begins(self, member: str, key: Key, offset: int) -> None:
-        """A pull is sent."""
+        """Note that a member sends a pull."""
         self._read_from[key][member] = min(offset, self._read_from[key].get(member, offset))
         self._pulls[key, offset] += 1
         if self._awaited.get(key) == offset:
@@ -122,7 +122,7 @@ class OffsetChecker:
         self._pulls[key, offset] -= 1
 
     def commits(self, member: str, key: Key, offset: int, *, waits: bool = False) -> object:
-        """A member commits, and may wait for a response; pass the result to `committed`."""
+        """Note that a member commits, and may wait for a response; pass the result to `committed`."""
         if key[0] in self._ordered:
             self._said[key].append((member, offset, self._now))
         self._back[key].add((member, offset))
@@ -131,7 +131,7 @@ class OffsetChecker:
         return self._resets[key], len(self.offsets[key])
 
     def committed(self, key: Key, offset: int, begun: object) -> None:
-        """A commit was answered: the group had that offset since, or a higher one if it moved up."""
+        """Check an answered commit: the group had that offset since, or a higher one if it moved up."""
         assert isinstance(begun, tuple), f"no place in the history: {begun}"
         resets, known = begun
         since = self.offsets[key][known - 1 :]
@@ -141,7 +141,7 @@ class OffsetChecker:
             raise Violation(f"offset: {key} was told to be committed at {offset}, since it was asked it was {since}")
 
     def handles(self, member: str, key: Key, offset: int) -> None:
-        """A message is handled, or was sent back."""
+        """Check that a member may handle a message or send it back."""
         group = key[0]
         if group in self._ordered:
             if offset > self._passable[key]:
@@ -154,19 +154,19 @@ class OffsetChecker:
     # -- locks ---------------------------------------------------------------------------------------------------------
 
     def locks(self, member: str, key: Key, since: float) -> None:
-        """A member learns that it holds a queue's lock; it sent the request at ``since``."""
+        """Check the lock of a queue that a member learns to hold; it sent the request at ``since``."""
         self._workload.counts["locks told"] += 1
         self._renewed[member, key] = since
         if self._now - since < _KEPT_SECONDS:  # a member that slept learns of it late
             self._check_own(member, key, "was told to have")
 
     def unlocks(self, member: str, key: Key) -> None:
-        """A member unlocks a queue."""
+        """Note that a member unlocks a queue."""
         self._renewed.pop((member, key), None)
         self._giving[member, key] += 1
 
     def unlocked(self, member: str, key: Key) -> None:
-        """The unlock was answered."""
+        """Note that the unlock was answered."""
         self._giving[member, key] -= 1
 
     def _check_own(self, member: str, key: Key, what: str) -> None:
@@ -177,7 +177,7 @@ class OffsetChecker:
             raise Violation(f"lock: {member} {what} {key}, which {holder} has held for {since:.3f} s")
 
     def _passes_on(self, key: Key, after: str) -> None:
-        """A queue's lock goes to another member, or to none."""
+        """Check that a queue's lock may pass to another member, or to none."""
         holder, _ = self._holders.pop(key, ("", 0.0))
         if not holder or holder == after or not self._exact or self._giving[holder, key]:
             return
@@ -191,7 +191,7 @@ class OffsetChecker:
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def command(self, command: Any) -> None:
-        """A metadata command was committed."""
+        """Apply a committed metadata command."""
         match command:
             case CommitOffsets():
                 for group, topic, queue_id, offset in command.offsets:
@@ -226,7 +226,7 @@ class OffsetChecker:
         self.offsets[key].append(offset)
 
     def _move_back(self, key: Key, offset: int) -> None:
-        """A member's commit took effect although it lowers the offset."""
+        """Check a member's commit that took effect although it lowers the offset."""
         self._workload.counts["offsets moved back"] += 1
         read_from = self._read_from[key]
         is_meant = offset in self._answerable[key] or any(
@@ -242,7 +242,7 @@ class OffsetChecker:
         self.offsets[key].append(offset)
 
     def _check_fence(self, key: Key, offset: int) -> None:
-        """A member that lost a queue cannot move its offset while another member holds it."""
+        """Check that no member moves the offset of a queue that another member holds."""
         if key not in self._holders or not self._exact:
             return
         holder, since = self._holders[key]

@@ -2,9 +2,9 @@
 
 What must hold: while messages of a queue are invisible, no other consumer gets anything from it, unless the same
 attempt is repeated, until all open ones are acknowledged or their time is over by the leader's clock. A pop begins at
-the first unacknowledged message, and the group's offset is that one. What a client was told is acknowledged is so. A
-message comes with the number of earlier pops of which the time was over, without those after which it was suspended. In
-the end everything is acknowledged.
+the first unacknowledged message, and the group's offset is that one. An acknowledgement that a client was told of took
+effect. A message comes with the number of earlier pops whose time was over, except pops after which it was suspended.
+In the end everything is acknowledged.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _Place = tuple[QueueOfGroup, int, int]
 
 
 class From(NamedTuple):
-    """Which consumer popped a message, and where: at which broker, and from which queue."""
+    """The consumer that popped a message, the broker that it asked, and the queue."""
 
     consumer: Client
     node: Node
@@ -70,8 +70,6 @@ class From(NamedTuple):
 
 
 class OrderedPop(Workload):
-    """See the module."""
-
     checkers: ClassVar[tuple[Checker, ...]] = (check_ordered_pops, *Workload.checkers)
     name = "ordered-pop"
     groups: ClassVar[tuple[str, ...]] = (_GROUP,)
@@ -95,13 +93,11 @@ class OrderedPop(Workload):
     # -- what clients do -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """See `Workload.begin`."""
         super().begin()
         for consumer in self._consumers:
             self.cluster.at(self.rng.uniform(0.5, 1.0), self._pop_next, consumer, "")
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         self.send(self.new("plain", {}))
 
     def _pop_next(self, consumer: Client, again: str) -> None:
@@ -164,7 +160,7 @@ class OrderedPop(Workload):
             self._handed_out[heard] -= 1
             if self._handed_out[heard] < 0:
                 raise Violation(f"pop: {key}/{offset} was handed out with {receipt}, but that pop is not committed")
-            # A pop that was taken over meanwhile has no counts any more.
+            # A pop that was taken over meanwhile no longer has counts.
             if message.reconsume_times not in (0, self._counts[heard]):
                 raise Violation(
                     f"counted: {key}/{offset} comes with {message.reconsume_times} earlier deliveries, "
@@ -180,7 +176,7 @@ class OrderedPop(Workload):
             self._handle(From(consumer, node, key), receipts)
 
     def _handle(self, source: From, receipts: list[Receipt]) -> None:
-        """One at a time; at times a consumer stops, or skips a message."""
+        """Handle messages one at a time; at times a consumer stops, or skips a message."""
         at = self.cluster.now
         pace = 0.0 if self.stopped else self.rng.choice((0.0, 0.02, 0.2))
         for receipt in receipts:
@@ -252,7 +248,6 @@ class OrderedPop(Workload):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         match command:
             case PopMessages(group=group) if group in self.groups:
                 self._take_out(command)
@@ -325,7 +320,7 @@ class OrderedPop(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _keys(self) -> list[QueueOfGroup]:
-        """The queues of which all messages must be acknowledged in the end."""
+        """The queues whose messages must all be acknowledged in the end."""
         return [(_GROUP, self.topic, queue_id) for queue_id in range(self.queues)]
 
     def _unread(self) -> Iterator[tuple[QueueOfGroup, Stored]]:
@@ -335,15 +330,14 @@ class OrderedPop(Workload):
                 yield key, stored
 
     def needed_from(self) -> int:
-        """See `Workload.needed_from`: what is not acknowledged."""
+        """The position of the first message that is not acknowledged."""
         return min((stored.record.physical_offset for _, stored in self._unread()), default=1 << 62)
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: what is not acknowledged."""
+        """The number of messages that are not acknowledged."""
         return sum(max(0, len(self.ledger.queues[key[1:]]) - self._next(key)) for key in self._keys())
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
-        """See `Workload.check_replicas`."""
         super().check_replicas(running)
         for process in running:
             for key, reached in self._reached.items():
@@ -353,5 +347,5 @@ class OrderedPop(Workload):
 
 
 def delivered(message: StoredMessage, times: int) -> StoredMessage:
-    """A message as a client sees it that was delivered so many times before."""
+    """Return a message as a client sees it that was delivered ``times`` times before."""
     return msgspec.structs.replace(message, reconsume_times=times)

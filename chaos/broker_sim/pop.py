@@ -45,7 +45,7 @@ _WITH_PRIORITIES = 0.5
 
 
 class MessageAt(NamedTuple):
-    """Where a message is."""
+    """The place of a message."""
 
     topic: str
     queue_id: int
@@ -112,8 +112,6 @@ _NOWHERE = _Pop(QueueOffset(-1), -1, -1)
 
 
 class Pop(Workload):
-    """See the module."""
-
     checkers: ClassVar[tuple[Checker, ...]] = (check_pops, *Workload.checkers)
     name = "pop"
 
@@ -139,7 +137,7 @@ class Pop(Workload):
             self._is_created = False
 
     def limits(self, drawn: BrokerLimits) -> BrokerLimits:
-        """See `Workload.limits`: with many open pops, a queue appears empty, and less urgent messages go first."""
+        """Allow many open pops: at the limit a queue appears empty, and less urgent messages are delivered first."""
         if self._priorities is None:
             return drawn
         checkpoints_max = PopLimits().checkpoints_per_queue_max
@@ -148,13 +146,11 @@ class Pop(Workload):
     # -- what clients do -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """See `Workload.begin`."""
         super().begin()
         for consumer in self._consumers:
             self.cluster.at(self.rng.uniform(0.5, 1.0), self._pop_next, consumer)
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         if self._priorities is None:
             self.send(self.new("plain", {}))
         elif not self._is_created:
@@ -243,7 +239,7 @@ class Pop(Workload):
         }
 
     def _ack_begins(self, place: MessageAt, receipt: Receipt) -> Callable[[Answer | Lost], None]:
-        """A client acknowledges a message. The result is to be called with the answer."""
+        """Record that a client begins to acknowledge a message. Call the result with the answer."""
         self._acks.setdefault(place, set()).add((receipt.start, receipt.pop_time_ms))
         worker, value = Worker(self.recording), str(self.ledger.queues[place.queue][place.offset].value)
         worker.invoke("ack", v=value, o=place.offset)
@@ -326,7 +322,7 @@ class Pop(Workload):
         consumer.request(node, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"", done)
 
     def _known_to(self, place: MessageAt, receipt: Receipt) -> list[int]:
-        """All brokers that run, if each knows that the message of a receipt was postponed and is open; else nobody.
+        """The ids of all running brokers if each knows that the message was postponed and is open; else an empty list.
 
         A broker that was restored from a snapshot may not know it.
         """
@@ -348,14 +344,12 @@ class Pop(Workload):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def stored(self, stored: Stored) -> None:
-        """See `Workload.stored`."""
         if self._priorities is not None:
             self._priorities.stored(stored)
         if stored.record.topic == self._retry_topic:
             self._copies.setdefault(_origin(stored.record), []).append(stored)
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         match command:
             case PopMessages():
                 if self._priorities is not None:
@@ -401,9 +395,7 @@ class Pop(Workload):
             self._ended.append((place, self._open.pop(place)))
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: a message that ends is acknowledged, or put in the retry topic by the same
-        entry.
-        """
+        """Check that a message that ends is acknowledged, or put in the retry topic by the same entry."""
         for place, pop in self._ended:
             ended = self.ledger.queues[place.queue][place.offset]
             if copies := self._copies.get(_origin(ended.record)):
@@ -442,20 +434,18 @@ class Pop(Workload):
         ]
 
     def needed_from(self) -> int:
-        """See `Workload.needed_from`."""
         return min((stored.record.physical_offset for stored in self._open_messages()), default=1 << 62)
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: messages that are neither acknowledged nor in the retry topic."""
+        """The number of messages that are neither acknowledged nor in the retry topic."""
         return len(self._open_messages())
 
     def check_end(self) -> None:
-        """See `Workload.check_end`."""
         super().check_end()
         if self._priorities is not None:
             self._priorities.check_end()
 
 
 def _origin(record: StoredMessage) -> str:
-    """Which message it is, or is a copy of: a value may be stored twice, since clients send it again."""
+    """The id of the message that a record is, or is a copy of: a value may be stored twice, since clients resend it."""
     return record.properties.get(props.ORIGIN_MESSAGE_ID, record.offset_message_id)

@@ -1,8 +1,8 @@
-"""What must hold for pops of a topic for messages with priorities, in half of the runs of the workload "pop".
+"""Checks pops of a topic for messages with priorities, in half of the runs of the workload "pop".
 
 Each message is in the queue of its priority, also when it comes again. Pops take the most urgent messages first, but
-for the share of lower levels: under constant load of a higher level, they get something. Both are judged by what is
-committed, which a leader may know a moment later, so the order is judged over the whole run.
+for the share of lower levels: under constant load of a higher level, they get something. Both are judged by the
+committed messages, which a leader may know a moment later: so the order is judged over the whole run.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Priorities:
         self._streak = 0
 
     def properties(self, rng: random.Random) -> dict[str, str]:
-        """Those of a new message: most are urgent, some have no priority."""
+        """Draw the properties of a new message: most are urgent, some have no priority."""
         priority = rng.choice((None, 0, 1, 2, 2, 2, 2, 7))
         return {} if priority is None else {props.PRIORITY: str(priority)}
 
     def stored(self, stored: Stored) -> None:
-        """A record was committed."""
+        """Check that a committed record is in the queue of its priority."""
         record = stored.record
         if record.topic not in (self._topic, self._retry_topic):
             return
@@ -54,7 +54,7 @@ class Priorities:
             raise Violation(f"priority: {stored.place} has a message of level {level}")
 
     def taken(self, command: PopMessages, now: float) -> None:
-        """A pop was committed."""
+        """Judge the order of a committed pop."""
         messages = len(list(offsets_of(command.start, command.taken))) if command.taken else 0
         if messages:
             self._judge(command.queue_id, messages, now)

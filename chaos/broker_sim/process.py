@@ -62,7 +62,7 @@ _QUEUES_AT_ONCE = 3
 
 
 class BrokerWorld(World, SocketWorld, Protocol):
-    """What a broker's process needs of the simulation around it; see `BrokerCluster`."""
+    """The parts of the simulation that a broker's process uses; see `BrokerCluster`."""
 
     plan: BrokerScenario
     limits: BrokerLimits
@@ -75,46 +75,44 @@ class BrokerWorld(World, SocketWorld, Protocol):
         """The software that the running process of a node reports."""
 
     def wall_ms(self, node: Node) -> int:
-        """A machine's wall clock."""
+        """The time of a node's wall clock, in milliseconds."""
 
     def needed_from(self) -> int:
         """Physical offset from which the log must be kept."""
 
     def committed(self, index: int, body: bytes) -> None:
-        """An entry is committed; each replica reports it."""
+        """Take a committed entry; each replica reports it."""
 
     def trace_line(self, line: str) -> None:
-        """A log line of a broker or client, for the trace only."""
+        """Write a log line of a broker or client to the trace."""
 
     def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
-        """A log line of a broker."""
+        """Take a log line of a broker."""
 
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
-        """How a new process reads the archive; None if it does not."""
+        """Return a new process's access to the archive; None if it has none."""
 
     def read_archived(
         self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
     ) -> bool:
-        """See `LogProcess.read_archived`."""
+        """Begin to read archived bytes for a new replica; returns False if there is no archive."""
 
     def broker_began(self, process: BrokerProcess) -> None:
-        """A process runs."""
+        """Note that a process runs."""
 
     def broker_ended(self, process: BrokerProcess) -> None:
-        """A process has ended, in whatever way."""
+        """Note that a process has ended, in whatever way."""
 
 
 class TurnLog:
-    """Receives a broker's log lines: they go to the trace, and an error is a violation unless a disk may have
-    failed.
-    """
+    """Writes a broker's log lines to the trace; an error is a violation unless a disk may have failed."""
 
     def __init__(self, cluster: BrokerWorld, node: Node) -> None:
         self._cluster = cluster
         self._node = node
 
     def bind(self, **values: object) -> TurnLog:
-        """This log, without bound values."""
+        """Return this log, without bound values."""
         return self
 
     def info(self, event: str, **values: object) -> None:
@@ -125,7 +123,7 @@ class TurnLog:
     warning = info
 
     def error(self, event: str, **values: object) -> None:
-        """A line that should not occur."""
+        """Take an error line, which should not occur. Raises Violation if its exception is not a disk's."""
         error = values.get("exc_info")
         if isinstance(error, Exception) and not isinstance(error, SegmentError):
             raise Violation(f"{self._node.node_id}: {event}: {type(error).__name__}: {error}") from error
@@ -133,8 +131,6 @@ class TurnLog:
 
 
 class BrokerProcess(LogProcess):
-    """See the module."""
-
     def __init__(
         self, node: Node, world: World, scenario: Scenario, rng: random.Random, core_class: type[RaftCore]
     ) -> None:
@@ -227,19 +223,15 @@ class BrokerProcess(LogProcess):
         )
 
     def archived(self) -> Base | None:
-        """See `LogProcess.archived`."""
         return self.metadata.archived.known_at(self.settings.archive_url)
 
     def read_archived(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
-        """See `LogProcess.read_archived`."""
         return self._cluster.read_archived(self, archived, pos, nbytes, done)
 
     def check_body(self, body: memoryview, position: int) -> None:
-        """See `Replica`."""
         check_entry(body, position)
 
     def started(self) -> None:
-        """See `LogProcess.started`."""
         actions = self.broker.periodic()
         now = self._world.now
         self._actions = actions
@@ -295,7 +287,7 @@ class BrokerProcess(LogProcess):
         go_on()
 
     def _keep_durable(self) -> None:
-        """What is in the files now survives a power cut."""
+        """Let the present content of the files survive a power cut."""
         durable = self._durable_copy
         shutil.rmtree(durable, ignore_errors=True)
         if self._cluster.plan.loses_derived:
@@ -306,7 +298,7 @@ class BrokerProcess(LogProcess):
         return Path(f"{self.settings.data_dir}.durable")
 
     def stops(self) -> None:
-        """See `LogProcess.stops`: in the order of the server."""
+        """Stop the services in the order of the server."""
         self.broker.close_connections()
         with suppress(SegmentError):
             if (pending := self.broker.prepare_checkpoint()) is not None:
@@ -316,7 +308,6 @@ class BrokerProcess(LogProcess):
                 self._keep_durable()
 
     def ended(self, *, power_cut: bool) -> None:
-        """See `LogProcess.ended`."""
         self._cluster.broker_ended(self)
         self.reactor.vanish()
         self.queues.close()
@@ -332,7 +323,7 @@ class BrokerProcess(LogProcess):
     # -- turns ---------------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """See `LogProcess.pump`: also checks the invariants of the broker's state; see `_CHECK_TURNS`."""
+        """Run a turn, and check the invariants of the broker's state at times; see `_CHECK_TURNS`."""
         super().pump()
         if self._turns % self._check_turns == 0:
             self.broker.check_invariants()
@@ -342,7 +333,6 @@ class BrokerProcess(LogProcess):
         self.reactor.flush()
 
     def snapshot(self) -> bytes | None:
-        """See `LogProcess.snapshot`."""
         captured = self.broker.snapshot()
         return None if captured is None else captured[1]()
 
@@ -370,7 +360,6 @@ class BrokerProcess(LogProcess):
     # -- Application ---------------------------------------------------------------------------------------------------
 
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
-        """See `raftlog.replica.Application`."""
         history = self._world.history
         confs = [conf for _, conf in self.confs[-2:]]
         for entry in entries:
@@ -386,12 +375,10 @@ class BrokerProcess(LogProcess):
         self.broker.apply(entries)
 
     def role_changed(self, change: RoleChange) -> None:
-        """See `raftlog.replica.Application`."""
         super().role_changed(change)
         self.broker.role_changed(change)
 
     def outcome_unknown(self, first_index: int) -> None:
-        """See `raftlog.replica.Application`."""
         self.broker.outcome_unknown(LogIndex(first_index))
 
     @property

@@ -9,11 +9,11 @@ _PATIENCES_MAX: Final = 10
 
 
 class Progress:
-    """What must fall until nothing is left: sends that may still be stored, then what is unfinished for clients.
+    """The figures that must fall to 0: sends that may still be stored, then things that clients have not finished.
 
-    A send that is stored is one thing more that must be finished, so what is unfinished is compared only among moments
-    with equally many sends left. A replica that catches up is progress, too. Each figure falls only so often: what
-    comes again and again for ever is no progress.
+    A stored send is one thing more to finish, so unfinished things are compared only among moments with equally many
+    sends left. A replica that catches up is progress, too. Each figure can fall only a limited number of times: things
+    that recur for ever are not progress.
 
     Args:
         now: the time at which the faults ended, in seconds of the simulation.
@@ -30,7 +30,7 @@ class Progress:
     def see(self, now: float, *, unstored: int, unfinished: int, behind: int) -> None:
         """Take the figures at ``now``; ``behind`` is how many entries the slowest replica lacks.
 
-        The first figures count as progress, too.
+        The first figures are progress, too.
         """
         left = unstored, unfinished
         if self._remaining is None or left < self._remaining:

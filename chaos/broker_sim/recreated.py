@@ -4,8 +4,8 @@ A reader of each queue keeps its position, whatever happens to the topic. It com
 at times begins anew at the stored offset of its group.
 
 What must hold, once the group is at the format level with which offsets continue: queue offsets of the topic's name are
-never used twice, and no reader skips a message of a topic that it has read before, or that was created in place of one.
-A restored topic has every message that it had, and those that came while it was deleted, behind them. A delayed message
+never used twice, and no reader skips a message of a topic that it has read before, or of a topic that replaced it. A
+restored topic has every message that it had, and those that came while it was deleted, behind them. A delayed message
 that waited when a topic was created never comes into it, whatever the clocks of the leaders say, except for one that
 becomes due in that moment, which may follow the creation in the log.
 """
@@ -44,8 +44,6 @@ _IN_FLIGHT_SECONDS = 0.5
 
 
 class Recreated(Workload):
-    """See the module."""
-
     checkers: ClassVar[tuple[Checker, ...]] = ()
     """Those of the harness know neither topics that are restored nor readers that begin at the stored offset."""
     name = "recreated"
@@ -70,7 +68,6 @@ class Recreated(Workload):
     # -- what clients do -----------------------------------------------------------------------------------------------
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         chance = self.rng.random()
         if chance < _DELETE and self._level >= LEVEL_OF_CONTINUED_OFFSETS:
             self._delete()
@@ -117,7 +114,7 @@ class Recreated(Workload):
         self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, done)
 
     def _begin_anew(self, queue_id: int) -> None:
-        """The reader starts again, as another process: at the stored offset."""
+        """Restart the reader at the stored offset, as another process."""
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
@@ -159,7 +156,7 @@ class Recreated(Workload):
         super()._check_records(queue_id, offset, answer)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: Any) -> None:
-        """See `Workload.check_next`; the topic may have been deleted while the answer was on its way."""
+        """Check the next record of a reader; the topic may have been deleted while the answer was on its way."""
         if record.queue_offset != offset:
             raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
         stored = self.ledger.at_position.get(record.physical_offset)
@@ -170,7 +167,6 @@ class Recreated(Workload):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def stored(self, stored: Stored) -> None:
-        """See `Workload.stored`."""
         self._latest, record = stored.record.physical_offset, stored.record
         if record.topic == SCHEDULE_TOPIC:
             self._waited_from[stored.value] = self._latest
@@ -181,7 +177,6 @@ class Recreated(Workload):
                 raise Violation(f"of a deleted topic: {stored.place} waited from {since}, before the topic was created")
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         match command:
             case RaiseLevel(level=level):
                 self._level = level
@@ -193,7 +188,7 @@ class Recreated(Workload):
                 pass
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: the messages of an entry come before its commands."""
+        """Apply the commands of an entry, which come after its messages."""
         commands, self._commands = self._commands, []
         before_entry, self._before_entry = self._before_entry, self._latest
         for command in commands:
@@ -238,7 +233,7 @@ class Recreated(Workload):
         self._exists, self._restorable = True, None
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
-        """See `Workload.check_replicas`; a deleted topic has the queues with which it can be restored."""
+        """Check also that a deleted topic has the queues with which it can be restored."""
         former, ledger = self._restorable, self.ledger
         begins, queues = ledger.begins, dict(ledger.queues)
         if former is not None:
@@ -255,11 +250,10 @@ class Recreated(Workload):
 
     @property
     def has_read_all(self) -> bool:
-        """See `Workload.has_read_all`. A deleted topic cannot be read."""
+        """Whether readers have read everything. A deleted topic cannot be read."""
         return not self._exists or super().has_read_all
 
     def check_end(self) -> None:
-        """See `Workload.check_end`."""
         for (topic, queue_id), queue in self.ledger.queues.items():
             if topic == self.topic and self._exists and any(map(self._is_missing, queue)):
                 missing = next(stored for stored in queue if self._is_missing(stored))
@@ -267,13 +261,13 @@ class Recreated(Workload):
 
 
 class _Deleted:
-    """What a deleted topic has: where its queues begin, and their records, also those that came after the deletion."""
+    """The queues of a deleted topic: where they begin, and their records, also those stored after the deletion."""
 
     def __init__(self, begins: dict[int, int], queues: dict[int, list[Stored]]) -> None:
         self.begins, self.queues = begins, queues
 
     def add_records(self, queues: dict[int, list[Stored]]) -> None:
-        """Add what is behind the records that are known."""
+        """Add the records behind the known ones."""
         for queue_id, records in queues.items():
             known = self.queues.setdefault(queue_id, [])
             known += records[len(known) :]

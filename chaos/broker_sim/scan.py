@@ -44,8 +44,6 @@ _OFFSET_AT = 20
 
 
 class Scan(Workload):
-    """See the module."""
-
     name = "scan"
 
     def __init__(self, cluster: BrokerCluster) -> None:
@@ -60,11 +58,9 @@ class Scan(Workload):
         self._last: ScanRead | None = None
 
     def settings(self) -> dict[str, Any]:
-        """See `Workload.settings`."""
         return {"bulk_reads_max": self.rng.choice((1, 4)), "log_lease_seconds_max": 60.0}
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         chance = self.rng.random()
         if chance < 0.1 and len(self.scans) < _SCANS_MAX:
             self.scans.append(ScanRead(self, self.rng.choice((self.topic, self.topic, _PASSING)), is_last=False))
@@ -80,28 +76,26 @@ class Scan(Workload):
             self.send(sent)
 
     def stop(self) -> None:
-        """See `Workload.stop`: one last reader gets everything."""
+        """Stop, and start one last reader, which gets everything."""
         if not self.stopped:
             self._last = ScanRead(self, self.topic, is_last=True)
             self.cluster.at(self.cluster.now, self._last.plan)
         super().stop()
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: the last scan."""
+        """Return 1 until the last scan has ended."""
         return int(self._last is None or not self._last.is_over)
 
     def stored(self, stored: Stored) -> None:
-        """See `Workload.stored`."""
         if stored.record.topic == _PASSING:
             self._incarnation_at[stored.record.physical_offset] = self._deletions
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         if isinstance(command, DeleteTopic) and command.name == _PASSING:
             self._deletes = command
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: the messages of an entry come before its commands."""
+        """Apply the commands of an entry, which come after its messages."""
         if self._deletes is not None:
             self._deletions += 1
             self.counts["deletions"] += 1
@@ -109,7 +103,7 @@ class Scan(Workload):
             self._deletes = None
 
     def check_row(self, identity: str, queue_id: int, offset: int, data: memoryview, *, bodies: bool) -> None:
-        """A row is what is committed at its place."""
+        """Check that a row is the committed message at its place."""
         position = int.from_bytes(data[_OFFSET_AT + 8 : _OFFSET_AT + 16], "big")
         stored = self.ledger.at_position.get(position)
         if stored is None:

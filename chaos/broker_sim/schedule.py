@@ -1,4 +1,4 @@
-"""What happens to a simulated group of brokers, drawn from a seed."""
+"""Draws from a seed what happens to a simulated group of brokers."""
 
 from __future__ import annotations
 

@@ -45,15 +45,13 @@ class _Model(NamedTuple):
     settled_ms: int
 
     def ticks(self, until_ms: int) -> range:
-        """The ticks that are not done, up to this time."""
+        """Return the ticks up to a time that are not done."""
         every, anchor = self.definition.every_ms, self.definition.anchor_ms or 0
         first = anchor + ((self.settled_ms - anchor) // every + 1) * every
         return range(first, until_ms + 1, every)
 
 
 class ScheduledMessages(Workload):
-    """See the module."""
-
     checkers: ClassVar[tuple[Checker, ...]] = ()
     """The messages of ticks are sent by nobody."""
     name = "schedules"
@@ -74,7 +72,7 @@ class ScheduledMessages(Workload):
         self._puts = 0
 
     def limits(self, drawn: BrokerLimits) -> BrokerLimits:
-        """See `Workload.limits`: the model does not know when there is no room."""
+        """Allow as many schedules as usual, since the model does not know when a broker has no room."""
         usual = DEFAULT.state
         state = dataclasses.replace(
             drawn.state, schedules_max=usual.schedules_max, schedule_bytes_max=usual.schedule_bytes_max
@@ -84,7 +82,6 @@ class ScheduledMessages(Workload):
     # -- what clients do -----------------------------------------------------------------------------------------------
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         if not self._exists:
             ext = {"topic": self.topic, "defaultTopic": "TBW102", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
             ext |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False}
@@ -157,12 +154,10 @@ class ScheduledMessages(Workload):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def stored(self, stored: Stored) -> None:
-        """See `Workload.stored`."""
         if (name := stored.record.properties.get(SCHEDULE)) is not None:
             self._messages.append((stored, self._there.get(name)))
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         match command:
             case PutTopic(config=config) if config.name == self.topic:
                 self._exists = True
@@ -203,7 +198,7 @@ class ScheduledMessages(Workload):
         self._there[definition.name] = _Model(definition, version, settled_ms)
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: each mark has its message in the same entry."""
+        """Check that each mark has its message in the same entry."""
         for mark, before in self._marks:
             self._check_mark(mark, before)
         for stored, _ in self._messages:
@@ -259,13 +254,12 @@ class ScheduledMessages(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`: schedules that are behind."""
+        """The number of schedules that are behind."""
         until_ms = self.cluster.true_ms() - _BEHIND_MS - 2 * self.cluster.plan.wall_skew_ms
         return sum(each.definition.enabled and bool(each.ticks(until_ms)) for each in self._there.values())
 
     @property
     def has_read_all(self) -> bool:
-        """See `Workload.has_read_all`."""
         return all(
             self._read_to[queue_id] >= self.ledger.end(self.topic, queue_id) - _UNREAD_MAX
             for queue_id in range(self.queues)

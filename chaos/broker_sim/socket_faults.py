@@ -1,4 +1,4 @@
-"""What the system does to the receives and sends of a simulated socket, and how often it did.
+"""Draws and counts the faults of simulated sockets in receives and sends.
 
 As Linux does it with TCP sockets that do not block; `tests/unit/replica/test_socket_borders.py` shows it on real ones:
 
@@ -43,7 +43,7 @@ class SocketFaults:
         self._is_reset = False
 
     def received(self, nbytes: int, *, calm: bool) -> int:
-        """How many of ``nbytes`` a receive returns. Raises BlockingIOError, ConnectionResetError."""
+        """Return the number of ``nbytes`` that a receive gets. Raises BlockingIOError, ConnectionResetError."""
         self._check(calm)
         rng = self._rng
         if rng.random() >= self._share:
@@ -55,7 +55,7 @@ class SocketFaults:
         return rng.randint(1, nbytes)
 
     def sent(self, nbytes: int, *, calm: bool) -> int:
-        """How many of ``nbytes`` a send takes. Raises BlockingIOError, ConnectionResetError."""
+        """Return the number of ``nbytes`` that a send takes. Raises BlockingIOError, ConnectionResetError."""
         taken = 0
         if not self._is_full:
             self._check(calm)
@@ -70,7 +70,7 @@ class SocketFaults:
         return taken
 
     def full_seconds(self) -> float:
-        """How long the socket's buffer stays full."""
+        """Draw the seconds for which the socket's buffer stays full."""
         return self._rng.uniform(0.0, _FULL_SECONDS_MAX)
 
     def writable(self) -> None:

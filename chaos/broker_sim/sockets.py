@@ -1,4 +1,4 @@
-"""Simulated sockets: what a broker's connections and its reactor need of the real ones.
+"""Simulated sockets, with the interface that a broker's connections and its reactor use.
 
 A *line* joins two ends and carries bytes in order. Between two machines it stalls while their link is cut, and breaks
 if that lasts; between a client and a machine it works until one of them closes it.
@@ -44,11 +44,11 @@ class End(Protocol):
         """Bytes came."""
 
     def hung_up(self) -> None:
-        """The other end is closed; nothing arrives any more."""
+        """Take the end of the stream: the other end is closed, and nothing arrives after that."""
 
 
 class SocketWorld(Protocol):
-    """What lines and their users need of the simulation; see `BrokerCluster`."""
+    """The parts of the simulation that lines and their users need; see `BrokerCluster`."""
 
     now: float
     rng: random.Random
@@ -72,13 +72,13 @@ class SocketWorld(Protocol):
         """Seconds until the next bytes from or to a client arrive."""
 
     def address_of(self, node: Node) -> Address:
-        """Where a broker serves clients."""
+        """The address at which a broker serves clients."""
 
     def node_at(self, address: Address) -> Node:
         """The machine with an address."""
 
     def accept(self, node: Node, line: Line, side: int, peer: Address) -> None:
-        """A connection to a running broker is opened."""
+        """Open a connection to a running broker."""
 
 
 class Line:
@@ -100,7 +100,7 @@ class Line:
         self._cluster.at(at, self._deliver, side)
 
     def cut(self, side: int) -> None:
-        """The end ``side`` vanishes without closing; what it sent still arrives."""
+        """Let the end ``side`` vanish without closing; the bytes that it sent still arrive."""
         self.ends[side] = None
 
     def _deliver(self, side: int) -> None:
@@ -164,15 +164,14 @@ class SimSocket:
     # -- End -----------------------------------------------------------------------------------------------------------
 
     def arrived(self, data: bytes) -> None:
-        """See `End`."""
         self._reactor.hears(self, data)
 
     def hung_up(self) -> None:
-        """In a turn of the process: bytes arrived, or for none the end of the stream."""
+        """Have the end of the stream delivered in a turn of the process."""
         self._reactor.hears(self, b"")
 
     def deliver(self, data: bytes) -> None:
-        """In a turn of the process: bytes are there, or for none the end of all bytes."""
+        """Deliver bytes in a turn of the process; empty bytes mean the end of the stream."""
         if data:
             self._inbox += data
         else:
@@ -184,15 +183,15 @@ class SimSocket:
         return bool(self._inbox) or self._ended
 
     def full_seconds(self) -> float:
-        """How long it takes the peer to receive something, once there is no space to send."""
+        """Draw the seconds until the peer receives something, when there is no space to send."""
         return self._faults.full_seconds()
 
     def writable(self) -> None:
-        """The peer has received something: there is space to send again."""
+        """Note that the peer has received something: there is space to send again."""
         self._faults.writable()
 
     def end_turn(self) -> None:
-        """Let what was sent in this turn leave, and hang up if the socket was closed."""
+        """Send the bytes of this turn, and hang up if the socket was closed."""
         outgoing, self._outgoing = self._outgoing, []
         if outgoing:
             self._line.carry(self._side, b"".join(outgoing))
@@ -202,21 +201,18 @@ class SimSocket:
     # -- what a stream needs of a socket -------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """See `socket.socket.fileno`."""
         return self._fd
 
     def setblocking(self, flag: bool) -> None:
-        """It never blocks anyway."""
+        """Do nothing: a simulated socket never blocks."""
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
-        """It has no options."""
+        """Do nothing: a simulated socket has no options."""
 
     def getpeername(self) -> Address:
-        """See `socket.socket.getpeername`."""
         return self._peer
 
     def recv_into(self, buffer: memoryview, nbytes: int) -> int:
-        """See `socket.socket.recv_into`."""
         if not self._inbox:
             if self._ended:
                 return 0
@@ -227,14 +223,12 @@ class SimSocket:
         return count
 
     def send(self, data: bytes | memoryview) -> int:
-        """See `socket.socket.send`."""
         taken = self._faults.sent(len(data), calm=self._reactor.calm) if data else 0
         self._outgoing.append(bytes(data[:taken]))
         self._reactor.leaves(self)
         return taken
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview]) -> int:
-        """See `socket.socket.sendmsg`."""
         return self.send(b"".join(buffers))
 
     def close(self) -> None:
@@ -244,7 +238,7 @@ class SimSocket:
         self._reactor.leaves(self)
 
     def vanish(self, *, hangs_up: bool) -> None:
-        """The process has ended; what it has sent in this turn is lost."""
+        """End the socket with its process; bytes sent in this turn are lost."""
         self._line.cut(self._side)
         if hangs_up:
             self._line.carry(self._side, None)
@@ -269,19 +263,19 @@ class SimReactor:
         self._fds = 2
 
     def next_fd(self) -> int:
-        """A new descriptor."""
+        """Return a new descriptor."""
         self._fds += 1
         return self._fds
 
     def socket(self, line: Line, side: int, peer: Address) -> SimSocket:
-        """A new socket of this process."""
+        """Open a new socket of this process."""
         rng = random.Random(self._process.node.socket_faults.getrandbits(64))
         made = SimSocket(self, line, side, peer, SocketFaults(rng, self._cluster.socket_counts))
         self._sockets[made.fileno()] = made
         return made
 
     def vanish(self) -> None:
-        """The process has ended, and its sockets with it. Peers learn it soon, or find out by themselves."""
+        """End all sockets with their process. Peers learn it soon, or find out by themselves."""
         self._end_turn()
         for sock in self._sockets.values():
             sock.vanish(hangs_up=self._cluster.rng.random() < 0.7)
@@ -291,7 +285,7 @@ class SimReactor:
 
     @property
     def calm(self) -> bool:
-        """Whether no connection may be reset any more."""
+        """Whether connections are no longer reset."""
         return self._cluster.healing
 
     def hears(self, sock: SimSocket, data: bytes) -> None:
@@ -325,11 +319,9 @@ class SimReactor:
                     handler(found)
 
     def receive_into(self, fd: int, buffer: memoryview) -> int:
-        """See `mq.broker.produce.send_receiver.ReceiveInto`."""
         return self._open(fd).recv_into(buffer, len(buffer))
 
     def send(self, fd: int, data: bytes) -> int:
-        """See `raftlog.net.flush.SocketCalls`."""
         return self._open(fd).send(data)
 
     def _open(self, fd: int) -> SimSocket:
@@ -338,13 +330,11 @@ class SimReactor:
         return sock
 
     def serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]]) -> None:
-        """See `raftlog.net.reactor.Reactor.serve_together`."""
         self._together = serve
 
     # -- what streams need of a reactor --------------------------------------------------------------------------------
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN, *, patient: bool = False) -> None:
-        """See `raftlog.net.reactor.Reactor.add`."""
         assert fd not in self._handlers, f"descriptor {fd} is registered already"
         self._handlers[fd] = handler
         self._events[fd] = events
@@ -352,7 +342,6 @@ class SimReactor:
             self._cluster.later(self._process.node, 0.0, self._turn)
 
     def modify(self, fd: int, events: int) -> None:
-        """See `raftlog.net.reactor.Reactor.modify`."""
         added = events & ~self._events[fd]
         self._events[fd] = events
         if added & EPOLLIN:
@@ -371,29 +360,24 @@ class SimReactor:
         self._cluster.later(self._process.node, self._sockets[fd].full_seconds(), step)
 
     def remove(self, fd: int) -> None:
-        """See `raftlog.net.reactor.Reactor.remove`."""
         del self._handlers[fd]
         del self._events[fd]
         self._sockets.pop(fd, None)
 
     def wake(self) -> None:
-        """See `raftlog.net.reactor.Reactor.wake`."""
         self._cluster.later(self._process.node, 0.0, lambda: None)
 
     def turn_within(self, seconds: float) -> None:
-        """See `raftlog.net.reactor.Reactor.turn_within`."""
         self._cluster.later(self._process.node, seconds, lambda: None)
 
     def share_used(self) -> bool:
-        """See `raftlog.net.reactor.Reactor.share_used`: time does not advance in a turn."""
+        """Return False: time does not advance in a turn."""
         return False
 
     def go_on_later(self, step: Callable[[], None]) -> None:
-        """See `raftlog.net.reactor.Reactor.go_on_later`."""
         self._cluster.later(self._process.node, 0.0, step)
 
     def mark_dirty(self, stream: Flushed) -> None:
-        """See `raftlog.net.reactor.Reactor.mark_dirty`."""
         self._dirty.append(stream)
 
     def flush(self) -> None:
@@ -426,7 +410,7 @@ class SimReactor:
         return rest
 
     def leaves(self, sock: SimSocket) -> None:
-        """At the end of the turn, `SimSocket.end_turn` is called for it."""
+        """Have `SimSocket.end_turn` called for a socket at the end of the turn."""
         self._leaving[sock.fileno()] = sock
 
     def _end_turn(self) -> None:
@@ -471,7 +455,7 @@ class SimDialing:
         reactor.dial(address, self._connected, self._failed)
 
     def close(self) -> None:
-        """Abort; no callback is called any more."""
+        """Abort; no callback is called after that."""
         self._open = False
 
     def _connected(self, sock: SimSocket) -> None:
@@ -488,7 +472,7 @@ class SimDialing:
 
 
 def stops_midway(cluster: SocketWorld, frame: bytes) -> int | None:
-    """How many bytes of a frame a client sends before it ends; None for one that goes on."""
+    """Return the number of bytes of a frame that a client sends before it ends; None for a client that continues."""
     rng = cluster.client_faults
     if cluster.healing or rng.random() >= _STOP_CHANCE:
         return None

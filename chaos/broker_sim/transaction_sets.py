@@ -35,7 +35,7 @@ _OFFSET_ANSWERS = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 
 
 class Time(Protocol):
-    """What this needs of the simulation."""
+    """The parts of the simulation that sets of transactions need."""
 
     now: float
 
@@ -50,7 +50,7 @@ class Time(Protocol):
 
 
 class TransactionWorld(Protocol):
-    """What this needs of the workload."""
+    """The parts of the workload that sets of transactions need."""
 
     rng: random.Random
     ledger: Ledger
@@ -63,11 +63,11 @@ class TransactionWorld(Protocol):
         """Create a message to send."""
 
     def begins(self, sent: Sent) -> object:
-        """A client begins to send a message."""
+        """Record that a client begins to send a message."""
 
 
 class SetTransactions:
-    """See the module.
+    """Workers that send sets of messages in one transaction, together with the offsets that they consumed.
 
     Args:
         decide: called when a half message is stored: its offset, its position, and what to call if its commit is
@@ -111,7 +111,7 @@ class SetTransactions:
         return SetMessage(workload.topic, queue_id, sent.body, properties)
 
     def _transform(self) -> None:
-        """A worker takes the next messages of the queue."""
+        """Let a worker take the next messages of the queue."""
         rng, topic = self._workload.rng, self._workload.topic
 
         def answered(answer: Answer | Lost) -> None:
@@ -178,7 +178,9 @@ class SetTransactions:
         return not TransactionSet.decode(half.record.body)[0]
 
     def outcome(self, half: Stored, visible: dict[int, list[Stored]]) -> int | None:
-        """How a set ended in this entry, whose copies are taken out of ``visible``: `COMMITTED`, or None."""
+        """Take the copies of a set out of ``visible``. Returns `COMMITTED` if it was committed in this entry, else
+        None.
+        """
         messages, consumed = TransactionSet.decode(half.record.body)
         keys = {props.find(message.properties, props.UNIQUE_KEY) for message in messages}
         found = [
@@ -191,8 +193,8 @@ class SetTransactions:
             visible[copy.value].remove(copy)
         rows = [(each.group, each.topic, each.queue_id, each.end) for each in consumed]
         moved = [row for row in rows if row in self._rows]
-        # Without its messages it was rolled back, and the offsets are those of another set from the same place; whose
-        # they are, if they are nobody's, is asked when the entry ends.
+        # A set without its messages was rolled back, and another set from the same place moved the offsets; if no set
+        # moved them, `entry_ends` raises.
         if not found and (keys or not moved):
             return None
         if len(found) != len(keys) or {copy.record.properties.get(props.UNIQUE_KEY) for copy in found} != keys:
@@ -215,14 +217,14 @@ class SetTransactions:
         return COMMITTED
 
     def entry_ends(self) -> None:
-        """All ends of this entry were passed."""
+        """Check that each moved offset of this entry belongs to a transaction."""
         if self._rows:
             raise Violation(f"offsets: {self._rows} moved without a transaction that consumed up to there")
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """Raises `Violation` unless each input has one output at most, and what is visible was committed."""
+        """Raise `Violation` unless each input has one output at most, and every visible message was committed."""
         if twice := {offset: count for offset, count in self._outputs.items() if count > 1}:
             raise Violation(f"transform: inputs with more than one output: {twice}")
         copies = self._workload.ledger.copies[self._workload.topic]

@@ -40,8 +40,6 @@ _ORPHAN_SECONDS = 6.0
 
 
 class Transactions(Workload):
-    """See the module."""
-
     checkers: ClassVar[tuple[Checker, ...]] = (check_transactions, *Workload.checkers)
     name = "transactions"
 
@@ -60,7 +58,6 @@ class Transactions(Workload):
         self._fenced: dict[int, Callable[[], None]] = {}
 
     def settings(self) -> dict[str, Any]:
-        """See `Workload.settings`."""
         return {
             "transaction_timeout_seconds": 0.7,
             "transaction_check_seconds": 1.0,
@@ -70,7 +67,6 @@ class Transactions(Workload):
     # -- what clients do -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """See `Workload.begin`."""
         super().begin()
         self.cluster.at(0.0, self._beat)
 
@@ -82,7 +78,6 @@ class Transactions(Workload):
         self.cluster.at(self.cluster.now + _HEARTBEAT_SECONDS, self._beat)
 
     def run_operation(self) -> None:
-        """See `Workload.run_operation`."""
         drawn = self.rng.random()
         if drawn < 0.3:
             self._sets.run_operation()
@@ -92,19 +87,17 @@ class Transactions(Workload):
             self.send(self.new("half", {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: _GROUP}))
 
     def operation(self, sent: Sent) -> str | None:
-        """See `Workload.operation`."""
         return {"plain": "send", KIND: "stage"}.get(sent.kind, "half")
 
     def counted_in(self, sent: Sent) -> str | None:
-        """See `Workload.counted_in`: half messages are stored in a topic of their own first."""
+        """The topic that has at most one copy per send: for half messages their own; None for sets."""
         return {"plain": sent.topic, KIND: None}.get(sent.kind, HALF_TOPIC)
 
     def send_flags(self, sent: Sent) -> int:
-        """See `Workload.send_flags`."""
         return PREPARED if sent.kind == "half" else 0
 
     def was_sent(self, sent: Sent, answer: Answer) -> None:
-        """See `Workload.was_sent`: the local transaction runs, and ends or stays open."""
+        """Run the local transaction, which ends or stays open."""
         if sent.kind != "half":
             return
         self._decide(*sent.acked[-1])
@@ -160,12 +153,12 @@ class Transactions(Workload):
         return done
 
     def _observed(self, offset: int, outcome: int) -> tuple[str, str] | None:
-        """A half message and its outcome in the history; None for one with several messages."""
+        """Return a half message and its outcome for the history; None for a half message with several messages."""
         half = self.ledger.queues[HALF_TOPIC, HALF_QUEUE_ID][offset]
         return None if is_set(half) else (str(half.value), COMMIT if outcome == COMMITTED else ROLLED_BACK)
 
     def _end_wrongly(self, offset: int, position: int) -> None:
-        """A client tries to end a half message that does not exist or is not its own."""
+        """Let a client try to end a half message that does not exist or is not its own."""
 
         def done(answer: Answer | Lost) -> None:
             is_done = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
@@ -199,7 +192,7 @@ class Transactions(Workload):
         self.rng.choice(self.clients).request(node, code, ext, b"", done, serialization=self.encoding(code))
 
     def broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
-        """See `Workload.broker_request`: a broker checks back."""
+        """Answer a broker that checks back."""
         if not isinstance(request, CheckTransactionState):
             return
         self.counts["checks"] += 1
@@ -226,7 +219,6 @@ class Transactions(Workload):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def stored(self, stored: Stored) -> None:
-        """See `Workload.stored`."""
         record = stored.record
         if record.topic == HALF_TOPIC:
             self._open[record.queue_offset] = stored
@@ -238,7 +230,6 @@ class Transactions(Workload):
             self._put_aside[_name(stored)] += 1
 
     def command(self, command: Any) -> None:
-        """See `Workload.command`."""
         if isinstance(command, CompleteEntries) and (command.topic, command.queue_id) == (HALF_TOPIC, HALF_QUEUE_ID):
             self._done += command.offsets
         elif isinstance(command, CommitOffsets):
@@ -254,7 +245,7 @@ class Transactions(Workload):
             self.counts["discarded forgotten"] += 1
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: a half message is ended in the same entry as its visible copy."""
+        """Check that a half message is ended in the same entry as its visible copy."""
         for offset in sorted(self._done, key=self._is_told_by_offsets):
             half = self._open.pop(offset, None)
             if half is None:
@@ -278,7 +269,7 @@ class Transactions(Workload):
         return half is not None and is_set(half) and self._sets.is_told_by_offsets(half)
 
     def _is_visible(self, half: Stored) -> bool:
-        """Whether a half message became visible in this entry; its copies are taken out of those that are left."""
+        """Whether a half message became visible in this entry; takes its copies out of the remaining ones."""
         if is_set(half):
             return self._sets.outcome(half, self._visible) == COMMITTED
         copies = self._visible.get(half.value, [])
@@ -297,25 +288,21 @@ class Transactions(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def needed_from(self) -> int:
-        """See `Workload.needed_from`."""
         return min((stored.record.physical_offset for stored in self._open.values()), default=1 << 62)
 
     def unfinished(self) -> int:
-        """See `Workload.unfinished`."""
         return len(self._open)
 
     def check_end(self) -> None:
-        """See `Workload.check_end`."""
         super().check_end()
         self._sets.check_end()
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
-        """See `Workload.check_replicas`."""
         super().check_replicas(running)
         for process in running:
             self._sets.check_offset(process.node_id, process.metadata.consumer_offsets)
 
 
 def _name(stored: Stored) -> int | str:
-    """What a half message and its copy for operators have in common."""
+    """The name that a half message shares with its copy for operators."""
     return stored.value or stored.record.properties[props.UNIQUE_KEY]

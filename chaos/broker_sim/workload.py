@@ -60,7 +60,7 @@ def queue_name(topic: str, queue_id: int | str) -> str:
 
 
 class Brokers(SocketWorld, Protocol):
-    """What clients need of the simulation; see `BrokerCluster`."""
+    """The parts of the simulation that clients need; see `BrokerCluster`."""
 
     scenario: Scenario
     plan: BrokerScenario
@@ -72,22 +72,22 @@ class Brokers(SocketWorld, Protocol):
         """The node that a client sends a request to: mostly the leader, if the client knows it."""
 
     def brokers(self) -> list[BrokerProcess]:
-        """Those that run."""
+        """The brokers that run."""
 
     def true_ms(self) -> int:
         """The true time."""
 
     def trace_line(self, line: str) -> None:
-        """A log line of a broker or client, for the trace only."""
+        """Write a log line of a broker or client to the trace."""
 
 
 class Workload:
     """Clients of one kind.
 
     Attributes:
-        ledger: what is committed.
+        ledger: the committed messages.
         counts: figures for the report.
-        history: what clients did and observed.
+        history: the actions and observations of clients.
         recording: writes the history.
     """
 
@@ -128,7 +128,7 @@ class Workload:
         return drawn
 
     def changed_limits(self) -> AbstractContextManager[None]:
-        """What of the production code is other in this workload, for as long as it runs."""
+        """Change production code for as long as this workload runs."""
         return nullcontext()
 
     def run_operation(self) -> None:
@@ -136,42 +136,41 @@ class Workload:
         raise AssertionError("the workload has no operations")
 
     def stored(self, stored: Stored) -> None:
-        """A record was committed, the next one in the log."""
+        """Check a committed record, the next one in the log."""
 
     def command(self, command: Any) -> None:
-        """A metadata command was committed."""
+        """Check a committed metadata command."""
 
     def entry_ends(self) -> None:
-        """All records and commands of one entry were passed."""
+        """Check an entry, after all its records and commands were passed."""
 
     def broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
-        """A broker sends a request to a client."""
+        """Handle a request that a broker sends to a client."""
 
     def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
-        """A log line of a broker."""
+        """Take a log line of a broker."""
 
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
-        """How a new process reads the archive; None if it does not."""
+        """Return a new process's access to the archive; None if it has none."""
         return None
 
     def read_archived(
         self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
     ) -> bool:
-        """See `chaos.log_sim.process.LogProcess.read_archived`."""
         return False
 
     def broker_began(self, process: BrokerProcess) -> None:
-        """A process runs."""
+        """Note that a process runs."""
 
     def broker_ended(self, process: BrokerProcess) -> None:
-        """A process has ended, in whatever way."""
+        """Note that a process has ended, in whatever way."""
 
     def needed_from(self) -> int:
         """Physical offset from which the log must be kept."""
         return 1 << 62
 
     def unfinished(self) -> int:
-        """How many things are pending; once clients have stopped, this must fall to 0."""
+        """The number of things that are pending; once clients have stopped, it must fall to 0."""
         return 0
 
     def is_done(self) -> bool:
@@ -218,7 +217,7 @@ class Workload:
             )
 
     def committed(self, index: int, body: bytes) -> None:
-        """An entry was committed."""
+        """Pass the records and commands of a committed entry to the checks."""
         for record in decode_records(body):
             if record.topic == META_TOPIC:
                 self.command(decode_command(record.body))
@@ -237,7 +236,7 @@ class Workload:
     # -- sending -------------------------------------------------------------------------------------------------------
 
     def encoding(self, code: int) -> int:
-        """A random encoding for a request."""
+        """Draw an encoding for a request."""
         return BINARY if code <= _BINARY_CODES_MAX and self.rng.random() < 0.5 else JSON
 
     def new(self, kind: str, properties: dict[str, str], **asked: Any) -> Sent:
@@ -248,15 +247,17 @@ class Workload:
         return self.ledger.new(kind, self.topic, nbytes, own | properties, self.cluster.now, **asked)
 
     def operation(self, sent: Sent) -> str | None:
-        """The name of a send in the history; None for one that nobody reads."""
+        """The name of a send in the history; None for a send that no consumer reads."""
         return "send" if sent.topic == self.topic else None
 
     def counted_in(self, sent: Sent) -> str | None:
-        """The topic that has a message at most as often as its client sent it; None if sends do not count copies."""
+        """The topic that has at most one copy of a message per send; None if the number of copies is not limited by
+        sends.
+        """
         return sent.topic
 
     def begins(self, sent: Sent, **fields: Any) -> Ends:
-        """A client begins to send a message. The result is to be called when it knows how that ended."""
+        """Record that a client begins to send a message. Call the result when the client knows how that ended."""
         name, worker, value = self.operation(sent), Worker(self.recording), str(sent.value)
         if name is None:
             return lambda answer, told=None: None
@@ -379,11 +380,11 @@ class Workload:
         return 0
 
     def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
-        """Compare the response of a send with what is committed."""
+        """Compare the response of a send with the committed record."""
         self.ledger.acknowledged(sent, offset, position)
 
     def was_sent(self, sent: Sent, answer: Answer) -> None:
-        """A message was acknowledged."""
+        """Act on an acknowledged message."""
 
     def late(self, what: str, seconds: float) -> None:
         """Record how long after its due time something happened."""
@@ -394,7 +395,7 @@ class Workload:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _read_next(self, queue_id: int) -> None:
-        """A consumer pulls the next messages from any replica."""
+        """Pull the next messages for a consumer, from any replica."""
         offset = self._read_to[queue_id]
         ext = pull_fields("G", self.topic, queue_id, offset, 32)
 
@@ -433,7 +434,7 @@ class Workload:
         reader.ok("seek", k=queue, o=offset)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: StoredMessage) -> None:
-        """A reader got a record where it was to continue in a queue."""
+        """Check a record that a reader got where it continues in a queue."""
         if record.queue_offset != offset:
             raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was requested")
         self.ledger.read(topic, queue_id, record)

@@ -48,7 +48,7 @@ def draw_busy_host(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenari
 
 
 def _each_node(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Timed]:
-    """Every node stalls at random, for less than an election timeout."""
+    """Stall every node at random, for less than an election timeout."""
     longest = _SHARE * config.election_timeout_seconds_min
     faults: list[Timed] = []
     for node in nodes:
@@ -61,7 +61,7 @@ def _each_node(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig
 
 
 def _a_follower(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Timed]:
-    """One follower stalls, for any time."""
+    """Stall one follower, for any time."""
     faults: list[Timed] = []
     at = _ELECTED_SECONDS
     while at < seconds:
@@ -72,7 +72,7 @@ def _a_follower(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfi
 
 
 def _whole_host(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Timed]:
-    """All nodes stall together, for any time, as on a paused virtual machine."""
+    """Stall all nodes together, for any time, as on a paused virtual machine."""
     faults: list[Timed] = []
     at = _ELECTED_SECONDS
     while at < seconds:

@@ -21,7 +21,7 @@ _STEP_SECONDS_MAX = 0.02
 
 
 class CatchUp:
-    """All offers and pulls of a cluster; ``pulls`` are in progress, ``finished`` counts the completed ones."""
+    """All offers and pulls of a cluster; ``pulls`` are in progress, ``finished`` is the number of completed ones."""
 
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster

@@ -40,8 +40,8 @@ _PATIENCES_MAX = 100
 class Outcome:
     """The result of a run; ``digest`` is equal for equal runs, ``broke`` describes the first broken promise.
 
-    ``injected`` counts faults by kind, ``effective`` those of them that changed anything. ``asked`` and ``happened``
-    count the evaluations and triggers of the points of `Buggify`.
+    ``injected`` and ``effective`` are the numbers of faults by kind: all, and the ones that changed anything. ``asked``
+    and ``happened`` are the numbers of evaluations and triggers of the points of `Buggify`.
     """
 
     seed: int
@@ -170,7 +170,6 @@ class Cluster:
     # -- World, as nodes see it --------------------------------------------------------------------------------
 
     def later(self, node: Node, seconds: float, step: Callable[[], object]) -> None:
-        """See `chaos.log_sim.node.World`."""
         self.at(self.now + seconds, self._later, node, node.process, step)
 
     def _later(self, node: Node, process: object, step: Callable[[], object]) -> None:
@@ -178,7 +177,6 @@ class Cluster:
             self.on(node, "goes on", step)
 
     def process_ends(self, node: Node, error: Exception) -> None:
-        """See `chaos.log_sim.node.World`."""
         may_fail = self.nemesis.may_fail(node.node_id)
         damaged = isinstance(error, StorageCorrupt) and (bool(node.flips) or may_fail)  # a read may fail just once
         failed = isinstance(error, StorageFailed) and may_fail
@@ -192,7 +190,6 @@ class Cluster:
         self.at(self.now + self.rng.uniform(0.1, 1.5), self.restart, node)
 
     def offers(self, process: Process, peer: NodeId) -> None:
-        """See `chaos.log_sim.node.World`."""
         self.catch_up.offer(process, peer)
 
     def flip_derived(self, node: Node, place: float) -> bool:
@@ -200,7 +197,6 @@ class Cluster:
         return False
 
     def leads(self, node: Node, term: int) -> None:
-        """See `chaos.log_sim.node.World`."""
         self.elections += 1
         self.note(f"{node.node_id} leads term {term}")
         if self.scenario.steady and self.elections > 1:
@@ -208,7 +204,7 @@ class Cluster:
         self.nemesis.elected(node)
 
     def _holders(self, pos: int, data: bytes) -> frozenset[NodeId]:
-        """The nodes that have an entry on disk; a node that claims it without having it is a violation."""
+        """The nodes that have an entry on disk. Raises Violation for a node that claims it without having it."""
         holders = frozenset(node.node_id for node in self.nodes.values() if node.holds(pos, data))
         index = HEADER.unpack_from(data)[2]
         for node in self.nodes.values():
@@ -274,7 +270,7 @@ class Cluster:
             self.on(node, "ticks", node.process.replica.tick)
 
     def _deliver(self, src: NodeId, dst: NodeId, frame: bytearray, garbled: bool) -> bool:
-        """A frame arrives; returns False when the receiver cannot read it. A paused receiver reads it later."""
+        """Deliver a frame; returns False when the receiver cannot read it. A paused receiver reads it later."""
         node = self.nodes[dst]
         accepted = True
 
@@ -292,7 +288,7 @@ class Cluster:
         self.at(0.0, self._propose)
 
     def _propose(self) -> None:
-        """A client sends an append to a node that believes it leads."""
+        """Send a client's append to a node that believes it leads."""
         node = self.rng.choice(list(self.nodes.values()))
         leaders = [n for n in self.nodes.values() if n.process is not None and n.process.core.role is Role.LEADER]
         if leaders:
@@ -310,7 +306,7 @@ class Cluster:
             self.at(self.now + self.rng.expovariate(1 / self.scenario.proposal_seconds), self._propose)
 
     def ask_newest(self) -> None:
-        """A client sends a request to the newest leader."""
+        """Send a client's request to the newest leader."""
         processes = [node.process for node in self.nodes.values() if node.process is not None]
         leaders = [process for process in processes if process.core.role is Role.LEADER]
         if leaders and not self.healing:
@@ -413,10 +409,10 @@ class Cluster:
         return bool(self.scenario.spares) or may_forget or abstaining or any(node.flips for node in nodes)
 
     def _check_liveness(self) -> None:
-        """A leader is elected in time and commits something new, and all running nodes come to agree.
+        """Check that a leader is elected in time and commits something new, and all running nodes come to agree.
 
         With the small windows of some scenarios, agreeing may take long; but it must always progress. A follower's log
-        counts as far as it matches its leader's: the rest may have to be truncated first.
+        is judged as far as it matches its leader's: the rest may have to be truncated first.
         """
         patience = 10 * self.scenario.config.election_timeout_seconds_max
         mark = range(0)
@@ -453,7 +449,7 @@ class Cluster:
         )
 
     def _check_end(self, running: list[Process]) -> None:
-        """Nothing acknowledged is lost, and the logs are equal, byte by byte."""
+        """Check that no acknowledged entry is lost, and that the logs are equal, byte by byte."""
         files: dict[str, tuple[NodeId, bytes]] = {}
         for process in running:
             node = process.node

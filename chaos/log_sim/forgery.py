@@ -19,7 +19,7 @@ _CRC_AT, _PAYLOAD_AT = 8, 12
 
 
 def forged(frame: bytes, rng: random.Random) -> bytearray | None:
-    """A copy with a term that no election can reach, with valid checksums; None if the frame has no term."""
+    """Copy a frame with a term that no election can reach, with valid checksums; None if the frame has no term."""
     ((kind, payload),), _ = frames.split_frames(memoryview(frame))
     term = rng.choice(_IMPLAUSIBLE_TERMS)
     copy = bytearray(frame)

@@ -14,7 +14,7 @@ from raftlog.segment.errors import SegmentError
 
 
 class Group(World, Protocol):
-    """What `Nemesis`, `Repairs` and `CatchUp` need of the cluster; see `chaos.log_sim.cluster.Cluster`."""
+    """The parts of the cluster that `Nemesis`, `Repairs` and `CatchUp` need; see `chaos.log_sim.cluster.Cluster`."""
 
     scenario: Scenario
     rng: random.Random
@@ -33,7 +33,7 @@ class Group(World, Protocol):
         """Add a line to the trace."""
 
     def ask_newest(self) -> None:
-        """A client sends a request to the newest leader."""
+        """Send a client's request to the newest leader."""
 
     def resume(self, node_id: NodeId) -> None:
         """Let a paused node handle everything that arrived meanwhile."""

@@ -1,13 +1,13 @@
 """Everything that a simulated group has promised so far, and the checks that it keeps it.
 
-The rules are those of the Raft thesis, figure 3.2, and of a log with clients that append and read:
+The rules of the Raft thesis, figure 3.2, and of a log with clients that append and read:
 
 - one index holds one entry, on every node and for ever, and once seen it stays;
 - an appended value is at one index at most;
-- what was appended after an acknowledgement is behind what was acknowledged;
+- an entry appended after an acknowledgement is behind the acknowledged entry;
 - every value was sent by a client, and was not refused;
 - a read that begins after an acknowledgement sees it, and no read sees less than an earlier one;
-- what was acknowledged is in the log of every node in the end.
+- acknowledged entries are in the log of every node in the end.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Holders = Callable[[int, bytes], frozenset[NodeId]]
 
 
 class History:
-    """Observes a group from outside; every method raises `Violation` when what it gets is impossible.
+    """Observes a group from outside; every method raises `Violation` when it gets something impossible.
 
     Args:
         holders: looks at the disks.
@@ -71,17 +71,17 @@ class History:
     # -- clients -----------------------------------------------------------------------------------------------
 
     def asked(self, value: int) -> None:
-        """A client begins to append ``value``; it does so once."""
+        """Note that a client begins to append ``value``, which it does once."""
         assert value not in self._asked, f"value {value} is asked for a second time"
         self._asked[value] = _Append(self.acked_index)
 
     def refuse(self, value: int) -> None:
-        """A client was told that ``value`` was not appended and never will be."""
+        """Note that a client was told that ``value`` was not appended and never will be."""
         self._asked[value].refused = True
         self.refused += 1
 
     def acknowledge(self, value: int, index: int) -> None:
-        """A client was told that ``value`` is committed at ``index``."""
+        """Check ``value``, which a client was told is committed at ``index``."""
         if self._index_of.get(value) != index:
             raise Violation(f"{value} was acknowledged at {index}, but is committed at {self._index_of.get(value)}")
         self.acked[index] = value
@@ -92,7 +92,7 @@ class History:
         return max(self.acked_index, self._read_index)
 
     def read(self, node: NodeId, floor: int, index: int) -> None:
-        """A read that began when ``floor`` was required is answered by ``node`` with everything up to ``index``."""
+        """Check a read: began when ``floor`` was required, answered by ``node`` with everything up to ``index``."""
         self.reads += 1
         if index < floor:
             raise Violation(f"stale read: {node} answers with entries up to {index}; expected: {floor}")
@@ -117,7 +117,7 @@ class History:
             raise Violation(f"leader completeness: {node} leads term {term} with the chain {chain}, not with {newest}")
 
     def voted(self, voter: NodeId, term: int, candidate: NodeId, disk: HardState) -> None:
-        """A node votes once per term, and sends the vote only once it is on disk."""
+        """Check that a node votes once per term, and sends the vote only once it is on disk."""
         first = self._votes.setdefault((term, voter), candidate)
         if first != candidate:
             raise Violation(f"vote: {voter} voted for {first} and for {candidate} in term {term}")

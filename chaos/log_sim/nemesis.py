@@ -58,7 +58,7 @@ def _has_sent_everything(leader: RaftCore, peer: NodeId) -> bool:
 
 
 class Nemesis:
-    """Injects faults. ``injected`` and ``effective`` count them by class name."""
+    """Injects faults. ``injected`` and ``effective`` hold their numbers by class name."""
 
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
@@ -81,7 +81,7 @@ class Nemesis:
             self.effective[name] += 1
 
     def elected(self, node: Node) -> None:
-        """A node was elected; there may be an ambush."""
+        """Ambush a node that was elected, if that is planned."""
         ambush, cluster = self._ambush, self._cluster
         if ambush is None or cluster.healing:
             return
@@ -263,12 +263,12 @@ class Nemesis:
 
     @property
     def _voters_min(self) -> int:
-        """The smallest number of voters in any configuration in use; empty ones do not count."""
+        """The smallest number of voters in any configuration in use that has voters."""
         confs = [node.process.core.conf for node in self._cluster.nodes.values() if node.process is not None]
         return min((len(voters) for conf in confs for voters in (conf.voters, conf.outgoing) if voters), default=0)
 
     def _copies(self, pos: int, but: Node) -> int:
-        """How many other processes have the byte at ``pos`` of the log on disk."""
+        """The number of other processes that have the byte at ``pos`` of the log on disk."""
         logs = [
             node.process.log for node in self._cluster.nodes.values() if node.process is not None and node is not but
         ]

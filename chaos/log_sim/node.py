@@ -28,7 +28,7 @@ DIRECTORY = "/log"
 
 
 class Process(Protocol):
-    """What runs on a node, as the simulation sees it; see `chaos.log_sim.process.LogProcess`."""
+    """A process that runs on a node, as the simulation sees it; see `chaos.log_sim.process.LogProcess`."""
 
     node: Node
     node_id: NodeId
@@ -38,28 +38,28 @@ class Process(Protocol):
     writer: SimWriter
 
     def archived(self) -> Base | None:
-        """See `LogProcess`."""
+        """The end of the log's archived part, as the leader offers it."""
 
     def read_archived(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None], /) -> bool:
-        """See `LogProcess`."""
+        """Begin to read archived bytes for a new replica; returns False if there is no archive."""
 
     def begun(self) -> None:
         """The process runs: its own timers and I/O start."""
 
     def stops(self) -> None:
-        """The process is about to stop cleanly."""
+        """Prepare for a clean stop of the process."""
 
     def ended(self, *, power_cut: bool) -> None:
-        """The process has ended, in whatever way."""
+        """Note that the process has ended, in whatever way."""
 
     def next_wake(self) -> float:
-        """When the process needs a turn at the latest, in simulated time."""
+        """The latest simulated time at which the process needs a turn."""
 
     def pump(self) -> None:
         """End a turn, and check the invariants between turns."""
 
     def receive(self, source: NodeId, data: bytearray, *, garbled: bool) -> bool:
-        """Handle a frame from the network; returns False when it was no frame."""
+        """Handle a frame from the network; returns False when the bytes are not a frame."""
 
     def propose(self, values: Sequence[int], nbytes: int) -> None:
         """Append entries for clients."""
@@ -71,7 +71,7 @@ class Process(Protocol):
         """The snapshot for a node that starts at the log's base; None while there is none."""
 
     def vouches_for(self, index: int, data: bytes) -> bool:
-        """Whether the log counts this very entry as durable."""
+        """Whether the log takes this very entry for durable."""
 
     def range_for(self, pos: int, nbytes: int) -> bytes | None:
         """Bytes of the log for a peer that fetches all of it; None when this node will never have them."""
@@ -83,11 +83,11 @@ class Process(Protocol):
         """Make the next start verify everything, since something is unreadable."""
 
     def check_durable(self) -> None:
-        """Raise `Violation` if the log counts bytes as durable that are in the cache only."""
+        """Raise `Violation` if the log takes bytes for durable that are in the cache only."""
 
 
 class World(Protocol):
-    """What a node needs of the simulation."""
+    """The parts of the simulation that a node needs."""
 
     now: float
     history: History
@@ -104,7 +104,7 @@ class World(Protocol):
         """The node leads, and ``peer`` needs files of its log."""
 
     def leads(self, node: Node, term: int) -> None:
-        """The node was elected."""
+        """Note that the node was elected."""
 
 
 class NewProcess(Protocol):
@@ -113,7 +113,7 @@ class NewProcess(Protocol):
     def __call__(
         self, node: Node, world: World, scenario: Scenario, rng: random.Random, core_class: type[RaftCore], /
     ) -> Process:
-        """See above."""
+        """Open the log and build the process."""
 
 
 class Node:
@@ -159,7 +159,7 @@ class Node:
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self, *, found_damage: bool = False) -> SegmentError | None:
-        """Start the process from what is on disk; returns why it did not start, if the disk is the cause.
+        """Start the process from the files on disk; returns the reason if the disk keeps it from starting.
 
         ``found_damage``: the start just before failed on damage, and recorded it.
         """
@@ -205,7 +205,7 @@ class Node:
         return None
 
     def finish_repair(self) -> None:
-        """The log is repaired; the process can be started."""
+        """Keep the result of a finished repair, so that the process can be started."""
         assert self.repair is not None, f"{self.node_id} repairs nothing"
         repair, self.repair = self.repair, None
         if repair.cut_at is not None:
@@ -213,7 +213,7 @@ class Node:
         repair.finish()
 
     def kill(self, *, power_cut: bool) -> None:
-        """The process is killed, and with a power cut the machine goes down."""
+        """Kill the process; with a power cut, the machine stops, too."""
         process, self.process = self.process, None
         self.repair = None
         self.awake()
@@ -247,11 +247,11 @@ class Node:
         return self._world.now * self._clock_rate + self._clock_ahead
 
     def monotonic(self) -> float:
-        """The same without suspended time, like Linux's monotonic clock."""
+        """The seconds of the clock without suspended time, like Linux's monotonic clock."""
         return self.clock() - self._suspended_seconds
 
     def suspend(self) -> None:
-        """The machine is suspended; its process must be paused, too."""
+        """Suspend the machine; its process must be paused, too."""
         if self._suspended_at is None:
             self._suspended_at = self.clock()
 
@@ -290,7 +290,7 @@ class Node:
         return HardState(state.term, None if state.voted_for is None else NodeId(state.voted_for))
 
     def marked_pos(self) -> int:
-        """How far the disk itself records the log as durable."""
+        """The position up to which the disk itself records the log as durable."""
         state = self._meta()
         return 0 if state is None else state.durable_pos
 

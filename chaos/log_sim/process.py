@@ -128,7 +128,7 @@ class LogProcess:
         self._forgeries = random.Random(f"forged frames for {node.node_id}")
 
     def archived(self) -> Base | None:
-        """How much of the log an archive has, as the leader offers it; see `raftlog.node.Hosted`."""
+        """The end of the log's archived part, as the leader offers it; see `raftlog.node.Hosted`."""
         return None
 
     def read_archived(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
@@ -138,13 +138,13 @@ class LogProcess:
         return False
 
     def next_wake(self) -> float:
-        """When the process needs a turn at the latest, in simulated time."""
+        """The latest simulated time at which the process needs a turn."""
         return self.node.world_time(self.replica.next_deadline() + self.node.clock() - self.clock())
 
     # -- for other applications ----------------------------------------------------------------------------------------
 
     def _open_application(self) -> None:
-        """The log is open; find out how far the application has applied it, and set ``node.checkpoint``."""
+        """Find out how far the application has applied the opened log, and set ``node.checkpoint``."""
         node, world, log = self.node, self._world, self.log
         self._restart_if_replaced()
         if world.buggify("lost-checkpoint"):
@@ -161,7 +161,7 @@ class LogProcess:
             self._world.later(self.node, seconds, lambda: self._world.process_ends(self.node, damage))
 
     def check_body(self, body: memoryview, position: int) -> None:
-        """See `Replica`."""
+        """Accept every body."""
 
     def begun(self) -> None:
         """The process runs: its own timers and I/O start."""
@@ -172,10 +172,10 @@ class LogProcess:
         """The process runs; it may schedule work from now on."""
 
     def stops(self) -> None:
-        """The process is about to stop cleanly."""
+        """Prepare for a clean stop of the process."""
 
     def ended(self, *, power_cut: bool) -> None:
-        """The process has ended, in whatever way."""
+        """Note that the process has ended, in whatever way."""
 
     def snapshot(self) -> bytes | None:
         """The snapshot for a node that starts at the log's base; None while there is none."""
@@ -185,7 +185,7 @@ class LogProcess:
         self.replica.pump()
 
     def _restart_if_replaced(self) -> None:
-        """If the log was replaced by fetched files, the application starts from the snapshot that came with them."""
+        """Start the application from the snapshot that came with fetched files, if they replaced the log."""
         node, base_index = self.node, self.log.base[0]
         if node.checkpoint < base_index:
             snapshot = node.disk.durable(f"{DIRECTORY}/snapshot", 0, 32)
@@ -201,7 +201,7 @@ class LogProcess:
     # -- turns -------------------------------------------------------------------------------------------------
 
     def receive(self, source: NodeId, data: bytearray, *, garbled: bool) -> bool:
-        """Handle a frame from the network; returns False when it was no frame."""
+        """Handle a frame from the network; returns False when the bytes are not a frame."""
         if not garbled and self._forgeries.random() < FORGED_SHARE:
             self._expect_refusal(source, bytes(data))
         try:
@@ -267,7 +267,7 @@ class LogProcess:
         self.replica.read(answered)
 
     def vouches_for(self, index: int, data: bytes) -> bool:
-        """Whether the log counts this very entry as durable."""
+        """Whether the log takes this very entry for durable."""
         log = self.log
         if self.node.flips or not log.base[0] < index <= log.durable_index:
             return False
@@ -333,7 +333,7 @@ class LogProcess:
             )
 
     def check_durable(self) -> None:
-        """Raise `Violation` if the log counts bytes as durable that are in the cache only, after a failed sync."""
+        """Raise `Violation` if the log takes bytes for durable that are in the cache only, after a failed sync."""
         disk, log = self.node.disk, self.log
         if not disk.has_lost:
             return
@@ -349,7 +349,6 @@ class LogProcess:
     # -- PeerSender --------------------------------------------------------------------------------------------
 
     def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool:
-        """See `raftlog.replica.PeerSender`."""
         frame = b"".join(buffers)
         if len(frame) != nbytes:
             raise Violation(f"{self.node_id} announces a frame of {nbytes} bytes and sends {len(frame)}")
@@ -360,7 +359,7 @@ class LogProcess:
         return self._world.wires.send(self.node_id, peer, lane, frame)
 
     def send_after(self, ticket: int, peer: NodeId, frame: bytes) -> bool:
-        """See `raftlog.replica.PeerSender`; like `raftlog.net.after_sync.AfterSync`."""
+        """Send as `raftlog.replica.PeerSender`; like `raftlog.net.after_sync.AfterSync`."""
         self._has_left = False
         if self._world.buggify("no-link") or not self.writer.send_after(ticket, -1, frame):
             return False
@@ -368,7 +367,6 @@ class LogProcess:
         return True
 
     def has_left(self) -> bool:
-        """See `raftlog.replica.PeerSender`."""
         self._take_back()
         return self._has_left
 
@@ -399,7 +397,6 @@ class LogProcess:
     # -- Application -------------------------------------------------------------------------------------------
 
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
-        """See `raftlog.replica.Application`."""
         history, log = self._world.history, self.log
         confs = [conf for _, conf in self.confs[-2:]]
         for entry in entries:
@@ -420,7 +417,6 @@ class LogProcess:
             self.node.checkpoint = self._applied
 
     def role_changed(self, change: RoleChange) -> None:
-        """See `raftlog.replica.Application`."""
         if change.role is Role.LEADER and change.term > self._led_term:
             self._led_term = change.term
             self._world.history.elected(self.node_id, change.term, self.log.last_index, self._chain_at)
@@ -429,7 +425,6 @@ class LogProcess:
             raise Violation(f"{self.node_id} leads no more, the outcome of {left} is open")
 
     def outcome_unknown(self, first_index: int) -> None:
-        """See `raftlog.replica.Application`."""
         for index in [index for index in self._pending if index >= first_index]:
             del self._pending[index]
 

@@ -19,14 +19,14 @@ _PIECES = (60, 1000, 1 << 30)
 
 
 class Repairs:
-    """All repairs of a cluster; ``finished`` counts the completed ones."""
+    """All repairs of a cluster; ``finished`` is the number of completed ones."""
 
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
         self.finished = 0
 
     def begin(self, node: Node, repair: Repair) -> None:
-        """A start found damage."""
+        """Begin to repair a node whose start found damage."""
         cluster = self._cluster
         cluster.note(f"{node.node_id} repairs {repair.missing}")
         cluster.at(cluster.now + 0.01, self._step, node, _Talk(repair, cluster.now))

@@ -1,4 +1,4 @@
-"""What happens to a simulated group, drawn from a seed: its size, settings, faults and their times.
+"""Draws from a seed what happens to a simulated group: its size, settings, faults and their times.
 
 Swarm testing: each seed switches most kinds of faults off, so that rare combinations of the others occur, and draws
 small and odd limits, so that every limit is reached.
@@ -55,10 +55,10 @@ SAFETY_SECONDS = 15.0
 class Scenario:
     """One run: ``faults`` are pairs of a time and a fault, in order of time.
 
-    The group begins with ``nodes``; ``spares`` run, too, and have not joined. ``priorities`` are those of all of them.
-    ``streams`` says how frames travel (`chaos.network`), ``limits`` how small buffers and steps are. In a
-    ``steady`` run no fault justifies another leader after the first one. ``suspends`` says that a paused node is
-    suspended with its machine, so that its monotonic clock stops.
+    The group begins with ``nodes``; ``spares`` run, too, and have not joined. ``priorities`` has one for each of both.
+    ``streams`` says how frames travel (`chaos.network`), ``limits`` how small buffers and steps are. In a ``steady``
+    run no fault justifies another leader after the first one. ``suspends`` says that a paused node is suspended with
+    its machine, so that its monotonic clock stops.
     """
 
     seed: int
@@ -264,7 +264,7 @@ def _failed_syncs(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -
 
 
 def _disputed_changes(rng: random.Random, patience: float, seconds: float) -> list[Timed]:
-    """A leader that is cut off accepts a membership change, which the next one truncates."""
+    """Draw times at which a cut-off leader accepts a membership change, which the next leader truncates."""
     faults: list[Timed] = []
     at = rng.uniform(1.0, 4.0)
     while at < seconds - patience:

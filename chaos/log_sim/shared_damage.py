@@ -56,7 +56,7 @@ def flip(cluster: Group, node: Node, at: int, bit: int) -> None:
 
 
 def _bring_back(cluster: Group, node: Node, at: int, bit: int) -> None:
-    """An operator has restored an old copy of a node's file."""
+    """Restore an old, damaged copy of a node's file, as an operator may do."""
     if node.repair is None and node.process is not None:
         return  # truncated, which is for the checks to judge
     cluster.note(f"{node.node_id} gets back what was damaged at {at}")

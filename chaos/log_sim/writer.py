@@ -1,9 +1,9 @@
-"""A log's writer in simulated time: the real code writes what was submitted, after a latency.
+"""The writer of a log in simulated time: the real code writes submitted entries, after a latency.
 
-It is the code of a writer's thread (`raftlog.segment.writer.QueueTurns`) and of its queue, in Cython or in Python, with
-the loop in which the queue waits and writes. Instead of the kernel, the queue calls a simulated disk and a simulated
-clock. The queue wakes the writer, as it wakes a thread: one that is not woken goes on only when the time is over for
-which it waits. Whatever the queue reports must be on the disk at that moment.
+This is the code of a writer's thread (`raftlog.segment.writer.QueueTurns`) and of its queue, in Cython or in Python,
+with the loop in which the queue waits and writes. Instead of the kernel, the queue calls a simulated disk and a
+simulated clock. The queue wakes the writer, as it wakes a thread: a writer that is not woken continues only when the
+time of its wait is over. Entries that the queue reports must be on the disk at that moment.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ class SimWriter:
 
     @property
     def done_ticket(self) -> int:
-        """See `raftlog.segment.writer.LogWriter`."""
         return self._writes.done_ticket
 
     @property
@@ -97,32 +96,26 @@ class SimWriter:
         return bool(self._batch or self._queue)
 
     def start(self, store: Store) -> None:
-        """See `LogWriter.start`."""
         self._store = store
         self._turns = QueueTurns(self._writes, store, self._clock, lambda seconds: None, prepare_ahead=False)
         self._run(self._turns)  # it waits from now on
 
     def submit(self, op: WriteOp) -> None:
-        """See `LogWriter.submit`."""
         self._queue.append(op)
         if not self._batch:
             self._begin()
 
     def signal_from(self, ticket: int) -> int:
-        """See `LogWriter.signal_from`."""
         return self._writes.signal_from(ticket)
 
     def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
-        """See `LogWriter.send_after`."""
         self._frame_ticket = ticket
         return self._writes.send_after(ticket, fd, frame)
 
     def take_back(self) -> int:
-        """See `LogWriter.take_back`."""
         return self._writes.take_back()
 
     def close(self, *, clean: bool) -> None:
-        """See `LogWriter.close`."""
         turns, self._turns = self._turns, None
         if turns is None:
             return
@@ -135,7 +128,7 @@ class SimWriter:
             turns.commit.close(clean=True)
 
     def stop_midway(self, disk: MemoryDisk, operations: int) -> None:
-        """The process ends after so many more disk operations, with or without a power cut."""
+        """End the process after ``operations`` more disk operations, with or without a power cut."""
         turns, self._turns = self._turns, None
         if turns is None or not self._batch:
             return
@@ -146,7 +139,7 @@ class SimWriter:
             return
 
     def abandon(self) -> None:
-        """The process has ended; what was not written is discarded."""
+        """Discard unwritten entries, since the process has ended."""
         self._turns = None
         self._writes.stop()
 
@@ -182,7 +175,7 @@ class SimWriter:
         self._wake_node()
 
     def _wake_node(self) -> None:
-        """What the queue has signalled wakes the node."""
+        """Wake the node if the queue has signalled."""
         if self._is_signalled:
             self._is_signalled = False
             self._on_done()
@@ -194,7 +187,7 @@ class SimWriter:
             assert turns.wait(), "nobody has closed the writer"
 
     def _waits(self, seconds: float | None) -> None:
-        """The writer waits; for at most so many seconds, if they are given."""
+        """Let the writer wait, for at most ``seconds`` if they are given."""
         if seconds == 0.0:
             return
         self._is_waiting = True
@@ -204,7 +197,7 @@ class SimWriter:
             self._later(max(seconds, _TIMER_SECONDS_MIN) + late, self._timer_ends)
 
     def _timer_ends(self) -> None:
-        """The time of a wait is over; what is queued has woken the writer, and is being written."""
+        """End a wait whose time is over, unless the writer was woken by queued entries and is writing."""
         self._is_timer_set = False
         turns = self._turns
         if turns is None or self._batch:

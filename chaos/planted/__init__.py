@@ -1,1 +1,1 @@
-"""Known bugs, each a patch to the production code, to measure what the simulation finds."""
+"""Known bugs, each a patch to the production code, to measure which bugs the simulation finds."""

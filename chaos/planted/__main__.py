@@ -4,7 +4,7 @@ A patch whose second line names a workload is for simulated brokers, one whose s
 test ("Test: tests/unit/..."), the others are for the log. ``python -m chaos.planted`` tries all, ``python -m
 chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes the table, ``--note`` looks for the shortest run
 that finds each and notes it. The runs use a patched copy of the production code. A bug in Cython is compiled there; the
-copy of a bug in Python has no compiled modules, which would serve in its place.
+copy of a bug in Python has no compiled modules, which would run instead.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CYTHON = re.compile(r"^\+\+\+ b/((?:mq|raftlog)/compiled)/\S+\.p(?:yx|xi|xd)$",
 
 
 class PatchRefused(Exception):
-    """A patch does not apply to the production code any more, or the patched code fails to run at all."""
+    """A patch no longer applies to the production code, or the patched code fails to run at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,12 @@ class FindingRun(NamedTuple):
 
 
 def names() -> list[str]:
-    """All planted bugs."""
+    """Return the names of all planted bugs."""
     return sorted(path.stem for path in PATCHES.glob("*.patch"))
 
 
 def what(name: str) -> str:
-    """One line about a bug."""
+    """Return the line that describes a bug."""
     return (PATCHES / f"{name}.patch").read_text().partition("\n")[0]
 
 
@@ -134,7 +134,7 @@ def _apply(patch: Path, directory: Path, *options: str) -> None:
 def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, patches: Path = PATCHES) -> None:
     """Copy the packages into ``directory``, apply the patch there, and compile what it changes.
 
-    Raises `PatchRefused`; RuntimeError with what the compiler said.
+    Raises `PatchRefused`; RuntimeError with the compiler's output.
     """
     changed = compiled_packages(name, patches)
     # Libraries of packages that the patch leaves alone are still those of their sources. So is the bytecode of Python,
@@ -162,7 +162,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _environment(name: str, directory: Path) -> dict[str, str]:
-    """For a process that runs the planted code."""
+    """Return the environment of a process that runs the planted code."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), *_without_project()])}
     environment.pop(PURE_PYTHON, None)
     return environment if compiled_packages(name) else {**environment, PURE_PYTHON: "1"}
@@ -175,7 +175,7 @@ def finding_seeds(noted: Path = FINDING_SEEDS) -> dict[str, FindingRun]:
 
 
 def note_finding_seeds(findings: Sequence[Finding], noted: Path = FINDING_SEEDS) -> None:
-    """Note the runs that found these bugs; the others keep theirs, and what is no bug any more goes."""
+    """Note the runs that found these bugs; other bugs keep theirs, and runs of former bugs are deleted."""
     found = {
         each.name: FindingRun(each.seeds - 1, each.seconds)
         for each in findings
@@ -235,7 +235,7 @@ class BugSearches:
         self._pool = ThreadPoolExecutor(count)
 
     def _python(self, name: str) -> WarmPython:
-        """That of this thread: one that has imported the project, unless the bug is in a compiled module."""
+        """Return this thread's interpreter, which has imported the project unless the bug is in a compiled module."""
         kind = "compiled" if compiled_packages(name) else "python"
         own: dict[str, WarmPython] = vars(self._own)
         if kind not in own:
@@ -251,8 +251,6 @@ class BugSearches:
         first: FindingRun | None = None,
         short_runs: Sequence[tuple[float, int]] = (),
     ) -> Future[Finding]:
-        """See `hunt`."""
-
         def begin() -> Finding:
             return hunt(name, seeds_max, python=self._python(name), first=first, short_runs=short_runs)
 
@@ -263,7 +261,7 @@ class BugSearches:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Begin no further hunt, and wait for those that have begun."""
+        """Begin no further hunt, and wait for the running ones."""
         self._pool.shutdown(cancel_futures=True)
         for python in self._warm:
             python.close()
@@ -286,7 +284,7 @@ def _hunt_by_seeds(
 
 
 def _hunt_by_test(python: WarmPython, name: str, directory: Path) -> Finding:
-    """Run the one test that must fail; it counts as a single seed."""
+    """Run the one test that must fail, as a single seed."""
     shutil.copytree(
         PROJECT / "tests", directory / "tests", ignore=shutil.ignore_patterns(_UNFINISHED), copy_function=_link
     )
@@ -308,7 +306,7 @@ def _without_project() -> list[str]:
 
 
 def table(findings: Sequence[Finding], seeds_max: int) -> str:
-    """A page with the findings."""
+    """Write a page with the findings."""
     found = [finding.seeds for finding in findings if finding.seeds is not None]
     lines = [
         "# Planted bugs",

@@ -1,7 +1,7 @@
 """An interpreter that has imported libraries and this project once, and forks a process for each run of planted code.
 
-Many a bug is found within a second of a processor, and to import everything takes two. A run has its own modules of
-what is changed in its copy, and of all that imports these, directly or through others; whatever else it needs is the
+Many a bug is found within a second of a processor, and to import everything takes two. A run has its own modules of the
+files that are changed in its copy, and of all that import these, directly or through others; all other modules are the
 same in its copy. This file is also the program of that interpreter, so it imports the standard library only.
 """
 
@@ -78,8 +78,8 @@ class WarmPython:
     ) -> subprocess.CompletedProcess[str]:
         """Run ``python -m module`` in ``directory`` with this environment, which has PYTHONPATH.
 
-        ``changed`` are the paths of files that differ there from those of the project. Returns its exit code, negative
-        for a signal, and what it wrote. Raises `RuntimeError` if the interpreter ended.
+        ``changed`` are the paths of the files that differ there from the project's. Returns its exit code, negative for
+        a signal, and what it wrote. Raises `RuntimeError` if the interpreter ended.
         """
         with tempfile.TemporaryDirectory(prefix="planted-output-") as outputs:
             out, err = Path(outputs, "out"), Path(outputs, "err")
@@ -134,9 +134,7 @@ def _preload(project: str) -> None:
 
 
 def _move(project: str, directory: str, changed: Sequence[str]) -> None:
-    """From now on, modules come from ``directory``: also those of these files, and all that import them, which are
-    forgotten.
-    """
+    """Take modules from ``directory`` from now on, and forget the changed ones and all that import them."""
     waiting = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in changed]
     while waiting:
         name = waiting.pop()
