@@ -139,7 +139,7 @@ class _Level:
         self.restart()
 
     def restart(self) -> None:
-        """See `Source`."""
+        """Continue from the applied offset of this delay level."""
         self._next_offset = self._metadata.delay_offsets.get(self._number, FIRST_OFFSET)
         self._due_ms: int | None = None
         """Due time of the entry at the next offset, once read."""
@@ -148,7 +148,7 @@ class _Level:
         """A heap of skipped messages below the next offset: when to retry each, and its offset."""
 
     def due(self, now_ms: int) -> Generator[Due[int], int | None]:
-        """See `Source`."""
+        """Yield the due messages of this level; first the skipped unreadable ones that are to be retried."""
         number, passed_over, queue = self._number, self._passed_over, self._store.get(SCHEDULE_TOPIC, self._number - 1)
         if queue is None:
             return
@@ -197,7 +197,7 @@ class _Level:
         return due_ms <= now_ms
 
     def copy(self, due: Due[int], record: bytes, now_ms: int) -> InternalRecord | None:
-        """See `Source`: the message for its original topic, None if that was deleted."""
+        """Copy a message for its original topic; None if that was deleted."""
         raw = split_record(record)
         text = raw.properties.decode("utf-8", "replace")
         topic = props.find(text, props.REAL_TOPIC) or ""
@@ -209,7 +209,7 @@ class _Level:
         return copy_record(raw, tail, raw.properties, prepared_offset=raw.prepared_offset)
 
     def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
-        """See `Source`."""
+        """Return the commands that advance this delay level past the moved messages, and a callback for the outcome."""
         assert moved, f"delay level {self._number} marks nothing"
         number, queue_id = self._number, self._number - 1
         self._delays.delivered += sum(record is not None for _, record in moved)

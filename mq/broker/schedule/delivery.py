@@ -235,7 +235,7 @@ class Delivery(Generic[K]):
             self.run(self._wall_clock_ms())
 
     def _failed_to_read(self, due: Due[K], queue: ConsumeQueue, error: Exception, now_ms: int) -> int:
-        """When to retry a message."""
+        """Log a message that cannot be read, and return the time at which to retry it."""
         until_ms = self._unreadable.failed((due.key, due.offset), now_ms)
         topic, queue_id = queue.key
         self._log.warning(

@@ -44,7 +44,7 @@ class WaitingQueues:
         self._tails = context.queue_tails
 
     def place(self, properties: dict[str, str], topic: str, queue_id: int, now_ms: int) -> Destination:
-        """Where to store a message to this queue that may have delay properties: without them, in the queue itself.
+        """Choose the queue in which to store a message; the queue itself if the message has no delay properties.
 
         A level takes precedence over a time. Raises RequestRefused for an invalid delay.
         """
@@ -65,7 +65,7 @@ class WaitingQueues:
         return self.at_time(properties, topic, queue_id, due_ms)
 
     def at_level(self, properties: dict[str, str], topic: str, queue_id: int, level: int, now_ms: int) -> Destination:
-        """Where to store a message to this queue with a delay level of 1 or more; higher ones are capped."""
+        """Choose the queue in which to store a message with a delay level of 1 or more; higher ones are capped."""
         level = min(level, len(self._levels_ms))
         assert level >= 1, f"a message for {topic} is delayed at level {level}"
         properties = {name: value for name, value in properties.items() if name not in props.TIMER_PROPERTIES}
@@ -77,9 +77,7 @@ class WaitingQueues:
         return Destination(self._tails.get(SCHEDULE_TOPIC, level - 1), properties | own)
 
     def at_time(self, properties: dict[str, str], topic: str, queue_id: int, due_ms: int) -> Destination:
-        """Where to store a message to this queue that is due at ``due_ms``; one with a DELAY property cannot be
-        recalled.
-        """
+        """Choose the queue for a message that is due at ``due_ms``; one with a DELAY property cannot be recalled."""
         assert due_ms > 0, f"a message for {topic} is due at {due_ms}"
         own = {props.TIMER_OUT_MS: str(due_ms), props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
         return Destination(self._tails.get(TIMER_TOPIC, timer_slot(due_ms)), properties | own)
@@ -134,7 +132,7 @@ def wanted_priority(properties: Mapping[str, str]) -> int | None:
 
 
 def relative_wait_ms(properties: Mapping[str, str], levels_ms: Sequence[int]) -> int | None:
-    """For how long a stored message was to wait; None if it was to be delivered at a time, or does not say."""
+    """Milliseconds that a stored message was to wait; None if it was to be delivered at a time, or does not say."""
     for name, unit_ms in ((props.DELAY, 0), (props.TIMER_DELAY_SEC, 1000), (props.TIMER_DELAY_MS, 1)):
         if (text := properties.get(name)) is not None:
             if _NUMBER.fullmatch(text) is None or int(text) < 0:

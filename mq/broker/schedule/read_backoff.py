@@ -26,7 +26,7 @@ class ReadBackoff:
         return len(self._known)
 
     def failed(self, message: tuple[Hashable, int], now_ms: int) -> int:
-        """The message could not be read now; returns when to retry."""
+        """Note that a message could not be read now; returns when to retry."""
         known = self._known.get(message)
         if known is None and len(self._known) >= KNOWN_MAX:
             return now_ms + PAUSE_MS_MAX
@@ -36,7 +36,7 @@ class ReadBackoff:
         return now_ms + pause_ms
 
     def postponed_until(self, message: tuple[Hashable, int], now_ms: int) -> int | None:
-        """When to retry it, None if it may be read now. Setting the clock back does not extend a pause."""
+        """The time of the next attempt; None: read it now. Setting the clock back does not extend a pause."""
         known = self._known.get(message)
         return known[1] if known is not None and now_ms < known[1] <= now_ms + known[0] else None
 

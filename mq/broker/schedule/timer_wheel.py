@@ -150,7 +150,7 @@ class TimerWheel:
 
     @property
     def next_ms(self) -> int:
-        """When the first gathered entry is due; NEVER without one."""
+        """The due time of the first gathered entry; NEVER without one."""
         return self._batches[0][0] if self._batches else NEVER
 
     def head(self) -> tuple[int, QueueOffset]:
@@ -170,7 +170,7 @@ class TimerWheel:
             heapq.heappop(self._batches)
 
     def look_again(self, queue_id: int, at_ms: int) -> None:
-        """A taken entry is not done: gather its slot again, not before ``at_ms``."""
+        """Gather the slot of a taken entry that is not done again, not before ``at_ms``."""
         if (slot := self._slots.get(queue_id)) is not None:
             slot.next_ms = min(slot.next_ms, at_ms + AHEAD_MS)
 

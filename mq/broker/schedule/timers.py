@@ -230,7 +230,7 @@ class Timers(Service):
         self._wheel = self._new_wheel()
 
     def due(self, now_ms: int) -> Generator[Due[int], int | None]:
-        """See `Source`."""
+        """Yield the due timers in order, of the first `_LOOKED_AT_MAX` gathered ones."""
         wheel, under_way = self._wheel, self._under_way
         known, queue, marks = -1, None, QueueMarks()
         for _ in range(_LOOKED_AT_MAX):
@@ -253,7 +253,7 @@ class Timers(Service):
                 wheel.look_again(queue_id, until_ms)
 
     def copy(self, due: Due[int], record: bytes, now_ms: int) -> InternalRecord | None:
-        """See `Source`: the message for its original topic, or for its slot again; None if its topic was deleted."""
+        """Copy a message for its original topic, or for its slot again; None if its topic was deleted."""
         raw = split_record(record)
         properties = props.decode(raw.properties.decode("utf-8", "replace"))
         due_ms = _number(properties.get(props.TIMER_OUT_MS))
@@ -283,7 +283,7 @@ class Timers(Service):
         return copy_record(raw, tail, encoded, prepared_offset=raw.prepared_offset)
 
     def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
-        """See `Source`."""
+        """Return the commands that mark the moved timers as done, and a callback for the outcome."""
         under_way, timers = self._under_way, [(due.key, due.offset) for due, _ in moved]
         assert under_way.issuperset(timers), f"timers leave that are not under way: {set(timers) - under_way}"
         offsets: dict[int, list[QueueOffset]] = {}

@@ -69,7 +69,7 @@ class CheckTrack:
         self._passed = FIRST_OFFSET
 
     def add_sample(self, now: float, position: QueueOffset) -> None:
-        """The position is ``position`` now; it never decreases."""
+        """Add the position at the time ``now``; it never decreases."""
         if not self._samples or now >= self._samples[-1][0] + self._seconds / SAMPLES:
             earlier = self._samples[-1][1] if self._samples else self._passed
             assert position >= earlier, f"a cursor goes from half message {earlier} back to {position}"
@@ -342,7 +342,7 @@ class CheckBacks(Service):
                 self._ask(message, number)
 
     def _immune_ms(self, message: StoredMessage) -> int:
-        """How long its producer wants no check."""
+        """Milliseconds for which the producer of a message wants no check."""
         wanted_ms = immunity_ms(
             message.properties.get(props.CHECK_IMMUNITY_SECONDS), round(self._timeout_seconds * 1000)
         )

@@ -1,4 +1,4 @@
-"""When to check postponed half messages: later than others, and as often."""
+"""Schedules the checks of postponed half messages: later than others, and the same number of times."""
 
 from __future__ import annotations
 

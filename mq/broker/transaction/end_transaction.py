@@ -127,7 +127,7 @@ class Transactions(Service):
     # -- start ---------------------------------------------------------------------------------------------------------
 
     def place_half(self, properties: dict[str, str], topic: str, queue_id: int) -> Destination:
-        """Where a half message is stored. Raises RequestRefused.
+        """Choose the queue in which a half message is stored. Raises RequestRefused.
 
         A delay in its properties starts with the commit; an invalid one is refused now.
         """

@@ -56,21 +56,21 @@ class GiveUp:
         self._offsets = []
 
     def restart(self) -> None:
-        """See `Source`."""
+        """Do nothing: each `run` gets its messages."""
 
     def due(self, now_ms: int) -> Generator[Due[int], int | None]:
-        """See `Source`."""
+        """Yield the messages of this `run` that are still stored and whose transactions are not just ending."""
         queue = self._halves.queue
         for offset in self._offsets:
             if queue is not None and offset >= queue.min_offset and not self._transactions.is_ending(offset):
                 yield Due(HALF_QUEUE_ID, offset, queue)
 
     def copy(self, due: Due[int], record: bytes, now_ms: int) -> InternalRecord:
-        """See `Source`."""
+        """Copy a half message for the topic of messages that were given up."""
         raw = split_record(record)
         return copy_record(raw, self._tails.get(UNENDED_TOPIC, 0), raw.properties, transaction=0)
 
     def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
-        """See `Source`."""
+        """Return the commands that end the transactions of the moved messages, and a callback for the outcome."""
         assert moved, "no half message is given up"
         return self._transactions.give_up([due.offset for due, _ in moved])

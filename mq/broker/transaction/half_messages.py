@@ -116,7 +116,7 @@ def _discarded_at(offset: QueueOffset) -> QueueOffset:
 
 
 def immunity_ms(text: str | None, timeout_ms: int) -> int:
-    """For how long after it was stored a message is not checked; ``text`` is its property, in seconds.
+    """Milliseconds after it was stored in which a message is not checked; ``text`` is its property, in seconds.
 
     Anything but a number, and -1, stands for ``timeout_ms``; without the property it is 0.
     """

@@ -100,7 +100,7 @@ class ResumeCheck(Service):
         return None
 
     def _find(self, message_id: str) -> tuple[QueueOffset, RawRecord]:
-        """A message that was given up, and its offset in that topic. Raises RequestRefused."""
+        """Return a message that was given up, and its offset in that topic. Raises RequestRefused."""
         try:
             place = parse_offset_message_id(message_id)
             record = self._records.at(place.physical_offset)

@@ -215,7 +215,7 @@ class StagedSets(Service):
     def commit(
         self, position: PhysicalOffset, raw: RawRecord
     ) -> tuple[list[InternalRecord], bytes | None, Callable[[], None] | None]:
-        """What the commit of the set at ``position`` appends: its messages, and the command for its offsets.
+        """Return what the commit of the set at ``position`` appends: its messages, and the command for its offsets.
 
         With that command comes what to call when its outcome is known; see `Offsets.advance`. Raises RequestRefused;
         then nothing has changed.

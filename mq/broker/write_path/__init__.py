@@ -1,1 +1,1 @@
-"""From a message to a committed log entry: queue offsets, entries, and replies after the commit."""
+"""Takes a message to a committed log entry: queue offsets, entries, and replies after the commit."""

@@ -37,7 +37,7 @@ class Log(Protocol):
 
 
 class Appender:
-    """See the module's theory of operation.
+    """Appends messages and commands in rounds, one log entry each, and answers their senders.
 
     Args:
         disk_used: returns which part of the disk is in use, 0 to 1; called when a message is refused for a full disk.
@@ -249,7 +249,7 @@ class Appender:
                 self._gathering.round_answered(self._clock(), expected, self.waiting_senders)
 
     def built(self, index: int, annotation: bytes) -> Entry | None:
-        """The entry that is being applied, if this appender built it and has not answered it yet."""
+        """Return the entry that is being applied, if this appender built it and has not answered it yet."""
         waiting = self._committing
         if waiting:
             number = index - waiting[0].index

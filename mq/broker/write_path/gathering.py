@@ -1,4 +1,4 @@
-"""How long a round waits for more messages before it starts.
+"""Decides for how long a round waits for more messages before it starts.
 
 Theory of operation. A client with one message in flight sends the next one when it is answered. If a round started at
 once, with what had arrived during the one before, these clients would miss it: two groups of clients would alternate,
@@ -39,11 +39,11 @@ class Gathering:
         self._in_vain = 0
 
     def round_started(self, now: float) -> None:
-        """A round starts."""
+        """Note the start of a round."""
         self._started_at = now
 
     def round_answered(self, now: float, answered: int, waiting: int) -> None:
-        """A round is committed, and ``answered`` senders got their replies."""
+        """Note that a round is committed, and that ``answered`` senders got their replies."""
         self._round_seconds += (now - self._started_at - self._round_seconds) / _AVERAGED
         if self._without:
             self._without -= 1
@@ -53,7 +53,7 @@ class Gathering:
             self._until = now + min(WAIT_SHARE * self._round_seconds, WAIT_SECONDS_MAX)
 
     def seconds_left(self, now: float, waiting: int) -> float:
-        """How long the next round still waits if nobody else sends; 0 if it is to start now."""
+        """Seconds that the next round still waits if no other client sends; 0 if it is to start now."""
         if not self._expected:
             return 0.0
         came = waiting - self._waited_before

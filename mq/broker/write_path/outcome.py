@@ -61,7 +61,7 @@ def answer_outcome(call: Call[object], what: str, reply: Callable[[Stored], byte
 
 
 def give_back(call: Call[Any], outcome: DiskFull | LeadershipLost) -> None:
-    """A request is not stored: refuse it, or serve it again, so that it is forwarded to the new leader."""
+    """Refuse a request that is not stored, or serve it again, so that it is forwarded to the new leader."""
     if isinstance(outcome, DiskFull):
         ERROR_ANSWERS.refused += 1
         call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))

@@ -55,7 +55,7 @@ class InternalRecord:
         self.nbytes = self.tail.fixed_bytes + len(self.body) + len(self.properties)
 
     def build(self, draft: EntryDraft) -> None:
-        """See `PendingItem`."""
+        """Add the record and its queue entry to the draft."""
         tail, position = self.tail, draft.position
         code = _tag_code(self.tag_code, tail, draft, self.properties)
         message = QueuedMessage(self.nbytes, self.flag, self.body, self.properties, code)
@@ -73,7 +73,7 @@ class InternalRecord:
             draft.entry.callbacks.append((self.on_outcome, Stored(offset, position)))
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """See `PendingItem`."""
+        """Report the outcome of the message that was not stored."""
         if self.on_outcome is not None:
             self.on_outcome(outcome)
 
@@ -92,7 +92,7 @@ class LiteTail(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes `add` returns."""
+        """The number of bytes that `add` returns."""
         return len(LitePlace(self.queue, FIRST_OFFSET).encode(LOG_BEGIN))
 
 
@@ -117,7 +117,7 @@ class PendingSend:
     """Of a message of a lite topic: the tail of that. ``nbytes`` includes what it adds to the properties."""
 
     def build(self, draft: EntryDraft) -> None:
-        """See `PendingItem`."""
+        """Add the record, its queue entries and the reply to the draft."""
         call, tail, position = self.call, self.tail, draft.position
         ext = call.request.ext
         code = _tag_code(self.tag_code, tail, draft, self.properties)
@@ -147,7 +147,7 @@ class PendingSend:
             draft.reply(call.connection, reply)
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """See `PendingItem`."""
+        """Refuse the send, or serve it again."""
         give_back(self.call, outcome)
 
 
@@ -166,7 +166,7 @@ class PendingCommand:
         return FIXED + len(META_TOPIC) + len(self.body)
 
     def build(self, draft: EntryDraft) -> None:
-        """See `PendingItem`."""
+        """Add the command to the draft."""
         entry = draft.entry
         if self.on_outcome is not None:
             entry.callbacks.append((self.on_outcome, Stored(FIRST_OFFSET, draft.position)))
@@ -175,7 +175,7 @@ class PendingCommand:
         draft.add_command(self.body)
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """See `PendingItem`."""
+        """Report the outcome of the command that was not stored."""
         if self.on_outcome is not None:
             self.on_outcome(outcome)
 
@@ -202,18 +202,18 @@ class AtomicGroup:
         return any(not isinstance(member, PendingCommand) and member.tail is tail for member in self._members)
 
     def build(self, draft: EntryDraft) -> None:
-        """See `PendingItem`."""
+        """Add all members to the draft."""
         for member in self._members:
             member.build(draft)
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """See `PendingItem`."""
+        """Give back each member."""
         for member in self._members:
             member.give_back(outcome)
 
 
 def _tag_code(given: int, tail: QueueTail, draft: EntryDraft, properties: bytes) -> int:
-    """What the entry of the queue has: the due time in a queue of delayed messages, else the tag code."""
+    """The code for the queue entry: the due time in a queue of delayed messages, else the tag code."""
     return given if tail.turn_ms is None else tail.turn_ms(draft.store_ms, tail.queue_id, properties)
 
 

@@ -127,7 +127,7 @@ class SendBlock:
         ]
 
     def build(self, draft: EntryDraft) -> None:
-        """See `PendingItem`."""
+        """Add the records of all sends to the draft, and one reply for each client."""
         if self.numbered is not None:
             draft.on_outcome(self.numbered.on_outcome)
         sender: ClientConnection | None = None
@@ -144,7 +144,7 @@ class SendBlock:
             draft.reply(sender, b"".join(replies))
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """See `PendingItem`."""
+        """Refuse all sends, or serve them again."""
         waiting = [] if self.numbered is None else self.numbered.end()
         for request in self.requests:
             give_back(request.call, outcome)
