@@ -34,7 +34,7 @@ class OrderedClock:
         self._ahead_ms.clear()
 
     def popped(self, key: QueueOfGroup) -> None:
-        """The queue was popped again: forget the time of the previous pop."""
+        """Forget the time of the previous pop of a queue that was popped again."""
         self._ahead_ms.pop(key, None)
 
     def now_ms(self, key: QueueOfGroup, ordered: Ordered, wall_ms: int) -> int:
@@ -51,5 +51,5 @@ class OrderedClock:
         return clock_ms + ahead_ms
 
     def wait_ms(self, key: QueueOfGroup, ordered: Ordered, wall_ms: int) -> int:
-        """For how many milliseconds a queue is still blocked; 0 or negative if it is free."""
+        """Milliseconds for which a queue is still blocked; 0 or negative if it is free."""
         return ordered.blocked_until_ms() - self.now_ms(key, ordered, wall_ms)

@@ -37,7 +37,7 @@ class Peeks:
         self._cold_reads = cold_reads
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are handled here; see `Service`."""
+        """Yield the route of PeekMessage."""
         yield Route(PeekMessage, self.handle, leader_only=True, repeatable=True)
 
     def handle(self, call: Call[PeekMessage]) -> None:

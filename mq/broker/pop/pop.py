@@ -530,5 +530,5 @@ class Pops(Service):
 
 
 def _hold_seconds(call: Call[PopMessage] | Call[Notification]) -> float:
-    """How long a request may be held, from its arrival. The client says when it sent it, but by its own clock."""
+    """Seconds for which a request may be held, from its arrival; the client's own clock is not trusted."""
     return min(max(call.request.ext.poll_ms, 0) / 1000, call.connection.hold_seconds_max)

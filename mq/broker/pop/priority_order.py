@@ -131,7 +131,7 @@ class PriorityOrder:
         debt.hundredths = {level: owed for level, owed in left.items() if owed > 0}
 
     def passed(self, pop_request: PopRequest) -> None:
-        """A pop was served without a plan: the next one may have one again."""
+        """Note a pop that was served without a plan: the next pop may have one again."""
         if takes_priorities(self._metadata.topics[pop_request.topic].attributes):
             self._debt(pop_request).pops += 1
 
@@ -147,7 +147,7 @@ class PriorityOrder:
 
 
 def _next_turn(levels: list[int], last: int) -> int:
-    """The level that is owed a message next, in this order: the one after ``last``."""
+    """Return the level after ``last`` in this order: the next that is owed a message."""
     if last in levels:
         return levels[(levels.index(last) + 1) % len(levels)]
     return levels[0]

@@ -278,7 +278,7 @@ class PopQueues:
         return taken._replace(records=[self._records.read([*taken.unread], taken.nbytes)], unread=())
 
     def left_of(self, group: str, topic: str, queue_id: int) -> int:
-        """How many messages of a queue a group has not popped yet; pops in flight count as popped."""
+        """The number of messages in a queue that a group has not popped yet; pops in flight are popped already."""
         queue = self._store.get(topic, queue_id)
         if queue is None:
             return 0
@@ -287,7 +287,7 @@ class PopQueues:
         return max(queue.max_offset - (FIRST_OFFSET if taken is None else taken), 0)
 
     def begin(self, taken: Iterable[PopBatch]) -> None:
-        """The messages are about to be appended."""
+        """Note that these messages are about to be appended as popped."""
         for each in taken:
             work = self._works.get(each.key)
             if work is None:
@@ -310,7 +310,7 @@ class PopQueues:
         return work is not None and work.in_order
 
     def end(self, taken: Iterable[PopBatch], outcome: Outcome) -> bool:
-        """The pop is committed, or not stored; returns whether a stale queue became usable again."""
+        """Note that a pop was committed, or not stored; returns whether a stale queue became usable again."""
         freed = False
         for each in taken:
             work = self._works[each.key]

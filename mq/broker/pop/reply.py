@@ -96,7 +96,7 @@ def send_messages(
 
 
 def _counts(taken: PopBatch, pops: PopCheckpoints) -> str:
-    """How often ordered messages were popped before."""
+    """The text that says how often each ordered message was popped before; empty without such messages."""
     ordered = pops.of(taken.key).ordered
     if ordered is None or ordered.pop_time_ms != taken.command.pop_time_ms:
         return ""

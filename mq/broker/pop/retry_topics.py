@@ -28,7 +28,7 @@ class PopRetryTopics:
         self._priority_order_asc: Final = context.settings.priority_order_asc
 
     def tail(self, group: str, topic: str, origin: str, properties: Mapping[str, str]) -> QueueTail:
-        """Where a message is stored that ``group`` is to get again.
+        """Return the queue of the retry topic to which a message is copied that ``group`` is to get again.
 
         Args:
             topic: where it was popped: ``origin``, or its retry topic.
@@ -61,6 +61,6 @@ class PopRetryTopics:
         return level
 
     def _levels(self, origin: str) -> int:
-        """How many queues the retry topic for a topic needs: one for each level if it takes priorities, or else 1."""
+        """The number of queues of the retry topic for a topic: one for each level if it takes priorities, or 1."""
         config = self._metadata.topics.get(origin)
         return max(config.write_queues, 1) if config is not None and takes_priorities(config.attributes) else 1

@@ -134,7 +134,7 @@ class PopRevival:
         self._is_listing = True
 
     def rests_until(self) -> float:
-        """When `run` has something to do at the earliest, on the clock of the event loop."""
+        """The earliest time at which `run` has something to do, on the clock of the event loop."""
         if self._is_listing or (self._delivery is not None and self._delivery.is_under_way):
             return float("-inf")
         if not self._heap:
@@ -157,11 +157,11 @@ class PopRevival:
     # -- due messages: see `mq.broker.schedule.delivery.Source` --------------------------------------------------------
 
     def restart(self) -> None:
-        """See `Source`."""
+        """List the open checkpoints again."""
         self._rescan()
 
     def due(self, now_ms: int) -> Generator[Due[CheckpointId], int | None]:
-        """See `Source`: open messages of checkpoints whose invisible time has ended."""
+        """Yield the open messages of checkpoints whose invisible time has ended; see `Source.due`."""
         while self._heap and self._heap[0][0] <= now_ms:
             checkpoint_id = self._heap[0][1]
             again_ms = yield from self._due_of(checkpoint_id, now_ms)
@@ -202,7 +202,7 @@ class PopRevival:
         return again_ms
 
     def copy(self, due: Due[CheckpointId], record: bytes, now_ms: int) -> InternalRecord:
-        """See `Source`."""
+        """Copy a message for the retry topic of its group."""
         key, start, pop_time_ms = due.key
         group, topic, _ = key
         checkpoint = self._metadata.pops.of(key).open.get((start, pop_time_ms))
@@ -258,7 +258,7 @@ class PopRevival:
                     yield due_ms, checkpoint_id
 
     def _due_ms(self, checkpoint_id: CheckpointId, now_ms: int) -> int | None:
-        """When the invisible time of a checkpoint ends, None if it is closed.
+        """The time at which the invisible time of a checkpoint ends; None if the checkpoint is closed.
 
         If the pop time is after ``now_ms``, the wall clock was set back: the invisible time starts again now. For an
         ordered queue see `OrderedClock`.

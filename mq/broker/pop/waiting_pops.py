@@ -52,7 +52,7 @@ class WaitingPops:
         return True
 
     def count(self, group: str, topic: str, queue_id: int) -> int:
-        """How many pops of a group wait for a queue; a negative queue id stands for pops that wait for any queue."""
+        """The number of a group's waiting pops from a queue; with a negative queue id, of its pops from any queue."""
         waiting = self.polling.waiting_for((topic, max(queue_id, ANY_QUEUE)))
         return sum(pop.call.request.ext.consumer_group == group for pop in waiting)
 

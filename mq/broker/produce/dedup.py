@@ -125,7 +125,7 @@ class Dedup(Service):
         return None
 
     def _look_up(self, numbers: SequenceRange, call: Call[SendRequest]) -> list[Stored] | None:
-        """Which of these are stored; None if some are in flight, for which the request now waits."""
+        """Return the stored ones of these messages; None if some are in flight, for which the request now waits."""
         overlap = self._in_flight.overlapping(numbers)
         if overlap is not None:
             self._wait(overlap, call)

@@ -139,11 +139,11 @@ class PythonReceiver:
 
     @property
     def fast_senders(self) -> frozenset[int]:
-        """See `SendReceiver`."""
+        """The descriptors of clients that produce."""
         return frozenset(self._producing)
 
     def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], Unserved, Ready]:
-        """See `SendReceiver`."""
+        """Receive once from each ready client that produces; `SendReceiver.receive` lists what is returned."""
         chosen: list[tuple[int, ClientConnection]] = []
         left: Ready = []
         for event in ready:
@@ -185,7 +185,7 @@ class PythonReceiver:
         return blocks.finish(), unserved, left
 
     def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]:
-        """See `SendReceiver`."""
+        """Take the plain sends at the start of a chunk; returns their blocks, and the number of bytes taken."""
         blocks = _Blocks(room, self._block_bytes_max, self._known)
         taken = self._take(sender, chunk, blocks)
         if taken == len(chunk) and sender.descriptor >= 0:
@@ -195,7 +195,7 @@ class PythonReceiver:
         return blocks.finish(), taken
 
     def forget(self, descriptor: int) -> None:
-        """See `SendReceiver`."""
+        """Stop receiving from the client with this descriptor."""
         self._producing.pop(descriptor, None)
 
     def _take(self, sender: ClientConnection, chunk: bytes, blocks: _Blocks) -> int:

@@ -63,7 +63,7 @@ class NumberedSends:
         return True
 
     def end(self) -> list[Call[SendRequest]]:
-        """The outcome is known; returns the requests that waited for it, in the order of the sends."""
+        """Release the requests that waited for the outcome, and return them in the order of the sends."""
         if not self.waiting:
             return []
         waiting = [call for _, calls in sorted(self.waiting.items()) for call in calls]
@@ -231,7 +231,7 @@ class NumberedSend(NumberedSends):
         in_flight.add(self)
 
     def send(self, data: bytes) -> None:
-        """The outcome is known; ``data`` is the answer."""
+        """Answer the first request with ``data``, and serve the repeats that waited for the outcome."""
         waiting = self.end()
         self._first.answer(data)
         _serve(waiting)
@@ -241,12 +241,12 @@ class NumberedSend(NumberedSends):
         self.send(reply)
 
     def close(self, reason: str) -> None:
-        """The outcome is unknown."""
+        """Close the connections of all requests for this send, since its outcome is unknown."""
         for call in (self._first, *self.end()):
             call.connection.close(reason)
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
-        """The message was certainly not stored: the current leader serves the request."""
+        """Serve all requests again, by the current leader: the message was certainly not stored."""
         _serve([self._first, *self.end()])
 
     def end(self) -> list[Call[SendRequest]]:

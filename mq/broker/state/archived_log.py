@@ -1,4 +1,4 @@
-"""How much of the log is in the archive: replicated, so that every replica knows it, also while the store is gone.
+"""The archived part of the log: replicated, so that every replica knows it, also while the store cannot be reached.
 
 A replica proposes it after it has read the manifest back, and every object that this names; the leader checks it with
 its own log. No replica believes the manifest alone.
@@ -42,9 +42,9 @@ class NoteArchived(TableCommand, frozen=True, tag="note_archived"):
 
 
 class NoteTier(TableCommand, frozen=True, tag="note_tier"):
-    """From the physical offset ``begin_pos`` on, messages of the archive at ``url`` are served, also by replicas that
-    have deleted them locally. ``is_held`` says that its manifest was found without files that are archived: nothing
-    may be deleted locally until they are in it again.
+    """Command: serve messages of the archive at ``url`` from the physical offset ``begin_pos`` on, also on replicas
+    that have deleted them locally. ``is_held`` says that its manifest was found without files that are archived:
+    nothing may be deleted locally until they are in it again.
 
     The beginning never goes back. Only for the archive that the group has; of another one it changes nothing.
     """
@@ -77,7 +77,7 @@ class ArchivedLog(StateTable):
         self.is_held = False
 
     def end_at(self, url: str | None) -> Base:
-        """How much is archived at a URL; NOTHING if another archive is known, or none."""
+        """The end of the part of the log that is archived at a URL; NOTHING if another archive is known, or none."""
         return self.end if url == self.url else NOTHING
 
     def known_at(self, url: str | None) -> Base | None:

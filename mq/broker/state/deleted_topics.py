@@ -47,7 +47,7 @@ class DeletedTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def rows(self) -> int:
-        """How much memory it takes, in rows."""
+        """The memory of this topic, in rows."""
         return 1 + len(self.ends) + sum(len(row) // 2 + 1 for row in self.offsets.values())
 
 
@@ -62,7 +62,7 @@ class DeletedTopics(StateTable):
         self.rows: dict[str, DeletedTopic] = {}
 
     def companions(self, topic: str) -> list[str]:
-        """The deleted topics that are restored with this one, in order of deletion."""
+        """List the deleted topics that are restored with this one, in order of deletion."""
         return [name for name, row in self.rows.items() if row.along_with == topic]
 
     def remove_group(self, group: str) -> None:

@@ -1,4 +1,4 @@
-"""Where the queues of a topic begin if an earlier topic had its name.
+"""The first offsets of the queues of a topic whose name an earlier topic had.
 
 Queue offsets of a name are never used twice: a queue of the new topic begins where the queue of the deleted one ended.
 So an offset that a client still has from the deleted topic (a position, a commit in flight, a file of a broadcast
@@ -58,7 +58,7 @@ class FormerTopics(StateTable):
         return begins[queue_id] if queue_id < len(begins) else FIRST_OFFSET
 
     def delete(self, topic: str, ends: Mapping[int, QueueOffset], groups: Iterable[str]) -> None:
-        """A topic was deleted whose queues end at ``ends``.
+        """Note that a topic was deleted whose queues end at ``ends``.
 
         Also if it did not exist: messages may have come after an earlier deletion.
         """
@@ -76,20 +76,20 @@ class FormerTopics(StateTable):
             self._remove(next(iter(self.deleted)))
 
     def create(self, topic: str) -> FormerTopic:
-        """A topic was created; returns the deleted one whose name it has, without queues and groups if none had it."""
+        """Note that a topic was created; returns the deleted topic of that name, empty if there was none."""
         former = self._remove(topic)
         if former.ends:
             self.begins[topic] = former.ends
         return former
 
     def bring_back(self, topic: str, begins: Iterable[QueueOffset]) -> None:
-        """A deleted topic was restored, whose queues began at ``begins``."""
+        """Note that a deleted topic was restored, whose queues began at ``begins``."""
         self._remove(topic)
         if firsts := tuple(begins):
             self.begins[topic] = firsts
 
     def forget(self, topic: str) -> None:
-        """A topic was deleted by a release that does not know this table: the next one begins at 0."""
+        """Let a topic begin at 0 again: a release that does not know this table has deleted it."""
         self._remove(topic)
 
     def _remove(self, topic: str) -> FormerTopic:

@@ -170,7 +170,7 @@ class Ordered(NamedTuple):
         return self.start + lowest_bit(self.bits)
 
     def blocked_until_ms(self) -> int:
-        """When all open messages may be popped again, in epoch milliseconds."""
+        """The time at which all open messages may be popped again, in epoch milliseconds."""
         usual = self.pop_time_ms + self.invisible_ms
         if not self.later:
             return usual
@@ -237,7 +237,7 @@ class PopQueue:
         return min(starts, default=None)
 
     def popped_at(self, offset: QueueOffset) -> int | None:
-        """When an open message was popped, in epoch milliseconds; None if it is not open, or was popped in order."""
+        """The pop time of an open message, in epoch milliseconds; None if it is not open, or was popped in order."""
         times = (
             pop_time_ms
             for (start, pop_time_ms), checkpoint in self.open.items()

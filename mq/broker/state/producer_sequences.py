@@ -206,7 +206,7 @@ class _Part:
         return window
 
     def grew(self, producer: str, window: _Window, count: int, epoch: int) -> None:
-        """A producer has so many new ranges: it is the latest one, and old ranges are dropped."""
+        """Count new ranges of a producer, which is the latest one now, and drop its oldest above the limit."""
         windows = self.windows
         windows.move_to_end(producer)
         ranges = len(window.firsts) - window.gone
@@ -287,7 +287,7 @@ class ProducerSequences(StateTable):
         return self._chosen.count + self._generated.count
 
     def reach(self, level: int) -> None:
-        """The log is at this format level: from level 8 on, producers with generated ids are a part of their own."""
+        """Adapt to the log's format level: from level 8 on, producers with generated ids have a part of their own."""
         if self._is_separate or level < LEVEL_OF_GENERATED_PRODUCERS:
             return
         self._is_separate = True
@@ -307,7 +307,7 @@ class ProducerSequences(StateTable):
         return self._generated if self._is_separate and producer.startswith(GENERATED_MARK) else self._chosen
 
     def find(self, numbers: SequenceRange) -> list[Stored] | None:
-        """Which of these messages are stored, ascending; the others are not, unless they are in flight.
+        """Return the stored ones of these messages, ascending; the others are not stored, unless they are in flight.
 
         None if it is unknown for some of them.
         """

@@ -76,7 +76,7 @@ class StateTable:
 
 
 def by_command(parts: Iterable[StateTable]) -> dict[type[object], Callable[[Any], None]]:
-    """For each command of a table the method that applies it."""
+    """Map each command of a table to the method that applies it."""
     return {command: part.apply for part in parts for command in part.COMMANDS}
 
 

@@ -29,12 +29,12 @@ class TopicBirths(StateTable):
         return self._positions.get(topic, LOG_BEGIN)
 
     def created(self, topic: str, position: PhysicalOffset) -> None:
-        """A topic was created by the entry at a position."""
+        """Note that the entry at a position created a topic."""
         assert position >= self.of(topic), f"{topic} was created at {self.of(topic)} and again at {position}"
         self._positions[topic] = position
 
     def topics(self) -> KeysView[str]:
-        """The topics that have an entry."""
+        """All topics with an entry."""
         return self._positions.keys()
 
     def capture(self) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""How a topic is deleted, restored and forgotten: the part of these commands in each table of the metadata.
+"""Deletes, restores and forgets topics: the part of these commands in each table of the metadata.
 
 Until a deleted topic is forgotten, its consume queues stay as they are; see `mq.broker.state.deleted_topics`. A replica
 that fills its queues from the log behind a snapshot knows the metadata of a later entry: `queue_effects` says what a
@@ -56,23 +56,23 @@ class Tables(Protocol):
     parts: dict[str, StateTable]
 
     def topic_identity(self, name: str, /) -> str:
-        """See `Metadata`."""
+        """The identity of a topic; empty if it does not exist or has none."""
         ...
 
     def has_room_for_topic(self, name: str, /) -> bool:
-        """See `Metadata`."""
+        """Whether a topic of this name exists, or may be created."""
         ...
 
     def has_room_for_offsets(self, group: str, topic: str, /) -> bool:
-        """See `Metadata`."""
+        """Whether ``group`` may store offsets of ``topic``."""
         ...
 
     def remove_offsets(self, *, topic: str) -> int:
-        """See `Metadata`."""
+        """Remove the offsets of all groups in a topic; returns their number."""
         ...
 
     def remove_locks(self, *, topic: str) -> None:
-        """See `Metadata`."""
+        """Release all locked queues of a topic."""
         ...
 
 
@@ -156,7 +156,7 @@ def replace_deleted(metadata: Tables, name: str) -> tuple[str, ...]:
 
 
 def queue_effects(command: Command, metadata: Tables, queue_ends: QueueEnds) -> Changes:
-    """What a command does to the consume queues, if the metadata is that of a later entry already."""
+    """Return the changes of a command to the consume queues, if the metadata is of a later entry already."""
     match command:
         case PutTopic(config=config):
             # If it was deleted in between, what was before is gone by now.

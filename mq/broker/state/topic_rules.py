@@ -1,4 +1,4 @@
-"""Which topics a broker group creates by itself: its internal ones, and those of first messages."""
+"""Creates the topics that a broker group makes by itself: its internal ones, and those of first messages."""
 
 from __future__ import annotations
 
