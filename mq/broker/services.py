@@ -392,42 +392,42 @@ class Services:
             service.resign()
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """A client connection was closed."""
+        """Tell all services that a client connection was closed."""
         for service in self._services:
             service.connection_closed(connection)
 
     def role_changed(self, change: RoleChange) -> None:
-        """The role or the term of this replica, or its leader, changed; after `resign` if it stopped leading."""
+        """Tell all services that this replica's role, term or leader changed; after `resign` if it stopped leading."""
         for service in self._services:
             service.role_changed(change)
 
     def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
-        """The entry at ``index``, which changes the members of the group, was applied."""
+        """Tell all services that the entry at ``index``, which changes the members of the group, was applied."""
         for service in self._services:
             service.configured(index, conf, connections)
 
     def replicas_changed(self) -> None:
-        """The client address of a replica changed."""
+        """Tell all services that the client address of a replica changed."""
         for service in self._services:
             service.replicas_changed()
 
     def topic_changed(self, topic: str) -> None:
-        """A topic was created, changed or deleted."""
+        """Tell services that a topic was created, changed or deleted."""
         for topic_changed in self._topics_changed:
             topic_changed(topic)
 
     def consumer_group_changed(self, group: str) -> None:
-        """A consumer group was created, changed or deleted."""
+        """Tell services that a consumer group was created, changed or deleted."""
         for consumer_group_changed in self._groups_changed:
             consumer_group_changed(group)
 
     def topic_deleted(self, topic: str) -> None:
-        """A topic was deleted, here and on every replica at this position of the log."""
+        """Tell all services that a topic was deleted, here and on every replica at this position of the log."""
         for service in self._services:
             service.topic_deleted(topic)
 
     def grown(self, grown: Iterable[tuple[str, int, bytearray]]) -> None:
-        """Queues got messages: topic, queue id, and the new entries of the consume queue."""
+        """Tell services that queues got messages: topic, queue id, and the new entries of the consume queue."""
         for topic, queue_id, entries in grown:
             for of_service in self._growns:
                 of_service(topic, queue_id, entries)
@@ -471,7 +471,7 @@ class Services:
         self.requests.serve_as_follower(self.forwarder.handle)
 
     def _peer_tls(self) -> ssl.SSLContext | None:
-        """For connections to other replicas, if their ports take nothing else, or replicas must use it."""
+        """The TLS context for connections to other replicas; None if they need no TLS."""
         certificate, settings = self._context.environment.certificate, self._context.settings
         enforcing = settings.tls_mode == "enforcing" or settings.tls_replication == "enforcing"
         uses_tls = settings.tls_mode != "disabled" and enforcing

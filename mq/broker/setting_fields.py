@@ -42,7 +42,7 @@ class SettingGroup(BaseModel):
 
 
 class PlaceInGroup(SettingGroup):
-    """Which group a broker belongs to, and which of its replicas it is.
+    """The group that a broker belongs to, and its identity as a replica of it.
 
     Names and peers must be equal on all replicas of a group; most other settings may differ.
     """
@@ -69,7 +69,7 @@ class PlaceInGroup(SettingGroup):
 
 
 class RaftSettings(SettingGroup):
-    """How a replica takes part in its group, and what it writes to the log."""
+    """The part that a replica takes in its group: elections, leases, and what it writes to the log."""
 
     why_fixed: ClassVar[str] = "elections and the log are set up with it"
 
@@ -116,7 +116,7 @@ class RaftSettings(SettingGroup):
 
 
 class NetworkSettings(SettingGroup):
-    """Where a broker is reached, and which connections it keeps."""
+    """The addresses of a broker, and the limits of its connections."""
 
     why_fixed: ClassVar[str] = "sockets, timers and limits of connections are set up with it"
 
@@ -295,7 +295,7 @@ class BulkSettings(SettingGroup):
 
 
 class StorageSettings(SettingGroup):
-    """Where files are, how they are kept up to date, and when they are deleted."""
+    """The directory of the files, how they are kept up to date, and when they are deleted."""
 
     why_fixed: ClassVar[str] = "files are laid out, and the disk is watched, by it"
 
@@ -321,7 +321,7 @@ class StorageSettings(SettingGroup):
 
 
 class ArchiveSettings(SettingGroup):
-    """Where the log is archived."""
+    """The place of the archive of the log, and how it is read and written."""
 
     why_fixed: ClassVar[str] = "an upload that is under way uses it"
 
@@ -369,7 +369,7 @@ class ArchiveSettings(SettingGroup):
 
 
 class ChangeableSettings(SettingGroup):
-    """What an operator may change while a broker runs, until it restarts; all others never change. See
+    """The settings that an operator may change until the broker restarts; the others never change while it runs. See
     `mq.broker.admin.broker_config`.
     """
 

@@ -183,7 +183,7 @@ class BrokerSettings(
 
     @property
     def replication_address(self) -> Address:
-        """Where other replicas connect."""
+        """The address to which other replicas connect."""
         return self.members[self.node_id] if self.replication_listen is None else parse_address(self.replication_listen)
 
     @property
@@ -213,7 +213,7 @@ class BrokerSettings(
 
     @property
     def listen_address(self) -> Address:
-        """Where clients connect."""
+        """The address to which clients connect."""
         return parse_address(self.listen)
 
     @property

@@ -21,7 +21,7 @@ class LockTimes:
         return iter(self._tables)
 
     def clear(self) -> None:
-        """Remove all renewals."""
+        """Forget the renewals of all queues."""
         self._tables.clear()
         self._of_host.clear()
 

@@ -141,7 +141,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         del self.clients[client.key]
 
     def silent(self, before: float) -> list[LiteClient[ConnectionT]]:
-        """The clients that were last heard before the time ``before``."""
+        """List the clients that were last heard before the time ``before``."""
         return [client for client in self.clients.values() if client.heard < before]
 
     def subscribers(self, queue: str, group: str) -> list[LiteClient[ConnectionT]]:

@@ -68,14 +68,14 @@ class OffsetAndTimeQueries(Service):
         yield Route(QueryConsumeQueue, self.handle_consume_queue)
 
     def record_at(self, physical_offset: PhysicalOffset) -> bytes | None:
-        """The committed record that begins at a physical offset; None if there is none. Accepts any number.
+        """Return the committed record at a physical offset; None unless one begins there. Accepts any number.
 
         Raises raftlog.SegmentError if the log cannot be read.
         """
         return self._records.at(physical_offset)
 
     def store_time(self, topic: str, queue_id: int, offset: QueueOffset) -> int:
-        """When the message at a queue offset was stored, in epoch milliseconds; -1 without a message.
+        """The store time of the message at a queue offset, in epoch milliseconds; -1 without a message.
 
         Raises raftlog.SegmentError, QueueFileDamaged, OSError if it cannot be read.
         """
@@ -89,7 +89,7 @@ class OffsetAndTimeQueries(Service):
             return -1
 
     def earliest_time(self, topic: str, queue_id: int) -> int:
-        """When the first message of a queue was stored, in epoch milliseconds; -1 without messages. Raises as above."""
+        """The store time of the first message, in epoch milliseconds; -1 without messages. Raises as `store_time`."""
         queue = self._store.get(topic, queue_id)
         while queue is not None and queue.min_offset < queue.max_offset:
             self._beginning.check(queue.min_offset)

@@ -77,7 +77,7 @@ class ManyQueues(Service):
     def _sight(
         self, topic: str, queue_id: int, since_ms: int | None, position: PhysicalOffset | None
     ) -> Iterator[QueueSight]:
-        """What is known of a queue; nothing if that takes messages which are not here now."""
+        """Yield the state of a queue; nothing if it cannot be told without messages that are not local."""
         queue = self._store.get(topic, queue_id)
         first = end = QueueOffset(0)
         last_ms = 0

@@ -89,7 +89,7 @@ class _Held(NamedTuple):
 
 
 class QuotaGate(Service):
-    """See the module.
+    """Delays or refuses requests that exceed quotas; the module's docstring says which.
 
     Attributes:
         types: the requests that pass the gate.
@@ -135,7 +135,7 @@ class QuotaGate(Service):
         }
 
     def has_unsent_replies(self) -> bool:
-        """See `Service`: sends will be answered within a second; pulls and pops are made again elsewhere."""
+        """Whether sends wait for their answers, which come within a second. Clients repeat pulls and pops elsewhere."""
         return any(not each.until for each in self._held)
 
     def check_invariants(self) -> None:
@@ -154,7 +154,7 @@ class QuotaGate(Service):
     # -- what has quotas -----------------------------------------------------------------------------------------------
 
     def topic_changed(self, topic: str) -> None:
-        """See `Service`: the quota of a topic may have changed."""
+        """Use the new quota of a topic that was created, changed or deleted."""
         config = self._metadata.topics.get(topic)
         quota = Quota() if config is None else quota_of(config.attributes)
         before = self._topics.get(topic, Quota())
@@ -197,7 +197,7 @@ class QuotaGate(Service):
             self._buckets.on_consumed = None
 
     def _release_early(self) -> None:
-        """A quota was changed: requests that need not wait any more have their time now, in the order they came in."""
+        """Make held requests due that no longer need to wait after a change of quotas, in the order they came in."""
         if not self._held:
             return
         now = self._clock()
@@ -453,7 +453,7 @@ class QuotaGate(Service):
 
 
 def _poll_seconds(request: Any) -> float:
-    """For how many seconds the client of a pull or pop waits for messages."""
+    """Seconds for which the client of a pull or pop waits for messages."""
     ext = request.ext
     if isinstance(request, _PULLS):
         return (max(ext.suspend_timeout_ms, 0) / 1000 if ext.sys_flag & _SUSPEND else 0.0) or _WAIT_SECONDS
@@ -468,9 +468,7 @@ def _bytes_of_header(request: Any) -> int:
 
 
 def _parts_of(call: Call[Any]) -> list[_Part]:
-    """What a send costs each of its topics; nothing if it is a transaction that cannot be read, which its handler
-    refuses.
-    """
+    """Split the cost of a send by topic. A transaction that cannot be read costs nothing: its handler refuses it."""
     request, body = call.request, call.body
     if not isinstance(request, StageTransaction):
         return [_Part(request.ext.topic, _messages_in(call), len(body) + len(request.ext.properties))]
@@ -485,7 +483,7 @@ def _parts_of(call: Call[Any]) -> list[_Part]:
 
 
 def _messages_in(call: Call[Any]) -> int:
-    """How many messages a send has; 1 for a batch that cannot be read, which its handler refuses."""
+    """The number of messages in a send; 1 for a batch that cannot be read, which its handler refuses."""
     if not (call.request.ext.batch or isinstance(call.request, SendBatchMessage)):
         return 1
     body, at, count = call.body, 0, 0

@@ -37,13 +37,13 @@ class StoredBytes:
             known.bytes_max = bytes_max
 
     def accepted(self, topic: str, nbytes: int) -> None:
-        """A message was accepted."""
+        """Add an accepted message of ``nbytes`` bytes to a topic with a quota."""
         assert nbytes >= 0, f"a message of {nbytes} bytes was accepted for topic {topic}"
         if topic in self._topics:
             self._uncounted[topic] = self._uncounted.get(topic, 0) + nbytes
 
     def excess(self, topic: str) -> int:
-        """How many bytes a topic has that has no room left; 0 if it has."""
+        """The stored bytes of a topic without room for more; 0 for one with room."""
         known = self._topics.get(topic)
         if known is None:
             return 0
@@ -51,7 +51,7 @@ class StoredBytes:
         return nbytes if nbytes >= known.bytes_max else 0
 
     def count(self) -> None:
-        """Count some entries of each topic."""
+        """Add the next `_COUNTED_AT_ONCE` queue entries of each topic to its stored bytes."""
         for topic, size in self._topics.items():
             before = size.nbytes
             queues = [self._store.get(topic, queue_id) for queue_id in sorted(self._store.ends(topic))]

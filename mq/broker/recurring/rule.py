@@ -1,4 +1,4 @@
-"""When a schedule ticks: intervals, a single time, and cron expressions in a time zone. Pure, but for time zones.
+"""Computes when a schedule ticks: intervals, a single time, cron expressions in a time zone. Pure, but for time zones.
 
 Times are milliseconds since 1970. Time zones come from the system, or from the package `tzdata`; cron expressions are
 those of `cronsim`, which behaves as Debian's cron when the clocks of a time zone change:
@@ -45,11 +45,11 @@ class Once(NamedTuple):
     at_ms: int
 
     def next_after(self, time_ms: int) -> int | None:
-        """See `Rule`."""
+        """The single tick, if it is behind ``time_ms``."""
         return self.at_ms if time_ms < self.at_ms else None
 
     def between(self, after_ms: int, until_ms: int) -> int:
-        """See `Rule`."""
+        """The number of ticks in the range: 0 or 1."""
         return int(after_ms < self.at_ms <= until_ms)
 
 
@@ -60,13 +60,13 @@ class Interval(NamedTuple):
     anchor_ms: int
 
     def next_after(self, time_ms: int) -> int | None:
-        """See `Rule`."""
+        """The first whole number of intervals from the anchor behind ``time_ms``; None after `TIME_MS_MAX`."""
         found = self.anchor_ms + ((time_ms - self.anchor_ms) // self.every_ms + 1) * self.every_ms
         assert time_ms < found <= time_ms + self.every_ms, f"{found} is to follow {time_ms}, every {self.every_ms} ms"
         return found if found <= TIME_MS_MAX else None
 
     def between(self, after_ms: int, until_ms: int) -> int:
-        """See `Rule`."""
+        """The number of ticks in the range."""
         numbers = [(time_ms - self.anchor_ms) // self.every_ms for time_ms in (after_ms, until_ms)]
         return max(numbers[1] - numbers[0], 0)
 
@@ -81,7 +81,7 @@ class Cron:
         self.next_after(0)
 
     def next_after(self, time_ms: int) -> int | None:
-        """See `Rule`. None if nothing matches within 50 years."""
+        """The first tick behind ``time_ms``; None if nothing matches within 50 years."""
         try:
             at = dt.datetime.fromtimestamp(time_ms // 1000, dt.UTC).astimezone(self._zone)
             ticks = CronSim(self._expression, at)
@@ -99,7 +99,7 @@ class Cron:
         return None
 
     def between(self, after_ms: int, until_ms: int) -> int:
-        """See `Rule`."""
+        """The number of ticks in the range; counts to `_COUNTED_MAX` only."""
         counted, at_ms = 0, self.next_after(after_ms)
         while at_ms is not None and at_ms <= until_ms and counted < _COUNTED_MAX:
             counted, at_ms = counted + 1, self.next_after(at_ms)

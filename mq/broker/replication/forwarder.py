@@ -88,7 +88,7 @@ _sequence_of = attrgetter("sequence")
 
 
 class Forwarder(Service):
-    """See the module.
+    """Forwards requests to the leader over one connection, and returns its answers.
 
     Args:
         repeatable: requests that may be forwarded again when the outcome at a leader is unknown.
@@ -339,7 +339,7 @@ class Forwarder(Service):
             self._fail_in_doubt(forwarded, reason)
 
     def _release(self, forwarded: _Forwarded) -> None:
-        """A request is not in memory any more."""
+        """Subtract a request that is no longer in memory from the forwarded bytes."""
         self._bytes -= len(forwarded.frame)
         assert self._bytes >= 0, f"requests of {self._bytes} bytes are being forwarded"
 
