@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from chaos.planted.__main__ import PACKAGES, PatchRefused, is_of_clients, plant
+from chaos.planted.__main__ import PACKAGES, PatchFailed, is_of_clients, plant
 from chaos.planted.__main__ import names as planted_names
 from checkers.send_path import BY_COMPILED
 from checkers.verdict import EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, exit_code, in_words
@@ -173,7 +173,7 @@ def _run_in_copy(planted: str) -> int:
     with tempfile.TemporaryDirectory(prefix="planted-") as copy:
         try:
             plant(planted, Path(copy), (*PACKAGES, "jepsen"))
-        except PatchRefused as refused:
+        except PatchFailed as refused:
             raise CannotRun(str(refused)) from refused
         environment = {**os.environ, "PYTHONPATH": copy, COPY_VARIABLE: copy}
         # -P: not the checkout in the current directory, which has no planted bug.
@@ -195,7 +195,7 @@ def _run(plan: Plan, store: Path) -> tuple[Verdict, Path, bool]:
 
     try:
         run_trio(partial(carry_out, plan, directory, echo, began=time.strftime("%Y-%m-%d %H:%M:%S UTC", began)))
-    except (NetworksInUse, PatchRefused, PermissionError) as error:
+    except (NetworksInUse, PatchFailed, PermissionError) as error:
         raise CannotRun(str(error)) from error
     except KeyboardInterrupt:
         typer.echo("interrupted; what there is, is judged", err=True)

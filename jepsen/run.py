@@ -114,7 +114,7 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
 
     ``began`` is the wall clock's time, for the report; ``say`` is called with progress.
 
-    Raises PatchRefused if the planted bug does not fit the code, ClusterFailed, ClientError, OSError,
+    Raises PatchFailed if the planted bug does not fit the code, ClusterFailed, ClientError, OSError,
     subprocess.CalledProcessError, and the errors of the back end.
     """
     workload_class = WORKLOADS[plan.workload]

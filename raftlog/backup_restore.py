@@ -66,7 +66,7 @@ def restore(
     Raises:
         BackupRefused: it has no wanted entry, or cannot be restored to such an early point.
         BackupDamaged, FormatTooNew: an entry of the backup is damaged, or of a newer version.
-        MembersRefused: the new members cannot be reached from the old ones.
+        MembersInvalid: the new members cannot be reached from the old ones.
         SegmentError: an error of the disk or of the store. After any of these the directory must be removed.
     """
     manifest = backup.manifest

@@ -24,7 +24,7 @@ from raftlog.segment.meta import MetaState
 from raftlog.segment.meta_keys import ABSTAINING, CONF, MEMBERS, STORES
 
 
-class MembersRefused(Exception):
+class MembersInvalid(Exception):
     """No sequence of configurations leads to these members; nothing was written."""
 
 
@@ -58,7 +58,7 @@ def steps_to(conf: ConfState | None, addresses: Mapping[NodeId, str]) -> list[Co
         addresses: of the voters.
 
     Raises:
-        MembersRefused: an intermediate configuration would have too many members.
+        MembersInvalid: an intermediate configuration would have too many members.
     """
     goal = ConfState(tuple(addresses), (), (), tuple(addresses.items()))
     steps: list[ConfState] = []
@@ -73,7 +73,7 @@ def steps_to(conf: ConfState | None, addresses: Mapping[NodeId, str]) -> list[Co
         steps.append(goal)
     for step in steps:
         if len(step.members) > MEMBERS_MAX or len(encode_conf(step)) > CONF_PROPOSED_BYTES_MAX:
-            raise MembersRefused(
+            raise MembersInvalid(
                 f"old and new voters are {len(step.members)} members whose ids and addresses take "
                 f"{len(encode_conf(step))} bytes; at most {MEMBERS_MAX} members and {CONF_PROPOSED_BYTES_MAX} bytes fit"
             )
@@ -89,7 +89,7 @@ def append_members(log: SegmentLog, conf: ConfState | None, node_id: NodeId, add
         The term. The replica has voted for itself in it, so that no other can be elected in it.
 
     Raises:
-        MembersRefused: nothing was written.
+        MembersInvalid: nothing was written.
         SegmentError: a disk error.
     """
     steps = steps_to(conf, addresses)

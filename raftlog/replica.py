@@ -20,7 +20,7 @@ from raftlog.consensus.effects import Effects, Fetch, StorageOp
 from raftlog.consensus.messages import AppendReq, AppendResp, Message
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import Beginning, ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange, Span
-from raftlog.consensus.validation import MessageRefused
+from raftlog.consensus.validation import PeerMessageInvalid
 from raftlog.finished_writes import FinishedWrites, SenderOfWriter
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term, index_range
 from raftlog.net import frames
@@ -336,7 +336,7 @@ class Replica:
     def _give(self, message: Message, now: float) -> None:
         try:
             self.core.receive(message, now)
-        except MessageRefused as error:
+        except PeerMessageInvalid as error:
             raise WireError(str(error)) from error
 
     def peer_gone(self, peer: NodeId) -> None:

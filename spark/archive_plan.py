@@ -21,7 +21,7 @@ from spark.client import Unreachable
 from spark.errors import ReadFailed
 from spark.offset_survey import Survey
 from spark.options import ReadOptions
-from spark.plan import ArchiveClaim, ArchivedLog, ArchivedPart, LogRange, PlanRefused
+from spark.plan import ArchiveClaim, ArchivedLog, ArchivedPart, LogRange, PlanInvalid
 
 _PAUSE_SECONDS_MIN: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
@@ -68,7 +68,7 @@ class ArchivePlan:
         """The partitions, each with what is to be read from the archive. ``survey`` must be detailed.
 
         Raises:
-            PlanRefused: a broker group has no archive.
+            PlanInvalid: a broker group has no archive.
             Unreachable: no replica of a group has told whether it has one.
             ReadFailed: an archive cannot be read, and the query must not read its messages from brokers.
         """
@@ -146,7 +146,7 @@ class ArchivePlan:
             raise Unreachable(part.broker_name, f"no replica told how much of topic {part.topic!r} is archived")
         archive = survey.archives[key]
         if archive is None:
-            raise PlanRefused(
+            raise PlanInvalid(
                 f"broker group {part.broker_name} names no archive: set archive_url on its brokers, which must have "
                 "this version, or read with readMode=bulk"
             )

@@ -18,7 +18,7 @@ def plan_batch(
 ) -> list[LogRange]:
     """The partitions of a scan; its end is fixed here. ``connect`` creates a connection to an address.
 
-    Raises PlanRefused, Unreachable; ReadFailed if an archive cannot be read.
+    Raises PlanInvalid, Unreachable; ReadFailed if an archive cannot be read.
     """
     surveyor = surveyor_of(options, connect, detail=False, otherwise="latest-if-possible")
     found = surveyor.survey(options.subscription)

@@ -19,7 +19,7 @@ from spark.client import Answer, Connection, ServerError, TopicRoute, Unreachabl
 from spark.offset_survey import LEADER_ID, Survey, Surveyor
 from spark.option_table import QueueName
 from spark.options import ReadOptions, Subscription
-from spark.plan import ArchiveClaim, ArchivedLog, PlanRefused, QueueEnds
+from spark.plan import ArchiveClaim, ArchivedLog, PlanInvalid, QueueEnds
 
 Consistency = Literal["latest", "committed", "latest-if-possible"]
 
@@ -72,7 +72,7 @@ class BulkSurveyor(Surveyor):
     def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
         """See `Surveyor.survey`; with identities, and with places if details are wanted.
 
-        Raises also PlanRefused if the brokers are not raftmq's.
+        Raises also PlanInvalid if the brokers are not raftmq's.
         """
         self._plans = {}
         found = super().survey(subscription, strict=strict, known=known)
@@ -193,7 +193,7 @@ class BulkSurveyor(Surveyor):
     def _ask_replica(
         self, address: str, topics: list[str], *, current: bool, detail: bool = False
     ) -> dict[str, TopicPlan]:
-        """The queue ends that a replica has of these topics. Raises Unreachable, ServerError, PlanRefused."""
+        """The queue ends that a replica has of these topics. Raises Unreachable, ServerError, PlanInvalid."""
         connection = self._connect(address, self._timeout)
         try:
             detail = detail or self._detail
@@ -302,7 +302,7 @@ def _order(addresses: Mapping[int, str]) -> list[str]:
 
 def _checked(address: str, answer: Answer) -> Answer:
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-        raise PlanRefused(
+        raise PlanInvalid(
             f"{address} knows no planning requests: the brokers of Apache RocketMQ are read with readMode=pull"
         )
     if answer.code in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY):

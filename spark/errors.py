@@ -33,7 +33,7 @@ class ReadFailed(Exception):
     """No replica has sent anything for too long; has the last response of each."""
 
 
-class RowRefused(Exception):
+class RowInvalid(Exception):
     """A row cannot be a message. ``row`` counts from 0 within the rows checked."""
 
     def __init__(self, row: int, reason: str) -> None:

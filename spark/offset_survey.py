@@ -12,7 +12,7 @@ from mq.protocol.codes import RequestCode
 from spark.client import Answer, Connection, NameServers, ServerError, TopicRoute, Unreachable
 from spark.option_table import QueueName
 from spark.options import Pattern, Queues, Subscription, Topics
-from spark.plan import ArchiveClaim, ArchivedLog, PlanRefused, QueueEnds, shown
+from spark.plan import ArchiveClaim, ArchivedLog, PlanInvalid, QueueEnds, shown
 
 LEADER_ID: Final = 0
 """The broker id under which the leader of a broker group registers."""
@@ -74,7 +74,7 @@ class Surveyor:
             known: an earlier result; then only brokers are queried, for the ends of the same queues.
 
         Raises:
-            PlanRefused: a topic or queue that the user named does not exist.
+            PlanInvalid: a topic or queue that the user named does not exist.
             Unreachable: no name server responds, or no broker of a group does.
         """
         if known is not None:
@@ -88,7 +88,7 @@ class Surveyor:
         ]
         if isinstance(subscription, Queues):
             if strict and (unknown := sorted(subscription.queues - set(queues))):
-                raise PlanRefused(f"option assign names {shown(unknown)}, which cannot be read")
+                raise PlanInvalid(f"option assign names {shown(unknown)}, which cannot be read")
             queues = sorted(subscription.queues & set(queues))
         return Survey(routes, self._ends(routes, queues))
 
@@ -119,7 +119,7 @@ class Surveyor:
                     each for each in self._names.topics() if wanted.fullmatch(each) and not _HIDDEN.fullmatch(each)
                 ]
                 if strict and not names:
-                    raise PlanRefused(f"option subscribePattern: no topic matches {pattern!r}")
+                    raise PlanInvalid(f"option subscribePattern: no topic matches {pattern!r}")
                 return names
 
     def _routes(self, topics: Sequence[str], strict: bool) -> dict[str, TopicRoute]:
@@ -127,9 +127,9 @@ class Surveyor:
         if strict:
             for topic in topics:
                 if topic not in routes:
-                    raise PlanRefused(f"the topic {topic!r} does not exist")
+                    raise PlanInvalid(f"the topic {topic!r} does not exist")
                 if not routes[topic].read_queues:
-                    raise PlanRefused(f"the topic {topic!r} has no queue that may be read")
+                    raise PlanInvalid(f"the topic {topic!r} has no queue that may be read")
         return {topic: route for topic, route in routes.items() if route.read_queues}
 
     def _ends(self, routes: Mapping[str, TopicRoute], queues: Sequence[QueueName]) -> dict[QueueName, QueueEnds]:

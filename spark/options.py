@@ -19,7 +19,7 @@ _BY_NAME: Final = {spelling.lower(): option for option in OPTIONS for spelling i
 _ACCOUNT_IN_URL: Final = re.compile(r"//[^/\s]+@")
 
 
-class OptionRefused(ValueError):
+class OptionInvalid(ValueError):
     """An option has an unknown name, an invalid value, or contradicts another one."""
 
 
@@ -105,10 +105,10 @@ class _Given:
         return self.values.get(name, _BY_NAME[name.lower()].default)
 
     def only_one(self, *names: str) -> str | None:
-        """The one of these that is set, None if none is. Raises OptionRefused if several are."""
+        """The one of these that is set, None if none is. Raises OptionInvalid if several are."""
         found = [name for name in names if name in self.values]
         if len(found) > 1:
-            raise OptionRefused(f"options {' and '.join(self.spelled[name] for name in found)} exclude each other")
+            raise OptionInvalid(f"options {' and '.join(self.spelled[name] for name in found)} exclude each other")
         return found[0] if found else None
 
 
@@ -116,15 +116,15 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
     """The options of a batch or streaming read.
 
     Raises:
-        OptionRefused: an unknown option (with the nearest known one), an invalid value, one that is only
+        OptionInvalid: an unknown option (with the nearest known one), an invalid value, one that is only
             for other uses, a missing one, or two that contradict each other.
     """
     given = _parse(options, use)
     if given["readMode"] == "pull" and "readConsistency" in given.values:
-        raise OptionRefused(f"option {given.spelled['readConsistency']} needs readMode=bulk or archive")
+        raise OptionInvalid(f"option {given.spelled['readConsistency']} needs readMode=bulk or archive")
     for name in ("archiveEndpointUrl", "onArchiveFailure"):
         if name in given.values and given["readMode"] != "archive":
-            raise OptionRefused(f"option {given.spelled[name]} needs readMode=archive")
+            raise OptionInvalid(f"option {given.spelled[name]} needs readMode=archive")
     is_batch = use == "batch"
     return ReadOptions(
         namesrv=_required(given, "namesrv"),
@@ -137,24 +137,24 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
 
 
 def columns_in(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that the options of any read ask for. Raises OptionRefused for a wrong value."""
+    """The columns that the options of any read ask for. Raises OptionInvalid for a wrong value."""
     for spelling, value in options.items():
         option = _BY_NAME.get(spelling.lower())
         if option is not None and option.name == "columns":
             try:
                 columns: tuple[str, ...] = option.parse(value)
             except ValueError as error:
-                raise OptionRefused(f"option {option.name} {error}; it is {_shown(value)}") from None
+                raise OptionInvalid(f"option {option.name} {error}; it is {_shown(value)}") from None
             return columns
     default: tuple[str, ...] = _BY_NAME["columns"].default
     return default
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """The options of the sink. Raises OptionRefused as `parse_read_options` does."""
+    """The options of the sink. Raises OptionInvalid as `parse_read_options` does."""
     given = _parse(options, "sink")
     if (given["txnAppId"] is None) != (given["txnVersion"] is None):
-        raise OptionRefused("options txnAppId and txnVersion are needed together")
+        raise OptionInvalid("options txnAppId and txnVersion are needed together")
     return WriteOptions(namesrv=_required(given, "namesrv"), **_same_name(given, WriteOptions))
 
 
@@ -166,16 +166,16 @@ def _parse(options: Mapping[str, str], use: Use) -> _Given:
             if spelling.lower() in _SPARKS_OWN:
                 continue
             known = [other.name for other in OPTIONS if use in other.uses]
-            raise OptionRefused(f"there is no option {spelling!r}{nearest(spelling, known)}")
+            raise OptionInvalid(f"there is no option {spelling!r}{nearest(spelling, known)}")
         if use not in option.uses:
             allowed = " and ".join(option.uses)
-            raise OptionRefused(f"option {option.name} is for {allowed}, not for {use}")
+            raise OptionInvalid(f"option {option.name} is for {allowed}, not for {use}")
         if option.name in given.values:
-            raise OptionRefused(f"options {given.spelled[option.name]} and {spelling} are the same option")
+            raise OptionInvalid(f"options {given.spelled[option.name]} and {spelling} are the same option")
         try:
             given.values[option.name] = option.parse(value)
         except ValueError as error:
-            raise OptionRefused(f"option {option.name} {error}; it is {_shown(value)}") from None
+            raise OptionInvalid(f"option {option.name} {error}; it is {_shown(value)}") from None
         # Spark passes names in lower case: errors show them as in the documentation.
         given.spelled[option.name] = option.name if spelling.lower() == option.name.lower() else spelling
     return given
@@ -194,7 +194,7 @@ def _same_name(given: _Given, kind: type[ReadOptions | WriteOptions]) -> dict[st
 
 def _required(given: _Given, name: str) -> Any:
     if name not in given.values:
-        raise OptionRefused(f"option {name} is missing")
+        raise OptionInvalid(f"option {name} is missing")
     return given[name]
 
 
@@ -209,7 +209,7 @@ def _subscription(given: _Given) -> Subscription:
         case "assign":
             return Queues(given["assign"])
         case _:
-            raise OptionRefused("one of the options subscribe, subscribePattern and assign is needed")
+            raise OptionInvalid("one of the options subscribe, subscribePattern and assign is needed")
 
 
 def _bound(given: _Given, side: Literal["starting", "ending"], default: Literal["earliest", "latest"]) -> Bound:

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from mq.protocol import properties as props
 from mq.protocol.messages.compression import COMPRESSED, LZ4, ZLIB, ZSTD
-from spark.errors import RowRefused
+from spark.errors import RowInvalid
 from spark.numbering import Destination
 from spark.option_table import nearest
-from spark.options import OptionRefused
+from spark.options import OptionInvalid
 
 Codec = Literal["none", "zlib", "lz4", "zstd"]
 
@@ -66,30 +66,30 @@ def sink_columns(fields: Sequence[tuple[str, str]], topic: str | None) -> SinkCo
     """Find the columns of a sink in a schema of names and Spark's types. ``topic`` is the option of that name.
 
     Raises:
-        OptionRefused: an unknown column, one of another type, a duplicate one, or none for the body or topic.
+        OptionInvalid: an unknown column, one of another type, a duplicate one, or none for the body or topic.
     """
     at: dict[str, int] = {}
     for number, (name, kind) in enumerate(fields):
         column = _ALIASES.get(name, name)
         if column not in COLUMNS:
-            raise OptionRefused(
+            raise OptionInvalid(
                 f"the sink takes no column {name!r}; it takes {', '.join(COLUMNS)}: select these, and leave out others"
                 f"{nearest(name, [*COLUMNS, *_ALIASES])}"
             )
         if kind not in COLUMNS[column]:
-            raise OptionRefused(f"column {name} of the sink is {' or '.join(COLUMNS[column])}, not {kind}")
+            raise OptionInvalid(f"column {name} of the sink is {' or '.join(COLUMNS[column])}, not {kind}")
         if column in at:
-            raise OptionRefused(f"columns {fields[at[column]][0]} and {name} are the same column of the sink")
+            raise OptionInvalid(f"columns {fields[at[column]][0]} and {name} are the same column of the sink")
         at[column] = number
     if "body" not in at:
-        raise OptionRefused("the sink needs a column body, binary or string")
+        raise OptionInvalid("the sink needs a column body, binary or string")
     if "topic" not in at and topic is None:
-        raise OptionRefused("the sink needs the option topic, or a column topic")
+        raise OptionInvalid("the sink needs the option topic, or a column topic")
     return SinkColumns(topic, at)
 
 
 def messages_of(batch: pa.RecordBatch, columns: SinkColumns) -> Iterator[Message]:
-    """The rows of a record batch as messages. Raises RowRefused; rows before the bad one were yielded."""
+    """The rows of a record batch as messages. Raises RowInvalid; rows before the bad one were yielded."""
     nothing = [None] * batch.num_rows
     found = {name: batch.column(number).to_pylist() for name, number in columns.at.items() if name != "body"}
     bodies = _binary(batch.column(columns.at["body"])).to_pylist()
@@ -99,7 +99,7 @@ def messages_of(batch: pa.RecordBatch, columns: SinkColumns) -> Iterator[Message
     known: dict[tuple[str | None, str | None, int | None], Destination] = {}
     for number, (body, place) in enumerate(zip(bodies, zip(*where, strict=True), strict=True)):
         if not body:
-            raise RowRefused(number, "its body is null" if body is None else "its body is empty")
+            raise RowInvalid(number, "its body is null" if body is None else "its body is empty")
         if (destination := known.get(place)) is None:
             destination = known[place] = _destination(number, place, columns.topic_option)
         properties = b"" if plain else _properties(number, *(one[number] for one in what))
@@ -138,9 +138,9 @@ def _destination(
     topic, broker_name, queue_id = place
     topic = topic or topic_option
     if topic is None:
-        raise RowRefused(number, "it has no topic, and there is no option topic")
+        raise RowInvalid(number, "it has no topic, and there is no option topic")
     if queue_id is not None and queue_id < 0:
-        raise RowRefused(number, f"its queue_id is {queue_id}; allowed: 0 or more")
+        raise RowInvalid(number, f"its queue_id is {queue_id}; allowed: 0 or more")
     return Destination(topic, broker_name, queue_id)
 
 
@@ -154,14 +154,14 @@ def _properties(number: int, keys: str | None, tags: str | None, given: list[tup
         properties[props.KEYS] = keys
     if tags:
         if "||" in tags:
-            raise RowRefused(number, f"its tag {tags!r} is a filter for several tags")
+            raise RowInvalid(number, f"its tag {tags!r} is a filter for several tags")
         properties[props.TAGS] = tags
     for name, value in properties.items():
         if not name or any(letter in text for text in (name, value) for letter in "\x01\x02"):
-            raise RowRefused(number, f"the property {name!r} has no name, or contains a separator, 0x01 or 0x02")
+            raise RowInvalid(number, f"the property {name!r} has no name, or contains a separator, 0x01 or 0x02")
     encoded = props.encode(properties).encode()
     if len(encoded) > _PROPERTIES_BYTES_MAX:
-        raise RowRefused(number, f"its properties have {len(encoded)} bytes; {_PROPERTIES_BYTES_MAX} are allowed")
+        raise RowInvalid(number, f"its properties have {len(encoded)} bytes; {_PROPERTIES_BYTES_MAX} are allowed")
     return encoded
 
 

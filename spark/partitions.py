@@ -12,7 +12,7 @@ from spark.option_table import AtTime, AtTimes, Bound, QueueName
 from spark.options import ReadOptions
 from spark.plan import (
     LogRange,
-    PlanRefused,
+    PlanInvalid,
     QueueRange,
     Splitting,
     batched,
@@ -69,7 +69,7 @@ def plan_partitions(
         for piece in pieces:
             replicas = replica_order(addresses, LEADER_ID, options.read_from, turn + len(parts))
             if not replicas:
-                raise PlanRefused(f"broker group {broker_name} has no replica that readFrom={options.read_from} allows")
+                raise PlanInvalid(f"broker group {broker_name} has no replica that readFrom={options.read_from} allows")
             parts.append(LogRange(topic, identity, broker_name, tuple(piece), replicas))
     return parts
 
@@ -77,7 +77,7 @@ def plan_partitions(
 def resolved(surveyor: Surveyor, survey: Survey, options: ReadOptions, bound: Bound, side: str) -> dict[QueueName, int]:
     """The offset at which each queue begins or ends; ``side`` is "starting" or "ending".
 
-    Raises PlanRefused for a bound that does not match the queues, Unreachable.
+    Raises PlanInvalid for a bound that does not match the queues, Unreachable.
     """
     by_time: dict[QueueName, int | None] = {}
     name = f"{side}Offsets"

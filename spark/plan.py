@@ -91,7 +91,7 @@ class LogRange:
         return sum(each.message_count for each in self.ranges)
 
 
-class PlanRefused(Exception):
+class PlanInvalid(Exception):
     """The options do not match what the topics have."""
 
 
@@ -109,7 +109,7 @@ def resolve(
         name: the option, for errors.
 
     Raises:
-        PlanRefused: the option omits a queue or names an unknown one, or no message is as late as a time.
+        PlanInvalid: the option omits a queue or names an unknown one, or no message is as late as a time.
     """
     match bound:
         case "earliest":
@@ -125,7 +125,7 @@ def resolve(
         case _:
             late = sorted(queue for queue in ends if by_time[queue] is None)
             if late:
-                raise PlanRefused(
+                raise PlanInvalid(
                     f"option {name}: no message is that late in {shown(late)}; "
                     f"startingOffsetsByTimestampStrategy=latest begins at the end of such queues"
                 )
@@ -133,7 +133,7 @@ def resolve(
 
 
 def check_same_queues(named: Iterable[QueueName], there: Iterable[QueueName], name: str) -> None:
-    """Raises PlanRefused, which names all queues that an option omits and all unknown ones."""
+    """Raises PlanInvalid, which names all queues that an option omits and all unknown ones."""
     named, there = set(named), set(there)
     faults = []
     if missing := sorted(there - named):
@@ -141,7 +141,7 @@ def check_same_queues(named: Iterable[QueueName], there: Iterable[QueueName], na
     if unknown := sorted(named - there):
         faults.append(f"names {shown(unknown)}, which cannot be read")
     if faults:
-        raise PlanRefused(f"option {name} {' and '.join(faults)}")
+        raise PlanInvalid(f"option {name} {' and '.join(faults)}")
 
 
 def scan(
@@ -150,16 +150,16 @@ def scan(
     """The ranges between these offsets, without empty ones.
 
     Raises:
-        PlanRefused: a range begins beyond its end, or ends beyond the end of the queue.
+        PlanInvalid: a range begins beyond its end, or ends beyond the end of the queue.
     """
     backwards = [queue for queue in sorted(starts) if starts[queue] > stops[queue]]
     if backwards:
         shown_ranges = _listed([f"{_name(queue)} ({starts[queue]} to {stops[queue]})" for queue in backwards])
-        raise PlanRefused(f"the start is after the end in {shown_ranges}")
+        raise PlanInvalid(f"the start is after the end in {shown_ranges}")
     beyond = [queue for queue in sorted(stops) if stops[queue] > ends[queue].end]
     if beyond:
         shown_ends = _listed([f"{_name(queue)} ({stops[queue]}, it ends at {ends[queue].end})" for queue in beyond])
-        raise PlanRefused(f"the end is after the last message in {shown_ends}")
+        raise PlanInvalid(f"the end is after the last message in {shown_ends}")
     return {
         queue: QueueRange(queue[2], starts[queue], stops[queue]) for queue in starts if starts[queue] < stops[queue]
     }

@@ -23,7 +23,7 @@ TopicInGroup = tuple[str, str]
 """Topic and broker name."""
 
 
-class PositionRefused(Exception):
+class PositionInvalid(Exception):
     """An offset in a checkpoint is not raftmq's, or has an unsupported version."""
 
 
@@ -61,10 +61,10 @@ class Position:
 
 
 def parse_position(offset: Mapping[str, Any]) -> Position:
-    """Parse the result of `Position.to_json`. Raises PositionRefused."""
+    """Parse the result of `Position.to_json`. Raises PositionInvalid."""
     version = offset.get("v")
     if version != VERSION:
-        raise PositionRefused(
+        raise PositionInvalid(
             f"the checkpoint has an offset of version {version!r}, this program reads version {VERSION}: it was "
             f"written by another version of the data source, or by another data source. Go on with that one, or "
             f"begin with a new checkpointLocation"
@@ -79,7 +79,7 @@ def parse_position(offset: Mapping[str, Any]) -> Position:
             _queues(topics, "from") if is_first else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PositionRefused(
+        raise PositionInvalid(
             f"the checkpoint has an offset that cannot be read ({type(error).__name__}: {error}); begin with a new "
             f"checkpointLocation"
         ) from error

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from mq.protocol.codes import ResponseCode
 from spark.client import NameServers, ServerError, Unreachable
 from spark.numbering import BATCH_MAX, Job
-from spark.options import OptionRefused, WriteOptions
+from spark.options import OptionInvalid, WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,7 @@ class TaskWritten(WriterCommitMessage):
 
 
 def batch_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> BatchWriter:
-    """A writer for a batch job. Raises OptionRefused."""
+    """A writer for a batch job. Raises OptionInvalid."""
     columns = _planned(options, schema, overwrite=overwrite)
     name, version = options.txn_app_id, options.txn_version
     job = Job(uuid.uuid4().hex, 0) if name is None or version is None else Job(name, version)
@@ -50,10 +50,10 @@ def batch_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) 
 
 
 def stream_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> StreamWriter:
-    """A writer for the micro-batches of a streaming query. Raises OptionRefused."""
+    """A writer for the micro-batches of a streaming query. Raises OptionInvalid."""
     columns = _planned(options, schema, overwrite=overwrite)
     if options.txn_app_id is not None:
-        raise OptionRefused(
+        raise OptionInvalid(
             "options txnAppId and txnVersion are for batch writes: a streaming query is known by its checkpoint, and "
             "its micro-batches by their numbers"
         )
@@ -71,7 +71,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._job = job
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one partition. Raises RowRefused, WriteFailed."""
+        """Write one partition. Raises RowInvalid, WriteFailed."""
         return _write(self._options, self._columns, self._job, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -91,7 +91,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._columns = columns
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one partition of the task's micro-batch. Raises RowRefused, WriteFailed."""
+        """Write one partition of the task's micro-batch. Raises RowInvalid, WriteFailed."""
         return _write(self._options, self._columns, _micro_batch(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -107,7 +107,7 @@ def _planned(options: WriteOptions, schema: StructType, *, overwrite: bool) -> S
     from spark.outgoing import sink_columns  # importing pyarrow takes time, and readers of other sources do not need it
 
     if overwrite:
-        raise OptionRefused(
+        raise OptionInvalid(
             "topics are logs, nothing in them can be overwritten: write with mode('append') or outputMode('append')"
         )
     columns = sink_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], options.topic)
@@ -116,10 +116,10 @@ def _planned(options: WriteOptions, schema: StructType, *, overwrite: bool) -> S
             NameServers(options.namesrv, _PLANNING_SECONDS).route(options.topic)
         except ServerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
-                raise OptionRefused(f"option topic: the topic {options.topic!r} cannot be written: {error}") from error
-            raise OptionRefused(f"option topic: the topic {options.topic!r} does not exist; create it first") from error
+                raise OptionInvalid(f"option topic: the topic {options.topic!r} cannot be written: {error}") from error
+            raise OptionInvalid(f"option topic: the topic {options.topic!r} does not exist; create it first") from error
         except Unreachable as error:
-            raise OptionRefused(f"option namesrv: {error}") from error
+            raise OptionInvalid(f"option namesrv: {error}") from error
     return columns
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from spark.batch_plan import plan_batch
 from spark.filters import Narrowing, narrow_all
-from spark.options import OptionRefused, ReadOptions, columns_in, parse_read_options, parse_write_options
+from spark.options import OptionInvalid, ReadOptions, columns_in, parse_read_options, parse_write_options
 from spark.schema import COLUMN_TYPES
 
 try:
@@ -50,7 +50,7 @@ class RaftmqDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns that the option ``columns`` names. Raises OptionRefused."""
+        """The columns that the option ``columns`` names. Raises OptionInvalid."""
         # Spark calls this before it says whether this is a batch or a stream.
         return struct_of(columns_in(self.options))
 
@@ -122,13 +122,13 @@ def struct_of(names: tuple[str, ...]) -> StructType:
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """The names of a schema's columns. Raises OptionRefused for an unknown one, or one of another type."""
+    """The names of a schema's columns. Raises OptionInvalid for an unknown one, or one of another type."""
     if not isinstance(schema, StructType):
         return tuple(schema.names)  # Sail passes the Arrow schema of what `schema` returned
     for field in schema.fields:
         kind = COLUMN_TYPES.get(field.name)
         if kind is None:
-            raise OptionRefused(f"there is no column {field.name!r}; there are {', '.join(COLUMN_TYPES)}")
+            raise OptionInvalid(f"there is no column {field.name!r}; there are {', '.join(COLUMN_TYPES)}")
         if field.dataType.simpleString() != kind:
-            raise OptionRefused(f"column {field.name} is {kind}, not {field.dataType.simpleString()}")
+            raise OptionInvalid(f"column {field.name} is {kind}, not {field.dataType.simpleString()}")
     return tuple(schema.names)

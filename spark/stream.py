@@ -44,7 +44,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins. Raises PlanRefused, Unreachable, ServerError."""
+        """Where a query without a checkpoint begins. Raises PlanInvalid, Unreachable, ServerError."""
         return self._progress.beginning()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -61,7 +61,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch. Raises DataLoss, ClusterChanged, PositionRefused, Unreachable, ServerError."""
+        """The end of the next batch. Raises DataLoss, ClusterChanged, PositionInvalid, Unreachable, ServerError."""
         return self._progress.latest(start, is_limited=not isinstance(limit, ReadAllAvailable))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

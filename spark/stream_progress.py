@@ -119,7 +119,7 @@ class StreamProgress:
     def beginning(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins; the same on each call.
 
-        Raises PlanRefused, OptionRefused, Unreachable, ServerError.
+        Raises PlanInvalid, OptionInvalid, Unreachable, ServerError.
         """
         if self._began is None:
             found = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=True)
@@ -138,7 +138,7 @@ class StreamProgress:
 
         Raises:
             DataLoss: messages after ``start`` cannot be read any more, and the query must not continue without them.
-            ClusterChanged, PositionRefused: the checkpoint is another cluster's or another program's.
+            ClusterChanged, PositionInvalid: the checkpoint is another cluster's or another program's.
             Unreachable, ServerError: the brokers did not respond within the deadline.
         """
         position = self._position(start)
@@ -169,7 +169,7 @@ class StreamProgress:
         return Position(seen.cluster, seen.topic_ids, {queue: ends.end for queue, ends in seen.ends.items()}).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogRange]:
-        """The parts that the tasks of a micro-batch read. Raises as `latest`, and PlanRefused."""
+        """The parts that the tasks of a micro-batch read. Raises as `latest`, and PlanInvalid."""
         begin, until = parse_position(start), parse_position(end)
         pause = _PAUSE_SECONDS_MIN
         while True:

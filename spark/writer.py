@@ -20,7 +20,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.send_fields import send_header
 from spark.client import Answer, Connection, NameServers, ServerError, TopicRoute, Unreachable
-from spark.errors import RowRefused, WriteFailed
+from spark.errors import RowInvalid, WriteFailed
 from spark.numbering import ROWS_MAX, Destination, Job, first_number, group_of_producer, producer_id
 from spark.outgoing import OVERHEAD_BYTES, Codec, Message, SinkColumns, encode_messages, messages_of
 
@@ -149,7 +149,7 @@ class TaskWriter:
         """Write all rows; when this returns they are stored, each on a majority of its group's disks.
 
         Raises:
-            RowRefused: a row cannot be a message; ``row`` is its number in the task.
+            RowInvalid: a row cannot be a message; ``row`` is its number in the task.
             WriteFailed: a broker permanently refused rows, or none has accepted any for too long.
         """
         try:
@@ -171,8 +171,8 @@ class TaskWriter:
     def _messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
         try:
             yield from messages_of(batch, self._options.columns)
-        except RowRefused as error:
-            raise RowRefused(self.written.rows + error.row, error.reason) from None
+        except RowInvalid as error:
+            raise RowInvalid(self.written.rows + error.row, error.reason) from None
         self.written.rows += batch.num_rows
 
     def _gather(self, message: Message) -> None:

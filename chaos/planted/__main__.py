@@ -53,7 +53,7 @@ _CHANGED = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)
 _CYTHON = re.compile(r"^\+\+\+ b/((?:mq|raftlog)/compiled)/\S+\.p(?:yx|xi|xd)$", re.MULTILINE)
 
 
-class PatchRefused(Exception):
+class PatchFailed(Exception):
     """A patch no longer applies to the production code, or the patched code fails to run at all."""
 
 
@@ -116,7 +116,7 @@ def changed_files(name: str, patches: Path = PATCHES) -> list[str]:
 
 
 def check(name: str, patches: Path = PATCHES) -> None:
-    """Whether the patch applies to the production code, which stays as it is. Raises `PatchRefused`."""
+    """Whether the patch applies to the production code, which stays as it is. Raises `PatchFailed`."""
     _apply(patches / f"{name}.patch", PROJECT, "--dry-run")
 
 
@@ -128,13 +128,13 @@ def _apply(patch: Path, directory: Path, *options: str) -> None:
         check=False,
     )
     if done.returncode:
-        raise PatchRefused(f"{patch.stem}: {done.stdout.decode(errors='replace').strip()}")
+        raise PatchFailed(f"{patch.stem}: {done.stdout.decode(errors='replace').strip()}")
 
 
 def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, patches: Path = PATCHES) -> None:
     """Copy the packages into ``directory``, apply the patch there, and compile what it changes.
 
-    Raises `PatchRefused`; RuntimeError with the compiler's output.
+    Raises `PatchFailed`; RuntimeError with the compiler's output.
     """
     changed = compiled_packages(name, patches)
     # Libraries of packages that the patch leaves alone are still those of their sources. So is the bytecode of Python,
@@ -201,7 +201,7 @@ def hunt(
     """Try the run ``first``, if there is one, then whole runs of seeds from 0 on until the bug is found.
 
     Before the whole runs, it tries ``short_runs``: seconds, and how many seeds from 0 on. If ``first`` does not find
-    the bug, a warning says which seed does: the code or the simulation has changed. Raises `PatchRefused`.
+    the bug, a warning says which seed does: the code or the simulation has changed. Raises `PatchFailed`.
     """
     with tempfile.TemporaryDirectory(prefix="planted-") as created:
         directory = Path(created)
@@ -279,7 +279,7 @@ def _hunt_by_seeds(
         assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
         return Finding(name, what(name), None, "")
     if _UNINTENDED.search(found[2]):
-        raise PatchRefused(f"{name}: the code does not fit the production code any more: {found[2]}")
+        raise PatchFailed(f"{name}: the code does not fit the production code any more: {found[2]}")
     return Finding(name, what(name), int(found[1]) + 1, found[2], seconds)
 
 

@@ -40,7 +40,7 @@ from mq.protocol.requests.registration import RegisterBrokerBody
 from mq.store.annotation import COMMANDS_START, split_annotation, split_commands
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import scan_runs
-from mq.store.errors import AnnotationDamaged, RunRefused
+from mq.store.errors import AnnotationDamaged, RunInvalid
 from mq.store.opening import QueueCatchUp
 from mq.store.queue_store import QueueStore
 from mq.store.sequenced import SequencedRun, runs_of_records, scan_sequenced
@@ -60,7 +60,7 @@ _EXPIRE_CLIENT_REQUESTS_SECONDS = 0.1
 _STALLED_CHECK_SECONDS = 1.0
 _TRY_AGAIN_SECONDS = 0.02
 
-_UNUSABLE = (RecordError, CommandUnknown, RunRefused, NameRefused, UnicodeDecodeError)
+_UNUSABLE = (RecordError, CommandUnknown, RunInvalid, NameRefused, UnicodeDecodeError)
 """Errors of records that no correct leader writes."""
 
 
@@ -201,7 +201,7 @@ class Broker:
             if self._catch_up is not None and entry.index == self._catch_up.until_index:
                 try:
                     self._catch_up.add_ends(self._store)
-                except RunRefused as error:
+                except RunInvalid as error:
                     raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
                 self._catch_up = None
         self.appender.committed(self._applied_index)

@@ -57,7 +57,7 @@ def filter_server(
         raise CommandFailed("the filter server needs wasmtime: pip install 'raftmq[server,filter]'") from error
     from mq.certificate import CertificateUnusable
     from mq.client.net.credentials import CredentialsInvalid
-    from mq.filter.programs import ProgramRefused
+    from mq.filter.programs import ProgramInvalid
 
     flags: dict[str, object] = {
         "broker": broker,
@@ -72,7 +72,7 @@ def filter_server(
     configure_logging(checked_level(log_level))
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
-    except (CertificateUnusable, CredentialsInvalid, ProgramRefused) as error:
+    except (CertificateUnusable, CredentialsInvalid, ProgramInvalid) as error:
         raise CommandFailed(str(error)) from error
     except OSError as error:
         where = error.filename or f"cannot listen on {settings.listen_host}:{settings.listen_port}"

@@ -98,7 +98,7 @@ def force(
     """
     from mq.broker.settings import LOG_DIRECTORY
     from raftlog import NodeId, RealDisk, SegmentError, parse_address
-    from raftlog.forced_members import MembersRefused, append_members
+    from raftlog.forced_members import MembersInvalid, append_members
     from raftlog.segment import SegmentLog
     from raftlog.segment.verify import StoppedLog
 
@@ -126,7 +126,7 @@ def force(
                 opened.close()
     except SegmentError as error:
         raise CommandFailed(str(error)) from error
-    except (MembersRefused, ValueError) as error:
+    except (MembersInvalid, ValueError) as error:
         raise CommandFailed(f"{directory}: {error}") from error
     if as_json:
         print_json(

@@ -47,7 +47,7 @@ def restore(
     from mq.broker.settings import parse_peers
     from raftlog import NodeId, RealDisk, SegmentError, format_address
     from raftlog.backup_restore import restore
-    from raftlog.forced_members import MembersRefused
+    from raftlog.forced_members import MembersInvalid
     from raftlog.segment.backup import Backup
     from raftlog.segment.disk import ReadOnlyDisk
     from raftlog.segment.freed_memory import keep_freed_memory
@@ -83,7 +83,7 @@ def restore(
                     _finish(data_dir)
         finally:
             backup.close()
-    except (MembersRefused, SegmentError) as error:
+    except (MembersInvalid, SegmentError) as error:
         raise CommandFailed(f"not restored: {error}", EXIT_FAILED) from error
     except OSError as error:
         raise CommandFailed(f"not restored: {error.filename or target}: {error.strerror}", EXIT_FAILED) from error

@@ -106,8 +106,8 @@ def status(file: File, as_json: Json = False) -> None:
     pipeline = _pipeline(file)
     from spark.client import ServerError, Unreachable
     from spark.errors import DataLoss, ReadFailed
-    from spark.plan import PlanRefused
-    from spark.positions import PositionRefused
+    from spark.plan import PlanInvalid
+    from spark.positions import PositionInvalid
     from spark.tables.commits import CommitRefused
     from spark.tables.loop import Stopped
     from spark.tables.parquet_directory import DirectoryUnusable
@@ -115,9 +115,9 @@ def status(file: File, as_json: Json = False) -> None:
 
     try:
         found = table_status(pipeline, int(time.time() * 1000))
-    except (CommitRefused, PlanRefused) as error:
+    except (CommitRefused, PlanInvalid) as error:
         raise CommandFailed(str(error)) from error
-    except (DataLoss, DirectoryUnusable, PositionRefused, ReadFailed, ServerError, Stopped, Unreachable) as error:
+    except (DataLoss, DirectoryUnusable, PositionInvalid, ReadFailed, ServerError, Stopped, Unreachable) as error:
         raise CommandFailed(str(error), EXIT_FAILED) from error
     if as_json:
         print_json(found)
@@ -197,7 +197,7 @@ def start(
     from spark.installed import missing
     from spark.tables.installed import SparkMissing, installed_spark, packages_of
     from spark.tables.pace import UNTIL_STDIN_CLOSES
-    from spark.tables.submission import MasterRefused, is_local, master_of, python_of, submit_arguments
+    from spark.tables.submission import SparkUnavailable, is_local, master_of, python_of, submit_arguments
 
     where = master_of(pipeline, master)
     try:
@@ -205,7 +205,7 @@ def start(
         if reason := missing():
             raise CommandFailed(reason.replace("raftmq[spark]", "raftmq[tables]"))
         arguments = submit_arguments(pipeline, where, driver_memory, packages, for_executors(), os.environ)
-    except (MasterRefused, SparkMissing) as error:
+    except (SparkUnavailable, SparkMissing) as error:
         raise CommandFailed(str(error)) from error
     environment = {
         "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -240,7 +240,7 @@ def start(
 
 def _pipeline(file: Path) -> Pipeline:
     try:
-        from spark.tables.documents import DocumentRefused
+        from spark.tables.documents import DocumentInvalid
         from spark.tables.pipeline import read_pipeline
     except ModuleNotFoundError as error:
         raise CommandFailed(f"{error.name} is not installed: pip install 'raftmq[tables]'") from error
@@ -250,7 +250,7 @@ def _pipeline(file: Path) -> Pipeline:
     try:
         pipeline = read_pipeline(file)
         use(pipeline.account)
-    except (CredentialsInvalid, DocumentRefused) as error:
+    except (CredentialsInvalid, DocumentInvalid) as error:
         raise CommandFailed(str(error)) from error
     return pipeline
 

@@ -13,7 +13,7 @@ from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
+from mq.protocol.hashes import MessageIdInvalid, parse_offset_message_id
 from mq.protocol.messages.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, build_trace, decode_trace
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.namesrv import ClusterInfo
@@ -31,7 +31,7 @@ async def message_by_id(core: ClientCore, offset_message_id: str, cluster: Clust
     """
     try:
         ip, port, physical_offset = parse_offset_message_id(offset_message_id)
-    except MessageIdRefused as error:
+    except MessageIdInvalid as error:
         raise ValueError(str(error)) from error
     stored_at = f"{ip}:{port}"
     for name, group in cluster.brokers.items():

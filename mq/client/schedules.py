@@ -278,7 +278,7 @@ def definition_of(schedule: Schedule) -> ScheduleDefinition:
     """A schedule as brokers keep it. Raises ValueError for a value that cannot be meant, MessageRefused."""
     try:
         props.check_user_properties(schedule.properties)
-    except props.PropertyRefused as error:
+    except props.PropertyInvalid as error:
         raise MessageRefused(str(error)) from error
     if schedule.catch_up not in CATCH_UPS:
         raise ValueError(f"catch_up is {schedule.catch_up!r}, not one of {', '.join(CATCH_UPS)}")

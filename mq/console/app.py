@@ -41,7 +41,7 @@ from mq.console.pages import (
     tail,
     topics,
 )
-from mq.console.pages.visit import Build, Change, Form, InputRefused, NotFound, Page, Visit
+from mq.console.pages.visit import Build, Change, Form, InputInvalid, NotFound, Page, Visit
 from mq.console.records import Record, Records
 from mq.console.sessions import LoginLimit, Session, Sessions
 from mq.console.settings import ConsoleSettings
@@ -204,7 +204,7 @@ class Console:
             return 200, await build(visit)
         except (NotFound, TopicNotFound) as error:
             return 404, _fault_page("There is no such thing", str(error))
-        except (InputRefused, NameRefused, ValueError) as error:
+        except (InputInvalid, NameRefused, ValueError) as error:
             return 400, _fault_page("That cannot be shown", str(error))
         except BrokerError as error:
             return _refusal(error)
@@ -274,7 +274,7 @@ class Console:
         target = " ".join(filter(None, (form.get("name") or form.get("group") or [""])))
         try:
             done = await change(visit, form)
-        except (InputRefused, NotFound, NameRefused, ValueError) as error:
+        except (InputInvalid, NotFound, NameRefused, ValueError) as error:
             return self._failed(visit, name, target, str(error), 400)
         except ClientError as error:
             after = "" if error.stored == "no" else ": it may have been carried out all the same"

@@ -18,7 +18,7 @@ _ALL_TAGS: Final = "*"
 _NAME: Final = re.compile(r"(?P<kind>wasm|sql|java):(?P<sha256>[0-9a-f]{64})(?P<skip>:skip)?")
 
 
-class ProgramRefused(ProtocolError):
+class ProgramInvalid(ProtocolError):
     """A filter program, or the name of one, that cannot be used; the message says why."""
 
 
@@ -50,9 +50,9 @@ def _sha256(content: bytes) -> str:
 
 
 def name_of(kind: Kind, content: bytes, on_error: OnError = "pass") -> ProgramName:
-    """The name of a program with these bytes. Raises ProgramRefused if there are none or too many."""
+    """The name of a program with these bytes. Raises ProgramInvalid if there are none or too many."""
     if not 0 < len(content) <= PROGRAM_BYTES_MAX:
-        raise ProgramRefused(f"the filter program has {len(content)} bytes; allowed: 1 to {PROGRAM_BYTES_MAX}")
+        raise ProgramInvalid(f"the filter program has {len(content)} bytes; allowed: 1 to {PROGRAM_BYTES_MAX}")
     return ProgramName(kind, _sha256(content), on_error)
 
 
@@ -62,7 +62,7 @@ def filtered_expression(name: ProgramName, tags: str) -> str:
 
 
 def parse_filtered_expression(text: str) -> tuple[ProgramName, str]:
-    """The reverse of `filtered_expression`. Raises ProgramRefused."""
+    """The reverse of `filtered_expression`. Raises ProgramInvalid."""
     name, _, tags = text.partition(" ")
     return parse_program_name(name), tags or _ALL_TAGS
 
@@ -73,10 +73,10 @@ def is_program_name(text: str) -> bool:
 
 
 def parse_program_name(text: str) -> ProgramName:
-    """Parse the name of a filter program. Raises ProgramRefused."""
+    """Parse the name of a filter program. Raises ProgramInvalid."""
     found = _NAME.fullmatch(text)
     if found is None:
-        raise ProgramRefused(f"{text[:80]!r} is not the name of a filter program: KIND:SHA-256, or KIND:SHA-256:skip")
+        raise ProgramInvalid(f"{text[:80]!r} is not the name of a filter program: KIND:SHA-256, or KIND:SHA-256:skip")
     kind: Kind
     match found["kind"]:
         case "wasm":

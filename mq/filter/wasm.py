@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mq.filter.blocks import BLOCK_MAX
-from mq.filter.programs import ProgramRefused
+from mq.filter.programs import ProgramInvalid
 
 ALLOCATE: Final = "raftmq_allocate"
 FILTER: Final = "raftmq_filter"
@@ -85,25 +85,25 @@ class Signature(NamedTuple):
 
 
 def check_module(imports: Sequence[str], exports: dict[str, Signature | str]) -> None:
-    """Check that a module has the interface, and nothing from outside. Raises ProgramRefused.
+    """Check that a module has the interface, and nothing from outside. Raises ProgramInvalid.
 
     ``imports`` are names for the error; ``exports`` are functions with their signatures, and the kinds of others.
     """
     if imports:
-        raise ProgramRefused(
+        raise ProgramInvalid(
             f"the module imports {', '.join(sorted(imports)[:5])}; a filter only gets the message. "
             "Build it without the system's interface (WASI) and without a runtime that needs one"
         )
     if exports.get(MEMORY) != MEMORY:
-        raise ProgramRefused(f"the module exports no memory named {MEMORY!r}")
+        raise ProgramInvalid(f"the module exports no memory named {MEMORY!r}")
     for name, (parameters, results) in _FUNCTIONS.items():
         found = exports.get(name)
         wanted = _shown(Signature(parameters, results))
         if found is None:
-            raise ProgramRefused(f"the module exports no function {name}{wanted}")
+            raise ProgramInvalid(f"the module exports no function {name}{wanted}")
         if found != Signature(parameters, results):
             shown = f"a {found}" if isinstance(found, str) else _shown(found)
-            raise ProgramRefused(f"the module exports {name} as {shown}, not {wanted}")
+            raise ProgramInvalid(f"the module exports {name} as {shown}, not {wanted}")
 
 
 def room_for(nbytes: int) -> int:

@@ -92,7 +92,7 @@ class BrokerLink:
         return bytes(await self._ask(topic, RequestCode.GET_FILTER, ext.fields(), b""))
 
     async def get_current(self, group: str, topic: str) -> tuple[ProgramName, bytes]:
-        """The program that a group has now, whichever it is. Raises ClientError, ProgramRefused."""
+        """The program that a group has now, whichever it is. Raises ClientError, ProgramInvalid."""
         ext = FilterExt(consumer_group=group, topic=topic, program="")
         response, content = await self._answer(topic, RequestCode.GET_FILTER, ext.fields(), b"")
         return parse_program_name(fields_of(FilterVersion, response).program), bytes(content)

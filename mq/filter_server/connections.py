@@ -13,8 +13,8 @@ from mq.client.errors import ClientError
 from mq.filter.programs import (
     CLASS_FILTER,
     PROGRAM_BYTES_MAX,
+    ProgramInvalid,
     ProgramName,
-    ProgramRefused,
     is_program_name,
     name_of,
     parse_filtered_expression,
@@ -240,7 +240,7 @@ class _Connection:
                 judged = await self._server.link.judge(request.ext.topic, self._address, frame, _given(reply[1]))
                 judgement.paid_at = trio.current_time() + judged.wait_ms / 1000
             return reply
-        except (ClientError, ProgramRefused) as error:
+        except (ClientError, ProgramInvalid) as error:
             return refused(request.opaque, *refusal(error))
 
     async def _judge(
@@ -264,10 +264,10 @@ class _Connection:
         return judgement
 
     async def _upload(self, request: RegisterMessageFilterClass, body: bytes) -> None:
-        """Raises ProgramRefused, ClientError."""
+        """Raises ProgramInvalid, ClientError."""
         ext = request.ext
         if zlib.crc32(body) & _CRC_MASK != ext.class_crc & _CRC_MASK:
-            raise ProgramRefused(f"the program of {len(body)} bytes does not have the CRC-32 of the request")
+            raise ProgramInvalid(f"the program of {len(body)} bytes does not have the CRC-32 of the request")
         if is_program_name(ext.class_name):
             name = parse_program_name(ext.class_name)
         else:
@@ -286,7 +286,7 @@ class _Connection:
     async def _pull(self, request: Pull, serialization: int) -> list[bytes]:
         server, ext = self._server, request.ext
         if not ext.sys_flag & CLASS_FILTER:
-            raise ProgramRefused("this is a filter server: pulls without a filter go to the broker")
+            raise ProgramInvalid("this is a filter server: pulls without a filter go to the broker")
         if server.figures.pulls >= server.pulls_max:
             remark = f"{server.figures.pulls} pulls are being served"
             await trio.lowlevel.checkpoint()
@@ -314,7 +314,7 @@ class _Connection:
         ]
 
     async def _program_of(self, ext: PullExt) -> tuple[ProgramName, str]:
-        """The program that a pull names, or that its group has, and the tags. Raises ProgramRefused, ClientError."""
+        """The program that a pull names, or that its group has, and the tags. Raises ProgramInvalid, ClientError."""
         if ext.subscription:
             await trio.lowlevel.checkpoint()
             return parse_filtered_expression(ext.subscription)

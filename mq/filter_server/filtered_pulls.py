@@ -13,7 +13,7 @@ import trio
 
 from mq.client.errors import BrokerError, ClientError
 from mq.client.net.replies import fields_of
-from mq.filter.programs import CLASS_FILTER, ProgramName, ProgramRefused
+from mq.filter.programs import CLASS_FILTER, ProgramInvalid, ProgramName
 from mq.filter_server.broker_link import BrokerLink
 from mq.filter_server.figures import Figures
 from mq.filter_server.loaded_programs import Program, Programs
@@ -61,7 +61,7 @@ class FilteredPulls:
     async def pull(self, ext: PullExt, name: ProgramName, tags: str) -> Answer:
         """The answer to a pull of messages with these tags through a program.
 
-        Raises ClientError, ProgramRefused; then nothing was passed on.
+        Raises ClientError, ProgramInvalid; then nothing was passed on.
         """
         program = await self._programs.of(ext.consumer_group, ext.topic, name)
         held = min(max(ext.suspend_timeout_ms, 0) / 1000, HOLD_SECONDS_MAX) if ext.sys_flag & SUSPEND else 0.0
@@ -179,10 +179,10 @@ class FilteredPulls:
         )
 
 
-def refusal(error: ClientError | ProgramRefused) -> tuple[int, str]:
+def refusal(error: ClientError | ProgramInvalid) -> tuple[int, str]:
     """The code and the text with which a request is refused."""
     if isinstance(error, BrokerError):
         return error.code, error.remark or str(error)
-    if isinstance(error, ProgramRefused):
+    if isinstance(error, ProgramInvalid):
         return ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)
     return ResponseCode.SYSTEM_BUSY, str(error)

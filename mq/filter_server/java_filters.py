@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mq.filter.blocks import BLOCK_MAX, Block
-from mq.filter.programs import ProgramRefused
+from mq.filter.programs import ProgramInvalid
 from mq.filter_server.java_machine import FAILED, YES, Machine, MachineFailed, clean_environment, without_network
 from mq.filter_server.wasm_sandbox import Verdicts
 
@@ -54,34 +54,34 @@ class JavaLimits(NamedTuple):
 
 
 def java_program(class_name: str, source: bytes) -> bytes:
-    """The bytes of a program: its source, which begins with the name of the class. Raises ProgramRefused."""
+    """The bytes of a program: its source, which begins with the name of the class. Raises ProgramInvalid."""
     if not _CLASS_NAME.fullmatch(class_name) or len(class_name) > 255:
-        raise ProgramRefused(f"{class_name[:80]!r} is neither the name of a Java class nor of a filter program")
+        raise ProgramInvalid(f"{class_name[:80]!r} is neither the name of a Java class nor of a filter program")
     if len(class_name.rpartition(".")[2]) > _SIMPLE_NAME_MAX:
-        raise ProgramRefused(f"the name of the class {class_name[:80]!r} has more than {_SIMPLE_NAME_MAX} characters")
+        raise ProgramInvalid(f"the name of the class {class_name[:80]!r} has more than {_SIMPLE_NAME_MAX} characters")
     return f"{_FIRST_LINE}{class_name}\n".encode() + source
 
 
 def parse_java_program(content: bytes) -> tuple[str, bytes]:
-    """The name of the class and the source. Raises ProgramRefused."""
+    """The name of the class and the source. Raises ProgramInvalid."""
     first, _, _ = content.partition(b"\n")
     name = first.decode("ascii", "replace").removeprefix(_FIRST_LINE)
     if not first.startswith(_FIRST_LINE.encode()) or not _CLASS_NAME.fullmatch(name):
-        raise ProgramRefused("the Java source does not begin with the name of its class")
+        raise ProgramInvalid("the Java source does not begin with the name of its class")
     return name, content
 
 
 class JavaSandbox:
     """All virtual machines of a filter server. Its methods may be called on any thread.
 
-    Raises ProgramRefused when it is made, with what is missing on this machine.
+    Raises ProgramInvalid when it is made, with what is missing on this machine.
     """
 
     def __init__(self, limits: JavaLimits, class_path: str = "") -> None:
         self.limits = limits
         java, javac = shutil.which("java"), shutil.which("javac")
         if java is None or javac is None:
-            raise ProgramRefused("filters in Java need a JDK: java and javac are not in the PATH of the filter server")
+            raise ProgramInvalid("filters in Java need a JDK: java and javac are not in the PATH of the filter server")
         self._java, self._javac = java, javac
         self._directory = Path(tempfile.mkdtemp(prefix="raftmq-java-filters-"))
         self._class_path = class_path
@@ -94,7 +94,7 @@ class JavaSandbox:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         try:
             self._compile(sorted(map(str, _SOURCES.rglob("*.java"))), self._directory / "host", "")
-        except ProgramRefused:
+        except ProgramInvalid:
             self.close()
             raise
 
@@ -104,7 +104,7 @@ class JavaSandbox:
         return not self._wrapper
 
     def load(self, content: bytes, group: str, topic: str) -> JavaFilter:
-        """Compile a class and start it. Takes seconds. Raises ProgramRefused with what the compiler says."""
+        """Compile a class and start it. Takes seconds. Raises ProgramInvalid with what the compiler says."""
         name, source = parse_java_program(content)
         with self._lock:
             self._number += 1
@@ -119,7 +119,7 @@ class JavaSandbox:
             loaded.check_start()
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
-            raise ProgramRefused(f"the class cannot be written to {error.filename}: {error.strerror}") from error
+            raise ProgramInvalid(f"the class cannot be written to {error.filename}: {error.strerror}") from error
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -152,13 +152,13 @@ class JavaSandbox:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise ProgramRefused(f"javac took longer than {_COMPILE_SECONDS:g} s") from error
+            raise ProgramInvalid(f"javac took longer than {_COMPILE_SECONDS:g} s") from error
         except OSError as error:
-            raise ProgramRefused(f"javac cannot be started: {error.strerror}") from error
+            raise ProgramInvalid(f"javac cannot be started: {error.strerror}") from error
         if done.returncode:
             said = done.stderr.decode("utf-8", "replace").replace(f"{self._directory}/", "")
             lines = [line.strip() for line in said.splitlines() if line.strip()]
-            raise ProgramRefused(f"javac refuses the class: {'; '.join(lines[:6])[:600]}")
+            raise ProgramInvalid(f"javac refuses the class: {'; '.join(lines[:6])[:600]}")
 
     def _command(self, classes: Path) -> list[str]:
         heap = self.limits.heap_bytes // 1024
@@ -237,12 +237,12 @@ class JavaFilter:
         return self._lock.locked()
 
     def check_start(self) -> None:
-        """Raises ProgramRefused if the class cannot be used."""
+        """Raises ProgramInvalid if the class cannot be used."""
         with self._lock:
             try:
                 self._started()
             except MachineFailed as failed:
-                raise ProgramRefused(f"the class cannot be used: {failed}") from failed
+                raise ProgramInvalid(f"the class cannot be used: {failed}") from failed
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
         """Filter the messages, or as many as can be begun within ``seconds_max``, at least one."""

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import trio
 
 from mq.filter.blocks import Block
-from mq.filter.programs import ProgramName, ProgramRefused
+from mq.filter.programs import ProgramInvalid, ProgramName
 from mq.filter.sql import BodySqlFilter
 from mq.filter.sql_syntax import SqlError
 from mq.filter_server.group_budget import GroupBudget
@@ -50,9 +50,9 @@ class SqlProgram:
         try:
             self._sql = BodySqlFilter(content.decode())
         except UnicodeDecodeError as error:
-            raise ProgramRefused(f"the expression is not UTF-8: {error}") from error
+            raise ProgramInvalid(f"the expression is not UTF-8: {error}") from error
         except SqlError as error:
-            raise ProgramRefused(f"the expression is wrong at {error}") from error
+            raise ProgramInvalid(f"the expression is wrong at {error}") from error
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
         """See `Runs`."""
@@ -133,7 +133,7 @@ class Programs:
         return len(self._loaded)
 
     async def of(self, group: str, topic: str, name: ProgramName) -> Program:
-        """The program, which is fetched if it is not in memory. Raises ProgramRefused, ClientError."""
+        """The program, which is fetched if it is not in memory. Raises ProgramInvalid, ClientError."""
         key = group, topic, name.text
         if (there := self._known(key)) is not None:
             await trio.lowlevel.checkpoint()
@@ -141,9 +141,9 @@ class Programs:
         return await self._once(key, name, partial(self._fetch, group, topic, name))
 
     async def add(self, group: str, topic: str, name: ProgramName, content: bytes) -> Program:
-        """A program that a consumer uploads, for each of its queues. Raises ProgramRefused if it cannot be used."""
+        """A program that a consumer uploads, for each of its queues. Raises ProgramInvalid if it cannot be used."""
         if not name.is_of(content):
-            raise ProgramRefused(f"the SHA-256 of the program differs from its name {name.text}")
+            raise ProgramInvalid(f"the SHA-256 of the program differs from its name {name.text}")
         key = group, topic, name.text
 
         async def uploaded() -> bytes:
@@ -153,7 +153,7 @@ class Programs:
         try:
             there = self._known(key)
             program = await self._once(key, name, uploaded) if there is None else there
-        except ProgramRefused as refused:
+        except ProgramInvalid as refused:
             self._note_upload(group, topic, str(refused))
             raise
         self._note_upload(group, topic, name)
@@ -173,18 +173,18 @@ class Programs:
     async def current(self, group: str, topic: str) -> ProgramName:
         """The filter that a group has for a topic, for clients that do not name it when they pull: those of RocketMQ.
 
-        Raises ProgramRefused if that cannot be used, ClientError: BrokerError with FILTER_DATA_NOT_EXIST without one.
+        Raises ProgramInvalid if that cannot be used, ClientError: BrokerError with FILTER_DATA_NOT_EXIST without one.
         """
         match self._uploaded.get((group, topic)):
             case ProgramName() as name:
                 await trio.lowlevel.checkpoint()
                 return name
             case str(reason):
-                raise ProgramRefused(reason)
+                raise ProgramInvalid(reason)
             case None:
                 pass
         if self._java is None:
-            raise ProgramRefused(JAVA_REFUSED)
+            raise ProgramInvalid(JAVA_REFUSED)
         name, content = await self._fetch_current(group, topic)
         await self.add(group, topic, name, content)
         return name
@@ -208,7 +208,7 @@ class Programs:
             return there
         until, reason = self._refused.get(key, (0.0, ""))
         if trio.current_time() < until:
-            raise ProgramRefused(reason)
+            raise ProgramInvalid(reason)
         self._refused.pop(key, None)
         return None
 
@@ -221,12 +221,12 @@ class Programs:
                     return SqlProgram(content)
                 case "java":
                     if self._java is None:
-                        raise ProgramRefused(JAVA_REFUSED)
+                        raise ProgramInvalid(JAVA_REFUSED)
                     return self._java.load(content, key[0], key[1])
 
         try:
             loaded = await trio.to_thread.run_sync(runs, limiter=self._compiling)
-        except ProgramRefused as refused:
+        except ProgramInvalid as refused:
             if len(self._refused) >= self._programs_max:
                 self._refused.clear()
             self._refused[key] = trio.current_time() + _REFUSED_SECONDS, str(refused)

@@ -43,7 +43,7 @@ async def serve(
     Raises:
         OSError: it cannot listen there.
         CertificateUnusable: the files are not a certificate with its key.
-        ProgramRefused: Java filters are allowed, and this machine cannot run them.
+        ProgramInvalid: Java filters are allowed, and this machine cannot run them.
     """
     log = structlog.get_logger("filter-server") if log is None else log
     remoting = RemotingSettings() if remoting is None else remoting

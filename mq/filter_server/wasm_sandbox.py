@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import wasmtime
 
 from mq.filter.blocks import Block
-from mq.filter.programs import ProgramRefused
+from mq.filter.programs import ProgramInvalid
 from mq.filter.wasm import (
     ALLOCATE,
     DRIVER,
@@ -89,13 +89,13 @@ class Sandbox:
         self._engine.increment_epoch()
 
     def load(self, content: bytes) -> WasmFilter:
-        """Compile and check a module, and start it once. Takes up to some seconds. Raises ProgramRefused."""
+        """Compile and check a module, and start it once. Takes up to some seconds. Raises ProgramInvalid."""
         try:
             # Bytes that are not a module could be the text of one, which is not what was uploaded for the others.
             wasmtime.Module.validate(self._engine, content)
             module = wasmtime.Module(self._engine, content)
         except wasmtime.WasmtimeError as error:
-            raise ProgramRefused(f"not a WebAssembly module that can be used: {_first_line(error)}") from error
+            raise ProgramInvalid(f"not a WebAssembly module that can be used: {_first_line(error)}") from error
         imports = [f"{each.module}.{each.name}" for each in module.imports]
         check_module(imports, {str(each.name): _kind(each.type) for each in module.exports})
         loaded = WasmFilter(self, self._engine, self._driver, module)
@@ -117,11 +117,11 @@ class WasmFilter:
         self._lock = threading.Lock()
 
     def check_start(self) -> None:
-        """Raises ProgramRefused if the module cannot be started, or gives no room for messages."""
+        """Raises ProgramInvalid if the module cannot be started, or gives no room for messages."""
         try:
             self._fresh().make_room(ROOM_MIN)
         except _Failed as failed:
-            raise ProgramRefused(f"the module cannot be used: {failed}") from failed
+            raise ProgramInvalid(f"the module cannot be used: {failed}") from failed
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
         """Filter the messages, or as many as can be begun within ``seconds_max``, at least one."""

@@ -10,7 +10,7 @@ import structlog
 
 from mq.accounts import Accounts
 from mq.namesrv.access import denied
-from mq.namesrv.kv_config import ORDER_TOPIC_NAMESPACE, KvConfig, KvRefused
+from mq.namesrv.kv_config import ORDER_TOPIC_NAMESPACE, KvConfig, KvInvalid
 from mq.namesrv.route_table import (
     LEADER_ID,
     UNIT_FLAG,
@@ -22,7 +22,7 @@ from mq.namesrv.route_table import (
     RouteTable,
     TableFull,
 )
-from mq.namesrv.running_config import ConfigForbidden, ConfigRefused, RunningConfig
+from mq.namesrv.running_config import ConfigForbidden, ConfigInvalid, RunningConfig
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError, HeaderError
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
@@ -233,7 +233,7 @@ class Handlers:
             )
         try:
             return handler(request, body, connection)
-        except (BodyError, TableFull, NameTooLong, NameUnusual, KvRefused, ConfigRefused, ConfigForbidden) as error:
+        except (BodyError, TableFull, NameTooLong, NameUnusual, KvInvalid, ConfigInvalid, ConfigForbidden) as error:
             self._log.warning("request_refused", peer=connection, code=request.code, error=str(error))
             forbidden = isinstance(error, ConfigForbidden)
             return _Answer(ResponseCode.NO_PERMISSION if forbidden else ResponseCode.SYSTEM_ERROR, remark=str(error))

@@ -17,7 +17,7 @@ NAME_BYTES_MAX: Final = 255
 VALUE_BYTES_MAX: Final = 64 * 1024
 
 
-class KvRefused(ProtocolError):
+class KvInvalid(ProtocolError):
     """A namespace, key or value is empty or too long; nothing was changed."""
 
 
@@ -41,12 +41,12 @@ class KvConfig:
         self.version = 0
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Store a value. Raises KvRefused, TableFull."""
+        """Store a value. Raises KvInvalid, TableFull."""
         for what, text in (("namespace", namespace), ("key", key)):
             if not text.strip() or len(text.encode()) > NAME_BYTES_MAX:
-                raise KvRefused(f"the {what} has {len(text.encode())} bytes; allowed: 1 to {NAME_BYTES_MAX}")
+                raise KvInvalid(f"the {what} has {len(text.encode())} bytes; allowed: 1 to {NAME_BYTES_MAX}")
         if len(value.encode()) > VALUE_BYTES_MAX:
-            raise KvRefused(f"the value has {len(value.encode())} bytes; maximum: {VALUE_BYTES_MAX}")
+            raise KvInvalid(f"the value has {len(value.encode())} bytes; maximum: {VALUE_BYTES_MAX}")
         known = self.get(namespace, key)
         if known == value:
             return

@@ -13,7 +13,7 @@ class ConfigForbidden(Exception):
     """The setting exists but cannot change at run time; nothing was changed."""
 
 
-class ConfigRefused(Exception):
+class ConfigInvalid(Exception):
     """The setting does not exist, or not with this value; nothing was changed."""
 
 
@@ -42,16 +42,16 @@ class RunningConfig:
         }
 
     def update(self, changes: Mapping[str, str]) -> None:
-        """Change all of these settings or none. Raises ConfigForbidden, ConfigRefused."""
+        """Change all of these settings or none. Raises ConfigForbidden, ConfigInvalid."""
         current = self.properties()
         for name, value in changes.items():
             if name in FORBIDDEN:
                 raise ConfigForbidden(f"the setting {name} cannot be changed")
             if name not in current:
-                raise ConfigRefused(f"there is no setting {name}")
+                raise ConfigInvalid(f"there is no setting {name}")
             if name == ORDER_MESSAGES:
                 if value.lower() not in ("true", "false"):
-                    raise ConfigRefused(f"{name} is true or false, not {value[:40]!r}")
+                    raise ConfigInvalid(f"{name} is true or false, not {value[:40]!r}")
             elif value != current[name]:
                 raise ConfigForbidden(f"{name} is {current[name]!r} until the name server restarts")
         if ORDER_MESSAGES in changes:

@@ -37,7 +37,7 @@ def tag_code(tags: str) -> int:
 _cached_hash: Final = lru_cache(maxsize=4096)(java_string_hash)
 
 
-class MessageIdRefused(ProtocolError):
+class MessageIdInvalid(ProtocolError):
     """A text is not an offset message id."""
 
 
@@ -55,15 +55,15 @@ def offset_message_id(host: bytes, port: int, physical_offset: PhysicalOffset) -
 
 
 def parse_offset_message_id(text: str) -> OffsetMessageId:
-    """Parse an offset message id. Raises MessageIdRefused."""
+    """Parse an offset message id. Raises MessageIdInvalid."""
     if len(text) not in (32, 56):
-        raise MessageIdRefused(f"an offset message id has 32 or 56 characters, this has {len(text)}: {text[:60]!r}")
+        raise MessageIdInvalid(f"an offset message id has 32 or 56 characters, this has {len(text)}: {text[:60]!r}")
     try:
         data = bytes.fromhex(text)
     except ValueError as error:
-        raise MessageIdRefused(f"{text!r} is not a hexadecimal number") from error
+        raise MessageIdInvalid(f"{text!r} is not a hexadecimal number") from error
     if len(data) * 2 != len(text):
-        raise MessageIdRefused(f"{text!r} is not a hexadecimal number")
+        raise MessageIdInvalid(f"{text!r} is not a hexadecimal number")
     port, physical_offset = struct.unpack(">iq", data[-12:])
     return OffsetMessageId(str(ipaddress.ip_address(data[:-12])), port, physical_offset)
 

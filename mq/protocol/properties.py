@@ -201,7 +201,7 @@ RESERVED: Final = frozenset(
 """Property names reserved for the system."""
 
 
-class PropertyRefused(ProtocolError):
+class PropertyInvalid(ProtocolError):
     """An invalid application property. ``name`` is its name."""
 
     def __init__(self, name: str, reason: str) -> None:
@@ -307,19 +307,19 @@ def is_reserved(name: str) -> bool:
 
 
 def check_user_properties(properties: Mapping[str, str]) -> None:
-    """Raises PropertyRefused for a reserved name, an empty name or value, a separator in either, or what is no text."""
+    """Raises PropertyInvalid for a reserved name, an empty name or value, a separator in either, or what is no text."""
     for name, value in properties.items():
         if not isinstance(name, str):
-            raise PropertyRefused(name, f"has a name of type {type(name).__name__}; pass a str")
+            raise PropertyInvalid(name, f"has a name of type {type(name).__name__}; pass a str")
         if is_reserved(name):
-            raise PropertyRefused(name, "is reserved")
+            raise PropertyInvalid(name, "is reserved")
         if not isinstance(value, str):
-            raise PropertyRefused(name, f"has a value of type {type(value).__name__}; pass a str")
+            raise PropertyInvalid(name, f"has a value of type {type(value).__name__}; pass a str")
         if not name or not value:
-            raise PropertyRefused(name, "has no name" if not name else "has no value")
+            raise PropertyInvalid(name, "has no name" if not name else "has no value")
         for text in (name, value):
             if NAME_END in text or VALUE_END in text:
-                raise PropertyRefused(name, "contains a separator, 0x01 or 0x02")
+                raise PropertyInvalid(name, "contains a separator, 0x01 or 0x02")
 
 
 def of_cluster(cluster: str) -> dict[str, str]:

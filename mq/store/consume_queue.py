@@ -21,7 +21,7 @@ from itertools import pairwise
 from mq.protocol import names
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset, offset_range
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, QUEUE_OFFSET_MAX
-from mq.store.errors import QueueFileDamaged, RunRefused
+from mq.store.errors import QueueFileDamaged, RunInvalid
 from mq.store.queue_blocks import (
     ENTRIES_PER_BLOCK,
     TRAILER,
@@ -147,17 +147,17 @@ class ConsumeQueue:
         are skipped. A queue without entries begins at the first offset of its first run, because the log before it may
         have expired.
 
-        Raises RunRefused for any other entries; nothing was added.
+        Raises RunInvalid for any other entries; nothing was added.
         """
         count = len(entries) // QUEUE_ENTRY_BYTES
         assert len(entries) == count * QUEUE_ENTRY_BYTES, f"{self}: run of {len(entries)} bytes"
         if not 0 <= first_offset < QUEUE_OFFSET_MAX:
-            raise RunRefused(*self.key, f"offset {first_offset} is outside of 0 to {QUEUE_OFFSET_MAX - 1}")
+            raise RunInvalid(*self.key, f"offset {first_offset} is outside of 0 to {QUEUE_OFFSET_MAX - 1}")
         if self.max_offset == 0:
             self.min_offset = self.max_offset = self._flushed_offset = first_offset
         if first_offset != self.max_offset:
             if first_offset > self.max_offset:
-                raise RunRefused(*self.key, f"offset {first_offset} leaves a gap after {self.max_offset}")
+                raise RunInvalid(*self.key, f"offset {first_offset} leaves a gap after {self.max_offset}")
             known = min(self.max_offset - first_offset, count)
             self._check_repeats(first_offset, entries[: known * QUEUE_ENTRY_BYTES])
             entries = entries[known * QUEUE_ENTRY_BYTES :]
@@ -379,7 +379,7 @@ class ConsumeQueue:
         except QueueFileDamaged:
             return  # the stored block is recorded as damaged; there is nothing to compare with
         if known != repeated:
-            raise RunRefused(*self.key, f"the existing records from offset {first_offset} on are different")
+            raise RunInvalid(*self.key, f"the existing records from offset {first_offset} on are different")
 
     def _blocks(self, offset: QueueOffset, end: QueueOffset, checksum: int | None) -> tuple[list[bytes], int]:
         """The blocks to write for the first entries of the tail, [offset, end), and the checksum of the last block.

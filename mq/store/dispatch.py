@@ -22,7 +22,7 @@ from mq.protocol import names, properties
 from mq.protocol.messages import records
 from mq.protocol.messages.delay import TURNS_MS
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.store.errors import RunRefused
+from mq.store.errors import RunInvalid
 
 META_TOPIC = names.METADATA_TOPIC
 """Internal topic whose record bodies are commands of the replicated metadata. It has no consume queue."""
@@ -96,12 +96,12 @@ class RunBuilder:
     ) -> None:
         """Add one record's entry.
 
-        Raises RunRefused if the offsets of its queue are not consecutive within the log entry, or the tag code has
+        Raises RunInvalid if the offsets of its queue are not consecutive within the log entry, or the tag code has
         more than 64 bits.
         """
         key = (topic, queue_id)
         if not -(2**63) <= tag_code < 2**63:
-            raise RunRefused(
+            raise RunInvalid(
                 topic,
                 queue_id,
                 f"the record at {physical_offset} has the tag code {tag_code}, which has more than 64 bits",
@@ -114,7 +114,7 @@ class RunBuilder:
         first_offset, entries = run
         expected = first_offset + len(entries) // QUEUE_ENTRY_BYTES
         if queue_offset != expected:
-            raise RunRefused(topic, queue_id, f"offset {queue_offset} follows {expected - 1} in one entry")
+            raise RunInvalid(topic, queue_id, f"offset {queue_offset} follows {expected - 1} in one entry")
         entries += entry
 
     def runs(self) -> list[QueueRun]:
@@ -179,7 +179,7 @@ def scan_runs(body: bytes | memoryview, begin: PhysicalOffset) -> tuple[list[Que
 
     Raises:
         records.RecordError: the body is not a chain of records with correct positions.
-        RunRefused: its records contradict one another.
+        RunInvalid: its records contradict one another.
         UnicodeDecodeError: a topic is not valid UTF-8.
     """
     view = memoryview(body)

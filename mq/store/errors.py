@@ -19,7 +19,7 @@ class AnnotationDamaged(StoreError):
         self.size = size
 
 
-class RunRefused(StoreError):
+class RunInvalid(StoreError):
     """The queue entries of a log entry contradict the queue, or each other. Nothing of this run was added."""
 
     def __init__(self, topic: str, queue_id: int, reason: str) -> None:

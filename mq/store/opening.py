@@ -32,7 +32,7 @@ from mq.store.checkpoint import (
     reset_store,
     write_checkpoint,
 )
-from mq.store.errors import CheckpointDamaged, QueueFileDamaged, RunRefused, StoreLost
+from mq.store.errors import CheckpointDamaged, QueueFileDamaged, RunInvalid, StoreLost
 from mq.store.queue_capture import QueueRow
 from mq.store.queue_floors import load_floors, write_floors
 from mq.store.queue_store import QueueStore, QueueStoreSettings
@@ -75,14 +75,14 @@ class QueueCatchUp:
         """Entry ``until_index`` was dispatched: add queues whose entries are all deleted to the table, and drop those
         of topics that cannot be restored any more.
 
-        Raises RunRefused if snapshot and log disagree about a queue.
+        Raises RunInvalid if snapshot and log disagree about a queue.
         """
         for topic, rows in self._ends.items():
             for queue_id, _, end, _ in rows:
                 queue = queues.get(topic, queue_id) or queues.add_empty(topic, queue_id, end)
                 if queue.max_offset != end:
                     reason = f"ends at {queue.max_offset} after entry {self.until_index}, at {end} in the snapshot"
-                    raise RunRefused(topic, queue_id, reason)
+                    raise RunInvalid(topic, queue_id, reason)
         for topic in dict.fromkeys(topic for topic, _ in queues.all_keys() if topic not in self._ends):
             queues.drop_topic(topic)
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from mq.protocol.messages.records import RecordError
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, scan_runs
-from mq.store.errors import RunRefused
+from mq.store.errors import RunInvalid
 from raftlog.segment.codec import BLANK, HEADER, HEADER_BYTES, NORMAL
 
 STEP_BYTES: Final = 256 * 1024
@@ -145,7 +145,7 @@ class BlockRebuild:
             raise RebuildFailed(f"the log's entry at {pos} is damaged")
         try:
             runs, _ = scan_runs(body, pos + HEADER_BYTES)
-        except (RecordError, RunRefused, UnicodeDecodeError) as error:
+        except (RecordError, RunInvalid, UnicodeDecodeError) as error:
             raise RebuildFailed(f"the log's entry at {pos} cannot be used: {error}") from error
         for run in runs:
             if run.topic != self.wanted.topic or run.queue_id != self.wanted.queue_id:

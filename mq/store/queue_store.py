@@ -16,7 +16,7 @@ from mq.store.built_runs import BuiltRun
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
 from mq.store.dropped_queues import DROPPED, remove_unknown, restore_dropped
-from mq.store.errors import QueueFileDamaged, RunRefused
+from mq.store.errors import QueueFileDamaged, RunInvalid
 from mq.store.queue_blocks import ENTRIES_PER_BLOCK
 from mq.store.queue_capture import QueueCapture, QueueRow
 from mq.store.queue_files import OPEN_FILES_MAX, Changes, QueueFiles, outside
@@ -184,13 +184,13 @@ class QueueStore:
 
         Raises:
             names.NameRefused: the topic is not valid as a directory.
-            RunRefused: the queue is invalid, or the run contradicts its content.
+            RunInvalid: the queue is invalid, or the run contradicts its content.
         """
         key = (run.topic, run.queue_id)
         queue = self._queues.get(key)
         if queue is None:
             if run.queue_id < 0:
-                raise RunRefused(run.topic, run.queue_id, "the queue id is negative")
+                raise RunInvalid(run.topic, run.queue_id, "the queue id is negative")
             queue = self._add(run.topic, run.queue_id, FIRST_OFFSET, FIRST_OFFSET, b"")
         if self._capture is not None:
             self._capture.capture_queue(queue)

@@ -241,7 +241,7 @@ class RaftCore(Election, FollowerRole):
         """Process a message of a peer; late, duplicate and reordered ones are harmless.
 
         Raises:
-            MessageRefused: no correct replica sends it; nothing has changed.
+            PeerMessageInvalid: no correct replica sends it; nothing has changed.
         """
         self._now = now
         check_message(self, message)

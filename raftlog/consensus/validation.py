@@ -21,21 +21,21 @@ from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.terms import highest_plausible
 
 
-class MessageRefused(Exception):
+class PeerMessageInvalid(Exception):
     """A message that no correct replica sends; the core is unchanged."""
 
 
 def check_message(core: CoreState, message: Message) -> None:
-    """Raises `MessageRefused` for a message that a core in this state must not process."""
+    """Raises `PeerMessageInvalid` for a message that a core in this state must not process."""
     own = core._term
     term = max(message.term, message.next_term) if isinstance(message, PreVoteReq) else message.term
     if term > (highest := highest_plausible(own)):
-        raise MessageRefused(
+        raise PeerMessageInvalid(
             f"{message.src} sends a {type(message).__name__} of term {term}, which is implausible: the own term is "
             f"{own}, at most {highest} is accepted"
         )
     if message.src == core.node_id:
-        raise MessageRefused(f"a {type(message).__name__} claims to be from {message.src}, which is this replica")
+        raise PeerMessageInvalid(f"a {type(message).__name__} claims to be from {message.src}, which is this replica")
     if message.term < own:
         return
     match message:
@@ -49,7 +49,7 @@ def check_message(core: CoreState, message: Message) -> None:
         case HeartbeatResp() if core._role is Role.LEADER and message.term == own:
             _check_position(core, message, message.durable)
             if message.read_round > (newest := core._reads.rounds.newest):
-                raise MessageRefused(
+                raise PeerMessageInvalid(
                     f"{message.src} answers round {message.read_round} of reads, the newest is {newest}"
                 )
         case _:
@@ -62,12 +62,12 @@ def _check_leader(core: CoreState, message: AppendReq | Heartbeat) -> None:
         return
     leader = core.node_id if core._role is Role.LEADER else core._leader_id
     if leader not in (None, message.src):
-        raise MessageRefused(f"{message.src} claims to lead in term {message.term}, in which {leader} leads")
+        raise PeerMessageInvalid(f"{message.src} claims to lead in term {message.term}, in which {leader} leads")
 
 
 def _check_position(core: CoreState, message: AppendResp | HeartbeatResp, index: LogIndex) -> None:
     if index > core._log.last_index:
-        raise MessageRefused(f"{message.src} claims to hold entry {index}, the log ends at {core._log.last_index}")
+        raise PeerMessageInvalid(f"{message.src} claims to hold entry {index}, the log ends at {core._log.last_index}")
 
 
 def _check_entries(core: CoreState, message: AppendReq) -> None:
@@ -77,7 +77,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
         if prev.index > core._commit:
             return  # the core rejects the request, whatever its entries
         if prev.index >= log.base.index:
-            raise MessageRefused(
+            raise PeerMessageInvalid(
                 f"{message.src} has entry {prev.index} with term {prev.term}, here it is committed with term "
                 f"{log.term_at(prev.index)}"
             )
@@ -88,16 +88,16 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
     before = prev
     for span in message.spans:
         if span.first != before.index + 1 or span.last < span.first:
-            raise MessageRefused(f"{message.src} sends entries {span.first} to {span.last} after {before.index}")
+            raise PeerMessageInvalid(f"{message.src} sends entries {span.first} to {span.last} after {before.index}")
         if not before.term <= span.term <= message.term:
-            raise MessageRefused(
+            raise PeerMessageInvalid(
                 f"{message.src} sends entry {span.first} of term {span.term} behind one of term {before.term}, its own "
                 f"term is {message.term}"
             )
         first, last = max(span.first, log.base.index), min(span.last, kept)
         # Terms in a log never decrease, so equal ones at both ends are equal in between.
         if first <= last and not log.term_at(first) == log.term_at(last) == span.term:
-            raise MessageRefused(
+            raise PeerMessageInvalid(
                 f"{message.src} has entries {first} to {last} with term {span.term}, here they are settled with terms "
                 f"{log.term_at(first)} to {log.term_at(last)}"
             )
@@ -137,4 +137,4 @@ def _check_configuration(message: AppendReq, span: Span, before: ConfState) -> N
     elif not may_follow(conf, before):
         reason = f"it is not one step away from {before}"
     if reason is not None:
-        raise MessageRefused(f"{message.src} sends the configuration {conf} as entry {span.first}: {reason}")
+        raise PeerMessageInvalid(f"{message.src} sends the configuration {conf} as entry {span.first}: {reason}")

@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark.tables.bodies import BodyRefused, Decoder, Values
+from spark.tables.bodies import BodyInvalid, Decoder, Values
 from spark.tables.column_types import Array, ColumnType, Map, Primitive, Schema, Struct
 
 ROW: Final = "row"
@@ -59,7 +59,7 @@ def arrow_rows(bodies: pa.Array, schema: Schema, decode: Decoder) -> pa.StructAr
         try:
             values.append(decode(b"" if body is None else body))
             reasons.append(None)
-        except BodyRefused as error:
+        except BodyInvalid as error:
             values.append(None)
             reasons.append(str(error).encode(errors="backslashreplace").decode())
     try:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spark.tables.avro_check import AvroCheck
-from spark.tables.bodies import HEADER_BYTES, BodyRefused, Decoder, SchemaUnusable, Values, schema_number
+from spark.tables.bodies import HEADER_BYTES, BodyInvalid, Decoder, SchemaUnusable, Values, schema_number
 from spark.tables.column_types import DECIMAL_DIGITS_MAX, Array, ColumnType, Map, Primitive, Struct, check_names
 
 NO_NUMBER: Final = -1
@@ -97,20 +97,20 @@ class _Reader:
                 raise SchemaUnusable(f"{named}{error}") from None
 
     def decode(self, body: bytes) -> Values:
-        """The values of a body. Raises BodyRefused."""
+        """The values of a body. Raises BodyInvalid."""
         writer, check = self._writers.get(NO_NUMBER, (self._own, self._own_check))
         if self._has_header:
             number = schema_number(body)
             if self._writers:
                 if number not in self._writers:
-                    raise BodyRefused(f"it was written with schema {number}, which decode.writer_schemas does not have")
+                    raise BodyInvalid(f"it was written with schema {number}, which decode.writer_schemas does not have")
                 writer, check = self._writers[number]
             body = body[HEADER_BYTES:]
         check.check(body)
         try:
             found = self._read(io.BytesIO(body), writer, self._own)
         except Exception as error:
-            raise BodyRefused(f"it is not Avro of this schema: {_describe(error)}") from None
+            raise BodyInvalid(f"it is not Avro of this schema: {_describe(error)}") from None
         values: Values = self._convert(found)
         return values
 
@@ -271,7 +271,7 @@ def _decimal(path: str, precision: int, scale: int) -> Convert:
     def convert(value: Any) -> decimal.Decimal:
         number = int.from_bytes(_bytes(value), "big", signed=True)
         if not -bound < number < bound:
-            raise BodyRefused(f"column {path} has more digits than decimal({precision},{scale})")
+            raise BodyInvalid(f"column {path} has more digits than decimal({precision},{scale})")
         return decimal.Decimal(number).scaleb(-scale, context)
 
     return convert
@@ -281,7 +281,7 @@ def _time(path: str, unit: int) -> Convert:
     def convert(value: int) -> str:
         microseconds = value * unit
         if not 0 <= microseconds < _MICROSECONDS_PER_DAY:
-            raise BodyRefused(f"column {path} is {value}, which is no time of a day")
+            raise BodyInvalid(f"column {path} is {value}, which is no time of a day")
         seconds, rest = divmod(microseconds, 1_000_000)
         minutes, second = divmod(seconds, 60)
         hour, minute = divmod(minutes, 60)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from spark.tables.bodies import BodyRefused, SchemaUnusable
+from spark.tables.bodies import BodyInvalid, SchemaUnusable
 
 Walk = Callable[[bytes, int], int]
-"""From where a value begins to where it ends, perhaps behind the body. Raises BodyRefused, IndexError at the end."""
+"""From where a value begins to where it ends, perhaps behind the body. Raises BodyInvalid, IndexError at the end."""
 _NUMBER_BYTES_MAX: Final = {"int": 5, "long": 10}
 _LAST_MAX: Final = {"int": 0x0F, "long": 0x01}
 _FIXED: Final = {"null": 0, "float": 4, "double": 8}
@@ -32,17 +32,17 @@ class AvroCheck:
         self._walk = self._type(schema, "")
 
     def check(self, body: bytes) -> None:
-        """Check a body against the schema. Raises BodyRefused."""
+        """Check a body against the schema. Raises BodyInvalid."""
         try:
             end = self._walk(body, 0)
         except IndexError:
             end = len(body) + 1
         except RecursionError:
-            raise BodyRefused("it is nested too deeply") from None
+            raise BodyInvalid("it is nested too deeply") from None
         if end > len(body):
-            raise BodyRefused("it ends before its last field, or was written with another schema")
+            raise BodyInvalid("it ends before its last field, or was written with another schema")
         if left := len(body) - end:
-            raise BodyRefused(f"{left} bytes are left after its last field: it was written with another schema")
+            raise BodyInvalid(f"{left} bytes are left after its last field: it was written with another schema")
 
     def _type(self, schema: Any, path: str) -> Walk:
         if isinstance(schema, list):
@@ -112,7 +112,7 @@ def _end_of(body: bytes, at: int, kind: str, path: str) -> int:
         end += 1
     nbytes, limit = end - at + 1, _NUMBER_BYTES_MAX[kind]
     if nbytes >= limit and (nbytes > limit or body[end] > _LAST_MAX[kind]):
-        raise BodyRefused(f"column {path} has a number that no {kind} has")
+        raise BodyInvalid(f"column {path} has a number that no {kind} has")
     return end + 1
 
 
@@ -127,7 +127,7 @@ def _text(path: str) -> Walk:
     def walk(body: bytes, at: int) -> int:
         length, at = _read(body, at, path)
         if length < 0:
-            raise BodyRefused(f"column {path} has a length of {length} bytes")
+            raise BodyInvalid(f"column {path} has a length of {length} bytes")
         return at + length
 
     return walk
@@ -144,7 +144,7 @@ def _choice(count: int, path: str, what: str | None) -> Walk:
         found, end = (body[at], at + 1) if what is None else _read(body, at, path)
         if not 0 <= found < count:
             said = f"{found}, which is no boolean" if what is None else f"symbol {found}, and there are {count} {what}"
-            raise BodyRefused(f"column {path} is {said}")
+            raise BodyInvalid(f"column {path} is {said}")
         return end
 
     return walk
@@ -154,7 +154,7 @@ def _union(branches: list[Walk], path: str) -> Walk:
     def walk(body: bytes, at: int) -> int:
         found, at = _read(body, at, path)
         if not 0 <= found < len(branches):
-            raise BodyRefused(f"column {path} is of type {found} of its union, which has {len(branches)}")
+            raise BodyInvalid(f"column {path} is of type {found} of its union, which has {len(branches)}")
         return branches[found](body, at)
 
     return walk
@@ -185,6 +185,6 @@ def _blocks(item: Walk, path: str) -> Walk:
                 if at > len(body):
                     raise IndexError
             if nbytes is not None and at - begin != nbytes:
-                raise BodyRefused(f"column {path} has a block of {at - begin} bytes whose header says {nbytes}")
+                raise BodyInvalid(f"column {path} has a block of {at - begin} bytes whose header says {nbytes}")
 
     return walk

@@ -12,10 +12,10 @@ Values = Mapping[str, Any]
 maps lists of pairs. So no value has to pass through a type of Python that has other bounds.
 """
 Decoder = Callable[[bytes], Values]
-"""Raises BodyRefused."""
+"""Raises BodyInvalid."""
 
 
-class BodyRefused(Exception):
+class BodyInvalid(Exception):
     """A body does not decode; says why, in words that its sender understands."""
 
 
@@ -24,9 +24,9 @@ class SchemaUnusable(ValueError):
 
 
 def schema_number(body: bytes) -> int:
-    """The number in Confluent's header. Raises BodyRefused if there is none."""
+    """The number in Confluent's header. Raises BodyInvalid if there is none."""
     if len(body) < HEADER_BYTES:
-        raise BodyRefused(f"it has {len(body)} bytes, and the header of a schema registry has {HEADER_BYTES}")
+        raise BodyInvalid(f"it has {len(body)} bytes, and the header of a schema registry has {HEADER_BYTES}")
     if body[0]:
-        raise BodyRefused(f"it has no header of a schema registry: its first byte is 0x{body[0]:02x}, not 0x00")
+        raise BodyInvalid(f"it has no header of a schema registry: its first byte is 0x{body[0]:02x}, not 0x00")
     return int.from_bytes(body[1:HEADER_BYTES], "big")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spark.positions import Position, PositionRefused, parse_position
+from spark.positions import Position, PositionInvalid, parse_position
 from spark.tables.column_types import parse_schema
 
 VERSION: Final = 1
@@ -53,7 +53,7 @@ class Commit:
 
     @property
     def position(self) -> Position:
-        """Where the next commit begins. Raises PositionRefused."""
+        """Where the next commit begins. Raises PositionInvalid."""
         return parse_position(self.end)
 
     def to_json(self) -> str:
@@ -99,7 +99,7 @@ def parse_commit(text: str, where: str) -> Commit:
         parse_position(commit.end)
         parse_position(commit.begin)
         parse_schema(commit.schema)
-    except (ValueError, KeyError, TypeError, PositionRefused) as error:
+    except (ValueError, KeyError, TypeError, PositionInvalid) as error:
         raise CommitRefused(
             f"{where} is not a commit of a pipeline ({type(error).__name__}: {error}). Nothing was written; restore "
             f"the table to a state in which it is intact"

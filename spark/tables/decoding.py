@@ -24,7 +24,7 @@ from spark.tables.column_types import (
     merged,
 )
 from spark.tables.json_syntax import json_check
-from spark.tables.layout import SchemaRefused
+from spark.tables.layout import SchemaInvalid
 from spark.tables.pipeline import Decode, Pipeline, Upsert
 from spark.tables.reasons import why_not_csv, why_not_json, why_not_text
 from spark.tables.schema_files import Bodies
@@ -178,7 +178,7 @@ def _value(decode: Decode, wire: Schema) -> Column:
 def inferred(messages: DataFrame, known: Schema, adds: bool) -> dict[str, ColumnType]:
     """The columns of JSON bodies: those that are known already, and if it ``adds``, new ones as the messages have them.
 
-    Empty if no message has any field. Raises SchemaRefused for fields that no table can have.
+    Empty if no message has any field. Raises SchemaInvalid for fields that no table can have.
     """
     if known and not adds:
         return dict(known)
@@ -191,13 +191,13 @@ def inferred(messages: DataFrame, known: Schema, adds: bool) -> dict[str, Column
         reader = spark._jsparkSession.read().option("mode", "DROPMALFORMED")  # or they become a column
         struct = json.loads(reader.json(texts).schema().json())
     except AnalysisException as error:  # two fields that differ only in case
-        raise SchemaRefused(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error
+        raise SchemaInvalid(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error
     try:
         found = {name: inferred_type(kind) for name, kind in columns_from_spark(struct).items()}
         new = merged(known, found)
         check_names(new)
     except ValueError as error:
-        raise SchemaRefused(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error
+        raise SchemaInvalid(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error
     return new
 
 

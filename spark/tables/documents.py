@@ -16,11 +16,11 @@ _VALUES_MAX: Final = 100_000
 """A few lines whose aliases name each other would be billions."""
 
 
-class DocumentRefused(Exception):
+class DocumentInvalid(Exception):
     """A file is not what it should be: says where, what is wrong, and what is allowed."""
 
 
-class SecretRefused(ValueError):
+class SecretInvalid(ValueError):
     """A value that must not be shown in an error: `Section.member` gives the reason, and hides the value."""
 
 
@@ -37,10 +37,10 @@ class Value:
     data: Any
     members: dict[str, Value] | None = None
 
-    def refused(self, reason: str) -> DocumentRefused:
+    def refused(self, reason: str) -> DocumentInvalid:
         """The error to raise about this value."""
         what = f"{self.path} " if self.path else ""
-        return DocumentRefused(f"{self.file}:{self.line}: {what}{reason}")
+        return DocumentInvalid(f"{self.file}:{self.line}: {what}{reason}")
 
 
 class Section:
@@ -63,18 +63,18 @@ class Section:
         return self._members.get(name)
 
     def member(self, name: str, parse: Callable[[Any], T], default: Any = _MISSING) -> T:
-        """A member, parsed. Raises DocumentRefused if it is missing and has no default, or ``parse`` raises
+        """A member, parsed. Raises DocumentInvalid if it is missing and has no default, or ``parse`` raises
         ValueError.
         """
         found = self.value(name)
         if found is None:
             if default is _MISSING:
                 where = f"{self._value.path}.{name}" if self._value.path else name
-                raise DocumentRefused(f"{self._value.file}:{self._value.line}: {where} is missing")
+                raise DocumentInvalid(f"{self._value.file}:{self._value.line}: {where} is missing")
             return default  # type: ignore[no-any-return]
         try:
             return parse(found.data)
-        except SecretRefused as error:
+        except SecretInvalid as error:
             raise found.refused(str(error)) from None
         except ValueError as error:
             raise found.refused(f"{error}; it is {_shown(found.data)}") from None
@@ -84,12 +84,12 @@ class Section:
         found = self.value(name)
         return None if found is None else Section(found)
 
-    def refused(self, reason: str) -> DocumentRefused:
+    def refused(self, reason: str) -> DocumentInvalid:
         """The error to raise about this mapping."""
         return self._value.refused(reason)
 
     def finish(self) -> None:
-        """Raises DocumentRefused for the first unknown name, with the nearest known one."""
+        """Raises DocumentInvalid for the first unknown name, with the nearest known one."""
         for name, found in self._members.items():
             if name not in self._asked:
                 raise found.refused(f"is unknown{nearest(name, self._asked)}")
@@ -99,37 +99,37 @@ def load(text: str, file: str) -> Value:
     """Parse a YAML document.
 
     Raises:
-        DocumentRefused: not YAML, empty, a name twice in one mapping, or a name that is not text.
+        DocumentInvalid: not YAML, empty, a name twice in one mapping, or a name that is not text.
     """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise DocumentRefused(f"{file}:{line}: this is not YAML: {error.problem or error.context}") from None
+        raise DocumentInvalid(f"{file}:{line}: this is not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise DocumentRefused(f"{file}: this is not YAML: {' '.join(str(error).split())}") from None
+        raise DocumentInvalid(f"{file}: this is not YAML: {' '.join(str(error).split())}") from None
     if node is None:
-        raise DocumentRefused(f"{file}: the file is empty")
+        raise DocumentInvalid(f"{file}: the file is empty")
     try:
         return _value(node, file, "", iter(range(_VALUES_MAX)))
     except RecursionError:
-        raise DocumentRefused(f"{file}: values are nested too deeply, or contain themselves") from None
+        raise DocumentInvalid(f"{file}: values are nested too deeply, or contain themselves") from None
 
 
 def _value(node: yaml.Node, file: str, path: str, left: Iterator[int]) -> Value:
     line = node.start_mark.line + 1
     if next(left, None) is None:
-        raise DocumentRefused(f"{file}: the file has more than {_VALUES_MAX:,} values, those of aliases included")
+        raise DocumentInvalid(f"{file}: the file has more than {_VALUES_MAX:,} values, those of aliases included")
     if isinstance(node, yaml.MappingNode):
         members: dict[str, Value] = {}
         for key, each in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
                 at = key.start_mark.line + 1
-                raise DocumentRefused(f'{file}:{at}: a name of {path or "the file"} must be text: write it in "..."')
+                raise DocumentInvalid(f'{file}:{at}: a name of {path or "the file"} must be text: write it in "..."')
             inner = f"{path}.{key.value}" if path else key.value
             if key.value in members:
                 at = key.start_mark.line + 1
-                raise DocumentRefused(f"{file}:{at}: {inner} is set twice, first in line {members[key.value].line}")
+                raise DocumentInvalid(f"{file}:{at}: {inner} is set twice, first in line {members[key.value].line}")
             found = _value(each, file, inner, left)
             members[key.value] = Value(file, inner, key.start_mark.line + 1, found.data, found.members)
         return Value(file, path, line, {name: each.data for name, each in members.items()}, members)
@@ -138,7 +138,7 @@ def _value(node: yaml.Node, file: str, path: str, left: Iterator[int]) -> Value:
     try:
         data = _Scalars("").construct_object(node)
     except (yaml.YAMLError, ValueError) as error:
-        raise DocumentRefused(f"{file}:{line}: {path} cannot be read: {' '.join(str(error).split())}") from None
+        raise DocumentInvalid(f"{file}:{line}: {path} cannot be read: {' '.join(str(error).split())}") from None
     return Value(file, path, line, data)
 
 

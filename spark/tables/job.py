@@ -28,15 +28,15 @@ from pyspark.sql import SparkSession
 
 from mq.credentials import CredentialsInvalid
 from spark.client import ServerError, Unreachable
-from spark.errors import DataLoss, ReadFailed, RowRefused, WriteFailed
-from spark.options import OptionRefused
-from spark.plan import PlanRefused
-from spark.positions import PositionRefused
+from spark.errors import DataLoss, ReadFailed, RowInvalid, WriteFailed
+from spark.options import OptionInvalid
+from spark.plan import PlanInvalid
+from spark.positions import PositionInvalid
 from spark.tables.commits import Commit, CommitRefused, check_owner, identity, messages_between, shown_position
 from spark.tables.compaction import TableCommandRefused, compact
-from spark.tables.documents import DocumentRefused
+from spark.tables.documents import DocumentInvalid
 from spark.tables.frames import Messages
-from spark.tables.layout import SchemaRefused
+from spark.tables.layout import SchemaInvalid
 from spark.tables.loop import Loop, Stopped
 from spark.tables.metrics import Metrics, PortUnusable
 from spark.tables.pace import UNTIL_STDIN_CLOSES, Stop, StopSignal, end_with_input, keep_pace
@@ -52,21 +52,21 @@ from spark.tables.verification import compare, kept_ranges
 REFUSED: Final = (
     CommitRefused,
     CredentialsInvalid,
-    DocumentRefused,
+    DocumentInvalid,
     Locked,
-    OptionRefused,
-    PlanRefused,
+    OptionInvalid,
+    PlanInvalid,
     PortUnusable,
-    SchemaRefused,
+    SchemaInvalid,
     TableCommandRefused,
 )
 STOPPED: Final = (
     DataLoss,
     DirectoryUnusable,
-    PositionRefused,
+    PositionInvalid,
     ReadFailed,
     ServerError,
-    RowRefused,
+    RowInvalid,
     Stopped,
     Unreachable,
     WriteFailed,

@@ -84,7 +84,7 @@ class LakeTarget:
         raise AssertionError("the table format must define _merge")
 
     def _check(self, last: Commit | None) -> None:
-        """Raises SchemaRefused for a table that cannot be the pipeline's."""
+        """Raises SchemaInvalid for a table that cannot be the pipeline's."""
 
     def _location_of_files(self) -> str:
         raise AssertionError("the table format must define _location_of_files")
@@ -127,7 +127,7 @@ class LakeTarget:
             self._last = self._found()  # the next commit is checked against this one
 
     def prepare(self, schema: Schema) -> None:
-        """Add new columns. Raises SchemaRefused."""
+        """Add new columns. Raises SchemaInvalid."""
         wanted, there = table_columns(self._pipeline, schema), self._columns()
         if self._last is not None:
             check_kept(there, wanted, self._last, self._pipeline.table.where)

@@ -12,14 +12,14 @@ TIMES = ("timestamp", "timestamp_ntz", "date")
 _REMEDY = ": name it with such a type in decode.schema (inferred JSON has no times), or partition by _store_timestamp"
 
 
-class SchemaRefused(Exception):
+class SchemaInvalid(Exception):
     """Columns cannot be what a pipeline or its messages want; says which, and why. Nothing was written."""
 
 
 def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
     """All columns that a pipeline writes: metadata first, then those of bodies.
 
-    Raises SchemaRefused if two have the same name, or the column to partition by is missing or no time.
+    Raises SchemaInvalid if two have the same name, or the column to partition by is missing or no time.
     """
     columns: dict[str, ColumnType] = {
         alias: parse_type(COLUMN_TYPES[name]) for name, alias in pipeline.metadata_columns.items()
@@ -30,37 +30,37 @@ def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
         reserved.add(table.partition_unit)
     for name, kind in schema.items():
         if name.lower() in reserved:
-            raise SchemaRefused(
+            raise SchemaInvalid(
                 f"messages have a field {name!r}, and the pipeline adds a column of that name: set decode.schema "
                 f"without it, or leave the column out of metadata or partition_by"
             )
         columns[name] = kind
     if (column := table.partition_column) is not None:
         if column not in columns:
-            raise SchemaRefused(f"table.partition_by.column is {column!r}; there are {listed(columns)}{_REMEDY}")
+            raise SchemaInvalid(f"table.partition_by.column is {column!r}; there are {listed(columns)}{_REMEDY}")
         kind = columns[column]
         if str(kind) not in TIMES:
             types = ", ".join(TIMES)
-            raise SchemaRefused(f"table.partition_by.column {column} is {kind}; it must be one of {types}{_REMEDY}")
+            raise SchemaInvalid(f"table.partition_by.column {column} is {kind}; it must be one of {types}{_REMEDY}")
         if (str(kind), table.partition_unit) == ("date", "hour"):
-            raise SchemaRefused(f"table.partition_by.column {column} is a date, which has no hours: set the unit day")
+            raise SchemaInvalid(f"table.partition_by.column {column} is a date, which has no hours: set the unit day")
     return columns
 
 
 def check_kept(table: Schema, schema: Schema, last: Commit, where: str) -> None:
-    """Raises SchemaRefused if a table has lost a column that its last commit has: added again, it would be null in all
+    """Raises SchemaInvalid if a table has lost a column that its last commit has: added again, it would be null in all
     rows.
     """
     expected = {*last.schema, *(PREFIX + name for name in POSITION_COLUMNS)}
     if lost := [name for name in schema if name in expected and name not in table]:
-        raise SchemaRefused(
+        raise SchemaInvalid(
             f"the table {where} has no column {lost[0]} any more, which commit {last.number} has: somebody dropped or "
             f"renamed it. Nothing was written; rename it back, or add it again, or write to a new table"
         )
 
 
 def check_partition(found: str | None, pipeline: Pipeline) -> None:
-    """Raises SchemaRefused if a table is partitioned otherwise than its pipeline says: readers could not tell which
+    """Raises SchemaInvalid if a table is partitioned otherwise than its pipeline says: readers could not tell which
     rows are where.
 
     Args:
@@ -71,7 +71,7 @@ def check_partition(found: str | None, pipeline: Pipeline) -> None:
     if found != wanted:
         has = "has no partitions" if found is None else f"is partitioned by {found}"
         says = "is not set" if wanted is None else f"has the unit {wanted}"
-        raise SchemaRefused(
+        raise SchemaInvalid(
             f"the table {table.where} {has}, and table.partition_by {says}: a table cannot change that. Nothing was "
             f"written; set partition_by back, or write to a new table"
         )
@@ -86,11 +86,11 @@ def check_folder(folder: str | None, pipeline: Pipeline) -> None:
 
 
 def added_columns(table: Schema, schema: Schema, where: str) -> dict[str, ColumnType]:
-    """What must be added to a table. Raises SchemaRefused, naming each column that would break."""
+    """What must be added to a table. Raises SchemaInvalid, naming each column that would break."""
     found = change(table, schema)
     if found.refused:
         said = "; ".join(f"column {name}: {reason}" for name, reason in found.refused.items())
-        raise SchemaRefused(
+        raise SchemaInvalid(
             f"the table {where} cannot take these rows: {said}. Nothing was written; set decode.schema to what the "
             f"table has, or write to a new table"
         )

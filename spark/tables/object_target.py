@@ -36,7 +36,7 @@ class ObjectTarget:
         self._last: Commit | None = None
 
     def open(self) -> Commit | None:
-        """Complete what a killed process left. Raises SchemaRefused for other partitions."""
+        """Complete what a killed process left. Raises SchemaInvalid for other partitions."""
         self._last = self._directory.open()
         check_folder(self._directory.folder(), self._pipeline)
         return self._last
@@ -47,13 +47,13 @@ class ObjectTarget:
         return self._last
 
     def prepare(self, schema: Schema) -> None:
-        """Prepare nothing: each object has its own columns. Raises SchemaRefused if they do not fit."""
+        """Prepare nothing: each object has its own columns. Raises SchemaInvalid if they do not fit."""
         table_columns(self._pipeline, schema)
         if self._last is not None:
             added_columns(parse_schema(self._last.schema), schema, self._pipeline.table.where)
 
     def create(self, schema: Schema, commit: Commit) -> None:
-        """The first commit, without objects. Raises Overtaken, DirectoryUnusable, SchemaRefused."""
+        """The first commit, without objects. Raises Overtaken, DirectoryUnusable, SchemaInvalid."""
         table_columns(self._pipeline, schema)
         self._directory.commit(commit, ())
         self._last = commit

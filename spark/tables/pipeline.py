@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 from mq.protocol.names import NameRefused, check_topic
 from spark.access import CREDENTIALS, TLS, TLS_CA, TLS_CERTIFICATE, TLS_KEY
 from spark.option_table import nearest
-from spark.options import OptionRefused, parse_read_options
+from spark.options import OptionInvalid, parse_read_options
 from spark.schema import COLUMN_TYPES
 from spark.tables.column_types import ColumnType, Primitive, Struct, parse_schema
 from spark.tables.documents import (
-    DocumentRefused,
-    SecretRefused,
+    DocumentInvalid,
+    SecretInvalid,
     Section,
     Value,
     listed,
@@ -178,17 +178,17 @@ def read_pipeline(path: Path) -> Pipeline:
     """Read and check a pipeline file.
 
     Raises:
-        DocumentRefused: it cannot be read, or is not a pipeline; says the line, and what is allowed.
+        DocumentInvalid: it cannot be read, or is not a pipeline; says the line, and what is allowed.
     """
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DocumentRefused(f"{path} cannot be read: {error}") from error
+        raise DocumentInvalid(f"{path} cannot be read: {error}") from error
     return parse_pipeline(content, path)
 
 
 def parse_pipeline(content: str, path: Path) -> Pipeline:
-    """Parse the text of a pipeline's file. Paths of schema files are relative to ``path``. Raises DocumentRefused."""
+    """Parse the text of a pipeline's file. Paths of schema files are relative to ``path``. Raises DocumentInvalid."""
     document = Section(load(content, str(path)))
     if not document.has("name") and not _NAME.fullmatch(path.stem):
         raise document.refused(f"name is missing, and that of the file cannot be one: it {_NAME_RULE}")
@@ -307,7 +307,7 @@ def _endpoint_url(value: Any) -> str:
         parse_read_options(
             {"namesrv": "n:1", "subscribe": "T", "readMode": "archive", "archiveEndpointUrl": found}, "batch"
         )
-    except OptionRefused as error:
+    except OptionInvalid as error:
         raise ValueError(str(error).removeprefix("option archiveEndpointUrl ").partition("; it is ")[0]) from None
     return found
 
@@ -434,12 +434,12 @@ def _read(value: Value | None, namesrv: str, topic: str) -> dict[str, str]:
         options[name] = found.member(name, _scalar)
         try:
             parse_read_options({"namesrv": namesrv, "subscribe": topic, name: options[name]}, "batch")
-        except OptionRefused as error:
+        except OptionInvalid as error:
             if "needs readMode" not in str(error):
                 raise each.refused(f"is refused: {error}") from None
     try:
         parse_read_options({"namesrv": namesrv, "subscribe": topic, **options}, "batch")
-    except OptionRefused as error:
+    except OptionInvalid as error:
         raise found.refused(f"is refused: {error}") from None
     return options
 
@@ -466,10 +466,10 @@ def _topic(value: Any) -> str:
 def _namesrv(value: Any) -> str:
     found = text(value)
     if "@" in found:
-        raise SecretRefused("must be HOST:PORT,... without an account: that is set as account.credentials")
+        raise SecretInvalid("must be HOST:PORT,... without an account: that is set as account.credentials")
     try:
         parse_read_options({"namesrv": found, "subscribe": "T"}, "batch")
-    except OptionRefused as error:
+    except OptionInvalid as error:
         raise ValueError(str(error).removeprefix("option namesrv ").partition("; it is ")[0]) from None
     return found
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from spark.tables.bodies import HEADER_BYTES, BodyRefused, Decoder, SchemaUnusable, Values, schema_number
+from spark.tables.bodies import HEADER_BYTES, BodyInvalid, Decoder, SchemaUnusable, Values, schema_number
 from spark.tables.column_types import Array, ColumnType, Map, Primitive, Struct, check_names
 
 if TYPE_CHECKING:
@@ -85,40 +85,40 @@ class _Reader:
         self.columns: dict[str, ColumnType] = dict(kind.fields)
 
     def decode(self, body: bytes) -> Values:
-        """The values of a body. Raises BodyRefused."""
+        """The values of a body. Raises BodyInvalid."""
         from google.protobuf.message import DecodeError
 
         if self._has_header:
             schema_number(body)
             body = self._after_path(body)
         elif not body:
-            raise BodyRefused("it is empty")
+            raise BodyInvalid("it is empty")
         message: Any = self._class()
         try:
             message.ParseFromString(body)
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
             missing = message.FindInitializationErrors()
             said = f"the required field {missing[0]} is missing" if missing else " ".join(str(error).split())
-            raise BodyRefused(f"it is not Protobuf of this message: {said}") from None
+            raise BodyInvalid(f"it is not Protobuf of this message: {said}") from None
         if missing := message.FindInitializationErrors():
-            raise BodyRefused(f"the required field {missing[0]} is missing")
+            raise BodyInvalid(f"the required field {missing[0]} is missing")
         if self._rejects_unknown and (unknown := next(_unknown(message, ""), None)) is not None:
-            raise BodyRefused(f"it has a field {unknown}, which the message of decode.schema_file does not have")
+            raise BodyInvalid(f"it has a field {unknown}, which the message of decode.schema_file does not have")
         values: Values = self._take(message)
         return values
 
     def _after_path(self, body: bytes) -> bytes:
-        """The message behind the header. Raises BodyRefused if it is another one."""
+        """The message behind the header. Raises BodyInvalid if it is another one."""
         count, at = _varint(body, HEADER_BYTES)
         if count < 0:
-            raise BodyRefused(f"its header names a message path of {count} parts")
+            raise BodyInvalid(f"its header names a message path of {count} parts")
         path: list[int] = []
         for _ in range(min(count, len(body))):
             number, at = _varint(body, at)
             path.append(number)
         found = tuple(path) or (0,)  # a lone 0 stands for the first message of the file
         if found != self._path:
-            raise BodyRefused(
+            raise BodyInvalid(
                 f"it is message {'.'.join(map(str, found))} of its file, counted from 0, and decode.message is message "
                 f"{'.'.join(map(str, self._path))}"
             )
@@ -126,7 +126,7 @@ class _Reader:
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number of Confluent's header, and the bytes after it. Raises BodyRefused."""
+    """A number of Confluent's header, and the bytes after it. Raises BodyInvalid."""
     value = 0
     for shift in range(0, 35, 7):
         if at >= len(body):
@@ -136,7 +136,7 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return (value >> 1) ^ -(value & 1), at
-    raise BodyRefused("it ends within the header of a schema registry")
+    raise BodyInvalid("it ends within the header of a schema registry")
 
 
 # -- a schema ----------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def _json(value: Any, path: str) -> str:
     try:
         return MessageToJson(value, indent=None, ensure_ascii=False)
     except (Error, ValueError) as error:  # NaN or Infinity
-        raise BodyRefused(f"column {path} cannot be JSON: {' '.join(str(error).split())}") from None
+        raise BodyInvalid(f"column {path} cannot be JSON: {' '.join(str(error).split())}") from None
 
 
 def _same(value: Any) -> Any:
@@ -297,7 +297,7 @@ def _microseconds(value: Any, path: str, low: int, high: int) -> int:
     seconds: int = value.seconds
     nanos: int = value.nanos
     if not low <= seconds <= high or not -1_000_000_000 < nanos < 1_000_000_000:
-        raise BodyRefused(f"column {path} has {seconds} seconds and {nanos} nanoseconds, which is out of its range")
+        raise BodyInvalid(f"column {path} has {seconds} seconds and {nanos} nanoseconds, which is out of its range")
     return seconds * 1_000_000 + nanos // 1000
 
 

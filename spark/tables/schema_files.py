@@ -15,7 +15,7 @@ from typing import Any, Final
 from spark.tables.avro_bodies import NO_NUMBER, AvroBodies
 from spark.tables.bodies import SchemaUnusable
 from spark.tables.column_types import ColumnType
-from spark.tables.documents import DocumentRefused, Section, listed, one_of, text
+from spark.tables.documents import DocumentInvalid, Section, listed, one_of, text
 from spark.tables.protobuf_bodies import ProtobufBodies, messages_in
 
 Bodies = AvroBodies | ProtobufBodies
@@ -26,7 +26,7 @@ _NUMBER_MAX: Final = 2**32 - 1
 def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, ColumnType]]:
     """What ``decode`` says of bodies in Avro, and their columns.
 
-    Raises DocumentRefused with the line of the setting, or with the schema file and the line or field in it.
+    Raises DocumentInvalid with the line of the setting, or with the schema file and the line or field in it.
     """
     path = _path_of(section, "schema_file", beside)
     schema = _read(section, "schema_file", path).decode("utf-8", "replace")
@@ -52,7 +52,7 @@ def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, C
 
 
 def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dict[str, ColumnType]]:
-    """What ``decode`` says of bodies in Protobuf, and their columns. Raises DocumentRefused."""
+    """What ``decode`` says of bodies in Protobuf, and their columns. Raises DocumentInvalid."""
     path = _path_of(section, "schema_file", beside)
     content = _read(section, "schema_file", path)
     files = compiled(path) if path.suffix == ".proto" else content
@@ -63,7 +63,7 @@ def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dic
         try:
             names = messages_in(files)
         except SchemaUnusable as error:
-            raise DocumentRefused(f"{path}: {error}") from None
+            raise DocumentInvalid(f"{path}: {error}") from None
         except ImportError:
             raise _missing(section, "protobuf", "protobuf") from None
         if len(names) != 1:
@@ -74,12 +74,12 @@ def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dic
 
 
 def compiled(path: Path) -> bytes:
-    """The descriptors of a .proto file and of what it imports, by protoc. Raises DocumentRefused with its line."""
+    """The descriptors of a .proto file and of what it imports, by protoc. Raises DocumentInvalid with its line."""
     tool, includes = [shutil.which("protoc") or ""], [str(path.parent)]
     if not tool[0]:
         found = importlib.util.find_spec("grpc_tools")
         if found is None or not found.submodule_search_locations:
-            raise DocumentRefused(
+            raise DocumentInvalid(
                 f"{path}: protoc is not installed, which compiles .proto files: pip install grpcio-tools. Or compile "
                 f"it elsewhere, with protoc --include_imports --descriptor_set_out={path.with_suffix('.desc').name} "
                 f"{path.name}, and name that file"
@@ -99,7 +99,7 @@ def compiled(path: Path) -> bytes:
         )
         if ran.returncode:
             said = [line for line in ran.stderr.splitlines() if line.strip()] or [f"protoc ended with {ran.returncode}"]
-            raise DocumentRefused(str(path.parent / said[0]))  # it names an absolute path, or one from there
+            raise DocumentInvalid(str(path.parent / said[0]))  # it names an absolute path, or one from there
         return target.read_bytes()
 
 
@@ -107,12 +107,12 @@ def _columns(bodies: Bodies, path: Path, section: Section, library: str, extra: 
     try:
         return bodies.columns()
     except SchemaUnusable as error:
-        raise DocumentRefused(f"{path}: {error}") from None
+        raise DocumentInvalid(f"{path}: {error}") from None
     except ImportError:
         raise _missing(section, library, extra) from None
 
 
-def _missing(section: Section, library: str, extra: str) -> DocumentRefused:
+def _missing(section: Section, library: str, extra: str) -> DocumentInvalid:
     return section.refused(f"format needs {library}, here and on all executors: pip install 'raftmq[{extra}]'")
 
 

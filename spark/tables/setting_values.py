@@ -6,7 +6,7 @@ import re
 from datetime import UTC, date, datetime, time
 from typing import Any, Final
 
-from spark.tables.documents import SecretRefused, names, text, texts
+from spark.tables.documents import SecretInvalid, names, text, texts
 
 _PASSWORD_IN_URL: Final = re.compile(r"//[^/@\s:]*:[^/@\s]+@")
 """With a colon: Azure has CONTAINER@ACCOUNT there."""
@@ -45,7 +45,7 @@ def without_password(value: Any) -> str:
     """Text, such as a URL, without a user's password in it."""
     found = text(value)
     if _PASSWORD_IN_URL.search(found):
-        raise SecretRefused("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile, or spark-defaults.conf")
+        raise SecretInvalid("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile, or spark-defaults.conf")
     return found
 
 
@@ -54,9 +54,9 @@ def spark_settings(value: Any) -> dict[str, str]:
     found = texts(value)
     for name, each in found.items():
         if not name.startswith("spark."):
-            raise SecretRefused(f"names {name}: settings of Spark begin with spark.")  # another may be a secret
+            raise SecretInvalid(f"names {name}: settings of Spark begin with spark.")  # another may be a secret
         if _SECRET.search(name) or _PASSWORD_IN_URL.search(each) or _SECRET_IN_VALUE.search(each):
-            raise SecretRefused(
+            raise SecretInvalid(
                 f"names {name}: secrets do not belong into this file, which is shown in process lists; set them in the "
                 f"environment or in spark-defaults.conf"
             )
@@ -68,5 +68,5 @@ def packages(value: Any) -> tuple[str, ...]:
     found = names(value)
     for each in found:
         if not _PACKAGE.fullmatch(each):
-            raise SecretRefused("must be packages of Maven, such as io.delta:delta-spark_4.1_2.13:4.4.0")  # not shown
+            raise SecretInvalid("must be packages of Maven, such as io.delta:delta-spark_4.1_2.13:4.4.0")  # not shown
     return found

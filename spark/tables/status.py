@@ -53,7 +53,7 @@ def known_commit(pipeline: Pipeline) -> Commit | None:
 def table_status(pipeline: Pipeline, now_ms: int) -> dict[str, Any]:
     """The status that `raftmq table status` prints.
 
-    Raises CommitRefused, DirectoryUnusable; Stopped, DataLoss, ReadFailed, Unreachable, ServerError, PlanRefused.
+    Raises CommitRefused, DirectoryUnusable; Stopped, DataLoss, ReadFailed, Unreachable, ServerError, PlanInvalid.
     """
     commit = known_commit(pipeline)
     check_owner(commit, identity(pipeline.name, pipeline.topic), pipeline.table.where)

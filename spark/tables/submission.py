@@ -30,7 +30,7 @@ _IMAGES: Final = ("spark.kubernetes.container.image", "spark.kubernetes.executor
 _HADOOP: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 
-class MasterRefused(Exception):
+class SparkUnavailable(Exception):
     """Spark cannot be started like this: the message says what is missing or wrong. Nothing was started."""
 
 
@@ -65,7 +65,7 @@ def submit_arguments(
         executors: variables that executors of a cluster get.
         environment: that of this process, in which YARN looks for its settings.
 
-    Raises MasterRefused.
+    Raises SparkUnavailable.
     """
     settings = settings_of(pipeline)
     _check(master, settings, environment)
@@ -96,36 +96,36 @@ def session_settings(pipeline: Pipeline) -> dict[str, str]:
 
 def _check(master: str, settings: Mapping[str, str], environment: Mapping[str, str]) -> None:
     if not _MASTERS.fullmatch(master):
-        raise MasterRefused(
+        raise SparkUnavailable(
             f"{master!r} is not a master of Spark{nearest(master, ('local', 'yarn'))}: there are local[*], "
             f"spark://HOST:PORT, yarn and k8s://https://HOST:PORT"
         )
     if settings.get("spark.submit.deployMode", "client") != "client":
-        raise MasterRefused(
+        raise SparkUnavailable(
             "spark.submit.deployMode must be client: the driver of a pipeline is on the machine on which raftmq table "
             "runs. To have it in the cluster, run that command there"
         )
     if master == "yarn":
         found = [(name, environment[name]) for name in _HADOOP if environment.get(name)]
         if not found:
-            raise MasterRefused(
+            raise SparkUnavailable(
                 "the master yarn needs the variable HADOOP_CONF_DIR or YARN_CONF_DIR: the directory with the "
                 "core-site.xml and yarn-site.xml of the cluster"
             )
         if not any((Path(directory) / "yarn-site.xml").is_file() for _, directory in found):
-            raise MasterRefused(
+            raise SparkUnavailable(
                 f"the master yarn needs the settings of the cluster, and {found[0][0]} is {found[0][1]}, where no "
                 f"yarn-site.xml is"
             )
     if master.startswith("k8s://") and not any(name in settings for name in _IMAGES):
-        raise MasterRefused(
+        raise SparkUnavailable(
             f"a master of Kubernetes needs an image for its executors, with Spark, Python and raftmq[tables]: set "
             f"spark: {{{_IMAGES[0]}: ...}}"
         )
 
 
 def _shipped(name: str, value: str, beside: Path) -> list[str]:
-    """The files of a setting; relative paths begin at the file of the pipeline. Raises MasterRefused."""
+    """The files of a setting; relative paths begin at the file of the pipeline. Raises SparkUnavailable."""
     found: list[str] = []
     for each in filter(None, (part.strip() for part in value.split(","))):
         path, mark, alias = each.partition("#")
@@ -134,6 +134,6 @@ def _shipped(name: str, value: str, beside: Path) -> list[str]:
             continue
         local = beside / Path(path).expanduser()
         if not any(character in path for character in "*?[{") and not local.exists():
-            raise MasterRefused(f"{name} names {path}, and {local} is not there")
+            raise SparkUnavailable(f"{name} names {path}, and {local} is not there")
         found.append(f"{local}{mark}{alias}")
     return found

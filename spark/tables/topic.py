@@ -43,12 +43,12 @@ class TopicSource:
         self._is_capped = False
 
     def beginning(self) -> dict[str, Any]:
-        """Where a table without commits begins. Raises PlanRefused, Unreachable, ServerError."""
+        """Where a table without commits begins. Raises PlanInvalid, Unreachable, ServerError."""
         self._cap()
         return self._progress.beginning()
 
     def earliest(self) -> dict[str, Any]:
-        """The first message of each queue. Raises PlanRefused, Unreachable, ServerError."""
+        """The first message of each queue. Raises PlanInvalid, Unreachable, ServerError."""
         options = self._pipeline.read_options()
         progress = StreamProgress(
             parse_read_options({**options, "subscribe": self._pipeline.topic, "startingOffsets": "earliest"}, "stream")
@@ -63,7 +63,7 @@ class TopicSource:
 
         Raises:
             Stopped: messages can never be read any more, or the topic is another one.
-            PositionRefused, Unreachable, ServerError: from the data source.
+            PositionInvalid, Unreachable, ServerError: from the data source.
         """
         self._cap()
         try:

@@ -9,7 +9,7 @@ import pytest
 
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, HeartbeatResp, Message
 from raftlog.consensus.types import CoreConfig, Refusal, Role, Span
-from raftlog.consensus.validation import MessageRefused
+from raftlog.consensus.validation import PeerMessageInvalid
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from tests.paper.group import ENTRY_BYTES, A, B, C, D, E, Group
 from tests.support.log_values import log_id, span_of
@@ -213,7 +213,7 @@ def test_pending_failed_on_stepdown(group: Group) -> None:
 def test_replacing_committed_entry_is_refused() -> None:
     """A leader that would replace a committed entry is a broken promise: it is refused."""
     group = Group(3, logs={C: [1, 1, 1]}, commit=3)
-    with pytest.raises(MessageRefused, match="settled with terms 1 to 1"):
+    with pytest.raises(PeerMessageInvalid, match="settled with terms 1 to 1"):
         group[C].receive(
             AppendReq(A, C, Term(2), log_id(1, 1), (span_of(2, 2, 2, 100),), NO_INDEX, 1),
             group.now,
@@ -221,9 +221,9 @@ def test_replacing_committed_entry_is_refused() -> None:
 
 
 def test_second_leader_of_a_term_is_refused(group: Group) -> None:
-    with pytest.raises(MessageRefused, match="b claims to lead in term 1, in which a leads"):
+    with pytest.raises(PeerMessageInvalid, match="b claims to lead in term 1, in which a leads"):
         group[A].receive(Heartbeat(B, A, Term(1), 1, NO_INDEX), group.now)
-    with pytest.raises(MessageRefused, match="b claims to lead in term 1, in which a leads"):
+    with pytest.raises(PeerMessageInvalid, match="b claims to lead in term 1, in which a leads"):
         group[C].receive(Heartbeat(B, C, Term(1), 1, NO_INDEX), group.now)
 
 

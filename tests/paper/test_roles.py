@@ -31,7 +31,7 @@ from raftlog.consensus.messages import (
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.roles import TRANSITIONS, diagram
 from raftlog.consensus.types import NONE, Role
-from raftlog.consensus.validation import MessageRefused
+from raftlog.consensus.validation import PeerMessageInvalid
 from raftlog.log_numbers import NO_INDEX, Term
 from tests.paper.group import A, B, C, Group
 from tests.support.log_values import log_id
@@ -122,7 +122,7 @@ def outcomes() -> Iterator[tuple[str, str, str, str]]:
                 core = copy.deepcopy(group[A])
                 try:
                     core.receive(message(core.term + by), group.now)
-                except MessageRefused:
+                except PeerMessageInvalid:
                     after = "refused"
                 except AssertionError as impossible:
                     pytest.fail(f"{name} of a {relation} term at a {start}: {impossible}")
@@ -164,7 +164,7 @@ def test_each_transition_of_the_table_happens_and_no_other() -> None:
                 else:
                     try:
                         core.receive(message(core.term + by), group.now)
-                    except MessageRefused:
+                    except PeerMessageInvalid:
                         continue
                 seen |= core.seen if hasattr(core, "seen") else set()
     assert seen == set(TRANSITIONS)

@@ -18,7 +18,7 @@ from chaos.planted.__main__ import (
     BugSearches,
     Finding,
     FindingRun,
-    PatchRefused,
+    PatchFailed,
     changed_files,
     check,
     compiled_packages,
@@ -103,9 +103,9 @@ def test_unfitting_patch_is_refused(tmp_path: Path) -> None:
     (patches / "no.patch").write_text(
         "Nothing\n\n--- a/raftlog/net/frames.py\n+++ b/raftlog/net/frames.py\n@@ -1,1 +1,1 @@\n-not there\n+nor here\n"
     )
-    with pytest.raises(PatchRefused, match="no:"):
+    with pytest.raises(PatchFailed, match="no:"):
         plant("no", tmp_path / "copy", patches=patches)
-    with pytest.raises(PatchRefused, match="no:"):
+    with pytest.raises(PatchFailed, match="no:"):
         check("no", patches)
 
 
@@ -117,7 +117,7 @@ def test_patch_with_changed_context_is_refused(tmp_path: Path) -> None:
     hunk += "".join(f" {line}\n" for line in lines[4:])
     head = "Nothing\n\n--- a/raftlog/net/frames.py\n+++ b/raftlog/net/frames.py\n@@ -1,7 +1,7 @@\n"
     (tmp_path / "fuzzy.patch").write_text(head + hunk)
-    with pytest.raises(PatchRefused, match="fuzzy:"):
+    with pytest.raises(PatchFailed, match="fuzzy:"):
         check("fuzzy", tmp_path)
 
 

@@ -30,7 +30,7 @@ from spark.tables.frames import Messages
 from spark.tables.installed import PACKAGES, installed_spark
 from spark.tables.job import run, target_of
 from spark.tables.lake_targets import SPARK_ERRORS
-from spark.tables.layout import SchemaRefused
+from spark.tables.layout import SchemaInvalid
 from spark.tables.loop import Loop, Stopped
 from spark.tables.pipeline import Pipeline, parse_pipeline
 from spark.tables.state_directory import StateDirectory
@@ -189,7 +189,7 @@ def test_each_message_is_a_row_once_and_new_columns_are_added(case: Case) -> Non
     assert ids(rows) == Counter(range(21))
     assert {row.city for row in rows} == {None, "x"}
     case.stage.send(case.topic, [body(21)])
-    with pytest.raises(SchemaRefused, match="column id: the table has bigint, the pipeline writes string"):
+    with pytest.raises(SchemaInvalid, match="column id: the table has bigint, the pipeline writes string"):
         case.run(case.pipeline("{format: json, schema: {id: string}}"))
     last = case.target(pipeline).last()
     ranges = messages_between(last.begin, last.end)
@@ -463,7 +463,7 @@ def test_dropped_column_is_not_recreated(case: Case) -> None:
         case.lake.sql(f"ALTER TABLE {case.sql_name} SET TBLPROPERTIES ('delta.columnMapping.mode'='name')")
     case.lake.sql(f"ALTER TABLE {case.sql_name} RENAME COLUMN name TO title")
     case.stage.send(case.topic, [body(2)])
-    with pytest.raises(SchemaRefused, match="no column name any more, which commit 1 has: somebody dropped or renamed"):
+    with pytest.raises(SchemaInvalid, match="no column name any more, which commit 1 has: somebody dropped or renamed"):
         case.run(pipeline)
     last = case.target(pipeline).last()
     (found,) = (each for each in compare(case.lake, pipeline, last, kept_ranges(pipeline, last)) if each["messages"])
@@ -481,10 +481,10 @@ def test_delta_table_keeps_its_partitions(lake: Any, stage: Stage, tmp_path: Pat
     case.stage.send(case.topic, [body(1)])
     case.run(pipeline)
     case.by = ", partition_by: {column: _store_timestamp, unit: hour}"
-    with pytest.raises(SchemaRefused, match=r"is partitioned by day, and table\.partition_by has the unit hour"):
+    with pytest.raises(SchemaInvalid, match=r"is partitioned by day, and table\.partition_by has the unit hour"):
         case.run(case.pipeline(EXPLICIT))
     case.by = ""
-    with pytest.raises(SchemaRefused, match=r"is partitioned by day, and table\.partition_by is not set"):
+    with pytest.raises(SchemaInvalid, match=r"is partitioned by day, and table\.partition_by is not set"):
         case.run(case.pipeline(EXPLICIT))
     case.run(pipeline)
     assert {row.day for row in case.rows(pipeline)} == {f"{case.rows(pipeline)[0]._store_timestamp:%Y-%m-%d}"}

@@ -19,7 +19,7 @@ from google.protobuf import descriptor_pb2, text_format
 
 from spark.tables.decoding import DELETED, REASON, decoded
 from spark.tables.job import run
-from spark.tables.layout import SchemaRefused
+from spark.tables.layout import SchemaInvalid
 from spark.tables.pipeline import Pipeline, parse_pipeline
 from spark.tables.state_directory import StateDirectory
 from spark.tables.status import known_commit, table_status
@@ -119,7 +119,7 @@ def test_avro_becomes_rows_and_a_changed_file_adds_its_columns(case: Case) -> No
     assert len(case.dead_letters()) == 2
     keep(case.directory / "broken.avsc", [{"name": "id", "type": "string"}, *FIELDS[1:]])
     case.stage.send(case.topic, [avro([{"name": "id", "type": "string"}, *FIELDS[1:]], id="8", **plain)])
-    with pytest.raises(SchemaRefused, match="column id: the table has bigint, the pipeline writes string"):
+    with pytest.raises(SchemaInvalid, match="column id: the table has bigint, the pipeline writes string"):
         case.run(case.pipeline("{format: avro, schema_file: broken.avsc}"))
     assert len(case.rows(changed)) == 8
 

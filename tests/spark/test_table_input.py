@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import functions as f
 
 from spark.tables.decoding import REASON, ROW, decoded
-from spark.tables.layout import SchemaRefused
+from spark.tables.layout import SchemaInvalid
 from spark.tables.parquet_directory import ParquetDirectory
 from spark.tables.pipeline import Pipeline, Unit, parse_pipeline
 from tests.spark.stage import Stage
@@ -117,7 +117,7 @@ def test_inferred_fields_with_odd_names_are_columns_or_refused(case: Case) -> No
     assert {name: rows[1][name] for name in names} == odd
     assert set(rows) == {1, 2}
     case.stage.send(case.topic, [b'{"id": 3, "_queue_id": 5}'])
-    with pytest.raises(SchemaRefused, match="messages have a field '_queue_id', and the pipeline adds a column"):
+    with pytest.raises(SchemaInvalid, match="messages have a field '_queue_id', and the pipeline adds a column"):
         case.run(pipeline)
     assert len(case.rows()) == 2
 
@@ -178,7 +178,7 @@ def test_directory_keeps_its_partitions(case: Case, later: str) -> None:
     case.stage.send(case.topic, [body(1)])
     case.run(by("{column: _store_timestamp}"))
     case.stage.send(case.topic, [body(2)])
-    with pytest.raises(SchemaRefused, match=r"is partitioned by day, and table\.partition_by"):
+    with pytest.raises(SchemaInvalid, match=r"is partitioned by day, and table\.partition_by"):
         case.run(by(later))
     case.run(by("{column: _store_timestamp}"))
     assert [row.id for row in case.rows()] == [1, 2]

@@ -19,7 +19,7 @@ from spark.tables.decoding import DELETED, REASON, decoded
 from spark.tables.frames import Messages
 from spark.tables.job import REFUSED, STOPPED, main, text_of
 from spark.tables.lake_targets import DeltaTarget, IcebergTarget
-from spark.tables.layout import SchemaRefused
+from spark.tables.layout import SchemaInvalid
 from spark.tables.loop import Stopped
 from spark.tables.parquet_directory import DirectoryUnusable, Locked, ParquetDirectory, directory_pattern
 from spark.tables.pipeline import Pipeline, parse_pipeline
@@ -337,7 +337,7 @@ def test_change_that_would_break_the_table_is_refused_and_named(case: Case) -> N
     case.stage.send(case.topic, [body(1)])
     case.run(case.pipeline(EXPLICIT))
     case.stage.send(case.topic, [body(2)])
-    with pytest.raises(SchemaRefused, match="column id: the table has bigint, the pipeline writes string"):
+    with pytest.raises(SchemaInvalid, match="column id: the table has bigint, the pipeline writes string"):
         case.run(case.pipeline("{format: json, schema: {id: string}}"))
     case.run(case.pipeline("{format: json, schema: {id: int}}"))  # fits, and stays bigint
     assert {row.id for row in case.rows()} == {1, 2}

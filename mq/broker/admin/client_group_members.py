@@ -21,7 +21,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import LANGUAGES, MQ_VERSION, RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
+from mq.protocol.hashes import MessageIdInvalid, parse_offset_message_id
 from mq.protocol.incoming.headers import Response
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.clients import ClientBehindProxy, ConsumerData, SubscriptionData
@@ -204,7 +204,7 @@ class GroupMembers(Service):
         if ext.message_id:
             try:
                 place = parse_offset_message_id(ext.message_id)
-            except MessageIdRefused as error:
+            except MessageIdInvalid as error:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
             record = self._record_at(place.physical_offset)
             if record is None:

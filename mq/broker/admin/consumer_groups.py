@@ -31,7 +31,7 @@ from mq.protocol.requests.consumer_groups import (
     UpdateAndCreateSubscriptionGroup,
     UpdateAndCreateSubscriptionGroupList,
 )
-from mq.protocol.requests.lite_attributes import BIND_TOPIC, AttributeRefused, lite_group
+from mq.protocol.requests.lite_attributes import BIND_TOPIC, AttributeInvalid, lite_group
 
 GROUPS_PER_REQUEST_MAX = 1000
 
@@ -157,7 +157,7 @@ class ConsumerGroups(Service):
             )
         try:
             of_lite_topics = lite_group(attributes).parent
-        except AttributeRefused as error:
+        except AttributeInvalid as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         level = self._metadata.format_level.level
         if level >= LEVEL_OF_GROUP_ATTRIBUTES:

@@ -22,7 +22,7 @@ from mq.broker.net.slow_answers import Answer, check_length, joined
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.state.commands import ForbidTopic, encode_command
 from mq.broker.state.pop_checkpoints import PopQueue
-from mq.broker.state.table import CommandRefused
+from mq.broker.state.table import CommandInvalid
 from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Outcome, Stored, Unknown, answer_outcome
 from mq.broker.write_path.pending import PendingGroup
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -393,7 +393,7 @@ class GroupOffsets(Service):
             )
         try:
             command = encode_command(ForbidTopic(group=ext.group, topic=ext.topic, forbidden=not ext.readable))
-        except CommandRefused as error:
+        except CommandInvalid as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         self._appender.check_room()
         on_outcome = partial(answer_outcome, call, "a permission was being stored", lambda _: answer())

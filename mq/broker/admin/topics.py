@@ -51,7 +51,7 @@ from mq.protocol.requests.compaction_attributes import (
     check_compaction,
     is_compacted,
 )
-from mq.protocol.requests.lite_attributes import LITE, AttributeRefused, check_topic_attributes, is_lite
+from mq.protocol.requests.lite_attributes import LITE, AttributeInvalid, check_topic_attributes, is_lite
 from mq.protocol.requests.quota_attributes import PREFIX, check_quotas
 from mq.protocol.requests.retention_attributes import (
     RESERVE_BYTES,
@@ -268,7 +268,7 @@ class Topics(Service):
         """
         try:
             check_topic_attributes(after)
-        except AttributeRefused as error:
+        except AttributeInvalid as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         if not is_lite(after) and not is_lite(before or {}):
             return
@@ -287,7 +287,7 @@ class Topics(Service):
             return
         try:
             check_compaction(attributes)
-        except AttributeRefused as error:
+        except AttributeInvalid as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         if not is_compacted(attributes):
             return
@@ -308,7 +308,7 @@ class Topics(Service):
         try:
             check_reserve_time(attributes, self._retention_hours)
             check_reserve_bytes(attributes)
-        except AttributeRefused as error:
+        except AttributeInvalid as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         if reserve_hours(attributes) is not None or reserve_bytes(attributes) is not None:
             level = self._metadata.format_level.level
@@ -318,7 +318,7 @@ class Topics(Service):
         """Raises RequestRefused for quotas that there are not, or that older replicas would ignore."""
         try:
             check_quotas(attributes)
-        except AttributeRefused as error:
+        except AttributeInvalid as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         check_level(self._metadata.format_level.level, LEVEL_OF_QUOTAS, "quotas need")
 

@@ -26,7 +26,7 @@ from mq.broker.settings import BrokerSettings
 from mq.broker.state.archived_log import NOTHING, NoteArchived, NoteTier
 from mq.broker.state.commands import encode_command
 from mq.broker.state.format_level import LEVEL_OF_ARCHIVE, LEVEL_OF_TIERS
-from mq.broker.state.table import CommandRefused
+from mq.broker.state.table import CommandInvalid
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.replicas import ReportArchived, ReportArchivedExt, ReportArchivedReply
@@ -460,7 +460,7 @@ class Archiving(Service):
         command = NoteArchived(url=url, index=end.index, term=end.term, pos=end.pos, chain=end.chain)
         try:
             self._appender.add_command(encode_command(command))
-        except CommandRefused as error:
+        except CommandInvalid as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
 
     def _note_tier(self, url: str, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:

@@ -11,7 +11,7 @@ from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.consume.change_notices import ChangeNotices
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.client_limits import HeartbeatRefused
+from mq.broker.net.client_limits import HeartbeatInvalid
 from mq.broker.net.clients import ROUND_CALLS, CheckedSubscriptions
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
@@ -90,7 +90,7 @@ class Heartbeats(Service):
         if len(call.body) > _LARGE_BYTES:
             try:
                 self._clients.check_bytes(len(call.body))
-            except HeartbeatRefused as error:
+            except HeartbeatInvalid as error:
                 raise _refusal(error) from error
             steps = self._take_slowly(call)
             may_begin = len(call.body) <= _VERY_LARGE_BYTES
@@ -109,7 +109,7 @@ class Heartbeats(Service):
             yield
             self._clients.check_limits(call.connection, heartbeat)
             checked = yield from self._clients.check_subscriptions(heartbeat)
-        except (ProtocolError, HeartbeatRefused) as error:
+        except (ProtocolError, HeartbeatInvalid) as error:
             raise _refusal(error) from error
         return self._register(call, heartbeat, checked)
 
@@ -120,7 +120,7 @@ class Heartbeats(Service):
             outcome = self._clients.heartbeat(
                 self._clock(), call.connection, heartbeat, call.request.language, call.request.version, checked
             )
-        except HeartbeatRefused as error:
+        except HeartbeatInvalid as error:
             raise _refusal(error) from error
         for group in outcome.consumer_groups:
             self.note_group(group)
@@ -209,5 +209,5 @@ class Heartbeats(Service):
         return encode_command(PutTopic(config=topic, timestamp_ms=self._wall_clock_ms(), unless_there=True))
 
 
-def _refusal(error: ProtocolError | HeartbeatRefused) -> RequestRefused:
+def _refusal(error: ProtocolError | HeartbeatInvalid) -> RequestRefused:
     return RequestRefused(ResponseCode.SYSTEM_ERROR, f"heartbeat refused: {error}")

@@ -201,7 +201,7 @@ class Offsets(Service):
         With ``before``, all is stored in one entry behind these items. With ``restart``, running consumers have to
         begin there. If the disk is full, some of the queues may be reset
         all the same; if leadership is lost, the outcome is unknown, since there are several commands. Raises
-        CommandRefused for an invalid offset; then nothing has changed.
+        CommandInvalid for an invalid offset; then nothing has changed.
         """
         keys = [(group, topic, queue_id) for queue_id in offsets]
         # Encode before registering: a registered reset that is never appended would block all later commits.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from mq.broker.net.client_limits import HeartbeatRefused
+from mq.broker.net.client_limits import HeartbeatInvalid
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
@@ -58,5 +58,5 @@ class SubscriptionRefresh:
             return
         try:
             self._clients.update_subscriptions(connection, group, read_subscriptions(body, values_max=VALUES_MAX))
-        except (BodyError, HeartbeatRefused):
+        except (BodyError, HeartbeatInvalid):
             return  # its next heartbeat is answered with what is wrong

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mq.protocol.names import NameRefused
 
 
-class HeartbeatRefused(Exception):
+class HeartbeatInvalid(Exception):
     """A heartbeat exceeds a limit or contains an invalid name. No part of it was applied."""
 
 
@@ -48,14 +48,14 @@ class ClientLimits:
 
 
 def check_word(word: str, limits: ClientLimits) -> None:
-    """Raises HeartbeatRefused for an enumerated value that is too long."""
+    """Raises HeartbeatInvalid for an enumerated value that is too long."""
     if len(word) > limits.word_length_max:
-        raise HeartbeatRefused(f"{word[:16]!r}... has {len(word)} characters; maximum: {limits.word_length_max}")
+        raise HeartbeatInvalid(f"{word[:16]!r}... has {len(word)} characters; maximum: {limits.word_length_max}")
 
 
 def check_name(check: Callable[[str], None], name: str) -> None:
-    """Raises HeartbeatRefused for a name that ``check`` refuses with NameRefused."""
+    """Raises HeartbeatInvalid for a name that ``check`` refuses with NameRefused."""
     try:
         check(name)
     except NameRefused as error:
-        raise HeartbeatRefused(str(error)) from error
+        raise HeartbeatInvalid(str(error)) from error

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from mq.broker.net.client_limits import ClientLimits, HeartbeatRefused, check_name, check_word
+from mq.broker.net.client_limits import ClientLimits, HeartbeatInvalid, check_name, check_word
 from mq.broker.net.consumer_group import (
     BROADCASTING,
     ConnectionT,
@@ -113,7 +113,7 @@ class ClientRegistry(Generic[ConnectionT]):
 
         ``subscriptions`` is the result of `check_subscriptions` for this heartbeat, if that was called before.
 
-        Replaces the group's subscriptions by those of the heartbeat, except by older versions. Raises HeartbeatRefused.
+        Replaces the group's subscriptions by those of the heartbeat, except by older versions. Raises HeartbeatInvalid.
         """
         self.check_limits(connection, heartbeat)
         if subscriptions is None:
@@ -169,7 +169,7 @@ class ClientRegistry(Generic[ConnectionT]):
         """Replace those subscriptions of a group for which a member reported a newer version.
 
         Topics to which the group does not subscribe are ignored: only heartbeats add or remove topics. Raises
-        HeartbeatRefused.
+        HeartbeatInvalid.
         """
         known = self._consumers.get(group)
         if known is None or connection not in known.members:
@@ -184,15 +184,15 @@ class ClientRegistry(Generic[ConnectionT]):
         self._subscribe(known, wanted)
 
     def check_bytes(self, nbytes: int) -> None:
-        """Raises HeartbeatRefused for a body longer than any client needs."""
+        """Raises HeartbeatInvalid for a body longer than any client needs."""
         if nbytes > self._limits.heartbeat_bytes_max:
-            raise HeartbeatRefused(f"it has {nbytes} bytes; maximum: {self._limits.heartbeat_bytes_max}")
+            raise HeartbeatInvalid(f"it has {nbytes} bytes; maximum: {self._limits.heartbeat_bytes_max}")
 
     def check_limits(self, connection: ConnectionT, heartbeat: HeartbeatData) -> None:
-        """Raises HeartbeatRefused if a heartbeat exceeds the limits on groups, topics or expressions."""
+        """Raises HeartbeatInvalid if a heartbeat exceeds the limits on groups, topics or expressions."""
         limits = self._limits
         if not 0 < len(heartbeat.client_id) <= limits.client_id_length_max:
-            raise HeartbeatRefused(
+            raise HeartbeatInvalid(
                 f"the client id has {len(heartbeat.client_id)} characters; allowed: 1 to {limits.client_id_length_max}"
             )
         listed = self._listed.get(connection) or _Listed()
@@ -202,7 +202,7 @@ class ClientRegistry(Generic[ConnectionT]):
         ):
             count = max(len(groups), len(known.union(groups)))
             if count > limits.groups_max:
-                raise HeartbeatRefused(f"the connection names {count} {kind} groups; maximum: {limits.groups_max}")
+                raise HeartbeatInvalid(f"the connection names {count} {kind} groups; maximum: {limits.groups_max}")
             for group in groups:
                 check_name(check_group, group)
         self._check_expressions([data for consumer in heartbeat.consumers for data in consumer.subscriptions])
@@ -211,7 +211,7 @@ class ClientRegistry(Generic[ConnectionT]):
     def check_subscriptions(self, heartbeat: HeartbeatData) -> Generator[None, None, CheckedSubscriptions]:
         """Parse the subscriptions of a heartbeat, for `heartbeat`; yields at points where it may be interrupted.
 
-        Raises HeartbeatRefused. Nothing is registered yet.
+        Raises HeartbeatInvalid. Nothing is registered yet.
         """
         checked: CheckedSubscriptions = []
         for consumer in heartbeat.consumers:
@@ -396,17 +396,17 @@ class ClientRegistry(Generic[ConnectionT]):
         self._check_length_of_one(lengths_of(subscriptions))
 
     def _check_length_of_one(self, lengths: Lengths) -> None:
-        """Raises HeartbeatRefused if the expressions of one connection are too long."""
+        """Raises HeartbeatInvalid if the expressions of one connection are too long."""
         limits = self._limits
         for kind, length, length_max in (
             ("", lengths[0], limits.expressions_length_max),
             ("SQL92 ", lengths[1], limits.sql_length_max),
         ):
             if length > length_max:
-                raise HeartbeatRefused(f"the {kind}expressions have {length} characters in all; maximum: {length_max}")
+                raise HeartbeatInvalid(f"the {kind}expressions have {length} characters in all; maximum: {length_max}")
 
     def _check_lengths(self, after: Mapping[str, Lengths], before: Mapping[str, Lengths]) -> None:
-        """Raises HeartbeatRefused if the expressions of one connection, or of all connections, would be too long.
+        """Raises HeartbeatInvalid if the expressions of one connection, or of all connections, would be too long.
 
         ``before`` are the current groups of the connection, ``after`` those that change.
         """
@@ -418,7 +418,7 @@ class ClientRegistry(Generic[ConnectionT]):
         ):
             grown = sum(lengths[at] - before.get(group, (0, 0))[at] for group, lengths in after.items())
             if grown > 0 and self._lengths[at] + grown > length_max:
-                raise HeartbeatRefused(
+                raise HeartbeatInvalid(
                     f"all clients have {kind}expressions of {self._lengths[at]} characters; maximum: {length_max}"
                 )
 
@@ -432,12 +432,12 @@ class ClientRegistry(Generic[ConnectionT]):
         # A group may occur twice in a heartbeat; all of it has to be parsed.
         count = max(sum((before | after).values()), sum(len(each.subscriptions) for each in heartbeat.consumers))
         if count > limits.subscriptions_per_client_max:
-            raise HeartbeatRefused(
+            raise HeartbeatInvalid(
                 f"the connection has {count} subscriptions; maximum: {limits.subscriptions_per_client_max}"
             )
         grown = sum(after.values()) - sum(before.get(name, 0) for name in after)
         if grown > 0 and self._subscriptions + grown > limits.subscriptions_in_all_max:
-            raise HeartbeatRefused(
+            raise HeartbeatInvalid(
                 f"all clients have {self._subscriptions} subscriptions; maximum: {limits.subscriptions_in_all_max}"
             )
         told = {consumer.group: lengths_of(consumer.subscriptions) for consumer in heartbeat.consumers}
@@ -457,7 +457,7 @@ class ClientRegistry(Generic[ConnectionT]):
             check_word(word, limits)
         count = len(consumer.subscriptions)
         if count > limits.subscriptions_max:
-            raise HeartbeatRefused(
+            raise HeartbeatInvalid(
                 f"group {consumer.group} subscribes {count} topics; maximum: {limits.subscriptions_max}"
             )
         wanted: dict[str, GroupSubscription] = {}

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import msgspec
 
-from mq.broker.net.client_limits import HeartbeatRefused
+from mq.broker.net.client_limits import HeartbeatInvalid
 from mq.filter.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.requests.clients import SubscriptionData
@@ -152,7 +152,7 @@ def lengths_of(subscriptions: Iterable[SubscriptionData | GroupSubscription]) ->
 
 
 def parse_group_subscription(data: SubscriptionData) -> GroupSubscription:
-    """A subscription of a heartbeat. Raises HeartbeatRefused for tags that are invalid; other faults are kept."""
+    """A subscription of a heartbeat. Raises HeartbeatInvalid for tags that are invalid; other faults are kept."""
     expression_type = data.expression_type or TAG
     parsed: Subscription | None = None
     fault = ""
@@ -160,6 +160,6 @@ def parse_group_subscription(data: SubscriptionData) -> GroupSubscription:
         parsed = parse_subscription(data.topic, data.expression, expression_type)
     except SubscriptionError as error:
         if expression_type == TAG:
-            raise HeartbeatRefused(str(error)) from error
+            raise HeartbeatInvalid(str(error)) from error
         fault = str(error)
     return GroupSubscription(data.topic, data.expression, expression_type, data.version, parsed, fault)

@@ -181,7 +181,7 @@ class ScheduleRequests(Service):
             raise _invalid(f"the body has {len(definition.body)} bytes; maximum: {self._body_bytes_max}")
         try:
             props.check_user_properties(definition.properties)
-        except props.PropertyRefused as error:
+        except props.PropertyInvalid as error:
             raise _invalid(str(error)) from error
         if own := [name for name in definition.properties if name.startswith(_OWN_PREFIX)]:
             raise _invalid(f"property {own[0]}: names that begin with {_OWN_PREFIX} are raftmq's own")

@@ -16,7 +16,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.replication.peer_calls import PeerCalls
 from mq.broker.state.commands import PutReplica, encode_command
-from mq.broker.state.table import CommandRefused
+from mq.broker.state.table import CommandInvalid
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.replicas import AnnounceReplica, AnnounceReplicaExt
@@ -74,7 +74,7 @@ class PeerAddresses(Service):
             try:
                 parse_address(ext.address)
                 command = encode_command(PutReplica(node_id=ext.node_id, address=ext.address))
-            except (CommandRefused, ValueError) as error:
+            except (CommandInvalid, ValueError) as error:
                 raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
             self._appender.add_command(command)
         return call.response()

@@ -14,7 +14,7 @@ from mq.broker.write_path.queue_tails import QueueTail, QueueTails
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
-from mq.protocol.messages.message_types import PriorityRefused, level_of, priority_of
+from mq.protocol.messages.message_types import PriorityInvalid, level_of, priority_of
 from mq.protocol.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 from mq.protocol.numbers import PhysicalOffset
 
@@ -127,7 +127,7 @@ def wanted_priority(properties: Mapping[str, str]) -> int | None:
     """The priority of a message that a client sends; None without one. Raises RequestRefused."""
     try:
         return priority_of(properties)
-    except PriorityRefused as error:
+    except PriorityInvalid as error:
         raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
 
 

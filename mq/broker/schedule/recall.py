@@ -22,7 +22,7 @@ from mq.broker.write_path.outcome import Stored, answer_outcome
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.delay import TURN_MS_MAX, timer_slot
-from mq.protocol.messages.recall_handle import HandleRefused, RecallHandle
+from mq.protocol.messages.recall_handle import HandleInvalid, RecallHandle
 from mq.protocol.messages.records import RecordError, split_record
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET
@@ -145,7 +145,7 @@ class Recalls(Service):
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic[:127]}] not exist")
         try:
             handle = RecallHandle.decode(request.ext.recall_handle)
-        except HandleRefused as error:
+        except HandleInvalid as error:
             raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, str(error)) from error
         if handle.topic != topic:
             raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")

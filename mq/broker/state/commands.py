@@ -25,7 +25,7 @@ from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, Defer
 from mq.broker.state.removed_members import RemoveOrReadmit
 from mq.broker.state.request_modes import PutRequestMode
 from mq.broker.state.schedules import DeleteSchedule, PutSchedule, SettleTick, SwitchSchedule
-from mq.broker.state.table import CommandRefused, CommandUnknown, TableCommand, check_range
+from mq.broker.state.table import CommandInvalid, CommandUnknown, TableCommand, check_range
 from mq.broker.state.user_quotas import PutUserQuota
 from mq.broker.state.users import CreateUser, DeletePolicies, DeleteUser, PutPolicies, UpdateUser
 from mq.protocol.codes import PERM_READ, PERM_WRITE
@@ -298,7 +298,7 @@ _KINDS: Final = {kind.__struct_config__.tag: kind for kind in get_args(_Written)
 
 
 def encode_command(command: Command) -> bytes:
-    """The body of a command record. Raises CommandRefused for invalid values."""
+    """The body of a command record. Raises CommandInvalid for invalid values."""
     _check_command(command)
     written: _Written = _write_offsets(command) if isinstance(command, CommitOffsets) else command
     encoded: bytes = cbor2.dumps(msgspec.to_builtins(written))
@@ -315,7 +315,7 @@ def decode_command(body: bytes) -> Command:
         written: _Written = msgspec.convert(loaded, kind or _Written)
         command = _read_offsets(written) if isinstance(written, _WrittenOffsets) else written
         _check_command(command)
-    except (ValueError, msgspec.ValidationError, CommandRefused) as error:
+    except (ValueError, msgspec.ValidationError, CommandInvalid) as error:
         raise CommandUnknown(f"metadata command of {len(body)} bytes: {error}") from error
     return command
 
@@ -338,9 +338,9 @@ def _read_offsets(written: _WrittenOffsets) -> CommitOffsets:
 
 
 def offset_pairs(group: str, topic: str, row: list[int]) -> Iterator[tuple[int, QueueOffset]]:
-    """Queue ids and offsets. Raises CommandRefused if a queue id has no offset."""
+    """Queue ids and offsets. Raises CommandInvalid if a queue id has no offset."""
     if len(row) % 2:
-        raise CommandRefused(f"offsets of {group} in {topic}: {len(row)} numbers cannot be divided into pairs")
+        raise CommandInvalid(f"offsets of {group} in {topic}: {len(row)} numbers cannot be divided into pairs")
     return zip(row[::2], cast("list[QueueOffset]", row[1::2]), strict=True)
 
 
@@ -385,19 +385,19 @@ def _check_command(command: Command) -> None:
                 check_range("length of node_id", len(command.node_id), 1, 64)
                 check_range("length of address", len(command.address), 3, 64)
     except NameRefused as error:
-        raise CommandRefused(str(error)) from error
+        raise CommandInvalid(str(error)) from error
 
 
 def _check_topic_config(topic: TopicConfig) -> None:
     check_topic(topic.name)
     if topic.name == META_TOPIC:
-        raise CommandRefused(f"topic {META_TOPIC} is how metadata is replicated; it has no queues")
+        raise CommandInvalid(f"topic {META_TOPIC} is how metadata is replicated; it has no queues")
     check_range("read_queues", topic.read_queues, 0, QUEUES_MAX)
     check_range("write_queues", topic.write_queues, 0, QUEUES_MAX)
     check_range("perm", topic.perm, 0, 15)
     check_range("sys_flag", topic.sys_flag, 0, INT32_MAX)
     if topic.filter_type not in FILTER_TYPES:
-        raise CommandRefused(f"filter_type is {topic.filter_type[:40]!r}; allowed: {' and '.join(FILTER_TYPES)}")
+        raise CommandInvalid(f"filter_type is {topic.filter_type[:40]!r}; allowed: {' and '.join(FILTER_TYPES)}")
     _check_attributes(topic.attributes)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged, StateTable, TableCommand, check_range
+from mq.broker.state.table import CommandInvalid, CommandUnknown, SnapshotDamaged, StateTable, TableCommand, check_range
 from mq.protocol.names import check_topic
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset, offset_range
 from mq.protocol.wire.fields import INT32_MAX
@@ -33,7 +33,7 @@ class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
         check_topic(self.topic)
         check_range("queue_id", self.queue_id, 0, INT32_MAX)
         if not self.offsets:
-            raise CommandRefused(f"the command completes no offset of {self.topic}/{self.queue_id}")
+            raise CommandInvalid(f"the command completes no offset of {self.topic}/{self.queue_id}")
         check_range("offset", min(self.offsets), 0, _OFFSET_MAX)
         check_range("offset", max(self.offsets), 0, _OFFSET_MAX)
 

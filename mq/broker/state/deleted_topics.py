@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from mq.broker.state.commands import TopicConfig, offset_pairs
-from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable
+from mq.broker.state.table import CommandInvalid, SnapshotDamaged, StateTable
 from mq.protocol.numbers import QueueOffset
 
 OffsetsOfGroups = dict[str, list[int]]
@@ -85,7 +85,7 @@ class DeletedTopics(StateTable):
         try:
             for row in rows:
                 _check_row(row)
-        except CommandRefused as error:
+        except CommandInvalid as error:
             raise SnapshotDamaged(str(error)) from error
         if len(names) < len(rows):
             raise SnapshotDamaged(f"{len(rows)} deleted topics have {len(names)} names")
@@ -109,7 +109,7 @@ def offset_numbers(offsets: Mapping[int, QueueOffset]) -> list[int]:
 
 
 def _check_row(row: DeletedTopic) -> None:
-    """Raises SnapshotDamaged, CommandRefused."""
+    """Raises SnapshotDamaged, CommandInvalid."""
     name = row.config.name
     pairs = [pair for table in (row.offsets, row.resets) for group in table for pair in _pairs(table, group, name)]
     if min((*row.begins, *row.ends, *(number for pair in pairs for number in pair)), default=0) < 0:

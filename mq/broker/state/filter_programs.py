@@ -12,8 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from mq.broker.limits import StateLimits
-from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand, check_range
-from mq.filter.programs import PROGRAM_BYTES_MAX, ProgramName, ProgramRefused, parse_program_name
+from mq.broker.state.table import CommandInvalid, SnapshotDamaged, StateTable, TableCommand, check_range
+from mq.filter.programs import PROGRAM_BYTES_MAX, ProgramInvalid, ProgramName, parse_program_name
 from mq.protocol.names import check_group, check_topic
 
 
@@ -39,10 +39,10 @@ class PutFilter(TableCommand, frozen=True, tag="put_filter"):
         check_range("size of the program", len(self.content), 1, PROGRAM_BYTES_MAX)
         try:
             name = parse_program_name(self.program)
-        except ProgramRefused as error:
-            raise CommandRefused(str(error)) from error
+        except ProgramInvalid as error:
+            raise CommandInvalid(str(error)) from error
         if not name.is_of(self.content):
-            raise CommandRefused(f"the SHA-256 of the program differs from its name {self.program[:80]}")
+            raise CommandInvalid(f"the SHA-256 of the program differs from its name {self.program[:80]}")
 
 
 class FilterPrograms(StateTable):
@@ -88,7 +88,7 @@ class FilterPrograms(StateTable):
         ):
             try:
                 name = parse_program_name(text)
-            except ProgramRefused as error:
+            except ProgramInvalid as error:
                 raise SnapshotDamaged(f"the filter of {group} for {topic}: {error}") from error
             if version < 1 or not name.is_of(content):
                 raise SnapshotDamaged(

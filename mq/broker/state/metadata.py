@@ -63,7 +63,7 @@ from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.state.removed_members import ReplicatedRemovals
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.schedules import Schedules
-from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand, by_command
+from mq.broker.state.table import CommandInvalid, SnapshotDamaged, StateTable, TableCommand, by_command
 from mq.broker.state.topic_births import TopicBirths
 from mq.broker.state.topic_deletion import delete_topic, dropped_by, forget_topic, replace_deleted, restore_topic
 from mq.broker.state.user_quotas import UserQuotas
@@ -392,7 +392,7 @@ class Metadata:
                 state = decode_snapshot(snapshot)
                 consumer_offsets = offset_table(state.consumer_offsets)
                 offset_resets = offset_table(state.offset_resets)
-            except (ValueError, msgspec.ValidationError, CommandRefused) as error:
+            except (ValueError, msgspec.ValidationError, CommandInvalid) as error:
                 raise SnapshotDamaged(f"metadata snapshot of {len(snapshot)} bytes: {error}") from error
         self._restore_parts(state.parts)
         self.topics = {topic.name: topic for topic in state.topics}

@@ -108,5 +108,5 @@ def offset_rows(tables: Mapping[tuple[str, str], dict[int, QueueOffset]]) -> Seq
 
 
 def offset_table(rows: Sequence[OffsetRow]) -> dict[tuple[str, str], dict[int, QueueOffset]]:
-    """The table of these rows. Raises CommandRefused if they are damaged."""
+    """The table of these rows. Raises CommandInvalid if they are damaged."""
     return {(group, topic): dict(offset_pairs(group, topic, row)) for group, topic, row in rows}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from mq.broker.state.nested_tables import in_order
-from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand, check_range
+from mq.broker.state.table import CommandInvalid, SnapshotDamaged, StateTable, TableCommand, check_range
 from mq.protocol.names import check_group, check_queue_name, lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset, offset_range
 from mq.protocol.wire.fields import INT32_MAX
@@ -566,5 +566,5 @@ def _check_queue(group: str, topic: str, queue_id: int) -> None:
 
 def _check_bits(bits: int) -> None:
     if bits < 0:
-        raise CommandRefused(f"the bits of messages are {bits}; allowed: 0 or more")
+        raise CommandInvalid(f"the bits of messages are {bits}; allowed: 0 or more")
     check_range("span of messages", bits.bit_length(), 0, SPAN_MAX)

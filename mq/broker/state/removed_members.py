@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, StateTable, TableCommand, check_range
+from mq.broker.state.table import CommandInvalid, StateTable, TableCommand, check_range
 from mq.protocol.names import check_group
 
 REMOVED_MEMBERS_MAX: Final = 10_000
@@ -41,7 +41,7 @@ class RemoveOrReadmit(TableCommand, frozen=True, tag="keep_out"):
         check_range("until_ms", self.until_ms, 0, 2**63 - 1)
         check_range("now_ms", self.now_ms, 0, 2**63 - 1)
         if max(map(len, (self.client_id, self.reason, self.operator))) > TEXT_LENGTH_MAX:
-            raise CommandRefused(f"a client id, a reason or an operator has more than {TEXT_LENGTH_MAX} characters")
+            raise CommandInvalid(f"a client id, a reason or an operator has more than {TEXT_LENGTH_MAX} characters")
 
 
 class ReplicatedRemovals(StateTable):

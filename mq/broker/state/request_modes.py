@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, StateTable, TableCommand, check_range
+from mq.broker.state.table import CommandInvalid, StateTable, TableCommand, check_range
 from mq.protocol.names import check_group, check_topic
 from mq.protocol.wire.fields import INT32_MAX, INT32_MIN
 
@@ -36,7 +36,7 @@ class PutRequestMode(TableCommand, frozen=True, tag="put_request_mode"):
         check_group(self.group)
         check_topic(self.topic)
         if self.mode not in (PULL, POP):
-            raise CommandRefused(f"mode is {self.mode[:40]!r}; allowed: {PULL} and {POP}")
+            raise CommandInvalid(f"mode is {self.mode[:40]!r}; allowed: {PULL} and {POP}")
         check_range("shared", self.shared, INT32_MIN, INT32_MAX)
 
 

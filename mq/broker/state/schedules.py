@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from mq.broker.limits import StateLimits
-from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand, check_range
+from mq.broker.state.table import CommandInvalid, SnapshotDamaged, StateTable, TableCommand, check_range
 from mq.protocol.names import check_topic
 from mq.protocol.requests.schedules import (
     ANY_VERSION,
@@ -107,15 +107,15 @@ class SettleTick(TableCommand, frozen=True, tag="settle_tick"):
 
 
 def check_schedule_name(name: str) -> None:
-    """Raises CommandRefused unless it is 1 to 255 bytes without control characters, and no space at its ends."""
+    """Raises CommandInvalid unless it is 1 to 255 bytes without control characters, and no space at its ends."""
     if not 1 <= len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX:
-        raise CommandRefused(f"schedule {name[:80]!a}: a name has 1 to {NAME_BYTES_MAX} bytes")
+        raise CommandInvalid(f"schedule {name[:80]!a}: a name has 1 to {NAME_BYTES_MAX} bytes")
     if name != name.strip() or not _is_text(name):
-        raise CommandRefused(f"schedule {name[:80]!a}: a name has no control characters, and no space at its ends")
+        raise CommandInvalid(f"schedule {name[:80]!a}: a name has no control characters, and no space at its ends")
 
 
 def check_definition(definition: ScheduleDefinition) -> None:
-    """Raises CommandRefused, or NameRefused, unless it may be in the log. Does not look into rules: what a cron
+    """Raises CommandInvalid, or NameRefused, unless it may be in the log. Does not look into rules: what a cron
     expression or a time zone means depends on the release.
     """
     check_schedule_name(definition.name)
@@ -124,7 +124,7 @@ def check_definition(definition: ScheduleDefinition) -> None:
     texts = [definition.tags, *definition.keys, *definition.properties, *definition.properties.values()]
     for text in (*texts, definition.owner, definition.cron, definition.time_zone):
         if not _is_text(text):
-            raise CommandRefused(f"schedule {definition.name!a}: {text[:40]!a} has control characters")
+            raise CommandInvalid(f"schedule {definition.name!a}: {text[:40]!a} has control characters")
     nbytes = sum(len(text.encode()) + 2 for text in texts)
     check_range("size of keys, tags and properties", nbytes, 0, PROPERTIES_BYTES_MAX)
     check_range("length of cron", len(definition.cron), 0, CRON_LENGTH_MAX)
@@ -137,7 +137,7 @@ def check_definition(definition: ScheduleDefinition) -> None:
         check_range(name, getattr(definition, name), 0, TIME_MS_MAX)
     check_range("anchor_ms", definition.anchor_ms or 0, 0, TIME_MS_MAX)
     if bool(definition.cron) + bool(definition.every_ms) + bool(definition.at_ms) != 1:
-        raise CommandRefused(f"schedule {definition.name!a}: it needs one of cron, every_ms and at_ms")
+        raise CommandInvalid(f"schedule {definition.name!a}: it needs one of cron, every_ms and at_ms")
 
 
 def _is_text(text: str) -> bool:

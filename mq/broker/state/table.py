@@ -12,7 +12,7 @@ class MetadataError(Exception):
     """Base of the errors of replicated state."""
 
 
-class CommandRefused(MetadataError):
+class CommandInvalid(MetadataError):
     """A command may not enter the log: it contains an invalid name or number. Nothing has changed."""
 
 
@@ -31,7 +31,7 @@ class TableCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Base of the commands that belong to a table. Each has its own tag."""
 
     def check(self) -> None:
-        """Raises CommandRefused, or NameRefused, if the command is invalid."""
+        """Raises CommandInvalid, or NameRefused, if the command is invalid."""
 
 
 class StateTable:
@@ -81,6 +81,6 @@ def by_command(parts: Iterable[StateTable]) -> dict[type[object], Callable[[Any]
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:
-    """Raises CommandRefused unless ``low <= value <= high``."""
+    """Raises CommandInvalid unless ``low <= value <= high``."""
     if not low <= value <= high:
-        raise CommandRefused(f"{name} is {value}; allowed: {low} to {high}")
+        raise CommandInvalid(f"{name} is {value}; allowed: {low} to {high}")

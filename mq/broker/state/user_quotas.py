@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, StateTable, TableCommand, check_range
+from mq.broker.state.table import CommandInvalid, StateTable, TableCommand, check_range
 from mq.broker.state.users import check_user_name
 from mq.protocol.requests.quota_attributes import EVERYBODY, NO_QUOTA, QUOTA_MAX, Quota
 
@@ -28,7 +28,7 @@ class PutUserQuota(TableCommand, frozen=True, tag="put_user_quota"):
         for field in Quota.__struct_fields__:
             check_range(f"quota {field}", getattr(self.quota, field), 0, QUOTA_MAX)
         if self.quota.stored_bytes:
-            raise CommandRefused("stored_bytes is a quota of topics: brokers do not know who has sent what they store")
+            raise CommandInvalid("stored_bytes is a quota of topics: brokers do not know who has sent what they store")
 
 
 class UserQuotas(StateTable):

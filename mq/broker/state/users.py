@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from mq.broker.state.table import CommandRefused, StateTable, TableCommand, check_range
+from mq.broker.state.table import CommandInvalid, StateTable, TableCommand, check_range
 
 USERS_MAX = 1000
 POLICIES_MAX = 10_000
@@ -124,25 +124,25 @@ class DeletePolicies(TableCommand, frozen=True, tag="delete_policies"):
 
 
 def check_user_name(name: str) -> None:
-    """Raises CommandRefused unless it has 1 to 64 letters, digits and ``_.@-``."""
+    """Raises CommandInvalid unless it has 1 to 64 letters, digits and ``_.@-``."""
     if not _NAME.fullmatch(name):
-        raise CommandRefused(f"user {name[:80]!a}: a name has 1 to 64 letters, digits and _.@-")
+        raise CommandInvalid(f"user {name[:80]!a}: a name has 1 to 64 letters, digits and _.@-")
 
 
 def check_resource(resource: str) -> None:
-    """Raises CommandRefused for an invalid resource."""
+    """Raises CommandInvalid for an invalid resource."""
     if not _RESOURCE.fullmatch(resource):
-        raise CommandRefused(
+        raise CommandInvalid(
             f"resource {resource[:80]!a}: allowed: *, Topic:NAME, Group:NAME, Cluster:NAME and Namespace:NAME, "
             "where NAME may end in *"
         )
 
 
 def check_policy(policy: Policy) -> None:
-    """Raises CommandRefused for an invalid policy."""
+    """Raises CommandInvalid for an invalid policy."""
     check_resource(policy.resource)
     if not policy.actions or not set(policy.actions) <= set(ACTIONS) or len(policy.actions) > len(ACTIONS):
-        raise CommandRefused(f"actions {ascii(policy.actions)[:200]} are unknown; allowed: {', '.join(ACTIONS)}")
+        raise CommandInvalid(f"actions {ascii(policy.actions)[:200]} are unknown; allowed: {', '.join(ACTIONS)}")
     check_range("number of source addresses", len(policy.sources), 0, _SOURCES_MAX)
     for source in policy.sources:
         check_range("length of a source address", len(source), 1, _SOURCE_LENGTH_MAX)

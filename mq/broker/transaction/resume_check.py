@@ -21,7 +21,7 @@ from mq.broker.write_path.pending import PendingCommand
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
+from mq.protocol.hashes import MessageIdInvalid, parse_offset_message_id
 from mq.protocol.messages.records import RawRecord, RecordError, decode_record, split_record
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
@@ -109,7 +109,7 @@ class ResumeCheck(Service):
                     raise self._beginning.refusal()
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no message {message_id}")
             message, raw = decode_record(memoryview(record)), split_record(record)
-        except (MessageIdRefused, SegmentError, RecordError) as error:
+        except (MessageIdInvalid, SegmentError, RecordError) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no message {message_id[:64]}: {error}") from error
         if (message.topic, message.queue_id) != (UNENDED_TOPIC, _QUEUE_ID):
             raise RequestRefused(

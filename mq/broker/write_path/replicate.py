@@ -9,7 +9,7 @@ from typing import Any
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.state.commands import Command, encode_command
-from mq.broker.state.table import CommandRefused
+from mq.broker.state.table import CommandInvalid
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.outcome import Stored, answer_outcome
 from mq.protocol.codes import ResponseCode
@@ -19,7 +19,7 @@ def encoded(command: Command) -> bytes:
     """A command with values of a client. Raises RequestRefused if one of them is invalid."""
     try:
         return encode_command(command)
-    except CommandRefused as error:
+    except CommandInvalid as error:
         raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
 
 

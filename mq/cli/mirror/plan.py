@@ -26,7 +26,7 @@ _INTERNAL_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_", "%SYS%", "%LMQ%", f"{RETRY_
 _OF_TOOLS: Final = frozenset({f"{RETRY_PREFIX}TOOLS_CONSUMER", f"{RETRY_PREFIX}SCHEDULE_CONSUMER"})
 
 
-class PlanRefused(Exception):
+class TargetUnusable(Exception):
     """The target cannot take anything; the message says what to do."""
 
 
@@ -96,7 +96,7 @@ def extend(
     own: Collection[str],
     choice: Choice,
 ) -> Extension:
-    """Plan the queues and topics that are missing to mirror everything wanted in ``source``. Raises PlanRefused.
+    """Plan the queues and topics that are missing to mirror everything wanted in ``source``. Raises TargetUnusable.
 
     Each source queue has a target queue of its own, so that the order in it is kept. A broker group of the same name is
     preferred; otherwise source groups are assigned to target groups in turn, and the queues of the second one follow
@@ -132,7 +132,7 @@ def extend(
                 added.append(queue)
                 touched.add(topic)
     if len(queues) > QUEUES_MAX:
-        raise PlanRefused(
+        raise TargetUnusable(
             f"{len(queues)} queues are to be mirrored, and one mirror takes at most {QUEUES_MAX}: choose some with "
             "--topics, and mirror the others later"
         )
@@ -155,9 +155,9 @@ def _ended(queues: Iterable[MirroredQueue], source: Topics, source_brokers: Coll
 
 
 def assignment(source_brokers: Sequence[str], target_brokers: Sequence[str]) -> dict[str, str]:
-    """The target group of each source group. Raises PlanRefused."""
+    """The target group of each source group. Raises TargetUnusable."""
     if not target_brokers:
-        raise PlanRefused("the target has no broker group: start its brokers first")
+        raise TargetUnusable("the target has no broker group: start its brokers first")
     others = [broker for broker in target_brokers if broker not in source_brokers] or list(target_brokers)
     assigned: dict[str, str] = {}
     turn = 0

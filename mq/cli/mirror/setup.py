@@ -12,7 +12,7 @@ from mq.cli.definitions import group_of
 from mq.cli.errors import CommandFailed
 from mq.cli.import_definitions import group_config
 from mq.cli.mirror.clusters import ClusterAdmin
-from mq.cli.mirror.plan import Choice, Extension, NewTopic, PlanRefused, extend, own_names
+from mq.cli.mirror.plan import Choice, Extension, NewTopic, TargetUnusable, extend, own_names
 from mq.cli.mirror.state import MirrorState
 from mq.client.errors import BrokerError, ClientError
 from mq.protocol.codes import ResponseCode
@@ -65,7 +65,7 @@ async def extend_mirror(
             own=own_names(info.clusters),
             choice=choice,
         )
-    except PlanRefused as error:
+    except TargetUnusable as error:
         raise CommandFailed(str(error)) from error
     refused = await create_topics(target, found.topics, say)
     found = found._replace(

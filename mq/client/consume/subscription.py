@@ -9,7 +9,7 @@ from typing import Any
 from mq.client.body_codecs import BodyCodec
 from mq.client.consume.policies import OnError
 from mq.client.filters import BodyFilter, Filter, Sql, WasmFilter
-from mq.filter.programs import ProgramRefused, name_of
+from mq.filter.programs import ProgramInvalid, name_of
 from mq.filter.sql import BodySqlFilter
 from mq.filter.sql_syntax import SqlError
 from mq.filter.subscription import (
@@ -56,14 +56,14 @@ def _program(topic: str, filter_: WasmFilter | BodyFilter) -> FilterProgram:
             if filter_.on_error not in ("pass", "skip"):
                 raise ValueError(f"on_error is {filter_.on_error!r}; allowed: 'pass' and 'skip'")
             if not content.startswith(b"\0asm"):
-                raise ProgramRefused("these bytes are not a WebAssembly module")
+                raise ProgramInvalid("these bytes are not a WebAssembly module")
             return FilterProgram(name_of("wasm", content, filter_.on_error), content)
         BodySqlFilter(filter_.expression)
         content = filter_.expression.encode()
         return FilterProgram(name_of("sql", content), content)
     except SqlError as error:
         raise SubscriptionError(f"the expression for topic {topic} is wrong at {error}") from error
-    except ProgramRefused as error:
+    except ProgramInvalid as error:
         raise SubscriptionError(f"the filter for topic {topic}: {error}") from error
 
 

@@ -15,7 +15,7 @@ from mq.client.produce.recall import delay_properties
 from mq.protocol import properties as props
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.messages.compression import Codec, CodecMissing, deflate, require_codec
-from mq.protocol.messages.message_types import PriorityRefused, priority_of
+from mq.protocol.messages.message_types import PriorityInvalid, priority_of
 from mq.protocol.messages.records import BODY_BYTES_MAX, PREPARED
 from mq.protocol.messages.sequencing import SequenceRange
 from mq.protocol.names import NameRefused, check_lite_topic, check_topic
@@ -167,7 +167,7 @@ def make_batch_ready(
         )
     try:
         props.check_user_properties(properties or {})
-    except props.PropertyRefused as error:
+    except props.PropertyInvalid as error:
         raise MessageRefused(str(error)) from error
     elements: list[BatchedMessage] = []
     unique_keys: list[str] = []
@@ -251,9 +251,9 @@ def _encode_properties(message: Message, unique_key: str) -> str:
         if message.lite_topic is not None:
             _check_lite(message, own)
             own[props.LITE_TOPIC] = message.lite_topic
-    except PriorityRefused as error:
+    except PriorityInvalid as error:
         raise MessageRefused(str(error)) from error
-    except props.PropertyRefused as error:
+    except props.PropertyInvalid as error:
         raise MessageRefused(str(error)) from error
     for name, value in own.items():
         if not value or "\x01" in value or "\x02" in value:

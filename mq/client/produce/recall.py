@@ -14,7 +14,7 @@ from mq.client.net.replies import fields_of
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.delay import LEVELS_MAX
-from mq.protocol.messages.recall_handle import HandleRefused, RecallHandle
+from mq.protocol.messages.recall_handle import HandleInvalid, RecallHandle
 from mq.protocol.requests.send import RecallExt, RecallReply
 
 _SECONDS_MAX = 10**11
@@ -58,7 +58,7 @@ async def recall(core: ClientCore, group: str, handle: str, *, seconds: float) -
     """
     try:
         told = RecallHandle.decode(handle)
-    except HandleRefused as error:
+    except HandleInvalid as error:
         raise MessageRefused(str(error)) from error
     ext = RecallExt(topic=told.topic, recall_handle=handle, producer_group=group, broker_name=told.broker_name)
     try:

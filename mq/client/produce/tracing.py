@@ -23,7 +23,7 @@ from mq.client.produce.recall import delay_properties, recall
 from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline
 from mq.protocol import properties as props
 from mq.protocol.hashes import UniqKeyGenerator
-from mq.protocol.messages.recall_handle import HandleRefused, RecallHandle
+from mq.protocol.messages.recall_handle import HandleInvalid, RecallHandle
 from mq.protocol.messages.records import PREPARED
 from mq.protocol.messages.trace import (
     TRACE_GROUP,
@@ -160,7 +160,7 @@ class Tracer:
         """A callback that records whether the message of this handle was recalled; None for an invalid handle."""
         try:
             told = RecallHandle.decode(handle)
-        except HandleRefused:
+        except HandleInvalid:
             return None
         timestamp_ms = _now_ms()
 

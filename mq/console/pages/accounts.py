@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mq.client.errors import BrokerError
-from mq.console.pages.visit import Done, Form, InputRefused, NotFound, Page, Visit, integer, one, required
+from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, integer, one, required
 from mq.console.views.accounts import (
     addresses_of,
     connections_of,
@@ -144,7 +144,7 @@ async def set_quota(visit: Visit, form: Form) -> Done:
     quota = Quota(**limits)
     known = await visit.watch.changing_admin.quotas()
     if quota == NO_QUOTA and not any(each.user == name for listed in known.values() for each in listed.users):
-        raise InputRefused("no limit was given or existed before: nothing was changed")
+        raise InputInvalid("no limit was given or existed before: nothing was changed")
     await visit.watch.changing_admin.put_quota(name, quota)
     who = "each user without a quota of its own" if name == EVERYBODY else name
     return Done(link("/account", name=name), f"The quota of {who} is now: {quota}.", f"{name}: {quota}")
@@ -155,7 +155,7 @@ async def create(visit: Visit, form: Form) -> Done:
     name, kind = required(form, "name"), _kind(form)
     password = _password(form)
     if name in {each.name for users in (await visit.watch.changing_admin.users(name)).values() for each in users}:
-        raise InputRefused(f"user {name} already exists; change it on its page")
+        raise InputInvalid(f"user {name} already exists; change it on its page")
     await visit.watch.changing_admin.create_user(UserInfo(name=name, password=password, user_type=kind))
     said = f"User {name} was created. It may do nothing until a policy allows it."
     return Done(link("/account", name=name), said, name)
@@ -167,10 +167,10 @@ async def change(visit: Visit, form: Form) -> Done:
     is_enabled = one(form, "enabled") == "yes"
     is_self = name == visit.signed_as
     if is_self and (not is_enabled or kind != SUPER):
-        raise InputRefused(LOCKED_OUT)
+        raise InputInvalid(LOCKED_OUT)
     password = _password(form) if (form.get("password") or [""])[-1] else None
     if is_self and password is not None and not visit.settings.login:
-        raise InputRefused(
+        raise InputInvalid(
             f"this console signs its requests as {name}: change that password with raftmq user, and restart it"
         )
     state = ENABLED if is_enabled else DISABLED
@@ -187,9 +187,9 @@ async def delete(visit: Visit, form: Form) -> Done:
     """Delete a user and its policies; its name has to be typed."""
     name = required(form, "name")
     if one(form, "typed") != name:
-        raise InputRefused(f"type {name} to confirm: nothing was changed")
+        raise InputInvalid(f"type {name} to confirm: nothing was changed")
     if name == visit.signed_as:
-        raise InputRefused(LOCKED_OUT)
+        raise InputInvalid(LOCKED_OUT)
     await visit.watch.changing_admin.delete_user(name)
     return Done("/accounts", f"User {name} and its policies were deleted.", name)
 
@@ -200,9 +200,9 @@ async def put_policy(visit: Visit, form: Form) -> Done:
     actions = [each for each in ACTIONS if each in form.get("actions", ())]
     decision = one(form, "decision")
     if not actions:
-        raise InputRefused("choose at least one of sending and consuming")
+        raise InputInvalid("choose at least one of sending and consuming")
     if decision not in DECISIONS:
-        raise InputRefused(f"{decision[:40]!r} is not {' or '.join(DECISIONS)}")
+        raise InputInvalid(f"{decision[:40]!r} is not {' or '.join(DECISIONS)}")
     sources = one(form, "sources").replace(",", " ").split() or None
     entry = PolicyEntryInfo(resource=resource, actions=actions, source_ips=sources, decision=decision)
     await visit.watch.changing_admin.put_policies(name, [entry])
@@ -220,15 +220,15 @@ async def delete_policy(visit: Visit, form: Form) -> Done:
 def _kind(form: Form) -> str:
     kind = one(form, "kind")
     if kind not in (SUPER, NORMAL):
-        raise InputRefused(f"{kind[:40]!r} is not {SUPER} or {NORMAL}")
+        raise InputInvalid(f"{kind[:40]!r} is not {SUPER} or {NORMAL}")
     return kind
 
 
 def _password(form: Form) -> str:
-    """A new password, typed twice the same. Raises InputRefused, without the password."""
+    """A new password, typed twice the same. Raises InputInvalid, without the password."""
     password, again = ((form.get(field) or [""])[-1] for field in ("password", "again"))
     if not password:
-        raise InputRefused("the user needs a password")
+        raise InputInvalid("the user needs a password")
     if password != again:
-        raise InputRefused("the two passwords differ")
+        raise InputInvalid("the two passwords differ")
     return password

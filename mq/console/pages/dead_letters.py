@@ -12,7 +12,7 @@ import trio
 from mq.client.errors import ClientError
 from mq.client.message import MessageQueue
 from mq.console.jobs import Job, TooManyJobs
-from mq.console.pages.visit import Done, Form, InputRefused, NotFound, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, fault_of, one, required
 from mq.console.records import Record
 from mq.console.views.dead_letters import groups_with_letters, letter_rows, place_of, place_text
 from mq.console.views.links import link
@@ -97,20 +97,20 @@ async def requeue(visit: Visit, form: Form) -> Done:
     if which == "matching":
         key, why = one(form, "key"), one(form, "why")
         if not key and not why:
-            raise InputRefused("no filter says which dead letters match: choose some, or all")
+            raise InputInvalid("no filter says which dead letters match: choose some, or all")
         if why and visit.settings.hide_bodies:
-            raise InputRefused("reasons are hidden on this console, so nothing is chosen by them: choose by key")
+            raise InputInvalid("reasons are hidden on this console, so nothing is chosen by them: choose by key")
         wanted = _matching(visit, key, why)
         everything = one(form, "all") == "yes"
     elif which != "all":
         try:
             chosen = {place_of(text) for text in form.get("letter", ())}
         except ValueError as error:
-            raise InputRefused("a chosen dead letter has no broker, queue and offset: reload the page") from error
+            raise InputInvalid("a chosen dead letter has no broker, queue and offset: reload the page") from error
         if not chosen:
-            raise InputRefused("no dead letter was chosen")
+            raise InputInvalid("no dead letter was chosen")
         if len(chosen) > SELECTED_MAX:
-            raise InputRefused(f"{len(chosen)} dead letters were chosen; maximum: {SELECTED_MAX}: choose all instead")
+            raise InputInvalid(f"{len(chosen)} dead letters were chosen; maximum: {SELECTED_MAX}: choose all instead")
     what = (
         f"{which if chosen is None else len(chosen)} dead letters of {group}, to {'the topic' if everybody else group}"
     )
@@ -133,7 +133,7 @@ async def requeue(visit: Visit, form: Form) -> Done:
     try:
         job = visit.jobs.start(visit.watch.nursery, visit.session.user, f"Send again {what}", back, run)
     except TooManyJobs as error:
-        raise InputRefused(str(error)) from error
+        raise InputInvalid(str(error)) from error
     return Done(link("/job", number=job.number), "", what)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.console.pages.visit import Done, Form, InputRefused, NotFound, Page, Visit, one, required
+from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, one, required
 from mq.console.views.links import link
 from mq.inspection.losses import losses_of_group, losses_of_topic
 from mq.protocol.names import is_system_topic
@@ -58,13 +58,13 @@ async def delete_group(visit: Visit, form: Form) -> Done:
 def _confirmed(form: Form) -> str:
     name = required(form, "name")
     if one(form, "typed") != name:
-        raise InputRefused(f"type {name} to confirm: nothing was changed")
+        raise InputInvalid(f"type {name} to confirm: nothing was changed")
     return name
 
 
 def _check_topic(name: str) -> None:
     if is_system_topic(name):
-        raise InputRefused(f"{name} belongs to the brokers")
+        raise InputInvalid(f"{name} belongs to the brokers")
 
 
 async def _check_group(visit: Visit, name: str) -> None:

@@ -10,7 +10,7 @@ import trio
 
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
-from mq.console.pages.visit import Done, Form, InputRefused, NotFound, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, fault_of, one, required
 from mq.console.views.charts import lag_chart
 from mq.console.views.groups import (
     lag_rows,
@@ -119,17 +119,17 @@ async def enable(visit: Visit, form: Form) -> Done:
 
 
 def position_of(to: str, time: str) -> ConsumeFrom:
-    """The position to which a reset moves: first, last or a time in UTC. Raises InputRefused."""
+    """The position to which a reset moves: first, last or a time in UTC. Raises InputInvalid."""
     if to == "first":
         return "first"
     if to == "last":
         return "last"
     if to != "time":
-        raise InputRefused(f"{to[:40]!r} is neither first nor last nor a time")
+        raise InputInvalid(f"{to[:40]!r} is neither first nor last nor a time")
     try:
         found = dt.datetime.fromisoformat(time)
     except ValueError as error:
-        raise InputRefused(f"{time[:40]!r} is not a time such as 2026-03-01T09:30") from error
+        raise InputInvalid(f"{time[:40]!r} is not a time such as 2026-03-01T09:30") from error
     return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
 
 

@@ -6,7 +6,7 @@ from typing import Final, get_args
 
 from mq.client.errors import ClientError
 from mq.console.jobs import Job, TooManyJobs
-from mq.console.pages.visit import Done, Form, InputRefused, NotFound, Page, Visit, one, required
+from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, one, required
 from mq.console.records import Record
 from mq.console.views.links import link
 from mq.console.views.members import Change, consequences, member_rows
@@ -48,7 +48,7 @@ async def make(visit: Visit, form: Form) -> Done:
     name = required(form, "name")
     change = change_of(form)
     if change.typed and one(form, "typed") != change.typed:
-        raise InputRefused(f"type {change.typed} to confirm that it leaves the group: nothing was changed")
+        raise InputInvalid(f"type {change.typed} to confirm that it leaves the group: nothing was changed")
     _check(change, await _view(visit, name))
     what = f"{change.title} in {name}"
 
@@ -70,7 +70,7 @@ async def make(visit: Visit, form: Form) -> Done:
     try:
         job = visit.jobs.start(visit.watch.nursery, visit.session.user, what, link("/members", name=name), run)
     except TooManyJobs as error:
-        raise InputRefused(str(error)) from error
+        raise InputInvalid(str(error)) from error
     return Done(link("/job", number=job.number), "", what)
 
 
@@ -86,33 +86,33 @@ async def _change(visit: Visit, name: str, change: Change, voter: bool, job: Job
 
 
 def change_of(form: Form) -> Change:
-    """The change that a form asks for. Raises InputRefused."""
+    """The change that a form asks for. Raises InputInvalid."""
     action = one(form, "action")
     known: dict[str, GroupAction] = {each: each for each in get_args(GroupAction)}
     if action not in ("add", "promote", "remove", "replace"):
-        raise InputRefused(f"{action[:40]!r} is not add, promote, remove or replace")
+        raise InputInvalid(f"{action[:40]!r} is not add, promote, remove or replace")
     change = Change(known[action], required(form, "node"), one(form, "address"), one(form, "replaced"))
     port = change.address.rpartition(":")[2]
     if action in ("add", "replace") and not (port.isascii() and port.isdigit()):
-        raise InputRefused("the replication address of the new node is HOST:PORT")
+        raise InputInvalid("the replication address of the new node is HOST:PORT")
     if action == "replace" and not change.replaced:
-        raise InputRefused("which node is to be replaced?")
+        raise InputInvalid("which node is to be replaced?")
     if max(len(change.node), len(change.replaced)) > NODE_LENGTH_MAX or len(change.address) > ADDRESS_LENGTH_MAX:
-        raise InputRefused("the name or the address is longer than any that a node can have")
+        raise InputInvalid("the name or the address is longer than any that a node can have")
     return change
 
 
 def _check(change: Change, view: GroupView) -> None:
-    """Raises InputRefused for what cannot be meant; the leader checks more."""
+    """Raises InputInvalid for what cannot be meant; the leader checks more."""
     is_member = view.member(change.node) is not None
     if change.action in ("promote", "remove") and not is_member:
-        raise InputRefused(f"{change.node} is not a member of {view.group}")
+        raise InputInvalid(f"{change.node} is not a member of {view.group}")
     if change.action == "replace" and view.member(change.replaced) is None:
-        raise InputRefused(f"{change.replaced} is not a member of {view.group}")
+        raise InputInvalid(f"{change.replaced} is not a member of {view.group}")
 
 
 async def _view(visit: Visit, name: str) -> GroupView:
-    """The group as its leader sees it. Raises InputRefused without a leader, NotFound."""
+    """The group as its leader sees it. Raises InputInvalid without a leader, NotFound."""
     groups = (await visit.watch.cluster.get()).value or []
     group = next((each for each in groups if each.group == name), None)
     if group is None:
@@ -121,5 +121,5 @@ async def _view(visit: Visit, name: str) -> GroupView:
         raise NotFound(f"{name} is a group of Apache RocketMQ, which has no Raft members")
     answer = await GroupSession(visit.watch.querying_admin, name, lambda _: None).status()
     if not answer.done:
-        raise InputRefused(answer.text)
+        raise InputInvalid(answer.text)
     return answer.view

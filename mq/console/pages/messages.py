@@ -15,7 +15,7 @@ from mq.client.message import MessageQueue, ReceivedMessage
 from mq.console.pages.groups import offsets_of_all, position_of
 from mq.console.pages.tail import sql_of
 from mq.console.pages.timeline import timeline_of
-from mq.console.pages.visit import InputRefused, NotFound, Page, Visit
+from mq.console.pages.visit import InputInvalid, NotFound, Page, Visit
 from mq.console.tails import GENTLE
 from mq.console.views.links import link
 from mq.console.views.messages import (
@@ -94,7 +94,7 @@ async def browse(visit: Visit) -> Page:
                 following = next_places(queues, ranges, ends, unshown, is_newest=is_newest)
             if sql and is_partial and not rows and await visit.watch.is_stock():
                 fault = WITHOUT_SQL
-    except (InputRefused, SubscriptionError, ValueError) as error:
+    except (InputInvalid, SubscriptionError, ValueError) as error:
         fault = str(error)
     fault = fault or await visit.watch.left_out()
     asked = {"topic": topic} | {name: query.get(name, "") for name in CHOICES}
@@ -177,13 +177,13 @@ def _reader(visit: Visit) -> PullConsumer:
 
 
 def _queues_named(queues: list[MessageQueue], name: str) -> list[MessageQueue]:
-    """The queue of this name, or all. Raises InputRefused."""
+    """The queue of this name, or all. Raises InputInvalid."""
     if name:
         queues = [queue for queue in queues if f"{queue.broker_name}/{queue.queue_id}" == name]
         if not queues:
-            raise InputRefused(f"there is no queue {name[:80]}")
+            raise InputInvalid(f"there is no queue {name[:80]}")
     if len(queues) > QUEUES_MAX:
-        raise InputRefused(f"the topic has {len(queues)} queues: choose one")
+        raise InputInvalid(f"the topic has {len(queues)} queues: choose one")
     return sorted(queues)
 
 
@@ -195,11 +195,11 @@ async def _ranges(
     visit: Visit,
     count: int,
 ) -> dict[MessageQueue, tuple[int, int]]:
-    """Map each queue to the offsets to read, from the first to before the second. Raises InputRefused."""
+    """Map each queue to the offsets to read, from the first to before the second. Raises InputInvalid."""
     if by == "offset":
         text = visit.query.get("offset", "0") or "0"
         if not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise InputRefused(f"{text[:40]!r} is not an offset")
+            raise InputInvalid(f"{text[:40]!r} is not an offset")
         starts = dict.fromkeys(queues, int(text))
     elif by == "time":
         position = position_of("time", visit.query.get("time", ""))
@@ -270,12 +270,12 @@ def _within(
 
 
 def places_of(text: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-    """The offset in each queue at which the linked page begins; empty for the first page. Raises InputRefused."""
+    """The offset in each queue at which the linked page begins; empty for the first page. Raises InputInvalid."""
     if not text:
         return {}
     parts = text.split(".")
     if len(parts) != len(queues) or not all(each.isascii() and each.isdigit() and len(each) < 19 for each in parts):
-        raise InputRefused("the queues of the topic have changed since the previous page: begin again")
+        raise InputInvalid("the queues of the topic have changed since the previous page: begin again")
     return dict(zip(queues, map(int, parts), strict=True))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from mq.client.errors import ClientError
-from mq.console.pages.visit import Done, Form, InputRefused, NotFound, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, fault_of, one, required
 from mq.console.views.links import link
 from mq.console.views.overview import alarms, card, cards, current_problems, damage_rows, page_of
 from mq.console.views.readers import reader_rows, unknown_words
@@ -79,15 +79,15 @@ async def transfer(visit: Visit, form: Form) -> Done:
     groups = (await visit.watch.cluster.get()).value or []
     group = next((each for each in groups if each.group == name), None)
     if group is not None and group.is_stock:
-        raise InputRefused(f"{name} is a group of Apache RocketMQ, which has no leader that could hand over")
+        raise InputInvalid(f"{name} is a group of Apache RocketMQ, which has no leader that could hand over")
     leader = next((each for each in group.replicas if each.role == "leader"), None) if group is not None else None
     if leader is None or leader.address is None:
-        raise InputRefused(f"{name} has no leader that could hand over")
+        raise InputInvalid(f"{name} has no leader that could hand over")
     action: GroupAction = "transfer"
     command = GroupCommand(action=action, node=node)
     answer = await visit.watch.changing_admin.manage_group(leader.address, command, timeout=CHANGE_SECONDS)
     if not answer.done:
-        raise InputRefused(f"{answer.code}: {answer.text}")
+        raise InputInvalid(f"{answer.code}: {answer.text}")
     return Done(link("/broker-group", name=name), answer.text, f"{name} to {node or 'any voter'}")
 
 
@@ -131,9 +131,9 @@ async def change_setting(visit: Visit, form: Form) -> Done:
         raise NotFound(f"no replica at {address} is registered at the name servers")
     wanted = setting if group.is_stock else f"raftmq.{setting}"
     if wanted not in await visit.watch.changing_admin.broker_settings(address):
-        raise InputRefused(f"there is no setting {setting[:80]}")
+        raise InputInvalid(f"there is no setting {setting[:80]}")
     if not value.isprintable():  # they are sent as lines
-        raise InputRefused("the value has characters that no setting can have")
+        raise InputInvalid("the value has characters that no setting can have")
     addresses = [address]
     if one(form, "all") == "yes":
         addresses += sorted(each.address for each in group.replicas if each.address not in (None, address))
@@ -144,7 +144,7 @@ async def change_setting(visit: Visit, form: Form) -> Done:
         except ClientError as error:
             if not done:
                 raise
-            raise InputRefused(f"{each}: {error}. It was changed on {', '.join(done)} alone") from error
+            raise InputInvalid(f"{each}: {error}. It was changed on {', '.join(done)} alone") from error
         done.append(each)
     said = f"{setting} is {value} on {', '.join(done)}, until the process restarts."
     return Done(link("/settings", address=address), said, f"{setting} = {value} on {', '.join(done)}")

@@ -7,7 +7,7 @@ from typing import Final
 
 from mq.client.errors import BrokerError, MessageRefused
 from mq.client.schedules import ScheduleStatus
-from mq.console.pages.visit import Done, Form, InputRefused, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Done, Form, InputInvalid, Page, Visit, fault_of, one, required
 from mq.console.views.links import link
 from mq.console.views.pending import PendingView, pending_view, schedule_rows
 from mq.console.views.text import matching, paged
@@ -43,7 +43,7 @@ async def recall(visit: Visit, form: Form) -> Done:
     try:
         message_id = await visit.watch.changing_admin.recall(required(form, "handle"))
     except MessageRefused as error:
-        raise InputRefused(str(error)) from error
+        raise InputInvalid(str(error)) from error
     return Done(link("/pending", kind="timed"), f"Message {message_id} was recalled: nobody gets it.", message_id)
 
 
@@ -88,5 +88,5 @@ async def change_schedule(visit: Visit, form: Form) -> Done:
         await own.trigger(name, broker=broker)
         said = f"The message of schedule {name} was sent."
     else:
-        raise InputRefused(f"{action[:40]!r} is not pause, resume or trigger")
+        raise InputInvalid(f"{action[:40]!r} is not pause, resume or trigger")
     return Done("/schedules", said, f"{name} in {broker}: {action}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mq.console.pages.visit import Done, Form, InputRefused, NotFound, Page, Visit, integer, one, required
+from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, integer, one, required
 from mq.console.views.links import link
 from mq.inspection.members import removal_means
 
@@ -17,7 +17,7 @@ async def preview(visit: Visit) -> Page:
     """The page that says what the removal of a member would do."""
     name, member = visit.name(), visit.name("member")
     if await visit.watch.is_stock():
-        raise InputRefused("brokers of Apache RocketMQ cannot keep a member out of its group: end its process instead")
+        raise InputInvalid("brokers of Apache RocketMQ cannot keep a member out of its group: end its process instead")
     members = [each.client_id for each in await visit.watch.querying_admin.group_members(name)]
     if member not in members:
         raise NotFound(f"{member} is not a member of {name} now")
@@ -36,11 +36,11 @@ async def remove(visit: Visit, form: Form) -> Done:
     """Remove a member; the name of its group has to be typed."""
     name, member = required(form, "name"), required(form, "member")
     if one(form, "typed") != name:
-        raise InputRefused(f"type {name} to confirm: nothing was changed")
+        raise InputInvalid(f"type {name} to confirm: nothing was changed")
     minutes = integer(form, "minutes", 1, KEEP_OUT_MINUTES_MAX)
     reason = one(form, "reason")
     if len(reason) > REASON_LENGTH_MAX:
-        raise InputRefused(f"the reason has {len(reason)} characters; maximum: {REASON_LENGTH_MAX}")
+        raise InputInvalid(f"the reason has {len(reason)} characters; maximum: {REASON_LENGTH_MAX}")
     removal = await visit.watch.changing_admin.removed_members.remove(
         name, member, keep_out=minutes * 60, reason=reason, operator=visit.session.user
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mq.client.errors import MessageRefused
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
-from mq.console.pages.visit import Done, Form, InputRefused, Page, Visit, integer, one, required
+from mq.console.pages.visit import Done, Form, InputInvalid, Page, Visit, integer, one, required
 from mq.console.views.links import link
 from mq.inspection.operator_changes import OPERATOR
 from mq.protocol.names import is_system_topic
@@ -23,7 +23,7 @@ async def send(visit: Visit, form: Form) -> Done:
     """Send one message, as its sender would."""
     topic = required(form, "name")
     if is_system_topic(topic):
-        raise InputRefused(f"{topic} belongs to the brokers")
+        raise InputInvalid(f"{topic} belongs to the brokers")
     delay = integer(form, "delay", 0, DELAY_SECONDS_MAX) if one(form, "delay") else 0
     body = (form.get("body") or [""])[-1].replace("\r\n", "\n")  # browsers send lines so
     message = Message(
@@ -39,7 +39,7 @@ async def send(visit: Visit, form: Form) -> Done:
         try:
             result = await producer.send(message)
         except MessageRefused as error:
-            raise InputRefused(str(error)) from error
+            raise InputInvalid(str(error)) from error
     place = f"{result.queue.broker_name}/{result.queue.queue_id} {result.queue_offset}"
     if delay:
         said = f"Message {result.message_id} is stored, and comes to {topic} in {delay:,} s."
@@ -48,14 +48,14 @@ async def send(visit: Visit, form: Form) -> Done:
 
 
 def properties_of(text: str) -> dict[str, str]:
-    """Properties, one ``name=value`` a line. Raises InputRefused."""
+    """Properties, one ``name=value`` a line. Raises InputInvalid."""
     found: dict[str, str] = {}
     for line in filter(str.strip, text.splitlines()):
         name, equals, value = line.partition("=")
         if not equals or not name.strip():
-            raise InputRefused(f"{line[:40]!r} is not name=value")
+            raise InputInvalid(f"{line[:40]!r} is not name=value")
         if name.strip() in found:
-            raise InputRefused(f"property {name.strip()[:40]!r} is given twice")
+            raise InputInvalid(f"property {name.strip()[:40]!r} is given twice")
         found[name.strip()] = value.strip()
     return found
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import trio
 
-from mq.console.pages.visit import InputRefused, Page, Visit
+from mq.console.pages.visit import InputInvalid, Page, Visit
 from mq.console.tails import ROWS_MAX, Followed, TooManyTails
 from mq.console.views.messages import message_row
 
@@ -14,10 +14,10 @@ BEGIN_SECONDS = 3.0
 
 
 def sql_of(visit: Visit) -> str:
-    """The SQL92 expression of the address. Raises InputRefused where properties are hidden: it would tell them."""
+    """The SQL92 expression of the address. Raises InputInvalid where properties are hidden: it would tell them."""
     text = visit.query.get("sql", "").strip()
     if text and visit.settings.hide_bodies:
-        raise InputRefused("properties are hidden on this console, and an SQL filter would tell them")
+        raise InputInvalid("properties are hidden on this console, and an SQL filter would tell them")
     return text
 
 
@@ -29,7 +29,7 @@ async def tail(visit: Visit) -> Page:
     try:
         found = visit.watch.tails.follow(followed, partial(message_row, hide_bodies=hidden))
     except TooManyTails as error:
-        raise InputRefused(str(error)) from error
+        raise InputInvalid(str(error)) from error
     with trio.move_on_after(BEGIN_SECONDS):
         await found.has_begun.wait()
     values = {

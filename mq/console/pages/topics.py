@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Final
 
 from mq.client.errors import BrokerError, ClientError
-from mq.console.pages.visit import Done, Form, InputRefused, NotFound, Page, Visit, fault_of, integer, one, required
+from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, fault_of, integer, one, required
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged
 from mq.console.views.topics import (
@@ -120,11 +120,11 @@ async def create(visit: Visit, form: Form) -> Done:
     try:
         check_topic(name)
     except NameRefused as error:
-        raise InputRefused(str(error)) from error
+        raise InputInvalid(str(error)) from error
     if kind is not None and kind not in MESSAGE_TYPES:
-        raise InputRefused(f"{kind[:40]} is not a type of messages")
+        raise InputInvalid(f"{kind[:40]} is not a type of messages")
     if name in await visit.watch.changing_admin.topics():
-        raise InputRefused(f"topic {name} already exists; change it on its page")
+        raise InputInvalid(f"topic {name} already exists; change it on its page")
     await visit.watch.changing_admin.create_topic(name, queues, message_type=kind)
     return Done(link("/topic", name=name), f"Topic {name} was created with {queues} queues per broker group.", name)
 
@@ -139,10 +139,10 @@ async def change(visit: Visit, form: Form) -> Done:
     if config is None:
         raise NotFound(f"there is no topic {name}")
     if is_system_topic(name):
-        raise InputRefused(f"{name} belongs to the brokers")
+        raise InputInvalid(f"{name} belongs to the brokers")
     largest = max(max(each.read_queue_nums, each.write_queue_nums) for each in configs.values())
     if queues < largest:
-        raise InputRefused(f"{name} has {largest} queues, and fewer would hide messages: use raftmq topic update")
+        raise InputInvalid(f"{name} has {largest} queues, and fewer would hide messages: use raftmq topic update")
     await visit.watch.changing_admin.create_topic(
         name,
         queues,
@@ -160,11 +160,11 @@ async def change_attribute(visit: Visit, form: Form) -> Done:
     name, attribute = required(form, "name"), required(form, "attribute")
     value = one(form, "value") or None
     if attribute[0] in "+-" or not attribute.isprintable() or not (value or "").isprintable():
-        raise InputRefused(
+        raise InputInvalid(
             f"{attribute[:40]!r} is not an attribute that brokers know: give a name such as message.type, and a value"
         )
     if is_system_topic(name):
-        raise InputRefused(f"{name} belongs to the brokers")
+        raise InputInvalid(f"{name} belongs to the brokers")
     configs = await visit.watch.changing_admin.topic_config(name)
     for broker, config in sorted(configs.items()):
         await visit.watch.changing_admin.create_topic(

@@ -20,7 +20,7 @@ class NotFound(Exception):
     """The address names nothing that exists; the message says what."""
 
 
-class InputRefused(Exception):
+class InputInvalid(Exception):
     """A form has something that cannot be done; the message says why."""
 
 
@@ -107,16 +107,16 @@ def one(form: Form, name: str, default: str = "") -> str:
 
 
 def required(form: Form, name: str) -> str:
-    """A field that must be filled. Raises InputRefused."""
+    """A field that must be filled. Raises InputInvalid."""
     text = one(form, name)
     if not text:
-        raise InputRefused(f"{name} is missing")
+        raise InputInvalid(f"{name} is missing")
     return text
 
 
 def integer(form: Form, name: str, low: int, high: int) -> int:
-    """A number from ``low`` to ``high``, both included. Raises InputRefused."""
+    """A number from ``low`` to ``high``, both included. Raises InputInvalid."""
     text = required(form, name)
     if not (text.isascii() and text.isdigit() and len(text) < 19 and low <= int(text) <= high):
-        raise InputRefused(f"{name} is {text[:40]!r}, not a number from {low:,} to {high:,}")
+        raise InputInvalid(f"{name} is {text[:40]!r}, not a number from {low:,} to {high:,}")
     return int(text)

@@ -40,22 +40,22 @@ _EXCLUDED: Final = {
 }
 
 
-class PriorityRefused(ProtocolError):
+class PriorityInvalid(ProtocolError):
     """A message whose priority cannot be kept."""
 
 
 def parse_priority(text: str) -> int:
-    """A priority from 0 to 2147483647. Raises PriorityRefused."""
+    """A priority from 0 to 2147483647. Raises PriorityInvalid."""
     number = int(text) if _NUMBER.fullmatch(text) and len(text) <= _DIGITS_MAX else INT32_MAX + 1
     if number > INT32_MAX:
-        raise PriorityRefused(f"the priority {text[:40]!r} is not a number from 0 to {INT32_MAX}")
+        raise PriorityInvalid(f"the priority {text[:40]!r} is not a number from 0 to {INT32_MAX}")
     return number
 
 
 def priority_of(properties: Mapping[str, str]) -> int | None:
     """The priority of a message to send, None without one.
 
-    Raises PriorityRefused for an invalid one, and for a message that also has a sharding key, a delay or a lite topic:
+    Raises PriorityInvalid for an invalid one, and for a message that also has a sharding key, a delay or a lite topic:
     each of these chooses the queue in another way.
     """
     text = properties.get(props.PRIORITY)
@@ -64,7 +64,7 @@ def priority_of(properties: Mapping[str, str]) -> int | None:
     priority = parse_priority(text)
     for name, what in _EXCLUDED.items():
         if name in properties and not (name == props.DELAY and properties[name].strip() == "0"):
-            raise PriorityRefused(f"a message with a priority cannot have {what}, too")
+            raise PriorityInvalid(f"a message with a priority cannot have {what}, too")
     return priority
 
 
@@ -73,7 +73,7 @@ def stored_priority(properties: Mapping[str, str]) -> int | None:
     try:
         text = properties.get(props.PRIORITY)
         return None if text is None else parse_priority(text)
-    except PriorityRefused:
+    except PriorityInvalid:
         return None
 
 

@@ -22,7 +22,7 @@ _HANDLE_LENGTH_MAX: Final = 4096
 _DIGITS_MAX: Final = 18
 
 
-class HandleRefused(ProtocolError):
+class HandleInvalid(ProtocolError):
     """A text is not a handle."""
 
 
@@ -46,16 +46,16 @@ class RecallHandle(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> RecallHandle:
-        """Parse a handle, with or without Base64 padding. Raises HandleRefused."""
+        """Parse a handle, with or without Base64 padding. Raises HandleInvalid."""
         if len(text) > _HANDLE_LENGTH_MAX:
-            raise HandleRefused("recall handle is invalid: it is too long")
+            raise HandleInvalid("recall handle is invalid: it is too long")
         try:
             padded = text + "=" * (-len(text) % 4)
             words = base64.b64decode(padded, altchars=b"-_", validate=True).decode().split(" ")
         except (binascii.Error, ValueError) as error:
-            raise HandleRefused("recall handle is invalid") from error
+            raise HandleInvalid("recall handle is invalid") from error
         if len(words) not in (5, 6) or words[0] != _VERSION or not all(words):
-            raise HandleRefused("recall handle is invalid")
+            raise HandleInvalid("recall handle is invalid")
         numbers = [_number(word) for word in (words[3], *words[5:])]
         return cls(words[1], words[2], numbers[0] - 1, words[4], QueueOffset(numbers[1]) if len(numbers) > 1 else None)
 
@@ -76,5 +76,5 @@ def recall_fields(
 
 def _number(word: str) -> int:
     if not (word.isascii() and word.isdecimal() and len(word) <= _DIGITS_MAX):
-        raise HandleRefused(f"recall handle is invalid: {word[:40]!r} is not a number")
+        raise HandleInvalid(f"recall handle is invalid: {word[:40]!r} is not a number")
     return int(word)

@@ -7,7 +7,7 @@ from typing import Final
 
 from mq.protocol import properties as props
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
-from mq.protocol.requests.lite_attributes import AttributeRefused
+from mq.protocol.requests.lite_attributes import AttributeInvalid
 from mq.protocol.requests.retention_attributes import RESERVE_BYTES, RESERVE_TIME
 
 CLEANUP_POLICY: Final = "cleanup.policy"
@@ -35,27 +35,27 @@ def delete_retention_ms(attributes: Mapping[str, str]) -> int:
 
 
 def check_compaction(attributes: Mapping[str, str]) -> None:
-    """Raises AttributeRefused for attributes that no topic can have together."""
+    """Raises AttributeInvalid for attributes that no topic can have together."""
     policy = attributes.get(CLEANUP_POLICY, DELETE)
     if policy.upper() not in (DELETE, COMPACTION):
-        raise AttributeRefused(f"{CLEANUP_POLICY} is {policy[:40]!r}; allowed: {DELETE} and {COMPACTION}")
+        raise AttributeInvalid(f"{CLEANUP_POLICY} is {policy[:40]!r}; allowed: {DELETE} and {COMPACTION}")
     if not is_compacted(attributes):
         if DELETE_RETENTION in attributes:
-            raise AttributeRefused(f"{DELETE_RETENTION} is for topics with {CLEANUP_POLICY}={COMPACTION}")
+            raise AttributeInvalid(f"{DELETE_RETENTION} is for topics with {CLEANUP_POLICY}={COMPACTION}")
         return
     if not _is_duration(attributes.get(DELETE_RETENTION, "0")):
-        raise AttributeRefused(
+        raise AttributeInvalid(
             f"{DELETE_RETENTION} is {attributes[DELETE_RETENTION][:40]!r}; allowed: whole milliseconds from 0 to "
             f"{_DELETE_RETENTION_MS_MAX}"
         )
     kind = attributes.get(MESSAGE_TYPE_ATTRIBUTE, "NORMAL").upper()
     if kind not in TYPES_COMPACTED:
-        raise AttributeRefused(
+        raise AttributeInvalid(
             f"a topic with {MESSAGE_TYPE_ATTRIBUTE}={kind[:40]} cannot be compacted: its messages become visible in "
             f"another order than they were sent; allowed: {', '.join(sorted(TYPES_COMPACTED))}"
         )
     if attributes.get(RESERVE_BYTES, "-1") != "-1":
-        raise AttributeRefused(
+        raise AttributeInvalid(
             f"{RESERVE_BYTES} and {CLEANUP_POLICY}={COMPACTION} exclude each other: a compacted topic keeps the newest "
             f"message of each key, however many these are; {RESERVE_TIME} says after how long older ones go"
         )

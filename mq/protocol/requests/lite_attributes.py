@@ -31,7 +31,7 @@ _NUMBER_MAX: Final = 2**63 - 1
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
-class AttributeRefused(ProtocolError):
+class AttributeInvalid(ProtocolError):
     """An attribute has a value that is not allowed; the text names both."""
 
 
@@ -57,12 +57,12 @@ def is_lite(attributes: Mapping[str, str]) -> bool:
 
 
 def check_topic_attributes(attributes: Mapping[str, str]) -> None:
-    """Raises AttributeRefused for an invalid expiration, or of a topic that has no lite topics."""
+    """Raises AttributeInvalid for an invalid expiration, or of a topic that has no lite topics."""
     text = attributes.get(EXPIRATION)
     if text is None:
         return
     if not is_lite(attributes):
-        raise AttributeRefused(f"{EXPIRATION} is for topics with {MESSAGE_TYPE_ATTRIBUTE}={LITE}")
+        raise AttributeInvalid(f"{EXPIRATION} is for topics with {MESSAGE_TYPE_ATTRIBUTE}={LITE}")
     _number(EXPIRATION, text, -1, EXPIRATION_MINUTES_MAX)
 
 
@@ -76,10 +76,10 @@ def expiration_ms(attributes: Mapping[str, str]) -> int | None:
 
 
 def lite_group(attributes: Mapping[str, str]) -> LiteGroup:
-    """What the attributes of a group say. Raises AttributeRefused for values that are not allowed."""
+    """What the attributes of a group say. Raises AttributeInvalid for values that are not allowed."""
     model = attributes.get(MODEL, SHARED)
     if model not in (SHARED, EXCLUSIVE):
-        raise AttributeRefused(f"{MODEL} is {model[:40]!r}; allowed: {SHARED} and {EXCLUSIVE}")
+        raise AttributeInvalid(f"{MODEL} is {model[:40]!r}; allowed: {SHARED} and {EXCLUSIVE}")
     quota = _number(CLIENT_QUOTA, attributes.get(CLIENT_QUOTA, str(CLIENT_QUOTA_DEFAULT)), -1, _NUMBER_MAX)
     if (events := attributes.get(CLIENT_EVENTS)) is not None:
         # RocketMQ limits how much news it notes for a client. Here that is never more than the client's subscriptions.
@@ -88,9 +88,9 @@ def lite_group(attributes: Mapping[str, str]) -> LiteGroup:
     # Tools set it to any text.
     wildcard = attributes.get(WILDCARD, "false").lower() != "false"
     if not parent and attributes.keys() & {MODEL, CLIENT_QUOTA, CLIENT_EVENTS, WILDCARD}:
-        raise AttributeRefused(f"{BIND_TOPIC} is missing: it names the topic whose lite topics the group reads")
+        raise AttributeInvalid(f"{BIND_TOPIC} is missing: it names the topic whose lite topics the group reads")
     if wildcard and model == EXCLUSIVE:
-        raise AttributeRefused(f"{MODEL} is {EXCLUSIVE} and {WILDCARD} is on: all clients would evict each other")
+        raise AttributeInvalid(f"{MODEL} is {EXCLUSIVE} and {WILDCARD} is on: all clients would evict each other")
     return LiteGroup(
         parent=parent,
         exclusive=model == EXCLUSIVE,
@@ -104,12 +104,12 @@ def lite_group(attributes: Mapping[str, str]) -> LiteGroup:
 def _boolean(name: str, attributes: Mapping[str, str]) -> bool:
     text = attributes.get(name, "false").lower()
     if text not in _BOOLEANS:
-        raise AttributeRefused(f"{name} is {text[:40]!r}; allowed: true and false")
+        raise AttributeInvalid(f"{name} is {text[:40]!r}; allowed: true and false")
     return _BOOLEANS[text]
 
 
 def _number(name: str, text: str, low: int, high: int) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or not low <= int(text) <= high:
-        raise AttributeRefused(f"{name} is {text[:40]!r}; allowed: {low} to {high}")
+        raise AttributeInvalid(f"{name} is {text[:40]!r}; allowed: {low} to {high}")
     return int(text)

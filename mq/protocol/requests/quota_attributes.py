@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from mq.protocol.requests.lite_attributes import AttributeRefused
+from mq.protocol.requests.lite_attributes import AttributeInvalid
 
 PREFIX: Final = "quota."
 RATES: Final = {
@@ -75,14 +75,14 @@ def quota_of(attributes: Mapping[str, str]) -> Quota:
 
 
 def check_quotas(attributes: Mapping[str, str]) -> None:
-    """Raises AttributeRefused for an attribute whose name begins with `PREFIX` and that is no quota."""
+    """Raises AttributeInvalid for an attribute whose name begins with `PREFIX` and that is no quota."""
     for name, text in attributes.items():
         if not name.startswith(PREFIX):
             continue
         if name not in ATTRIBUTES:
-            raise AttributeRefused(f"there is no attribute {name[:60]!r}; there are {', '.join(ATTRIBUTES)}")
+            raise AttributeInvalid(f"there is no attribute {name[:60]!r}; there are {', '.join(ATTRIBUTES)}")
         if text != NO_LIMIT and not _number(text):
-            raise AttributeRefused(f"{name} is {text[:40]!r}; allowed: whole numbers from 1 on, and {NO_LIMIT}")
+            raise AttributeInvalid(f"{name} is {text[:40]!r}; allowed: whole numbers from 1 on, and {NO_LIMIT}")
 
 
 def _number(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from mq.protocol.requests.lite_attributes import EXPIRATION, AttributeRefused, is_lite
+from mq.protocol.requests.lite_attributes import EXPIRATION, AttributeInvalid, is_lite
 
 RESERVE_TIME: Final = "reserve.time"
 """In whole hours; -1 for as long as the broker keeps its log."""
@@ -27,14 +27,14 @@ def reserve_bytes(attributes: Mapping[str, str]) -> int | None:
 
 
 def check_reserve_bytes(attributes: Mapping[str, str]) -> None:
-    """Raises AttributeRefused for a limit that no topic with these attributes can have."""
+    """Raises AttributeInvalid for a limit that no topic with these attributes can have."""
     text = attributes.get(RESERVE_BYTES)
     if text in (None, "-1"):
         return
     if is_lite(attributes):
-        raise AttributeRefused(f"{RESERVE_BYTES} is not for topics with lite topics: these have {EXPIRATION}")
+        raise AttributeInvalid(f"{RESERVE_BYTES} is not for topics with lite topics: these have {EXPIRATION}")
     if reserve_bytes(attributes) is None:
-        raise AttributeRefused(
+        raise AttributeInvalid(
             f"{RESERVE_BYTES} is {text[:40]!r}; allowed: whole bytes from {RESERVE_BYTES_MIN} on, and -1"
         )
 
@@ -50,7 +50,7 @@ def reserve_hours(attributes: Mapping[str, str]) -> int | None:
 
 
 def check_reserve_time(attributes: Mapping[str, str], hours_max: float) -> None:
-    """Raises AttributeRefused unless messages of a topic with these attributes can be kept for so long.
+    """Raises AttributeInvalid unless messages of a topic with these attributes can be kept for so long.
 
     ``hours_max`` is for how long the broker keeps its log.
     """
@@ -58,12 +58,12 @@ def check_reserve_time(attributes: Mapping[str, str], hours_max: float) -> None:
     if text in (None, "-1"):
         return
     if is_lite(attributes):
-        raise AttributeRefused(f"{RESERVE_TIME} is not for topics with lite topics: these have {EXPIRATION}")
+        raise AttributeInvalid(f"{RESERVE_TIME} is not for topics with lite topics: these have {EXPIRATION}")
     hours = reserve_hours(attributes)
     if hours is None:
-        raise AttributeRefused(f"{RESERVE_TIME} is {text[:40]!r}; allowed: whole hours from 1 on, and -1")
+        raise AttributeInvalid(f"{RESERVE_TIME} is {text[:40]!r}; allowed: whole hours from 1 on, and -1")
     if hours > hours_max:
-        raise AttributeRefused(
+        raise AttributeInvalid(
             f"{RESERVE_TIME} is {hours} hours, and the broker keeps its log, which all topics share, for "
             f"{hours_max:g}: raise its setting retention_hours first"
         )

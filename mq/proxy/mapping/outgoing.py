@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from mq.client.produce.outgoing_message import OutgoingMessage
 from mq.protocol import properties as props
 from mq.protocol.messages.compression import COMPRESSED, ZLIB
-from mq.protocol.messages.message_types import PriorityRefused, priority_of
+from mq.protocol.messages.message_types import PriorityInvalid, priority_of
 from mq.protocol.messages.records import BODY_BYTES_MAX, PREPARED
 from mq.proxy.mapping.names import lite_topic_of
 from mq.proxy.mapping.refusals import CodedError
@@ -162,7 +162,7 @@ def _labels(system: pb.SystemProperties) -> dict[str, str]:
             )
         try:
             priority_of(labels)
-        except PriorityRefused as error:
+        except PriorityInvalid as error:
             code = pb.BAD_REQUEST if system.priority < 0 else pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
             raise CodedError(code, str(error)) from error
     if system.HasField("lite_topic"):

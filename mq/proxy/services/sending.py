@@ -11,7 +11,7 @@ from mq.client.net.leader_calls import Repeat
 from mq.client.net.replies import fields_of
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
-from mq.protocol.messages.recall_handle import HandleRefused, RecallHandle
+from mq.protocol.messages.recall_handle import HandleInvalid, RecallHandle
 from mq.protocol.messages.records import COMMITTED, ROLLBACK
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.send import RecallExt, RecallReply
@@ -62,7 +62,7 @@ class Sending:
         topic = topic_of(request.topic)
         try:
             handle = RecallHandle.decode(request.recall_handle)
-        except HandleRefused as error:
+        except HandleInvalid as error:
             raise CodedError(pb.BAD_REQUEST, str(error)) from error
         if handle.topic != topic:
             raise CodedError(pb.BAD_REQUEST, f"the recall handle is not one of the topic {topic}")

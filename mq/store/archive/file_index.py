@@ -17,7 +17,7 @@ from mq.protocol.messages.records import RecordError, latest_store_timestamp
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.archive.entries_to_index import consecutive_messages
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun, scan_runs
-from mq.store.errors import RunRefused
+from mq.store.errors import RunInvalid
 from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup_store import BackupDamaged
 from raftlog.segment.codec import HEADER_BYTES, NORMAL, EntryRef
@@ -125,7 +125,7 @@ class FileIndexBuilder:
                 continue
             try:
                 found, latest_ms = _messages(run.body(entry), PhysicalOffset(entry.pos + HEADER_BYTES))
-            except (RecordError, RunRefused, UnicodeDecodeError) as error:
+            except (RecordError, RunInvalid, UnicodeDecodeError) as error:
                 raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
             newest_ms = max(newest_ms, latest_ms)
             for topic, queue_id, begin, more, more_tags in found:
@@ -193,7 +193,7 @@ def _decode(content: bytes, path: str, kind: type[_Index]) -> _Index:
 
 def _messages(body: bytes, begin: PhysicalOffset) -> tuple[list[tuple[str, int, QueueOffset, int, set[int]]], int]:
     """The messages of an entry: topic, queue id, first offset, count and tag codes of each queue, and the latest time
-    at which one was stored. Raises RecordError, RunRefused, UnicodeDecodeError.
+    at which one was stored. Raises RecordError, RunInvalid, UnicodeDecodeError.
     """
     if (by_queue := consecutive_messages(body, begin)) is not None:
         found, newest_ms = by_queue

@@ -14,7 +14,7 @@ from typing import Final
 from mq.protocol.messages.records import RecordError
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun, scan_runs
-from mq.store.errors import RunRefused
+from mq.store.errors import RunInvalid
 from raftlog.segment.codec import HEADER, HEADER_BYTES, NORMAL
 from raftlog.segment.errors import EntryUnusable
 
@@ -68,7 +68,7 @@ def _add_block(
             pos = PhysicalOffset(begin + at + HEADER_BYTES)
             try:
                 found, bodies = scan_runs(view[at + HEADER_BYTES : at + size], pos)
-            except (RecordError, RunRefused, UnicodeDecodeError) as error:
+            except (RecordError, RunInvalid, UnicodeDecodeError) as error:
                 raise EntryUnusable(index, term, begin + at, str(error)) from error
             commands += bodies
             for run in found:

@@ -14,7 +14,7 @@ from mq.broker.admin.format_level import LevelRaises
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command, encode_command
 from mq.broker.state.format_level import FEATURES, LEVEL_FIRST, LEVEL_NEWEST, RaiseLevel, announced_level, next_level
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged
+from mq.broker.state.table import CommandInvalid, CommandUnknown, SnapshotDamaged
 from mq.protocol.codes import RequestCode as Code
 from raftlog import Software
 from tests.support.broker_contexts import context_of
@@ -149,7 +149,7 @@ def test_level_never_falls() -> None:
 
 @pytest.mark.parametrize("level", [0, 2**31])
 def test_invalid_format_levels_are_refused(level: int) -> None:
-    with pytest.raises(CommandRefused):
+    with pytest.raises(CommandInvalid):
         encode_command(raised(level))
 
 

@@ -10,7 +10,7 @@ import trio
 from mq.broker.state.check_cursors import PUT_OFF_MAX, AdvanceChecks
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.table import CommandRefused, SnapshotDamaged
+from mq.broker.state.table import CommandInvalid, SnapshotDamaged
 from mq.broker.transaction.check_back import CheckTrack
 from mq.broker.transaction.half_messages import IMMUNITY_MS_MAX, immunity_ms
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -267,7 +267,7 @@ def test_checks_advance_and_survive_a_snapshot() -> None:
     metadata.apply(AdvanceChecks(number=2, offset=QueueOffset(6), put_off=[]))
     assert metadata.checks.put_off == ()
     for refused in ([NO_OFFSET], [QueueOffset(2**63)], [FIRST_OFFSET] * (PUT_OFF_MAX + 1)):
-        with pytest.raises(CommandRefused):
+        with pytest.raises(CommandInvalid):
             decode_command(encode_command(AdvanceChecks(number=1, offset=QueueOffset(1), put_off=refused)))
     for state in ([[-1, 1]], [[0, -1]], [[1, -1]], [[101, 1]]):
         with pytest.raises(SnapshotDamaged):
@@ -278,5 +278,5 @@ def test_checks_advance_and_survive_a_snapshot() -> None:
 
 @pytest.mark.parametrize(("number", "offset"), [(0, 1), (101, 1), (1, -1), (1, 2**63)])
 def test_impossible_commands_are_refused(number: int, offset: int) -> None:
-    with pytest.raises(CommandRefused):
+    with pytest.raises(CommandInvalid):
         encode_command(AdvanceChecks(number=number, offset=QueueOffset(offset)))

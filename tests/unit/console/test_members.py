@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from mq.console.pages.members import change_of
-from mq.console.pages.visit import InputRefused
+from mq.console.pages.visit import InputInvalid
 from mq.console.records import RECORDS_MAX, TEXT_MAX, Record, Records
 from mq.console.views.members import Change, consequences, member_rows
 from mq.protocol.requests.raft_group import GroupView, MemberView
@@ -70,7 +70,7 @@ def test_only_removals_need_a_typed_name() -> None:
     ],
 )
 def test_meaningless_form_is_refused(form: dict[str, str]) -> None:
-    with pytest.raises(InputRefused):
+    with pytest.raises(InputInvalid):
         change_of({name: [value] for name, value in form.items()})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.filter.programs import PROGRAM_BYTES_MAX, ProgramName, ProgramRefused, name_of, parse_program_name
+from mq.filter.programs import PROGRAM_BYTES_MAX, ProgramInvalid, ProgramName, name_of, parse_program_name
 from mq.filter.subscription import Subscription, SubscriptionError, parse_sql, parse_subscription, parse_tags
 from mq.protocol.hashes import tag_code
 
@@ -104,11 +104,11 @@ def test_program_name_survives_parsing(name: ProgramName, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "wasm", f"wat:{SHA}", f"wasm:{SHA[1:]}", f"wasm:{SHA.upper()}", f"sql:{SHA}:x"])
 def test_invalid_program_names_are_refused(text: str) -> None:
-    with pytest.raises(ProgramRefused, match="is not the name of a filter program"):
+    with pytest.raises(ProgramInvalid, match="is not the name of a filter program"):
         parse_program_name(text)
 
 
 @pytest.mark.parametrize("content", [b"", bytes(PROGRAM_BYTES_MAX + 1)])
 def test_program_has_some_bytes_and_not_too_many(content: bytes) -> None:
-    with pytest.raises(ProgramRefused, match=f"allowed: 1 to {PROGRAM_BYTES_MAX}"):
+    with pytest.raises(ProgramInvalid, match=f"allowed: 1 to {PROGRAM_BYTES_MAX}"):
         name_of("wasm", content)

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from mq.filter.blocks import Block, Message, block_of
-from mq.filter.programs import ProgramRefused
+from mq.filter.programs import ProgramInvalid
 from mq.filter.wasm import ROOM_MIN, Signature, check_module, room_for
 
 GOOD: dict[str, Signature | str] = {
@@ -33,7 +33,7 @@ def test_module_may_export_more() -> None:
     ],
 )
 def test_invalid_input_is_refused(imports: list[str], exports: dict[str, Signature | str], reason: str) -> None:
-    with pytest.raises(ProgramRefused, match=reason):
+    with pytest.raises(ProgramInvalid, match=reason):
         check_module(imports, exports)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mq.filter.blocks import Block
-from mq.filter.programs import ProgramRefused
+from mq.filter.programs import ProgramInvalid
 from mq.filter_server.java_filters import JavaFilter, JavaLimits, JavaSandbox, java_program, parse_java_program
 from mq.filter_server.java_machine import Machine
 from mq.filter_server.picking import records_in
@@ -159,7 +159,7 @@ def test_class_that_exits_is_started_once_per_message(sandbox: JavaSandbox, monk
 
 @needs_jdk
 def test_filter_class_with_an_endless_constructor_is_refused_soon(sandbox: JavaSandbox) -> None:
-    with pytest.raises(ProgramRefused, match="creating it took longer than 2000 ms"):
+    with pytest.raises(ProgramInvalid, match="creating it took longer than 2000 ms"):
         sandbox.load(one_line_class("return true;", "public F() { while (true) {} }"), "billing", "Orders")
 
 
@@ -174,7 +174,7 @@ def test_pull_still_filters_with_a_class_closed_for_others(sandbox: JavaSandbox)
 
 @needs_jdk
 def test_filter_class_is_refused_if_its_files_cannot_be_written(sandbox: JavaSandbox) -> None:
-    with pytest.raises(ProgramRefused, match=r"cannot be written to .*: File name too long"):
+    with pytest.raises(ProgramInvalid, match=r"cannot be written to .*: File name too long"):
         sandbox.load(b"// " + b"A" * 253 + b"\nclass A {}", "billing", "Orders")
 
 
@@ -205,24 +205,24 @@ def test_virtual_machine_used_last_makes_room_for_another(sandbox: JavaSandbox, 
     ],
 )
 def test_unusable_filter_class_is_refused(sandbox: JavaSandbox, name: str, source: str, reason: str) -> None:
-    with pytest.raises(ProgramRefused, match=reason):
+    with pytest.raises(ProgramInvalid, match=reason):
         sandbox.load(java_program(name, source.encode()), "billing", "Orders")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../../etc/passwd", "a..b", "1a", "wasm:00", "A" * 201])
 def test_text_that_names_no_class_is_refused(name: str) -> None:
-    with pytest.raises(ProgramRefused):
+    with pytest.raises(ProgramInvalid):
         java_program(name, b"")
 
 
 def test_program_has_the_name_of_its_class() -> None:
     content = java_program("a.b.C$D_1", b"source")
     assert parse_java_program(content) == ("a.b.C$D_1", content)
-    with pytest.raises(ProgramRefused, match="does not begin"):
+    with pytest.raises(ProgramInvalid, match="does not begin"):
         parse_java_program(b"source")
 
 
 def test_java_filter_without_jdk_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ProgramRefused, match="need a JDK"):
+    with pytest.raises(ProgramInvalid, match="need a JDK"):
         JavaSandbox(JavaLimits())

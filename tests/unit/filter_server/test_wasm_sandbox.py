@@ -12,7 +12,7 @@ import pytest
 import wasmtime
 
 from mq.filter.blocks import Block, Message, block_of
-from mq.filter.programs import ProgramRefused
+from mq.filter.programs import ProgramInvalid
 from mq.filter.wasm import WasmLimits
 from mq.filter_server.wasm_sandbox import EPOCH_SECONDS, Sandbox
 from tests.support.filter_servers import ENDLESS, EVERYTHING, FIRST_BYTE, begins_with, fails_at, module
@@ -170,7 +170,7 @@ def test_large_message_asks_for_more_room(sandbox: Sandbox) -> None:
     ],
 )
 def test_unusable_modules_are_refused(sandbox: Sandbox, content: bytes, reason: str) -> None:
-    with pytest.raises(ProgramRefused, match=reason):
+    with pytest.raises(ProgramInvalid, match=reason):
         sandbox.load(content)
 
 
@@ -188,7 +188,7 @@ def test_unusable_modules_are_refused(sandbox: Sandbox, content: bytes, reason: 
 )
 def test_types_that_would_abort_the_process_are_refused(sandbox: Sandbox, more: str) -> None:
     """wasmtime's C interface aborts when it is asked for the type of such an export."""
-    with pytest.raises(ProgramRefused, match="not a WebAssembly module that can be used"):
+    with pytest.raises(ProgramInvalid, match="not a WebAssembly module that can be used"):
         sandbox.load(module("(i32.const 1)", more=more))
 
 
@@ -217,7 +217,7 @@ def test_broken_modules_are_refused_or_fail_for_their_messages(sandbox: Sandbox)
                     content[at:at] = content[at : at + rng.randrange(1, 8)]
         try:
             loaded = sandbox.load(bytes(content))
-        except ProgramRefused:
+        except ProgramInvalid:
             refused += 1
             continue
         verdicts = loaded.run(messages(b"a", b"f", b""))

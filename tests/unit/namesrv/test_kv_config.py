@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mq.namesrv.kv_config import NAME_BYTES_MAX, VALUE_BYTES_MAX, KvConfig, KvRefused
+from mq.namesrv.kv_config import NAME_BYTES_MAX, VALUE_BYTES_MAX, KvConfig, KvInvalid
 from mq.namesrv.kv_file import FILE_NAME, KvFile, KvFileDamaged
 from mq.namesrv.route_table import TableFull
-from mq.namesrv.running_config import ConfigForbidden, ConfigRefused, RunningConfig
+from mq.namesrv.running_config import ConfigForbidden, ConfigInvalid, RunningConfig
 from mq.namesrv.settings import NamesrvSettings
 
 
@@ -55,7 +55,7 @@ def test_limits_count_present_entries_only() -> None:
 )
 def test_refused_changes_leave_no_state(namespace: str, key: str, value: str) -> None:
     config = KvConfig()
-    with pytest.raises(KvRefused, match=r"bytes; (allowed|maximum)"):
+    with pytest.raises(KvInvalid, match=r"bytes; (allowed|maximum)"):
         config.put(namespace, key, value)
     assert config.version == 0
 
@@ -118,8 +118,8 @@ def test_settings_change_all_or_none() -> None:
     for wanted, error in (
         ({"orderMessageEnable": "false", "listenPort": "1"}, ConfigForbidden),
         ({"orderMessageEnable": "false", "kvConfigPath": ""}, ConfigForbidden),
-        ({"orderMessageEnable": "false", "nothing": "1"}, ConfigRefused),
-        ({"orderMessageEnable": "perhaps"}, ConfigRefused),
+        ({"orderMessageEnable": "false", "nothing": "1"}, ConfigInvalid),
+        ({"orderMessageEnable": "perhaps"}, ConfigInvalid),
     ):
         with pytest.raises(error):
             config.update(wanted)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mq.protocol import names
 from mq.protocol import properties as props
 from mq.protocol.hashes import (
-    MessageIdRefused,
+    MessageIdInvalid,
     OffsetMessageId,
     UniqKeyGenerator,
     java_string_hash,
@@ -21,7 +21,7 @@ from mq.protocol.hashes import (
 )
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.protocol.numbers import PhysicalOffset
-from mq.protocol.properties import PropertyRefused, check_user_properties
+from mq.protocol.properties import PropertyInvalid, check_user_properties
 
 steady = settings(derandomize=True, deadline=None)
 
@@ -110,7 +110,7 @@ def test_broken_properties_are_dropped(text: str, expected: dict[str, str]) -> N
     ],
 )
 def test_user_properties_refused(properties: dict[str, str], reason: str) -> None:
-    with pytest.raises(PropertyRefused, match=reason):
+    with pytest.raises(PropertyInvalid, match=reason):
         check_user_properties(properties)
 
 
@@ -146,7 +146,7 @@ def test_offset_message_id_survives_encoding(host: bytes, ip: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "0A", "X" * 32, "0" * 31, "0" * 33, "0A " * 10 + "00", "0" * 57])
 def test_malformed_offset_message_id_is_refused(text: str) -> None:
-    with pytest.raises(MessageIdRefused):
+    with pytest.raises(MessageIdInvalid):
         parse_offset_message_id(text)
 
 

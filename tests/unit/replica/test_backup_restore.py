@@ -14,7 +14,7 @@ from raftlog import ConfState, CoreConfig, NodeId
 from raftlog.backup_restore import restore
 from raftlog.bootstrap import configurations, core_for
 from raftlog.consensus.confchange import encode_conf, may_follow
-from raftlog.forced_members import MembersRefused, founding_configuration, steps_to
+from raftlog.forced_members import MembersInvalid, founding_configuration, steps_to
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, InlineWriter, MetaCorrupt, SegmentLog
 from raftlog.segment.backup import Backup, BackupTarget
@@ -213,5 +213,5 @@ def test_founders_are_the_outgoing_voters_of_the_first_change() -> None:
 
 def test_members_beyond_the_limit_are_refused() -> None:
     many = tuple(NodeId(f"m{number}") for number in range(9))
-    with pytest.raises(MembersRefused, match="18 members"):
+    with pytest.raises(MembersInvalid, match="18 members"):
         steps_to(ConfState(many), {NodeId(f"n{number}"): f"h{number}:1" for number in range(9)})

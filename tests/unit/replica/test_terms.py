@@ -16,7 +16,7 @@ from raftlog import NodeId, RealDisk, SegmentLog
 from raftlog.bootstrap import core_for
 from raftlog.consensus.messages import AppendReq, Heartbeat, PreVoteReq, TimeoutNow, VoteReq
 from raftlog.consensus.types import NONE, CoreConfig, Role
-from raftlog.consensus.validation import MessageRefused
+from raftlog.consensus.validation import PeerMessageInvalid
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.net.frames import WireError, decode_append, encode_append, split_frames
 from raftlog.segment.codec import NORMAL, frame
@@ -75,14 +75,14 @@ def test_term_far_ahead_changes_nothing(jump: int) -> None:
             PreVoteReq(B, node, high - 1, high, NONE),
             TimeoutNow(B, node, high),
         ):
-            with pytest.raises(MessageRefused, match="implausible"):
+            with pytest.raises(PeerMessageInvalid, match="implausible"):
                 core.receive(message, group.now)
         assert core.status() == before
 
 
 def test_highest_term_is_refused_as_implausible() -> None:
     group = Group(3, term=TERM_MAX - 2)
-    with pytest.raises(MessageRefused, match="implausible"):
+    with pytest.raises(PeerMessageInvalid, match="implausible"):
         group[C].receive(Heartbeat(B, C, TERM_MAX, 1, NO_INDEX), group.now)
     group[C].receive(Heartbeat(B, C, TERM_MAX - 1, 1, NO_INDEX), group.now)
     assert group[C].term == TERM_MAX - 1

@@ -18,7 +18,7 @@ from spark.client import TopicRoute, Unreachable
 from spark.errors import ReadFailed
 from spark.offset_survey import Survey
 from spark.options import parse_read_options
-from spark.plan import ArchiveClaim, ArchivedLog, LogRange, PlanRefused, QueueEnds, QueueRange
+from spark.plan import ArchiveClaim, ArchivedLog, LogRange, PlanInvalid, QueueEnds, QueueRange
 from spark.task_reader import task_options
 from tests.support.archived_logs import SEGMENT_BYTES, ReadArchive
 
@@ -211,7 +211,7 @@ def test_store_that_fails_at_planning_is_named_or_brokers_are_read(group: Group)
 
 
 def test_group_without_an_archive_is_refused_with_the_remedy(group: Group) -> None:
-    with pytest.raises(PlanRefused, match=r"archive_url.*readMode=bulk"):
+    with pytest.raises(PlanInvalid, match=r"archive_url.*readMode=bulk"):
         group.planned(*WHOLE, found=group.survey._replace(archives={("T", "a"): None}))
 
 

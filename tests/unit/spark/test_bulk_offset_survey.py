@@ -15,7 +15,7 @@ from spark.bulk_offset_survey import BulkSurveyor
 from spark.client import Answer, Connection, Unreachable
 from spark.offset_survey import Survey
 from spark.options import Topics
-from spark.plan import ArchiveClaim, ArchivedLog, PlanRefused, QueueEnds
+from spark.plan import ArchiveClaim, ArchivedLog, PlanInvalid, QueueEnds
 
 ADDRESSES = {"0": "leader:1", "1": "f1:1", "2": "f2:1"}
 PAGE = 2
@@ -232,7 +232,7 @@ def test_survey_error_names_every_replica(cluster: Cluster) -> None:
 
 def test_stock_brokers_are_recognized_and_pull_mode_is_suggested(cluster: Cluster) -> None:
     cluster.replicas["f1:1"].code = 3
-    with pytest.raises(PlanRefused, match="readMode=pull"):
+    with pytest.raises(PlanInvalid, match="readMode=pull"):
         cluster.survey("latest")
 
 

@@ -26,7 +26,7 @@ from spark.micro_batches import (
 )
 from spark.option_table import QueueName
 from spark.plan import QueueEnds, QueueRange
-from spark.positions import Position, PositionRefused, parse_position
+from spark.positions import Position, PositionInvalid, parse_position
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -91,7 +91,7 @@ def test_stored_beginning_stays_a_beginning() -> None:
     ],
 )
 def test_offset_of_another_program_is_refused(found: dict[str, object], told: str) -> None:
-    with pytest.raises(PositionRefused, match=f"{told}.*new checkpointLocation"):
+    with pytest.raises(PositionInvalid, match=f"{told}.*new checkpointLocation"):
         parse_position(found)
 
 

@@ -12,9 +12,9 @@ import pytest
 from mq.protocol import properties as props
 from mq.protocol.messages.batch import BatchedMessage, encode_batch, split_batch
 from mq.protocol.messages.compression import inflate
-from spark.errors import RowRefused
+from spark.errors import RowInvalid
 from spark.numbering import Destination
-from spark.options import OptionRefused
+from spark.options import OptionInvalid
 from spark.outgoing import LEFT_OUT, Codec, Message, encode_messages, messages_of, sink_columns
 
 TYPES: dict[str, pa.DataType] = {
@@ -73,7 +73,7 @@ def properties(message: Message) -> dict[str, str]:
 def test_column_that_the_sink_does_not_accept_is_reported_by_name(
     fields: list[tuple[str, str]], topic: str | None, told: str
 ) -> None:
-    with pytest.raises(OptionRefused) as refused:
+    with pytest.raises(OptionInvalid) as refused:
         sink_columns(fields, topic)
     assert told in str(refused.value)
 
@@ -131,7 +131,7 @@ def test_properties_of_a_message_read_do_not_describe_the_one_written() -> None:
 def test_invalid_row_is_reported(row: dict[str, Any], told: str) -> None:
     good = {"body": b"x", "topic": "T", "queue_id": 0, "keys": None, "tags": None, "properties": None}
     columns = {name: [good[name], (good | row)[name]] for name in good}
-    with pytest.raises(RowRefused) as refused:
+    with pytest.raises(RowInvalid) as refused:
         messages(option=None, **columns)
     assert refused.value.row == 1
     assert told in str(refused.value)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spark.option_table import EARLIEST, LATEST, AtOffsets, AtTime
 from spark.plan import (
     LogRange,
-    PlanRefused,
+    PlanInvalid,
     QueueEnds,
     QueueRange,
     Splitting,
@@ -50,26 +50,26 @@ def test_bounds_by_word_and_by_number() -> None:
 
 def test_bounds_by_time_need_a_message_that_late() -> None:
     assert resolve(AtTime(5), ENDS, {A0: 12, A1: 3}, "x") == {A0: 12, A1: 3}
-    with pytest.raises(PlanRefused, match="option x: no message is that late in T a:1; startingOffsetsByTimestampStr"):
+    with pytest.raises(PlanInvalid, match="option x: no message is that late in T a:1; startingOffsetsByTimestampStr"):
         resolve(AtTime(5), ENDS, {A0: 12, A1: None}, "x")
 
 
 def test_all_queues_left_out_and_all_unknown_ones_are_named() -> None:
-    with pytest.raises(PlanRefused) as caught:
+    with pytest.raises(PlanInvalid) as caught:
         resolve(AtOffsets({("T", "b", 0): 1, ("U", "b", 1): 1}), ENDS, {}, "startingOffsets")
     assert str(caught.value) == (
         "option startingOffsets says nothing of T a:0, T a:1 and names T b:0, U b:1, which cannot be read"
     )
     many = {("T", "z", number): 1 for number in range(40)}
-    with pytest.raises(PlanRefused, match="T z:9 and 30 more"):
+    with pytest.raises(PlanInvalid, match="T z:9 and 30 more"):
         resolve(AtOffsets({A0: 1, A1: 1, **many}), ENDS, {}, "x")
 
 
 def test_scan_omits_empty_queues_and_refuses_impossible_ranges() -> None:
     assert scan({A0: 10, A1: 50}, {A0: 20, A1: 50}, ENDS) == {A0: QueueRange(0, 10, 20)}
-    with pytest.raises(PlanRefused, match=r"the start is after the end in T a:0 \(30 to 20\)"):
+    with pytest.raises(PlanInvalid, match=r"the start is after the end in T a:0 \(30 to 20\)"):
         scan({A0: 30, A1: 0}, {A0: 20, A1: 0}, ENDS)
-    with pytest.raises(PlanRefused, match=r"the end is after the last message in T a:1 \(51, it ends at 50\)"):
+    with pytest.raises(PlanInvalid, match=r"the end is after the last message in T a:1 \(51, it ends at 50\)"):
         scan({A0: 30, A1: 0}, {A0: 30, A1: 51}, ENDS)
 
 

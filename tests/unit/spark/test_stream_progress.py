@@ -16,7 +16,7 @@ from spark.micro_batches import ClusterChanged
 from spark.offset_survey import Survey, Surveyor
 from spark.option_table import QueueName
 from spark.options import Subscription, parse_read_options
-from spark.plan import ArchivedLog, PlanRefused, QueueEnds, QueueRange
+from spark.plan import ArchivedLog, PlanInvalid, QueueEnds, QueueRange
 from spark.positions import Position
 from spark.stream_progress import StreamProgress
 
@@ -71,7 +71,7 @@ class Cluster(Surveyor):
         if self.is_down:
             raise Unreachable("names:1", "cannot connect")
         if strict and not self.ends:
-            raise PlanRefused("the topic 'T' does not exist")
+            raise PlanInvalid("the topic 'T' does not exist")
         route = TopicRoute({"a": 2}, {"a": ADDRESSES}, self.name, {"a": 2})
         return Survey({topic: route for topic, _, _ in self.ends}, dict(self.ends))
 
@@ -260,7 +260,7 @@ def test_wrong_address_is_reported_within_seconds(cluster: Cluster) -> None:
 def test_missing_topic_is_reported_at_once(cluster: Cluster) -> None:
     cluster.ends = {}
 
-    with pytest.raises(PlanRefused, match="'T' does not exist"):
+    with pytest.raises(PlanInvalid, match="'T' does not exist"):
         cluster.progress().beginning()
     assert cluster.now == 0
 

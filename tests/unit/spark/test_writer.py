@@ -17,7 +17,7 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.messages.batch import split_batch
 from mq.protocol.messages.sequencing import SequenceRange, sent_range
 from spark.client import Answer, Connection, Unreachable
-from spark.errors import RowRefused, WriteFailed
+from spark.errors import RowInvalid, WriteFailed
 from spark.numbering import Destination, Job, group_of_producer, producer_id
 from spark.outgoing import sink_columns
 from spark.writer import TEST_MIN, TaskWriter, WriterOptions, Written
@@ -379,7 +379,7 @@ def test_brokers_that_do_not_number_batches_get_only_one_batch(cluster: Cluster)
 
 
 def test_invalid_row_is_reported_by_number() -> None:
-    with pytest.raises(RowRefused, match="row 51: its body is empty") as refused:
+    with pytest.raises(RowInvalid, match="row 51: its body is empty") as refused:
         Cluster().write([rows(body=[b"x"] * 50), rows(body=[b"x", b""])])
     assert refused.value.row == 51
 

@@ -14,7 +14,7 @@ from mq.protocol.names import NameRefused
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.consume_queue import ConsumeQueue, topic_directory
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, QUEUE_OFFSET_MAX
-from mq.store.errors import QueueFileDamaged, RunRefused
+from mq.store.errors import QueueFileDamaged, RunInvalid
 from mq.store.queue_blocks import block_bytes
 from mq.store.queue_files import QueueFiles
 
@@ -98,7 +98,7 @@ def test_replay_of_known_entries_adds_nothing(tmp_path: Path) -> None:
 def test_contradictory_replay_is_refused(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.append(QueueOffset(0), entries(0, 6))
-    with pytest.raises(RunRefused, match="are different"):
+    with pytest.raises(RunInvalid, match="are different"):
         queue.append(QueueOffset(2), entries(3, 5))
     assert queue.read(QueueOffset(0), 9) == entries(0, 6)
 
@@ -106,7 +106,7 @@ def test_contradictory_replay_is_refused(tmp_path: Path) -> None:
 def test_gap_is_refused(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.append(QueueOffset(0), entries(0, 6))
-    with pytest.raises(RunRefused, match="offset 7 leaves a gap after 6"):
+    with pytest.raises(RunInvalid, match="offset 7 leaves a gap after 6"):
         queue.append(QueueOffset(7), entries(7, 8))
     assert queue.append(QueueOffset(6), entries(6, 8)) == 2
 
@@ -114,7 +114,7 @@ def test_gap_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("offset", [-1, -(2**63), QUEUE_OFFSET_MAX, 2**63 - 1])
 def test_impossible_offset_is_refused(tmp_path: Path, offset: int) -> None:
     queue = make_queue(tmp_path)
-    with pytest.raises(RunRefused, match=f"offset {offset} is outside of 0 to"):
+    with pytest.raises(RunInvalid, match=f"offset {offset} is outside of 0 to"):
         queue.append(QueueOffset(offset), entries(0, 1))
     assert queue.max_offset == 0
 

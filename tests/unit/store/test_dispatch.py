@@ -13,7 +13,7 @@ from mq.protocol.messages.records import RecordError, encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.annotation import ANNOTATION_START, Span, decode_runs, encode_runs, join_commands, split_commands
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QueueRun, RunBuilder, check_entry, enters_queue, scan_runs
-from mq.store.errors import AnnotationDamaged, RunRefused
+from mq.store.errors import AnnotationDamaged, RunInvalid
 
 HOST = encode_host("10.0.0.1", 10911)
 HOST_V6 = encode_host("2001:db8::1", 10911)
@@ -138,13 +138,13 @@ def test_record_with_another_position_is_damaged() -> None:
 def test_gap_within_an_entry_is_refused() -> None:
     builder = RunBuilder()
     builder.add("T", 0, QueueOffset(5), PhysicalOffset(100), 100, 0)
-    with pytest.raises(RunRefused, match="T/0: offset 7 follows 5 in one entry"):
+    with pytest.raises(RunInvalid, match="T/0: offset 7 follows 5 in one entry"):
         builder.add("T", 0, QueueOffset(7), PhysicalOffset(200), 100, 0)
 
 
 @pytest.mark.parametrize("turn_ms", [2**63, -(2**63) - 1])
 def test_turn_that_does_not_fit_a_queue_is_refused(turn_ms: int) -> None:
-    with pytest.raises(RunRefused, match=f"tag code {turn_ms}"):
+    with pytest.raises(RunInvalid, match=f"tag code {turn_ms}"):
         RunBuilder().add("T", 0, QueueOffset(5), PhysicalOffset(100), 100, turn_ms)
 
 

@@ -14,7 +14,7 @@ import pytest
 from mq.protocol.numbers import PhysicalOffset
 from mq.store.checkpoint import Checkpoint, Checkpointer, encode_checkpoint, load_checkpoint
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
-from mq.store.errors import CheckpointDamaged, RunRefused, StoreLost
+from mq.store.errors import CheckpointDamaged, RunInvalid, StoreLost
 from mq.store.opening import LogBounds, OpenedStore, QueueCatchUp, ends_of, open_store
 from mq.store.queue_capture import QueueRow
 from mq.store.queue_store import QueueStore
@@ -191,7 +191,7 @@ def test_contradictory_snapshot_is_refused(tmp_path: Path) -> None:
     incoming.write_bytes(encode_checkpoint(msgspec.structs.replace(snapshot, queues=lie)))
     opened = open_store(str(tmp_path / "new"), TINY, log=bounds(log, 5), incoming=str(incoming))
     with pytest.raises(
-        RunRefused, match=f"{topic}/{queue_id}: ends at {high} after entry 30, at {high + 1} in the snap"
+        RunInvalid, match=f"{topic}/{queue_id}: ends at {high} after entry 30, at {high + 1} in the snap"
     ):
         replay(opened, log)
 

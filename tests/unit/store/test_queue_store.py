@@ -15,7 +15,7 @@ from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.annotation import encode_runs
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
-from mq.store.errors import AnnotationDamaged, RunRefused
+from mq.store.errors import AnnotationDamaged, RunInvalid
 from mq.store.queue_blocks import block_bytes
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 
@@ -85,7 +85,7 @@ def test_queue_begins_later_and_never_earlier(store: QueueStore) -> None:
 def test_invalid_topic_name_is_refused_before_writing(tmp_path: Path, store: QueueStore) -> None:
     with pytest.raises(NameRefused):
         store.append_run(run_of("../../etc", 0, 0, 1))
-    with pytest.raises(RunRefused, match="A/-1: the queue id is negative"):
+    with pytest.raises(RunInvalid, match="A/-1: the queue id is negative"):
         store.append_run(run_of("A", -1, 0, 1))
     store.flush_all()
     assert files_of(tmp_path) == {}

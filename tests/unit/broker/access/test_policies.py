@@ -10,7 +10,7 @@ from mq.broker.access.policies import UserAccount, rules_of
 from mq.broker.access.sealing import NONCE_BYTES, SealBroken, is_sealed_with, opened, seal
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.table import CommandRefused, TableCommand
+from mq.broker.state.table import CommandInvalid, TableCommand
 from mq.broker.state.users import (
     POLICIES_PER_USER_MAX,
     USERS_MAX,
@@ -213,5 +213,5 @@ def test_snapshots_have_users_and_are_the_same_for_the_same_users() -> None:
     ids=lambda command: str(msgspec.to_builtins(command))[:60],
 )
 def test_meaningless_user_commands_are_not_encoded(command: TableCommand) -> None:
-    with pytest.raises(CommandRefused):
+    with pytest.raises(CommandInvalid):
         encode_command(command)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.log_beginning import LogBeginning
 from mq.broker.state.archived_log import ArchivedLog, NoteArchived, NoteTier
 from mq.broker.state.commands import decode_command, encode_command
-from mq.broker.state.table import CommandRefused
+from mq.broker.state.table import CommandInvalid
 from mq.protocol.numbers import QueueOffset
 from raftlog import Beginning, NodeId
 from raftlog.log_numbers import LogIndex, Term
@@ -114,7 +114,7 @@ def test_planned_beginning_is_the_archive_beginning() -> None:
 def test_commands_and_state_of_the_tier() -> None:
     command = tier_at(4096, is_held=True)
     assert decode_command(encode_command(command)) == command
-    with pytest.raises(CommandRefused, match="begin_pos is -1"):
+    with pytest.raises(CommandInvalid, match="begin_pos is -1"):
         encode_command(tier_at(-1))
     _, _, archived = tier(0, noted(500))
     assert archived.capture()() == [URL, 50, 1, 500, 7], "as software of format level 6 knows it"

@@ -15,7 +15,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import CommitOffsets, PutTopic, ResetOffset, TopicConfig
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.table import CommandRefused
+from mq.broker.state.table import CommandInvalid
 from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import QueueOffset
@@ -203,7 +203,7 @@ def test_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool, stag
 
 
 def test_reset_to_an_invalid_offset_changes_nothing(stage: Stage) -> None:
-    with pytest.raises(CommandRefused):
+    with pytest.raises(CommandInvalid):
         stage.reset(-1)
     assert stage.rounds.waiting == 0
     stage.check_commit(60)

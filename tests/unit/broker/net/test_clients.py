@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.net.client_limits import ClientLimits, HeartbeatRefused
+from mq.broker.net.client_limits import ClientLimits, HeartbeatInvalid
 from mq.broker.net.clients import ROUND_CALLS, ClientRegistry, HeartbeatOutcome
 from mq.broker.net.consumer_group import BROADCASTING
 from mq.protocol.requests.clients import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
@@ -229,7 +229,7 @@ def test_heartbeat_beyond_the_limits_changes_nothing(
     client_id: str, consumers: list[ConsumerData], producers: list[str]
 ) -> None:
     registry: ClientRegistry[str] = ClientRegistry(TIGHT)
-    with pytest.raises(HeartbeatRefused):
+    with pytest.raises(HeartbeatInvalid):
         beat(registry, "c1", client_id, consumer("first", "T"), *consumers, producers=producers)
     assert registry.consumer_ids("first") == []
     assert registry.connection_closed("c1") == []
@@ -239,7 +239,7 @@ def test_groups_of_one_connection_are_bounded_over_its_life() -> None:
     registry: ClientRegistry[str] = ClientRegistry(TIGHT)
     beat(registry, "c1", "one", consumer("g", "T"))
     beat(registry, "c1", "one", consumer("h", "T"))
-    with pytest.raises(HeartbeatRefused, match="3 consumer groups"):
+    with pytest.raises(HeartbeatInvalid, match="3 consumer groups"):
         beat(registry, "c1", "one", consumer("i", "T"))
     registry.unregister("c1", "one", None, "g")
     beat(registry, "c1", "one", consumer("i", "T"))
@@ -249,13 +249,13 @@ def test_groups_of_one_connection_are_bounded_over_its_life() -> None:
 def test_topics_of_one_connection_and_of_all_are_bounded() -> None:
     registry: ClientRegistry[str] = ClientRegistry(TIGHT)
     beat(registry, "c1", "one", consumer("g", "T", "U"))
-    with pytest.raises(HeartbeatRefused, match="the connection has 4 subscriptions; maximum: 3"):
+    with pytest.raises(HeartbeatInvalid, match="the connection has 4 subscriptions; maximum: 3"):
         beat(registry, "c1", "one", consumer("h", "T", "U"))
     beat(registry, "c1", "one", consumer("h", "T"))
-    with pytest.raises(HeartbeatRefused, match="the connection has 4 subscriptions; maximum: 3"):
+    with pytest.raises(HeartbeatInvalid, match="the connection has 4 subscriptions; maximum: 3"):
         beat(registry, "c1", "one", consumer("h", "T", "U"))
     beat(registry, "c2", "two", consumer("g", "T", "U"), consumer("i", "T"))  # of g there are no more than before
-    with pytest.raises(HeartbeatRefused, match="all clients have 4 subscriptions; maximum: 5"):
+    with pytest.raises(HeartbeatInvalid, match="all clients have 4 subscriptions; maximum: 5"):
         beat(registry, "c3", "three", consumer("j", "T", "U"))
     beat(registry, "c3", "three", consumer("j", "T"))
     registry.connection_closed("c2")
@@ -282,16 +282,16 @@ def test_expressions_of_one_connection_are_bounded_over_its_life(expression_type
 
     beat(registry, "c1", "one", wants("g", 10))
     beat(registry, "c1", "one", wants("h", 10))
-    with pytest.raises(HeartbeatRefused, match="expressions have 30 characters in all; maximum: 20"):
+    with pytest.raises(HeartbeatInvalid, match="expressions have 30 characters in all; maximum: 20"):
         beat(registry, "c1", "one", wants("i", 10))
-    with pytest.raises(HeartbeatRefused, match="expressions have 21 characters"):
+    with pytest.raises(HeartbeatInvalid, match="expressions have 21 characters"):
         beat(registry, "c1", "one", wants("h", 11, 2))
     beat(registry, "c1", "one", wants("g", 10), wants("h", 5, 2))
     beat(registry, "c2", "two", wants("i", 15))
-    with pytest.raises(HeartbeatRefused, match="expressions of 30 characters; maximum: 30"):
+    with pytest.raises(HeartbeatInvalid, match="expressions of 30 characters; maximum: 30"):
         beat(registry, "c3", "three", wants("j", 5))
     registry.update_subscriptions("c1", "h", [subscription("T", "a=1", 3, expression_type)])
-    with pytest.raises(HeartbeatRefused, match="all clients have"):
+    with pytest.raises(HeartbeatInvalid, match="all clients have"):
         registry.update_subscriptions("c1", "h", [subscription("T", "a=1111", 4, expression_type)])
     registry.connection_closed("c2")
     beat(registry, "c3", "three", wants("j", 15))

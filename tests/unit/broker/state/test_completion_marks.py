@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.table import CommandRefused, SnapshotDamaged
+from mq.broker.state.table import CommandInvalid, SnapshotDamaged
 from mq.protocol.numbers import QueueOffset
 
 OFFSETS = st.lists(st.integers(0, 60), min_size=1, max_size=8)
@@ -80,7 +80,7 @@ def test_invalid_offsets_are_refused() -> None:
         CompleteEntries(topic="../t", queue_id=0, offsets=[QueueOffset(3)]),
         SkipEntries(topic="t", queue_id=-1, offset=QueueOffset(3)),
     ):
-        with pytest.raises(CommandRefused):
+        with pytest.raises(CommandInvalid):
             encode_command(command)
 
 

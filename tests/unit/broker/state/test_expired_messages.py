@@ -7,11 +7,11 @@ import pytest
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.expired_messages import ROWS_MAX, ExpireMessages, expired_by
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.table import CommandRefused
+from mq.broker.state.table import CommandInvalid
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.names import NameRefused
 from mq.protocol.numbers import QueueOffset
-from mq.protocol.requests.lite_attributes import AttributeRefused
+from mq.protocol.requests.lite_attributes import AttributeInvalid
 from mq.protocol.requests.retention_attributes import RESERVE_TIME, check_reserve_time, reserve_hours
 
 ROW = "T", 0, QueueOffset(5)
@@ -36,7 +36,7 @@ def test_command_names_queues_and_changes_no_metadata() -> None:
     ],
 )
 def test_invalid_command_is_refused(rows: list[tuple[str, int, QueueOffset]]) -> None:
-    with pytest.raises((CommandRefused, NameRefused)):
+    with pytest.raises((CommandInvalid, NameRefused)):
         encode_command(ExpireMessages(rows=rows))
 
 
@@ -50,7 +50,7 @@ def test_retention_hours_stored_by_earlier_releases_are_parsed(text: str, hours:
 
 @pytest.mark.parametrize("text", ["0", "1.5", "-2", "", "one", "\u0661", "73"])
 def test_invalid_retention_hours_are_refused(text: str) -> None:
-    with pytest.raises(AttributeRefused, match=RESERVE_TIME):
+    with pytest.raises(AttributeInvalid, match=RESERVE_TIME):
         check_reserve_time({RESERVE_TIME: text}, 72.0)
 
 
@@ -58,5 +58,5 @@ def test_allowed_retention_hours_are_accepted() -> None:
     for text in ("-1", "1", "72"):
         check_reserve_time({RESERVE_TIME: text}, 72.0)
     check_reserve_time({}, 0.5)
-    with pytest.raises(AttributeRefused, match=r"lite\.topic\.expiration"):
+    with pytest.raises(AttributeInvalid, match=r"lite\.topic\.expiration"):
         check_reserve_time({RESERVE_TIME: "1", MESSAGE_TYPE_ATTRIBUTE: "LITE"}, 72.0)

@@ -11,7 +11,7 @@ from mq.broker.limits import DEFAULT
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.filter_programs import FilterPrograms, PutFilter
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.table import CommandRefused, SnapshotDamaged
+from mq.broker.state.table import CommandInvalid, SnapshotDamaged
 from mq.filter.programs import PROGRAM_BYTES_MAX, name_of
 
 
@@ -80,7 +80,7 @@ def test_damaged_snapshot_is_refused(row: tuple[Any, ...]) -> None:
     ],
 )
 def test_invalid_filter_commands_are_refused(wrong: PutFilter) -> None:
-    with pytest.raises(CommandRefused):
+    with pytest.raises(CommandInvalid):
         encode_command(wrong)
 
 

@@ -19,7 +19,7 @@ from mq.broker.state.commands import (
 from mq.broker.state.lite_offsets import ROWS_MAX, ExpireLiteTopics, ResetLiteOffsets
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import AckMessages, PopMessages
-from mq.broker.state.table import CommandRefused, SnapshotDamaged
+from mq.broker.state.table import CommandInvalid, SnapshotDamaged
 from mq.broker.state.topic_deletion import dropped_by
 from mq.protocol.names import lite_queue
 from mq.protocol.numbers import QueueOffset
@@ -161,7 +161,7 @@ def test_offsets_of_a_deleted_group_stay_unless_their_removal_is_requested() -> 
     ],
 )
 def test_commands_with_wrong_values_do_not_enter_the_log(command: Command) -> None:
-    with pytest.raises(CommandRefused):
+    with pytest.raises(CommandInvalid):
         encode_command(command)
 
 

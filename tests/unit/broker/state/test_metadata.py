@@ -30,7 +30,7 @@ from mq.broker.state.commands import (
     encode_command,
 )
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged
+from mq.broker.state.table import CommandInvalid, CommandUnknown, SnapshotDamaged
 from mq.protocol.numbers import QueueOffset
 from mq.store.dispatch import META_TOPIC
 
@@ -141,7 +141,7 @@ def test_unknown_command_is_never_skipped(body: bytes) -> None:
     ids=repr,
 )
 def test_invalid_metadata_commands_are_not_encoded(command: Command) -> None:
-    with pytest.raises(CommandRefused):
+    with pytest.raises(CommandInvalid):
         encode_command(command)
 
 
@@ -476,7 +476,7 @@ def test_addresses_of_replicas_are_kept_in_snapshots(metadata: Metadata) -> None
 
 @pytest.mark.parametrize(("node_id", "address"), [("", "a:1"), ("n" * 65, "a:1"), ("n0", ""), ("n0", "a" * 65)])
 def test_addresses_of_replicas_are_bounded(node_id: str, address: str) -> None:
-    with pytest.raises(CommandRefused):
+    with pytest.raises(CommandInvalid):
         encode_command(PutReplica(node_id=node_id, address=address))
 
 

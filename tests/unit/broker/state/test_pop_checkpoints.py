@@ -21,7 +21,7 @@ from mq.broker.state.commands import (
 )
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, Checkpoint, DeferMessage, PopMessages, offsets_of
-from mq.broker.state.table import CommandRefused
+from mq.broker.state.table import CommandInvalid
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 
 GROUPS, TOPICS, QUEUES = ("G", "H"), ("T", "U"), 2
@@ -339,7 +339,7 @@ def test_snapshots_mark_suspended_messages_only() -> None:
     ],
 )
 def test_impossible_command_is_refused(command: Any) -> None:
-    with pytest.raises(CommandRefused):
+    with pytest.raises(CommandInvalid):
         encode_command(command)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mq.broker.state.commands import encode_command
 from mq.broker.state.removed_members import REMOVED_MEMBERS_MAX, RemoveOrReadmit, ReplicatedRemovals
-from mq.broker.state.table import CommandRefused
+from mq.broker.state.table import CommandInvalid
 
 
 def keep_out(client_id: str, until_ms: int, now_ms: int = 1000, group: str = "G") -> RemoveOrReadmit:
@@ -49,5 +49,5 @@ def test_snapshot_names_clients_kept_out() -> None:
 
 
 def test_long_client_ids_are_refused() -> None:
-    with pytest.raises(CommandRefused, match="1024 characters"):
+    with pytest.raises(CommandInvalid, match="1024 characters"):
         encode_command(keep_out("c" * 1025, 5000))

@@ -10,7 +10,7 @@ from mq.broker.limits import StateLimits
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.schedules import DeleteSchedule, PutSchedule, Schedule, Schedules, SettleTick, SwitchSchedule
-from mq.broker.state.table import CommandRefused, SnapshotDamaged
+from mq.broker.state.table import CommandInvalid, SnapshotDamaged
 from mq.protocol.names import NameRefused
 from mq.protocol.requests.schedules import (
     ANY_VERSION,
@@ -168,7 +168,7 @@ def test_damaged_snapshot_changes_nothing() -> None:
 )
 def test_invalid_schedules_are_not_encoded(wrong: dict[str, Any]) -> None:
     given: dict[str, Any] = {"name": "a", "topic": "T", "every_ms": 1000} | wrong
-    with pytest.raises((CommandRefused, NameRefused)):
+    with pytest.raises((CommandInvalid, NameRefused)):
         encode_command(PutSchedule(definition=ScheduleDefinition(**given), expected=ANY_VERSION, timestamp_ms=1))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.cli.mirror.plan import Choice, Extension, PlanRefused, extend, own_names
+from mq.cli.mirror.plan import Choice, Extension, TargetUnusable, extend, own_names
 from mq.cli.mirror.state import MirroredQueue
 from mq.protocol.requests.topics import TopicConfig
 
@@ -156,10 +156,10 @@ def test_retry_topics_of_pops_get_names_that_raftmq_accepts() -> None:
 
 
 def test_mirror_target_without_brokers_is_refused() -> None:
-    with pytest.raises(PlanRefused, match="no broker group"):
+    with pytest.raises(TargetUnusable, match="no broker group"):
         plan({"T": {"a": topic("T")}}, brokers=())
 
 
 def test_mirroring_more_queues_than_remembered_producers_is_refused() -> None:
-    with pytest.raises(PlanRefused, match="at most 9000"):
+    with pytest.raises(TargetUnusable, match="at most 9000"):
         plan({f"T{n}": {"a": topic(f"T{n}", 1000)} for n in range(10)})

@@ -16,7 +16,7 @@ import pytest
 
 from spark.tables.arrow_rows import arrow_rows
 from spark.tables.avro_bodies import NO_NUMBER, AvroBodies
-from spark.tables.bodies import BodyRefused, SchemaUnusable
+from spark.tables.bodies import BodyInvalid, SchemaUnusable
 from spark.tables.column_types import written_schema
 
 
@@ -221,6 +221,6 @@ def test_random_bytes_never_end_the_decoder() -> None:
     for _ in range(2000):
         try:
             decode(chance.randbytes(chance.randrange(200)))
-        except BodyRefused:
+        except BodyInvalid:
             refused += 1
     assert refused > 1900

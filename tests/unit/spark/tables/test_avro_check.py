@@ -12,7 +12,7 @@ import pytest
 
 from spark.tables.avro_bodies import NO_NUMBER, AvroBodies
 from spark.tables.avro_check import AvroCheck
-from spark.tables.bodies import BodyRefused, SchemaUnusable
+from spark.tables.bodies import BodyInvalid, SchemaUnusable
 
 
 def record(*fields: tuple[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ WRONG: dict[str, tuple[Any, bytes, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_body_is_refused_with_its_reason(name: str) -> None:
     kind, body, reason = WRONG[name]
-    with pytest.raises(BodyRefused) as caught:
+    with pytest.raises(BodyInvalid) as caught:
         AvroBodies(json.dumps(record(("v", kind)))).decoder()(body)
     assert reason in str(caught.value)
 
@@ -73,7 +73,7 @@ def test_body_cut_within_a_field_the_table_lacks_is_refused() -> None:
     decode = AvroBodies(json.dumps(record(("id", "int"))), ((NO_NUMBER, json.dumps(producers)),)).decoder()
     assert decode(b"\x02\x06abc") == {"id": 1}
     for body in (b"\x02", b"\x02\x06ab", b"\x02\x05abc"):
-        with pytest.raises(BodyRefused):
+        with pytest.raises(BodyInvalid):
             decode(body)
 
 
@@ -97,7 +97,7 @@ def test_table_schema_may_omit_unsupported_fields(name: str) -> None:
 def test_body_nested_without_end_is_refused() -> None:
     producers = record(("id", "int"), ("next", ["null", "Order"]))
     decode = AvroBodies(json.dumps(record(("id", "int"))), ((NO_NUMBER, json.dumps(producers)),)).decoder()
-    with pytest.raises(BodyRefused, match="it is nested too deeply"):
+    with pytest.raises(BodyInvalid, match="it is nested too deeply"):
         decode(b"\x02\x02" * 100_000 + b"\x02\x00")
 
 
@@ -120,6 +120,6 @@ def test_changed_byte_is_never_an_error_of_another_kind() -> None:
         body[rng.randrange(len(body))] = rng.randrange(256)
         try:
             decode(bytes(body[: rng.randrange(len(body) + 1)]))
-        except BodyRefused:
+        except BodyInvalid:
             refused += 1
     assert refused > 1000

@@ -11,7 +11,7 @@ from spark.errors import DataLoss
 from spark.micro_batches import ClusterChanged, Loss, LossKind, loss_text
 from spark.tables.column_types import parse_schema, written_schema
 from spark.tables.commits import Commit
-from spark.tables.layout import SchemaRefused, check_folder, check_kept, check_partition, table_columns
+from spark.tables.layout import SchemaInvalid, check_folder, check_kept, check_partition, table_columns
 from spark.tables.loop import Stopped
 from spark.tables.pipeline import Pipeline, parse_pipeline
 from spark.tables.topic import TopicSource
@@ -45,7 +45,7 @@ def test_partitions_that_a_table_does_not_have_are_refused(found: str | None, pa
     if said is None:
         check_partition(found, pipeline(partition))
         return
-    with pytest.raises(SchemaRefused) as caught:
+    with pytest.raises(SchemaInvalid) as caught:
         check_partition(found, pipeline(partition))
     assert said in str(caught.value)
 
@@ -53,7 +53,7 @@ def test_partitions_that_a_table_does_not_have_are_refused(found: str | None, pa
 def test_partitioning_a_date_by_hour_is_refused() -> None:
     table = pipeline("{column: at, unit: hour}")
     table_columns(table, BODY)
-    with pytest.raises(SchemaRefused, match="column at is a date, which has no hours"):
+    with pytest.raises(SchemaInvalid, match="column at is a date, which has no hours"):
         table_columns(table, parse_schema({"at": "date"}))
 
 
@@ -65,7 +65,7 @@ def test_partitioning_a_date_by_hour_is_refused() -> None:
     ],
 )
 def test_partition_column_without_times_is_refused_with_a_remedy(schema: dict[str, str], said: str) -> None:
-    with pytest.raises(SchemaRefused) as caught:
+    with pytest.raises(SchemaInvalid) as caught:
         table_columns(pipeline("{column: at}"), parse_schema(schema))
     assert said in str(caught.value)
     assert str(caught.value).endswith("(inferred JSON has no times), or partition by _store_timestamp")
@@ -76,7 +76,7 @@ def test_folder_of_a_file_must_match_the_partitioning() -> None:
     check_folder("day=2026-01-31", pipeline("{column: at}"))
     check_folder("", pipeline())
     for folder, of in (("", pipeline("{column: at}")), ("hour=2026-01-31-12", pipeline("{column: at}"))):
-        with pytest.raises(SchemaRefused, match="set partition_by back, or write to a new table"):
+        with pytest.raises(SchemaInvalid, match="set partition_by back, or write to a new table"):
             check_folder(folder, of)
 
 
@@ -86,7 +86,7 @@ def test_dropped_column_is_refused_by_name(lost: str) -> None:
     last = Commit("p/T", 7, position, position, 0, 0, 0, "run", written_schema(BODY), position)
     wanted = table_columns(pipeline(), BODY)
     check_kept(wanted, {**wanted, **parse_schema({"new": "int"})}, last, "/t")
-    with pytest.raises(SchemaRefused, match=f"no column {lost} any more, which commit 7 has: somebody dropped or"):
+    with pytest.raises(SchemaInvalid, match=f"no column {lost} any more, which commit 7 has: somebody dropped or"):
         check_kept({name: kind for name, kind in wanted.items() if name != lost}, wanted, last, "/t")
     wanted.pop(lost)
     check_kept(wanted, wanted, last, "/t")  # nor does the pipeline write it any more

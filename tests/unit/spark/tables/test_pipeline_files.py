@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark.tables.column_types import Primitive, written_schema
-from spark.tables.documents import DocumentRefused
+from spark.tables.documents import DocumentInvalid
 from spark.tables.pipeline import Pipeline, Trigger, parse_pipeline, read_pipeline
 
 WHOLE = """\
@@ -37,7 +37,7 @@ def parsed(text: str) -> Pipeline:
 
 
 def refusal(text: str) -> str:
-    with pytest.raises(DocumentRefused) as caught:
+    with pytest.raises(DocumentInvalid) as caught:
         parsed(text)
     return str(caught.value)
 
@@ -76,7 +76,7 @@ def test_day_begins_a_table_at_its_midnight() -> None:
 
 
 def test_pipeline_file_with_an_unusable_name_needs_a_name() -> None:
-    with pytest.raises(DocumentRefused, match=r"orders 2026\.yaml:1: name is missing, and that of the file cannot"):
+    with pytest.raises(DocumentInvalid, match=r"orders 2026\.yaml:1: name is missing, and that of the file cannot"):
         parse_pipeline("namesrv: h:1\ntopic: T\ntable: {format: parquet, location: /t}", Path("/d/orders 2026.yaml"))
 
 
@@ -206,8 +206,8 @@ def test_upserts_are_read() -> None:
 
 
 def test_unreadable_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DocumentRefused, match="cannot be read"):
+    with pytest.raises(DocumentInvalid, match="cannot be read"):
         read_pipeline(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DocumentRefused, match="cannot be read"):
+    with pytest.raises(DocumentInvalid, match="cannot be read"):
         read_pipeline(tmp_path / "binary.yaml")

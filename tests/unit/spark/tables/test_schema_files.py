@@ -12,7 +12,7 @@ import pytest
 
 from spark.access import CREDENTIALS, TLS, TLS_CA
 from spark.tables.column_types import written_schema
-from spark.tables.documents import DocumentRefused
+from spark.tables.documents import DocumentInvalid
 from spark.tables.pipeline import Pipeline, parse_pipeline
 from tests.support.order_protos import FILE, SET, file_set
 
@@ -36,7 +36,7 @@ class Place:
         return parse_pipeline(HEAD + table + textwrap.dedent(text), self.directory / "p.yaml")
 
     def refusal(self, text: str, table: str = TABLE) -> str:
-        with pytest.raises(DocumentRefused) as caught:
+        with pytest.raises(DocumentInvalid) as caught:
             self.parsed(text, table)
         return str(caught.value).replace(f"{self.directory}/", "")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spark.tables.pipeline import parse_pipeline
-from spark.tables.submission import MasterRefused, master_of, python_of, session_settings, submit_arguments
+from spark.tables.submission import SparkUnavailable, master_of, python_of, session_settings, submit_arguments
 
 CLUSTER = "spark://a:7077,b:7077"
 
@@ -89,9 +89,9 @@ def test_task_interpreter_comes_first_from_the_file(tmp_path: Path) -> None:
 
 
 def test_yarn_needs_the_settings_of_its_cluster(tmp_path: Path) -> None:
-    with pytest.raises(MasterRefused, match=r"needs the variable HADOOP_CONF_DIR or YARN_CONF_DIR"):
+    with pytest.raises(SparkUnavailable, match=r"needs the variable HADOOP_CONF_DIR or YARN_CONF_DIR"):
         arguments(tmp_path, master="yarn")
-    with pytest.raises(MasterRefused, match=r"HADOOP_CONF_DIR is .*, where no yarn-site\.xml is"):
+    with pytest.raises(SparkUnavailable, match=r"HADOOP_CONF_DIR is .*, where no yarn-site\.xml is"):
         arguments(tmp_path, master="yarn", environment={"HADOOP_CONF_DIR": str(tmp_path)})
     (tmp_path / "yarn-site.xml").touch()
     found = arguments(tmp_path, master="yarn", environment={"YARN_CONF_DIR": str(tmp_path)})
@@ -101,14 +101,14 @@ def test_yarn_needs_the_settings_of_its_cluster(tmp_path: Path) -> None:
 
 def test_kubernetes_needs_an_image(tmp_path: Path) -> None:
     master = "k8s://https://h:6443"
-    with pytest.raises(MasterRefused, match=r"set spark: \{spark\.kubernetes\.container\.image: \.\.\.\}"):
+    with pytest.raises(SparkUnavailable, match=r"set spark: \{spark\.kubernetes\.container\.image: \.\.\.\}"):
         arguments(tmp_path, master=master)
     assert arguments(tmp_path, "spark.kubernetes.container.image: raftmq:1", master)[:2] == ["--master", master]
 
 
 @pytest.mark.parametrize("master", ["yarn-client", "spark://h", "mesos://h:1", "localhost", "k8s://", "sc://h:1"])
 def test_unknown_master_is_refused(master: str, tmp_path: Path) -> None:
-    with pytest.raises(MasterRefused, match=f"'{master}' is not a master of Spark"):
+    with pytest.raises(SparkUnavailable, match=f"'{master}' is not a master of Spark"):
         arguments(tmp_path, master=master)
 
 
@@ -121,5 +121,5 @@ def test_unknown_master_is_refused(master: str, tmp_path: Path) -> None:
     ],
 )
 def test_impossible_masters_are_refused(spark: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(MasterRefused, match=said):
+    with pytest.raises(SparkUnavailable, match=said):
         arguments(tmp_path, spark)

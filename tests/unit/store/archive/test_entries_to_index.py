@@ -22,7 +22,7 @@ from mq.store.archive.entries_to_index import consecutive_messages
 from mq.store.archive.file_index import _messages
 from mq.store.archive.older_entries import read_older
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES, scan_runs
-from mq.store.errors import RunRefused
+from mq.store.errors import RunInvalid
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from tests.support.archived_logs import SEGMENT_BYTES, ReadArchive
 
@@ -57,7 +57,7 @@ def reference(body: bytes) -> tuple[list[tuple[str, int, QueueOffset, int, set[i
     try:
         runs, _ = scan_runs(body, BEGIN)
         newest_ms = latest_store_timestamp(body)
-    except (RecordError, RunRefused, UnicodeDecodeError):
+    except (RecordError, RunInvalid, UnicodeDecodeError):
         return None
     found = []
     for run in runs:
@@ -100,7 +100,7 @@ def test_damaged_entries_are_left_to_the_reference(seed: int) -> None:
         if wanted is not None:
             assert _messages(cut, BEGIN) == wanted
             continue
-        with pytest.raises((RecordError, RunRefused, UnicodeDecodeError)):
+        with pytest.raises((RecordError, RunInvalid, UnicodeDecodeError)):
             _messages(cut, BEGIN)
 
 
@@ -122,7 +122,7 @@ def test_entries_with_other_messages_are_left_to_the_reference(special: dict[str
     if (wanted := reference(body)) is not None:
         assert _messages(body, BEGIN) == wanted
     else:
-        with pytest.raises(RunRefused):
+        with pytest.raises(RunInvalid):
             _messages(body, BEGIN)
 
 
