@@ -1,4 +1,4 @@
-"""TLS between the replicas of a group: the contexts, and the binding of a connection to the group secret.
+"""TLS between the replicas of a group: which connections use it, and the binding of a connection to the group secret.
 
 Replicas authenticate with the group's secret (`raftlog.net.authentication`), so certificates need no authority.
 Instead, the proofs cover the listener's certificate: a man in the middle with another certificate gets no proof that
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
+from raftlog.net.frames import WireError
 from raftlog.net.tls_sniffing import SniffingSocket
 from raftlog.net.tls_socket import TlsSocket
 
@@ -34,6 +35,16 @@ class ReplicationTls:
 
     server: Callable[[], tuple[ssl.SSLContext, bytes]]
     required: bool
+
+    def accepted(self, sock: socket.socket, on_failed: Callable[[str], None]) -> TlsSocket | SniffingSocket:
+        """The socket for a caller; ``on_failed`` gets the reason if its TLS handshake fails."""
+        context, certificate = self.server()
+        kind = TlsSocket if self.required else SniffingSocket
+        return kind(sock, context, on_failed, certificate=certificate)
+
+    def next_call_uses(self, error: Exception, *, used: bool) -> bool:
+        """Whether to use TLS for the call after a failed one: once without it if the peer seems not to support it."""
+        return self.required or not (used and isinstance(error, ssl.SSLError | ConnectionResetError | WireError))
 
 
 def caller_context() -> ssl.SSLContext:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import enum
 import os
 import socket
-import ssl
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -54,7 +53,6 @@ from raftlog.net.refusal_log import RefusalLog
 from raftlog.net.replication_tls import ReplicationTls, bound_purpose, caller_context, shown_certificate
 from raftlog.net.secret_file import SecretFile, SecretUnusable
 from raftlog.net.stream import StreamSocket
-from raftlog.net.tls_sniffing import SniffingSocket
 from raftlog.net.tls_socket import TlsSocket
 from raftlog.net.versions import HANDSHAKE_VERSION, Software
 from raftlog.segment.errors import FrameCorrupt
@@ -303,7 +301,7 @@ class Transport:
                 sock, keys, welcome = await self._dial(peer, address, lane, use_tls=use_tls)
             except _DIAL_ERRORS as error:
                 failures += 1
-                use_tls = self._next_uses_tls(error, used=use_tls)
+                use_tls = self._tls is not None and self._tls.next_call_uses(error, used=use_tls)
                 if isinstance(error, ConnectionRefusedError):
                     self._forget_peer(peer)
                 text = failure_in_words(error)
@@ -325,12 +323,6 @@ class Transport:
         self._incarnations.pop(peer, None)
         self._on_peer_gone(peer)
         self._reactor.wake()
-
-    def _next_uses_tls(self, error: Exception, *, used: bool) -> bool:
-        """Whether to use TLS for the call after a failed one: once without it if the peer seems not to support it."""
-        if self._tls is None or self._tls.required:
-            return self._tls is not None
-        return not (used and isinstance(error, ssl.SSLError | ConnectionResetError | WireError))
 
     async def _dial(
         self, peer: NodeId, address: Address, lane: Lane, *, use_tls: bool
@@ -470,25 +462,17 @@ class _Inbound:
         self.accepted_at = self.heard_at = trio.current_time()
         self._keys: Keys | None = None
         self._seal: Seal | None = None
-        self._sock = self._secured(sock)
+        tls = transport._tls
+        self._sock = sock if tls is None else tls.accepted(sock, self._on_tls_failed)
         self.stream = StreamSocket(transport._reactor, self._sock, self._on_data, self._on_closed)
         transport._inbound.add(self)
         transport._unidentified[self] = None
 
-    def _secured(self, sock: socket.socket) -> socket.socket | TlsSocket | SniffingSocket:
-        tls = self._transport._tls
-        if tls is None:
-            return sock
-        context, certificate = tls.server()
-        source = sock.getpeername()[0]
-
-        def failed(reason: str) -> None:
-            self._transport._refusal_log.warning(
-                "peer_message_invalid", source=source, peer=source, error=f"TLS: {reason.replace('_', ' ').lower()}"
-            )
-
-        kind = TlsSocket if tls.required else SniffingSocket
-        return kind(sock, context, failed, certificate=certificate)
+    def _on_tls_failed(self, reason: str) -> None:
+        host = self.stream.peer[0]
+        self._transport._refusal_log.warning(
+            "peer_message_invalid", source=host, peer=host, error=f"TLS: {reason.replace('_', ' ').lower()}"
+        )
 
     def _on_data(self, data: memoryview) -> int:
         self.heard_at = trio.current_time()
