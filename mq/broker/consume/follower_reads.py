@@ -1,4 +1,5 @@
-"""Consumers that lag beyond the page cache are sent to a follower, to save the leader's disk and CPU.
+"""Consumers that lag beyond the page cache get smaller answers, and are sent to a follower, to save the leader's disk
+and CPU.
 
 Stateless: each answer to a pull names the replica for the next one. The leader names a follower while the lag is above
 the limit; a follower names itself until the lag is half of it, then the leader.
@@ -34,7 +35,7 @@ def memory_share() -> int:
 
 
 class FollowerReads:
-    """Chooses the broker id for a consumer's next pull.
+    """Chooses the broker id for a consumer's next pull, and how much one that lags gets.
 
     ``lag_max`` is the distance in bytes from a message to the end of the log above which reading it is slow.
     """
@@ -43,6 +44,8 @@ class FollowerReads:
         self.lag_max = (
             memory_share() if context.settings.slow_consumer_bytes is None else context.settings.slow_consumer_bytes
         )
+        self._slow_messages_max = context.settings.slow_pull_messages_max
+        self._slow_bytes_max = context.settings.slow_pull_bytes_max
         self.own_id = broker_id_of(context.settings.node_id)
         self._silent_seconds_max = _SILENT_SECONDS_MAX + 2 * context.settings.heartbeat_seconds
         self._replica = context.replica
@@ -57,6 +60,12 @@ class FollowerReads:
     def in_memory(self, physical_offset: PhysicalOffset) -> bool:
         """Whether a position is probably in memory, so that a read does not wait for the disk."""
         return self._replica.log.end_pos - physical_offset <= self.lag_max
+
+    def slow_pull(self, messages_max: int) -> tuple[int, int]:
+        """Messages and their bytes in the answer to a consumer that lags by more than ``lag_max``: at most
+        ``messages_max``.
+        """
+        return min(messages_max, self._slow_messages_max), self._slow_bytes_max
 
     def suggest(self, group: str, topic: str, queue_id: int, behind: PhysicalOffset, lag: int) -> int:
         """The broker id for the next pull.

@@ -379,11 +379,10 @@ class Pulls(Service):
         self, pull: HeldPull, queue: ConsumeQueue, offset: QueueOffset, low: QueueOffset, high: QueueOffset
     ) -> bytes | None:
         ext = pull.call.request.ext
-        settings = self._settings
         subscription = pull.subscription
         takes_all = subscription.all_tags and subscription.sql is None
         # A filter server throws most of them away, and what it pays for each answer costs more than their bytes.
-        messages_max, bytes_max = settings.pull_messages_max, settings.pull_bytes_max
+        messages_max, bytes_max = self._settings.pull_messages_max, self._settings.pull_bytes_max
         if ext.sys_flag & CLASS_FILTER:
             messages_max = max(messages_max, FILTERED_MESSAGES_MAX)
             bytes_max = max(bytes_max, FILTERED_BYTES_MAX)
@@ -396,7 +395,7 @@ class Pulls(Service):
         if lag <= lag_max:
             wanted, budget = most, bytes_max
         else:
-            wanted, budget = min(most, settings.slow_pull_messages_max), settings.slow_pull_bytes_max
+            wanted, budget = self._follower_reads.slow_pull(most)
             is_old = True
         if self._has_archive and first < self._segment_log.base_pos:
             entries, is_old = _near(entries), True
