@@ -30,7 +30,7 @@ class DiskRatios(Protocol):
 
 
 class DiskState(IntEnum):
-    """What brokers do at the present use of their disk."""
+    """The state of a disk, by what brokers do then."""
 
     ROOM = 0
     DELETES = 1
