@@ -95,7 +95,7 @@ Change = Callable[[Visit, Form], Awaitable[Done]]
 
 
 def fault_of(seen: CachedAnswer[Any]) -> str:
-    """The reason that there is no newer answer, and the age of the shown one; empty if it is new."""
+    """Say why there is no newer answer, and how old the shown one is; empty if it is new."""
     if not seen.fault or seen.value is None:
         return seen.fault
     return f"{seen.fault}. What is shown was so {duration(trio.current_time() - seen.at)} ago"

@@ -191,7 +191,7 @@ def only_offsets(
     offsets: Mapping[str, Mapping[MessageQueue, int]],
     ends: Mapping[MessageQueue, QueueEnds],
 ) -> dict[str, dict[MessageQueue, GroupProgress]]:
-    """The groups that have an offset in one of these queues, and that brokers leave out of the progress of all groups.
+    """List the groups with an offset in one of these queues that brokers leave out of the progress of all groups.
 
     These were never created or were deleted, as many that assign queues to themselves, or have members that no longer
     subscribe to the topic. A queue without an offset counts as not begun.
