@@ -65,7 +65,7 @@ def wanted_letters(
 
 
 def why(letter: Letter) -> str:
-    """The reason that it was given up: the broker's, and the last failure of the consumer, if they are known."""
+    """Say why it was given up: the broker's reason, and the consumer's last failure, if they are known."""
     said = (letter.properties.get(name) for name in (props.DEAD_REASON, props.FAILURE))
     return ": ".join(filter(None, said))
 
