@@ -22,7 +22,7 @@ MEMBERS_MAX: Final = 16
 
 
 def why_invalid(conf: ConfState, change: ConfChange) -> str | None:
-    """Why ``change`` is invalid for a group of ``conf``, as text; None if it is valid."""
+    """The reason that ``change`` is invalid for a group of ``conf``, as text; None if it is valid."""
     node = change.node
     match change.kind:
         case ConfChangeKind.ADD_LEARNER:
@@ -47,7 +47,7 @@ def why_invalid(conf: ConfState, change: ConfChange) -> str | None:
 
 
 def changed(conf: ConfState, change: ConfChange) -> ConfState:
-    """The configuration that starts ``change``; joint if the voters change."""
+    """Return the configuration that starts ``change``; joint if the voters change."""
     assert not conf.is_joint, f"{change} during another change"
     assert (reason := why_invalid(conf, change)) is None, f"{change}: {reason}"
     node, voters = change.node, conf.voters
@@ -68,7 +68,7 @@ def changed(conf: ConfState, change: ConfChange) -> ConfState:
 
 
 def without_outgoing(conf: ConfState) -> ConfState:
-    """The configuration that ends a change in progress."""
+    """Return the configuration that ends the change in progress."""
     assert conf.is_joint, "no change of voters is under way"
     return _reachable(conf.voters, (), conf.learners, conf.addresses)
 

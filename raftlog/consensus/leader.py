@@ -25,7 +25,7 @@ _BEATS_PER_QUESTION = 2
 
 
 class LeaderRole(LeadershipTransfer, ReadIndex):
-    """What a core does as a leader, and how that begins and ends."""
+    """The leader's part of a core, with the begin and the end of a leadership."""
 
     # -- begin and end -------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ class _Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class Denial(enum.Enum):
-    """Why a vote was denied."""
+    """The reason that a vote was denied."""
 
     STALE_TERM = "stale term"
     STALE_LOG = "stale log"
@@ -70,7 +70,7 @@ class AppendReq(_Message, frozen=True, gc=False):
 
 
 class AppendResp(_Message, frozen=True, gc=False):
-    """What a follower has of this term's leader's log: up to ``accepted`` received, up to ``durable`` on its disk.
+    """A follower's part of this term's leader's log: up to ``accepted`` received, up to ``durable`` on its disk.
 
     A rejection (``ok`` false) repeats the request's ``seq``; ``hint`` is the last entry at or before the rejected
     ``prev``, by index and by term, so that one round trip skips a whole term. With ``seq`` 0 it only reports a later

@@ -44,7 +44,7 @@ class ReadRounds:
         self.waiting = []
 
     def confirmed(self, number: int) -> list[tuple[Read, LogIndex]]:
-        """A majority has answered round ``number`` or a later one: the confirmed reads, each with its index."""
+        """Take the reads that are confirmed, with their indexes: a majority answered round ``number`` or later."""
         confirmed: list[tuple[Read, LogIndex]] = []
         while self.under_way and self.under_way[0][0] <= number:
             _, commit, reads = self.under_way.popleft()

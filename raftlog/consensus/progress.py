@@ -109,8 +109,8 @@ class Progress:
         self._begin_epoch()
 
     def lost(self, index: LogIndex) -> None:
-        """The peer has at most ``index``, whatever it reported before. Answers in flight to earlier messages may refer
-        to entries that it has lost since.
+        """Note that the peer has entries up to ``index`` at most, whatever it reported before. Answers in flight to
+        earlier messages may refer to entries that it has lost since.
         """
         self.match = min(self.match, index)
         self.trusted_from = self.seq + 1
@@ -138,7 +138,7 @@ class Progress:
         return self.seq
 
     def received(self, seq: int) -> None:
-        """The peer has received message ``seq``."""
+        """Note that the peer has received message ``seq``."""
         if self._stamp_seq and seq >= self._stamp_seq:
             self.contact_at = self._stamp_at
             self.silent_since = self._stamp_silent_since
@@ -165,7 +165,7 @@ class Progress:
             self.inflight_bytes += nbytes
 
     def accepted(self, index: LogIndex) -> None:
-        """The peer has received everything up to ``index``, which frees that part of the window."""
+        """Free the part of the window up to ``index``, which the peer has received."""
         inflight = self._inflight
         while inflight and inflight[0][0] <= index:
             self.inflight_bytes -= inflight.popleft()[1]

@@ -134,8 +134,8 @@ class RaftCore(Election, FollowerRole):
         return self._committable(self._log.last_index) > self._commit
 
     def beginning(self, now: float) -> tuple[Beginning, NodeId | None]:
-        """How the beginning of this log compares with the logs of the others, and one that begins earlier, or that
-        knows more.
+        """Compare the beginning of this log with the other replicas' logs; also returns a replica whose log begins
+        earlier, or that knows of one.
 
         With `FIRST` the entries before this log are gone everywhere, as far as the group knows. Otherwise no reader may
         be told so.
@@ -194,7 +194,7 @@ class RaftCore(Election, FollowerRole):
         return self._log.holds(entry)
 
     def conf_at(self, index: LogIndex) -> ConfState:
-        """The configuration that was in force when entry ``index``, which is not before the base, was the last."""
+        """Return the configuration in force when entry ``index``, which is not before the base, was the last."""
         return next(conf for first, conf in reversed(self._confs) if first <= max(index, self._confs[0][0]))
 
     def status(self) -> CoreStatus:
@@ -359,7 +359,7 @@ class RaftCore(Election, FollowerRole):
             progress.note_stall(seconds, now)
 
     def next_deadline(self) -> float:
-        """When `tick` must be called at the latest."""
+        """The latest time at which `tick` must be called."""
         if self._role is Role.LEADER:
             return min(self._leading.heartbeat_at, self._leading.announce_at, self._transfer.until)
         return self._election.waiting_since + self._election.timeout
@@ -390,7 +390,7 @@ class RaftCore(Election, FollowerRole):
         self._persist_due = self.has_effects = True
 
     def disk_slow(self, age_seconds: float, now: float) -> None:
-        """The oldest write is ``age_seconds`` old: neither lead nor campaign until `storage_done` is called."""
+        """Neither lead nor campaign until `storage_done` is called, since the oldest write is ``age_seconds`` old."""
         assert age_seconds > 0, f"a write {age_seconds} s old is not slow"
         self._now = now
         if self._alone:
@@ -405,7 +405,7 @@ class RaftCore(Election, FollowerRole):
             self._become_follower(self._term, None)
 
     def disk_full(self, full: bool, now: float) -> None:
-        """The disk is almost full, or has room again. With a full disk a replica leads only if no other can.
+        """Note that the disk is almost full, or has room again. With a full disk a replica leads only if no other can.
 
         A leader transfers to a voter with room. Without one it continues to lead, answers reads, and refuses proposals.
         """

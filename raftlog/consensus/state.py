@@ -159,9 +159,9 @@ class CoreState:
         self.has_effects = True
 
     def _beginning(self) -> tuple[Beginning, NodeId | None]:
-        """How the beginning of this log compares with the others, and a replica that has earlier entries.
+        """Compare the beginning of this log with the others; also returns a replica with earlier entries.
 
-        What retention has deleted counts as gone, whoever has not deleted it yet.
+        Entries that retention has deleted here are gone, even if another replica has not deleted them yet.
         """
         if self._log.base.index == 0 or not self.began_early:
             return Beginning.FIRST, None
@@ -173,8 +173,8 @@ class CoreState:
         return (Beginning.UNKNOWN if is_open else Beginning.FIRST), None
 
     def _older_log(self) -> tuple[Progress | None, bool]:
-        """For a leader: the peer in reach whose log begins earliest, before the own one; without one, whether there may
-        be such a peer.
+        """Find, as a leader, the reachable peer whose log begins earliest, before the own one; if there is none, also
+        tell whether there may be one.
         """
         own = self._log.base.index
         is_new = self._now - self._leading.since <= self.config.election_timeout_seconds_min
@@ -291,7 +291,7 @@ class CoreState:
 
     @property
     def _verified_durable(self) -> LogIndex:
-        """How much of this term's leader's log is on this replica's disk."""
+        """The entry up to which this term's leader's log is on this replica's disk."""
         return min(self._tickets.durable, self._verified)
 
     def _agreed(self, own: Value, value: Callable[[Progress], Value]) -> Value:

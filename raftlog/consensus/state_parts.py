@@ -14,7 +14,7 @@ from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex, Term
 
 @dataclass(slots=True)
 class FollowerState:
-    """What a follower reported to its leader, and when it last heard of it."""
+    """The progress that a follower reported to its leader, and the time at which it last heard from it."""
 
     heard_at: float = float("-inf")
     """Monotonic seconds."""
@@ -72,7 +72,7 @@ class OutputState:
 
 @dataclass(slots=True)
 class ElectionState:
-    """When the next election begins, and the state of the current one. All times are monotonic seconds."""
+    """The start of the next election, and the state of the current one. All times are monotonic seconds."""
 
     waiting_since: float
     """Since when nothing was heard that postpones an election."""

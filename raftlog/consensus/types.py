@@ -45,7 +45,7 @@ class EntryKind(enum.IntEnum):
 
 
 class Refusal(enum.Enum):
-    """Why a proposal was refused; nothing happened."""
+    """The reason that a proposal was refused; nothing happened."""
 
     NOT_LEADER = "not leader"
     NOT_READY = "not ready"
@@ -61,8 +61,8 @@ class Refusal(enum.Enum):
 
 
 class PeerState(enum.Enum):
-    """How a leader sends to a peer: one message at a time until the logs agree, a window of them, or nothing while the
-    peer fetches whole segments.
+    """The way in which a leader sends to a peer: one message at a time until the logs agree, a window of them, or
+    nothing while the peer fetches whole segments.
     """
 
     PROBE = "probe"
@@ -71,7 +71,7 @@ class PeerState(enum.Enum):
 
 
 class Beginning(enum.Enum):
-    """How the beginning of a replica's log compares with the others' logs.
+    """The beginning of a replica's log, compared with the others' logs.
 
     Only a replica with `FIRST` knows that entries before its own beginning are gone. With `LATER` another one has them;
     with `UNKNOWN` another one may have them.
@@ -173,11 +173,11 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     conf: ConfState | None = None
 
     def up_to(self, last: LogIndex) -> Span:
-        """The part that ends at ``last``."""
+        """Return the part that ends at ``last``."""
         return self._part(self.first, last)
 
     def since(self, first: LogIndex) -> Span:
-        """The part that begins at ``first``."""
+        """Return the part that begins at ``first``."""
         return self._part(first, self.last)
 
     def _part(self, first: LogIndex, last: LogIndex) -> Span:

@@ -71,7 +71,7 @@ def _check_position(core: CoreState, message: AppendResp | HeartbeatResp, index:
 
 
 def _check_entries(core: CoreState, message: AppendReq) -> None:
-    """The entries are in order and do not contradict what this replica knows to be in every leader's log."""
+    """Check that the entries are in order and agree with what this replica knows to be in every leader's log."""
     log, prev = core._log, message.prev
     if not log.holds(prev):
         if prev.index > core._commit:
