@@ -48,7 +48,7 @@ class SystemCalls(Protocol):
         """
 
     def wake(self) -> None:
-        """An operation was queued, and the writer waits for one, or has not looked for one since it waited.
+        """Wake the writer for a queued operation; called unless it is known to look for one.
 
         Called on the thread that queues.
         """
@@ -57,7 +57,7 @@ class SystemCalls(Protocol):
         """Works like `os.pwritev`. Raises `OSError`."""
 
     def report(self, ticket: int) -> None:
-        """Everything up to ``ticket`` is durable. Called on the writer's thread."""
+        """Called on the writer's thread when everything up to ``ticket`` is durable."""
 
     def send(self, fd: int, data: bytes) -> int:
         """Works like `socket.socket.send`, without waiting, for the socket with this descriptor. Called on the writer's
@@ -136,7 +136,7 @@ class AppendQueue(Protocol):
         """
 
     def durations(self) -> list[float]:
-        """How long each write since the last call took, in seconds."""
+        """The seconds that each write since the last call took."""
 
 
 class ThreadCalls:

@@ -160,7 +160,7 @@ class Backup:
         return data
 
     def missing(self, error: NotStored) -> BackupDamaged | BackupRefused:
-        """What it means that an object is missing which the manifest named when this was opened.
+        """The error for a missing object: it is damage, unless it was deleted after this backup was opened.
 
         Raises BackupDamaged, FormatTooNew, StorageFailed, StoreFailed: the manifest cannot be read again.
         """

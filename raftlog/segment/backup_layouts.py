@@ -340,7 +340,7 @@ def check_stored(store: BackupStore, stored: StoredObject | StoredIndex, read: C
 
 
 def stored_at_ms(stored: StoredObject) -> int | None:
-    """When the run began that has stored an object, by its clock; None if the name does not say it."""
+    """The time at which the run began that stored an object, by its clock; None if the name does not tell."""
     run = _RUN.fullmatch(stored.name.rpartition("/")[2])
     return None if run is None else int(run[2])
 

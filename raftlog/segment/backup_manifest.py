@@ -116,7 +116,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def next_file(self) -> Base:
-        """Where the next run begins to store objects: after the newest complete file, an incomplete one is replaced."""
+        """The base of the next run's first object: after the newest complete file; it replaces an incomplete one."""
         if self.objects is msgspec.UNSET:
             return self.base
         if not self.objects.complete:

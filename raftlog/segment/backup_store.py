@@ -201,7 +201,7 @@ class DirectoryStore:
         self.write(MANIFEST_NAME, (content,))
 
     def write(self, name: str, pieces: Iterable[bytes]) -> bool:
-        """By a rename after everything is synced."""
+        """Write a file under a temporary name, sync it, and rename it."""
         path = self.path(name)
         try:
             write_file(self._disk, path + ".tmp", b"".join(pieces))

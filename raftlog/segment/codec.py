@@ -93,7 +93,7 @@ def initial_chain(cluster_id: str) -> int:
 
 
 def place(end_pos: int, size: int, segment_bytes: int) -> int:
-    """Where the next entry begins if the log ends at ``end_pos``.
+    """The position of the next entry if the log ends at ``end_pos``.
 
     An entry of ``size`` bytes (including the header) needs ``size + 8`` free bytes in its file, so that a blank always
     fits after it; otherwise the rest of the file becomes a blank and the entry begins the next file.

@@ -17,8 +17,8 @@ from raftlog.segment.index import SegmentInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTier:
-    """How long archived files are kept locally, at any hour: by the age of their newest message, and by the bytes of
-    all closed files. None: no limit.
+    """The limits to which archived files are kept locally, at any hour: the age of their newest message, and the bytes
+    of all closed files. None: no limit.
     """
 
     age_ms_max: int | None = None
@@ -27,7 +27,7 @@ class LocalTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """How long files are kept. Ratios are used fractions of the disk, 0 to 1.
+    """The limits to which files are kept. Ratios are used fractions of the disk, 0 to 1.
 
     Attributes:
         age_ms_max: a file is deleted when its newest message is older, but only during the hour of the day ``hour``.
@@ -77,7 +77,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What may be deleted: everything below ``base_pos``. ``early`` are the files that retention would keep."""
+    """The files that may be deleted: all below ``base_pos``. Retention alone would keep the ``early`` ones."""
 
     base_pos: int
     early: tuple[SegmentInfo, ...] = ()

@@ -48,7 +48,7 @@ class Disk(Protocol):
         """
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
-        """Where ``offset..end`` may have nonzero bytes: half-open ranges in order.
+        """The parts of ``offset..end`` that may have nonzero bytes: half-open ranges in order.
 
         May be too much; the full range is always right. Disables read-ahead for this descriptor, since cached pages do
         not count as a hole.
@@ -190,7 +190,7 @@ class RealDisk:
 
 
 class ReadOnlyDisk(RealDisk):
-    """For files of another process, or on a read-only medium: never opens for writing."""
+    """Opens files only to read them: files of another process, or on a read-only medium."""
 
     def open(self, path: str, *, create: bool = False) -> int:
         assert not create, f"{path} is to be made on a disk that is only read"

@@ -34,7 +34,7 @@ DISK_BLOCK_BYTES: Final = 4096
 
 
 class Preallocation(enum.Enum):
-    """How a segment gets its length."""
+    """The way in which a new segment gets its length."""
 
     NONE = "none"
     """A hole: a full disk shows only when an entry is written."""
@@ -55,7 +55,7 @@ def segment_start(name: str, segment_bytes: int) -> int | None:
 
 
 def shorter_read(offset: int, length: int) -> int | None:
-    """How many bytes to try instead, if the disk cannot read ``length`` bytes from ``offset`` on in a file.
+    """The number of bytes to try next if the disk cannot read ``length`` bytes from ``offset`` on in a file.
 
     None if they are in one block, which is lost as a whole. Otherwise half of them, up to the end of a block: a disk
     may retry for seconds before it fails.

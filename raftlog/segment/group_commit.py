@@ -33,7 +33,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def pos(self) -> int:
-        """Where the log ends after the cut."""
+        """The end of the log after the cut."""
         return self.steps[0]
 
 

@@ -181,8 +181,8 @@ class SparseIndex:
         return self._indexes[at], self._positions[at], self._indexes[at + 1] if at + 1 < len(self._indexes) else None
 
     def span_at(self, pos: int, end: int) -> AnchorSpan | None:
-        """From the last anchor at or before the physical offset ``pos`` up to the first one at or after ``end``, or to
-        the next file if that comes first; None if there is no anchor before ``pos``. For any thread.
+        """Return the span from the last anchor at or before the physical offset ``pos`` up to the first one at or after
+        ``end``, or to the next file if that comes first; None if there is no anchor before ``pos``. For any thread.
         """
         with self._lock:
             at = bisect_right(self._positions, pos) - 1

@@ -218,7 +218,7 @@ class SegmentLog(LogReads):
         return self._durable_index
 
     def oldest_unsynced_age(self, now: float) -> float:
-        """How long the oldest unfinished submit has been seen waiting, in seconds; 0 if all are done.
+        """Seconds for which the oldest unfinished submit has been seen waiting; 0 if all are done.
 
         It counts from the first call that saw it, so no clock is needed here and ``now`` may come from any: call it a
         few times within the relevant age.
@@ -231,7 +231,7 @@ class SegmentLog(LogReads):
         return max(0.0, now - self._oldest_seen[1])
 
     def position_for(self, size: int) -> int:
-        """Where the next entry of ``size`` bytes (including the header) would begin.
+        """The position at which the next entry of ``size`` bytes (including the header) would begin.
 
         Raises:
             ValueError: it fits into no segment.
@@ -321,9 +321,9 @@ class SegmentLog(LogReads):
         return self._index.files(self.first_index, self.last_index, self.base_pos, self.end_pos)
 
     def manifest(self, committed: LogIndex, *, conf: bytes) -> Manifest:
-        """What another replica may start with instead of its own log: the base and all following closed files that are
-        durable here and committed, with a committed entry after them, so that whole files can be read. It names no
-        snapshot.
+        """Describe the log that another replica may start with instead of its own: the base and all following closed
+        files that are durable here and committed, with a committed entry after them, so that whole files can be read.
+        It names no snapshot.
 
         Args:
             committed: the highest index known to be committed.

@@ -47,7 +47,7 @@ class LogReads:
         return self.end_pos if pos is None else pos
 
     def locate(self, index: LogIndex) -> EntryRef:
-        """Where any present entry lies. Reads the disk unless the entry is in memory.
+        """Find a present entry's position. Reads the disk unless the entry is in memory.
 
         Raises:
             EntryGone: it is below the base.
@@ -144,9 +144,11 @@ class LogReads:
         return refs, b"".join(parts)
 
     def stored(self, first_index: LogIndex, bytes_max: int) -> Callable[[], StoredRun] | None:
-        """What reads entries from ``first_index`` on, as `read_entries` does, up to the end of a file; for any thread.
+        """Return a function, for any thread, that reads like `read_entries` from ``first_index`` to the end of a file
+        at most.
 
-        None if the first one is in memory. The result is only valid if the log was not truncated in the meantime.
+        None if the first entry is in memory. The function's result is only valid if the log was not truncated
+        meanwhile.
 
         Raises:
             EntryGone: the first one is below the base.
@@ -228,7 +230,7 @@ class LogReads:
 
     @property
     def trusted_pos(self) -> int:
-        """From here on `pread` may trust the page cache; rises when that has evicted something."""
+        """The position from which `pread` may trust the page cache; rises when that has evicted a block."""
         return self._verified.trusted_pos
 
     @property

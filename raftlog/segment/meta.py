@@ -83,7 +83,7 @@ class MetaState(msgspec.Struct, frozen=True):
 
     @property
     def starts_at(self) -> Base:
-        """Where the log begins."""
+        """The base at which the log begins."""
         return self.base or Base(NO_INDEX, NO_TERM, 0, initial_chain(self.cluster_id))
 
 

@@ -121,7 +121,7 @@ class DamagedRange:
 
     @property
     def pos(self) -> int:
-        """Where the last good entry ends."""
+        """The end of the last good entry."""
         return self.before.pos + self.before.size
 
 
@@ -142,7 +142,7 @@ class LogDamaged(SegmentError):
 
 
 def decide(evidence: Evidence) -> Decision:
-    """What to do about the end of a log; the first matching row applies.
+    """Decide about the end of a log; the first matching row applies.
 
     A. Good entries end below the durable position: the bad part had been synced.
     B. Good entries end at or before an index known to be committed and synced here.
@@ -333,7 +333,7 @@ def examine(
 
 
 def stale_end(read: Read, index: SparseIndex, last: EntryRef, state: MetaState) -> DamagedRange | None:
-    """What is in doubt, if no entry ends where the vote file says that a durable one does, with the chain it had.
+    """The range in doubt if no entry ends at the durable end in the vote file, with the chain noted there.
 
     An old sector at the very end of the log continues what is before it; only the vote file can tell. Which of the last
     entries are old is unknown, so all candidates are uncertain.
@@ -435,7 +435,7 @@ def _is_confirmed(read: Read, entry: EntryRef, starts: Sequence[int], segment_by
 
 
 def _blocks(read: Read, pos: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """The blocks that are not all zero."""
+    """Yield the blocks that are not all zero, with their positions."""
     while pos < end:
         window = read(pos, min(WINDOW_BYTES, end - pos))
         if window != _ZERO_WINDOW[: len(window)]:

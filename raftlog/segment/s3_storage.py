@@ -138,7 +138,7 @@ class S3Store:
         self._ahead = RangesAhead(self._ranged, objects)
 
     def read(self, name: str, length: int, offset: int) -> bytes:
-        """Reads more, and keeps that for the next call."""
+        """Read at least as far as asked, and keep the rest for the next call."""
         if self._ahead is not None and name not in self._ahead.names:
             return self._ranged(name, length, offset)
         known, start, block, is_end = self._block
@@ -151,7 +151,7 @@ class S3Store:
         return block[offset - start : offset - start + length]
 
     def _following(self, name: str, offset: int, length: int) -> tuple[bytes, bool]:
-        """At least so many bytes of an object, and whether it ends with them."""
+        """Read ``length`` bytes or more of an object; also returns whether the object ends there."""
         if self._ahead is not None:
             if (taken := self._ahead.take(name, offset)) is not None:
                 return taken
@@ -344,7 +344,7 @@ def has_secret(url: str) -> bool:
 
 
 def why_no_bucket(url: str) -> str | None:
-    """Why `open_s3` refuses a URL; None if it does not."""
+    """The reason that `open_s3` refuses a URL; None if it accepts it."""
     if has_secret(url):
         return SECRET_IN_URL
     return NO_BUCKET if _URL.fullmatch(url) is None else None

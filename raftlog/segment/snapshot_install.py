@@ -128,7 +128,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def why_impossible(manifest: Manifest) -> str | None:
-    """Why no log can have this manifest, as text; None if it is consistent."""
+    """The reason that no log can have this manifest, as text; None if it is consistent."""
     base, last, segment_bytes = manifest.base, manifest.last, manifest.segment_bytes
     numbers = (base.index, base.term, base.pos, last.index, last.term, last.pos, last.size, manifest.snapshot_bytes)
     if min(numbers) < 0 or max(*numbers, segment_bytes) > _NUMBER_MAX or segment_bytes <= HEADER_BYTES:
@@ -219,7 +219,7 @@ class SnapshotInstall:
         return max(0, log) + (0 if self._snapshot_done else max(0, snapshot))
 
     def wanted(self, in_flight: Container[tuple[What, int]] = ()) -> tuple[What, int, int] | None:
-        """What to request next: of what, from which position, how many bytes; None if everything is here or requested.
+        """The next request: "log" or "snapshot", the position, the number of bytes; None if all is requested or here.
 
         Args:
             in_flight: earlier requests, as the first two of these.

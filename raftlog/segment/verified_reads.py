@@ -86,7 +86,7 @@ class VerifiedReads:
 
     @property
     def trusted_pos(self) -> int:
-        """From here on a read may trust the page cache."""
+        """The position from which a read may trust the page cache."""
         return self._written_from
 
     def read(self, pos: int, end: int, *, keeps: bool = True, trusts_page_cache: bool = False) -> bytes:

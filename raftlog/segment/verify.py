@@ -108,7 +108,7 @@ class StoppedLog:
         self._undo.close()
 
     def report(self) -> Report:
-        """Verify everything.
+        """Verify the whole log, and report.
 
         Raises:
             StorageFailed: the disk cannot read it.

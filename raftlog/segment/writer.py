@@ -227,7 +227,7 @@ class Writer:
 
     @property
     def done_ticket(self) -> int:
-        """See `LogWriter`."""
+        """The ticket up to which everything is durable."""
         return self._queue.done_ticket
 
     def start(self, store: Store) -> None:
