@@ -1,4 +1,4 @@
-"""What a replica does when a write of its log is durable, and when the log's writer has to tell it at once.
+"""Acts on each write of a replica's log that is durable, and tells the log's writer which writes to report at once.
 
 The writer's thread publishes which write is durable. It also wakes the event loop, but only for writes that somebody
 waits for; the others are noted in the next turn. An acknowledgement is sent by the writer's thread itself, where
@@ -66,7 +66,7 @@ class FinishedWrites:
         self.waits_for_next.append(then)
 
     def submitted(self, ticket: int) -> None:
-        """A write was submitted, for which somebody waits."""
+        """Note a submitted write, and the calls that wait for it."""
         self._waiting.append((ticket, self.waits_for_next))
         self.waits_for_next = []
 

@@ -41,7 +41,7 @@ class LeaseClock:
         return self._clock() + self.suspended_seconds()
 
     def suspended_seconds(self) -> float:
-        """How long the machine has been suspended since this object was created."""
+        """Seconds for which the machine has been suspended since this object was created."""
         # In this order a delay in between makes the difference too small, never too large.
         boot = self._boot()
         self._gap = max(self._gap, boot - self._monotonic())

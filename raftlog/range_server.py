@@ -93,7 +93,7 @@ async def read_log(log: SegmentLog, committed_index: LogIndex, request: RangeReq
 
 
 def granted_bytes(log: SegmentLog, committed_index: LogIndex, request: RangeReq) -> int:
-    """How many bytes of an open log `read_log` returns. Raises `RangeRefused` if none."""
+    """The number of bytes of an open log that `read_log` returns. Raises `RangeRefused` if none."""
     pos = request.pos
     if pos < log.base_pos:
         raise RangeRefused(GONE)

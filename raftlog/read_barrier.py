@@ -77,7 +77,7 @@ class ReadBarriers:
 
     @property
     def deadline(self) -> float:
-        """When `expire` has to be called; infinite without open reads."""
+        """The time at which `expire` has to be called; infinite without open reads."""
         return self.open[0].deadline if self.open else float("inf")
 
 

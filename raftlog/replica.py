@@ -388,7 +388,7 @@ class Replica:
         return age
 
     def next_deadline(self) -> float:
-        """When a turn with `tick` must happen at the latest."""
+        """The latest time of the next turn with `tick`."""
         deadline = min(self.core.next_deadline(), self._turn_at + self._turn_seconds)
         return min(deadline, self._barriers.deadline) if self._barriers.open else deadline
 

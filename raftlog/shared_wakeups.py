@@ -6,15 +6,15 @@ import trio
 
 
 def seconds_to_step(seconds: float, now: float) -> float:
-    """From ``now`` to the next multiple of ``seconds``, at least half of ``seconds``: pure."""
+    """Seconds from ``now`` to the next multiple of ``seconds``; at least half of ``seconds``: pure."""
     left = seconds - now % seconds
     return left if left >= seconds / 2 else left + seconds
 
 
 def step_after(seconds: float, now: float) -> float:
-    """When ``seconds`` are over, or the nearest whole second if they are one or more: pure.
+    """The time when ``seconds`` are over, or the nearest whole second if they are one or more: pure.
 
-    What is due at whole seconds is due together.
+    Work that is due at whole seconds is due together.
     """
     due_at = now + seconds
     return due_at if seconds < 1 else float(round(due_at))

@@ -37,7 +37,7 @@ setup(script_args=["-q", "build_ext", "--build-lib", build, "--build-temp", buil
 
 
 def missing_tool() -> str | None:
-    """The tool that is missing to compile, and how to get it; None if none is."""
+    """Name a tool that is missing to compile, and how to get it; None if none is missing."""
     if sys.byteorder != "little":
         return "the compiled parts are for little-endian processors"
     try:

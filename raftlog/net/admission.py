@@ -89,7 +89,7 @@ class Identity:
 
 
 class Admission:
-    """What this replica knows about its group, and which peers it therefore admits.
+    """Decides which peers this replica admits, from what it knows of its group.
 
     Args:
         stores: the recorded directory of each member.
@@ -166,7 +166,7 @@ class Admission:
         return Welcome(incarnation, refusal, self.identity.store_id, self._stores, self.conf_index, mine, version)
 
     def why_not(self, hello: Hello) -> str | None:
-        """Why this caller is refused, as text, or None. Its stores are recorded if it is admitted."""
+        """The reason to refuse this caller, as text, or None to admit it; then its stores are recorded."""
         mine = self.identity
         if (refusal := _why_implausible(hello)) is not None:
             return refusal
@@ -190,7 +190,7 @@ class Admission:
         return self.why_not_store(hello.source, hello.store_id, hello.stores, hello.conf_index)
 
     def why_not_welcome(self, node: str, welcome: Welcome) -> str | None:
-        """Why this replica does not accept the answer of ``node`` to its call; None if it does."""
+        """The reason to reject the answer of ``node`` to a call; None to accept it."""
         if (refusal := why_apart(self.software, welcome.software, node)) is not None:
             return refusal
         if welcome.version != spoken(self.software, welcome.software):
@@ -198,7 +198,7 @@ class Admission:
         return self.why_not_store(node, welcome.store_id, welcome.stores, welcome.conf_index)
 
     def why_not_store(self, node: str, store_id: str, stores: Mapping[str, str], conf_index: LogIndex) -> str | None:
-        """Why ``node`` with this directory is refused, or None; ``stores`` and ``conf_index`` are its own view.
+        """The reason to refuse ``node`` with this directory, or None; ``stores`` and ``conf_index`` are its own view.
 
         A peer with a newer configuration is trusted: that may contain the removal that explains another directory.
         """
@@ -246,7 +246,7 @@ class Admission:
         return None
 
     def _not_together(self, hello: Hello) -> str | None:
-        """Why the caller is not in the same group as this replica, or None."""
+        """The reason that the caller and this replica are not in the same group, or None."""
         members = self.addresses
         if not members:
             if {hello.source, self.identity.node_id} <= set(hello.addresses):
@@ -262,7 +262,7 @@ class Admission:
 
 
 def _why_implausible(hello: Hello) -> str | None:
-    """Why no replica of a group can report this, as text; None if it can."""
+    """The reason that no replica of a group can report this, as text; None if one can."""
     names = (hello.source, hello.target, *hello.addresses)
     if any(not 0 < len(name) <= NAME_CHARS_MAX for name in names):
         return f"a node id has 1 to {NAME_CHARS_MAX} characters"

@@ -25,7 +25,7 @@ class SendingWriter(Protocol):
 
 
 class AfterSync:
-    """At most one frame waits in it, for all connections of a replica; none without a ``writer``."""
+    """Holds the one frame that waits for a sync, among all connections of a replica; none without a ``writer``."""
 
     def __init__(self, writer: SendingWriter | None) -> None:
         self._writer = writer
@@ -57,17 +57,17 @@ class AfterSync:
         return True
 
     def before_use(self, stream: StreamSocket) -> None:
-        """Another frame is about to be sealed for ``stream``: whatever has not been sent is not sent any more."""
+        """Take back an unsent frame of ``stream``, for which another frame is about to be sealed."""
         if stream is self._stream:
             self._take_back()
 
     def has_left(self) -> bool:
-        """Whether the frame of the last `put` was sent. If not, it is not sent any more."""
+        """Take back the frame of the last `put` unless it was sent; returns whether it was."""
         self._take_back()
         return self._has_left
 
     def forget(self, stream: StreamSocket) -> None:
-        """The connection is not used any more."""
+        """Take back an unsent frame of a connection that is no longer used, and close its descriptor."""
         self.before_use(stream)
         if (fd := self._fds.pop(stream, None)) is not None:
             os.close(fd)

@@ -1,4 +1,4 @@
-"""What a node needs of the machine that it runs on: its disk, threads, connections and clocks.
+"""The machine that a node runs on: its disk, threads, connections and clocks.
 
 `this_machine` returns the real one, unless the caller is inside `standing_in`: then a test kit has put another one in
 its place. What such a block starts inherits it, tasks of trio and turns of reactors included; nothing else in the
@@ -86,7 +86,7 @@ class Machine:
     has_threads: bool = True
 
     def open_disk(self) -> Disk:
-        """Where the log is."""
+        """Return the disk that holds the log."""
         return RealDisk()
 
     def open_reactor(self) -> Reactor:

@@ -317,7 +317,7 @@ class Reactor:
         return ready
 
     def _leave(self, rest: Iterator[tuple[int, int]]) -> None:
-        """The turn has lasted too long: handle only what cannot wait, and leave clients to the next one."""
+        """Handle only the urgent rest of a turn that lasted too long, and leave clients to the next turn."""
         for fd, events in rest:
             if fd in self._patient:
                 self._left[fd] = events
@@ -429,7 +429,7 @@ class Deadline:
         self._scope = trio.CancelScope()
 
     def refresh(self) -> None:
-        """The next deadline may have changed."""
+        """Follow the next deadline, which may have changed."""
         # To move it at each turn of a busy replica, a little later each time, would cost more than a few wake-ups.
         deadline, planned = self._next_deadline(), self._scope.deadline
         if deadline < planned or deadline > planned + _LATER_SECONDS:

@@ -48,7 +48,7 @@ class ReplicationTls:
 
 
 def caller_context() -> ssl.SSLContext:
-    """For a call: any certificate of the listener is accepted, and `bound_purpose` binds the proofs to it."""
+    """The TLS context of a call: it accepts any certificate of the listener; `bound_purpose` binds the proofs to it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

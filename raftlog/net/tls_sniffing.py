@@ -36,11 +36,11 @@ class SniffingSocket:
 
     @property
     def shown_certificate(self) -> bytes | None:
-        """See `TlsSocket`; None unless the peer uses TLS."""
+        """The certificate that the peer has shown; None unless it uses TLS."""
         return self._sock.shown_certificate if isinstance(self._sock, TlsSocket) else None
 
     def recv_into(self, buffer: memoryview, nbytes: int) -> int:
-        """See `TlsSocket`."""
+        """Receive like a socket; the first byte of the peer tells whether it uses TLS."""
         sock = self._sock
         if isinstance(sock, socket.socket):
             first = sock.recv(1, socket.MSG_PEEK)
@@ -52,11 +52,11 @@ class SniffingSocket:
         return self._sock.recv_into(buffer, nbytes)
 
     def send(self, data: Buffer) -> int:
-        """See `TlsSocket`. A server that sends first would not know whether to encrypt."""
+        """Raise BlockingIOError: a server that sends first would not know whether to encrypt."""
         raise BlockingIOError
 
     def sendmsg(self, buffers: Sequence[Buffer]) -> int:
-        """See `send`."""
+        """Raise BlockingIOError: nothing can be sent before the first byte was received."""
         raise BlockingIOError
 
     def close(self) -> None:

@@ -144,7 +144,7 @@ class TlsSocket:
         self._shaken = True
 
     def _send_held(self) -> None:
-        """The kernel has room for this little data."""
+        """Send the held data, for which the kernel has room: it is little."""
         for data in self._held:
             self._tls.sendall(data)
         self._held.clear()

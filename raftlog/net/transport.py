@@ -226,7 +226,7 @@ class Transport:
         return self._after_sync.has_left()
 
     def set_members(self, conf_index: LogIndex, addresses: Mapping[NodeId, str]) -> None:
-        """From now on keep connections to exactly these nodes (``HOST:PORT`` each, including this one).
+        """Keep connections to exactly these nodes from now on (``HOST:PORT`` each, including this one).
 
         ``conf_index`` is the entry with the configuration. Raises ValueError for an invalid address; then nothing has
         changed.
@@ -421,7 +421,7 @@ class Transport:
                     inbound.stream.close("no handshake")
 
     def _why_not(self, hello: Hello) -> str | None:
-        """Why this caller is refused, or None; then it is called back if it is a guest."""
+        """The reason to refuse this caller; None to admit it, and a guest is then called back."""
         admission = self._admission
         if (refusal := admission.why_not(hello)) is not None:
             return refusal

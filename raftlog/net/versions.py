@@ -47,7 +47,7 @@ def spoken(ours: Software, theirs: Software) -> int | None:
 
 
 def why_apart(ours: Software, theirs: Software, node: str) -> str | None:
-    """Why this replica does not connect to ``node``, as text with the numbers of both; None if it does."""
+    """The reason not to connect to ``node``, as text with the numbers of both; None to connect."""
     if (refusal := _why_implausible(theirs)) is not None:
         return refusal
     if spoken(ours, theirs) is None:
