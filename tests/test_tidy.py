@@ -49,7 +49,7 @@ PURE = (
     "mq/filter_server/group_budget.py",
     "mq/filter_server/picking.py",
     "mq/filter_server/pull_progress.py",
-    "mq/broker/net/client_limits.py",
+    "mq/broker/net/heartbeat_limits.py",
     "mq/broker/net/clients.py",
     "mq/broker/net/consumer_group.py",
     "mq/broker/recurring/catch_up.py",

@@ -17,9 +17,9 @@ from mq.broker.base.steady_wall_clock import local_day
 from mq.broker.client_connections import ClientConnections
 from mq.broker.context import Environment, broker_context
 from mq.broker.limits import DEFAULT, BrokerLimits
-from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
+from mq.broker.net.heartbeat_limits import HeartbeatLimits
 from mq.broker.net.linearizable_reads import LinearizableReads
 from mq.broker.net.service import Task
 from mq.broker.services import Services
@@ -107,7 +107,7 @@ class Broker:
             client_requests_max=limits.net.client_requests_max,
             on_closed=self._connection_closed,
         )
-        of_clients = ClientLimits(expiry_seconds=settings.client_expiry_seconds)
+        of_clients = HeartbeatLimits(expiry_seconds=settings.client_expiry_seconds)
         self._clients: ClientRegistry[ClientConnection] = ClientRegistry(of_clients)
         self._applied_index = NO_INDEX
         self._led_term = 0

@@ -14,10 +14,10 @@ from typing import Final
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.clients import Notice
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.heartbeat_limits import HeartbeatLimits
 from mq.broker.net.service import Route, Service
 from mq.broker.state.format_level import LEVEL_OF_REMOVED_MEMBERS
 from mq.broker.state.removed_members import REMOVED_MEMBERS_MAX, RemovedMemberRow, RemoveOrReadmit
@@ -35,7 +35,7 @@ from mq.protocol.requests.removed_members import (
 )
 
 WORDS_LENGTH_MAX: Final = 300
-_ID_LENGTH_MAX: Final = max(ClientLimits().client_id_length_max, ClientLimits().proxied_client_id_length_max)
+_ID_LENGTH_MAX: Final = max(HeartbeatLimits().client_id_length_max, HeartbeatLimits().proxied_client_id_length_max)
 _EXPIRE_SECONDS: Final = 1.0
 _END_SECONDS: Final = 0.02
 _ENDED_AT_ONCE: Final = 50

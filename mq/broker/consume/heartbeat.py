@@ -11,10 +11,10 @@ from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.consume.change_notices import ChangeNotices
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.client_limits import HeartbeatInvalid
 from mq.broker.net.clients import ROUND_CALLS, CheckedSubscriptions
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.heartbeat_limits import HeartbeatInvalid
 from mq.broker.net.removed_members import reply
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from mq.broker.net.client_limits import HeartbeatInvalid
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
+from mq.broker.net.heartbeat_limits import HeartbeatInvalid
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.incoming.headers import Response

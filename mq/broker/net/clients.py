@@ -16,7 +16,6 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from mq.broker.net.client_limits import ClientLimits, HeartbeatInvalid, check_name, check_word
 from mq.broker.net.consumer_group import (
     BROADCASTING,
     ConnectionT,
@@ -28,6 +27,7 @@ from mq.broker.net.consumer_group import (
     parse_group_subscription,
     summary_of,
 )
+from mq.broker.net.heartbeat_limits import HeartbeatInvalid, HeartbeatLimits, check_name, check_word
 from mq.broker.net.proxied_clients import ProxiedClients
 from mq.broker.net.removed_members import RemovedMemberTable
 from mq.filter.subscription import Subscription
@@ -84,8 +84,8 @@ class ClientRegistry(Generic[ConnectionT]):
         removed_members: those that an operator has removed from their groups.
     """
 
-    def __init__(self, limits: ClientLimits | None = None) -> None:
-        self._limits = limits or ClientLimits()
+    def __init__(self, limits: HeartbeatLimits | None = None) -> None:
+        self._limits = limits or HeartbeatLimits()
         self.proxied: ProxiedClients[ConnectionT] = ProxiedClients(self._limits)
         self.removed_members: RemovedMemberTable[ConnectionT] = RemovedMemberTable()
         self._consumers: dict[str, ConsumerGroup[ConnectionT]] = {}
@@ -269,7 +269,7 @@ class ClientRegistry(Generic[ConnectionT]):
         return len(self._listed)
 
     def expire_some(self, now: float) -> list[Notice[ConnectionT]]:
-        """Remove clients without a heartbeat for `ClientLimits.expiry_seconds`, of some of the connections.
+        """Remove clients without a heartbeat for `HeartbeatLimits.expiry_seconds`, of some of the connections.
 
         `ROUND_CALLS` calls check all connections that existed at the first of them. Returns the members to notify.
         """

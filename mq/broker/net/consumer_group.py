@@ -9,7 +9,7 @@ from zlib import crc32
 
 import msgspec
 
-from mq.broker.net.client_limits import HeartbeatInvalid
+from mq.broker.net.heartbeat_limits import HeartbeatInvalid
 from mq.filter.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.requests.clients import SubscriptionData

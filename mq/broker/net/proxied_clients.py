@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic
 
-from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.consumer_group import ConnectionT
+from mq.broker.net.heartbeat_limits import HeartbeatLimits
 from mq.protocol.names import NameRefused, check_group
 from mq.protocol.requests.clients import ClientBehindProxy
 
@@ -22,7 +22,7 @@ _ENUM_LENGTH_MAX: Final = 64
 class ProxiedClients(Generic[ConnectionT]):
     """The clients behind all connected proxies."""
 
-    def __init__(self, limits: ClientLimits) -> None:
+    def __init__(self, limits: HeartbeatLimits) -> None:
         self._limits = limits
         self._of: dict[ConnectionT, tuple[float, tuple[ClientBehindProxy, ...]]] = {}
         self._groups: dict[str, dict[tuple[ConnectionT, str], ClientBehindProxy]] = {}
@@ -73,7 +73,7 @@ class ProxiedClients(Generic[ConnectionT]):
         return bool(at)
 
     def expire(self, now: float) -> None:
-        """Remove the clients of proxies that were silent for `ClientLimits.expiry_seconds`."""
+        """Remove the clients of proxies that were silent for `HeartbeatLimits.expiry_seconds`."""
         oldest = now - self._limits.expiry_seconds
         for connection in [each for each, (heard, _) in self._of.items() if heard < oldest]:
             self.connection_closed(connection)

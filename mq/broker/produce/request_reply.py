@@ -17,10 +17,10 @@ import msgspec
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.heartbeat_limits import HeartbeatLimits
 from mq.broker.net.service import Route, Service
 from mq.broker.produce.send import Sends
 from mq.broker.replication.peer_calls import PeerCalls
@@ -46,7 +46,7 @@ RELAY_SECONDS = 4.0
 """Time for another replica to push a reply to its client; see `UpkeepLimits.push_seconds`."""
 
 _CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
-_CLIENT_ID_LENGTH_MAX = ClientLimits().client_id_length_max
+_CLIENT_ID_LENGTH_MAX = HeartbeatLimits().client_id_length_max
 _HOST_IP_BYTES = _PORT_BYTES = 4
 
 SendReply = SendReplyMessage | SendReplyMessageV2

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.net.client_limits import ClientLimits, HeartbeatInvalid
 from mq.broker.net.clients import ROUND_CALLS, ClientRegistry, HeartbeatOutcome
 from mq.broker.net.consumer_group import BROADCASTING
+from mq.broker.net.heartbeat_limits import HeartbeatInvalid, HeartbeatLimits
 from mq.protocol.requests.clients import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
 
 
@@ -195,7 +195,7 @@ def test_closed_connection_is_skipped_at_its_turn(registry: ClientRegistry[str])
     assert registry.consumer_ids("g") == []
 
 
-TIGHT = ClientLimits(
+TIGHT = HeartbeatLimits(
     client_id_length_max=8,
     groups_max=2,
     subscriptions_max=2,
@@ -269,11 +269,11 @@ def test_topics_of_one_connection_and_of_all_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("expression_type", "limits"),
     [
-        ("TAG", ClientLimits(expressions_length_max=20, expressions_length_in_all_max=30)),
-        ("SQL92", ClientLimits(sql_length_max=20, sql_length_in_all_max=30)),
+        ("TAG", HeartbeatLimits(expressions_length_max=20, expressions_length_in_all_max=30)),
+        ("SQL92", HeartbeatLimits(sql_length_max=20, sql_length_in_all_max=30)),
     ],
 )
-def test_expressions_of_one_connection_are_bounded_over_its_life(expression_type: str, limits: ClientLimits) -> None:
+def test_expressions_of_one_connection_are_bounded_over_its_life(expression_type: str, limits: HeartbeatLimits) -> None:
     """Each in a heartbeat of its own, they would take all memory there is: compiled, a hundred times their length."""
     registry: ClientRegistry[str] = ClientRegistry(limits)
 

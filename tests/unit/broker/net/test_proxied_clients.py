@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from mq.accounts import Permission
 from mq.broker.access.needs import ROWS, is_of_consumers
-from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.clients import ROUND_CALLS, ClientRegistry
+from mq.broker.net.heartbeat_limits import HeartbeatLimits
 from mq.protocol.requests.clients import (
     ClientBehindProxy,
     ConsumerData,
@@ -52,7 +52,7 @@ def test_heartbeat_replaces_the_clients_of_its_proxy_only() -> None:
 
 
 def test_clients_of_a_silent_proxy_are_gone_and_of_others_stay() -> None:
-    limits = ClientLimits(expiry_seconds=120.0)
+    limits = HeartbeatLimits(expiry_seconds=120.0)
     registry: ClientRegistry[str] = ClientRegistry(limits)
     beat(registry, "p1", client("a"))
     beat(registry, "p2", client("b"))
@@ -64,7 +64,7 @@ def test_clients_of_a_silent_proxy_are_gone_and_of_others_stay() -> None:
 
 
 def test_heartbeat_parts_beyond_a_limit_are_dropped_and_the_rest_is_kept() -> None:
-    limits = replace(ClientLimits(), proxied_clients_max=3)
+    limits = replace(HeartbeatLimits(), proxied_clients_max=3)
     registry: ClientRegistry[str] = ClientRegistry(limits)
     beat(
         registry,

@@ -13,7 +13,7 @@ class HeartbeatInvalid(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ClientLimits:
+class HeartbeatLimits:
     """Limits on one heartbeat. Above any of these it is refused as a whole."""
 
     heartbeat_bytes_max: int = 2 * 1024 * 1024
@@ -47,7 +47,7 @@ class ClientLimits:
     """A member expires if its last heartbeat is older."""
 
 
-def check_word(word: str, limits: ClientLimits) -> None:
+def check_word(word: str, limits: HeartbeatLimits) -> None:
     """Raises HeartbeatInvalid for an enumerated value that is too long."""
     if len(word) > limits.word_length_max:
         raise HeartbeatInvalid(f"{word[:16]!r}... has {len(word)} characters; maximum: {limits.word_length_max}")
