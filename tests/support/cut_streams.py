@@ -20,8 +20,8 @@ import structlog
 from mq.broker.net.call import Call
 from mq.broker.net.client_requests import ClientRequests
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
 from mq.broker.net.flow_control import UnreadReplies
+from mq.broker.net.refusals import RequestRefused
 from mq.protocol.errors import HeaderError
 from mq.protocol.incoming.partial_requests import PartialRequests
 from mq.protocol.requests.send import SendBatchMessage, SendMessage, SendMessageV2

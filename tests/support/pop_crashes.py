@@ -16,7 +16,7 @@ from mq.broker.base.quota_buckets import QuotaBuckets
 from mq.broker.consume.record_reader import RecordSpan
 from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.pop.pop import Pops
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, decode_command

@@ -16,7 +16,7 @@ from typing import Any, Final
 from mq.broker.access.control import AccessControl
 from mq.broker.limits import StateLimits
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.send import Sends
 from mq.broker.produce.send_receiver import PythonReceiver, send_receiver

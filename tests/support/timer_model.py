@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mq.broker.limits import DEFAULT, WaitingLimits
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.schedule.recall import Recalls
 from mq.broker.schedule.timers import Timers

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.setting_fields import SettingGroup
 from mq.broker.settings import BrokerSettings

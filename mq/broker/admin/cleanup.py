@@ -8,7 +8,7 @@ from mq.broker.base.local_retention import Retention
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode

@@ -17,7 +17,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import ConsumerGroup, GroupSubscription, Member
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import LANGUAGES, MQ_VERSION, RequestCode, ResponseCode
 from mq.protocol.errors import BodyError

@@ -12,8 +12,8 @@ from mq.broker.admin.attributes import changed
 from mq.broker.admin.creations import Creations
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup
 from mq.broker.state.format_level import LEVEL_OF_GROUP_ATTRIBUTES

@@ -12,7 +12,7 @@ from itertools import islice
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import ForgetTopic, RestoreTopic, encode_command

@@ -15,8 +15,8 @@ from mq.broker.consume.offsets import Offsets, beyond_end
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.consumer_group import BROADCASTING
-from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer, check_length, joined
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries

@@ -18,7 +18,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import Member, summary_text
-from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer, check_length
 from mq.protocol.codes import RequestCode, ResponseCode

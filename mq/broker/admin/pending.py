@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID

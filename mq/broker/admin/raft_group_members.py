@@ -15,7 +15,7 @@ from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError

@@ -16,8 +16,8 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.clients import Notice
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
 from mq.broker.net.heartbeat_limits import HeartbeatLimits
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.state.format_level import LEVEL_OF_REMOVED_MEMBERS
 from mq.broker.state.removed_members import REMOVED_MEMBERS_MAX, RemovedMemberRow, RemoveOrReadmit

@@ -12,7 +12,7 @@ from mq.broker.admin.group_offsets import GroupOffsets
 from mq.broker.consume.offsets import Offsets
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.produce.retry import Retries
 from mq.broker.write_path.outcome import Outcome, Stored, answer_outcome

@@ -15,7 +15,7 @@ from mq.broker.base.periodic_task import AHEAD_SECONDS, Periodic
 from mq.broker.base.steady_wall_clock import local_day
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import QueueOffset

@@ -10,8 +10,8 @@ from typing import Any
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call, Handler
-from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer, joined
 from mq.broker.state.metadata import as_registered

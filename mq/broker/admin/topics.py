@@ -10,7 +10,7 @@ from mq.broker.admin.attributes import attribute_changes, changed, sets
 from mq.broker.admin.creations import Creations
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, check_level, decoded
+from mq.broker.net.refusals import RequestRefused, check_level, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import (

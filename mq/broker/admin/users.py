@@ -16,8 +16,8 @@ from mq.broker.access.sealing import NONCE_BYTES, SealBroken, is_sealed_with, op
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.format_level import LEVEL_OF_USERS

@@ -19,7 +19,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service, Task
 from mq.broker.replication.peer_calls import PeerCalls
 from mq.broker.settings import BrokerSettings

@@ -18,7 +18,7 @@ from mq.broker.bulk.selection import QueueSpan, Selection, read_answer, select
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import TopicConfig

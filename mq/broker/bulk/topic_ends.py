@@ -11,7 +11,7 @@ from typing import Final
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.protocol.codes import PERM_READ, ResponseCode

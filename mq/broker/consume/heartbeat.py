@@ -13,8 +13,8 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.clients import ROUND_CALLS, CheckedSubscriptions
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
 from mq.broker.net.heartbeat_limits import HeartbeatInvalid
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.removed_members import reply
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer

@@ -24,8 +24,8 @@ from mq.broker.consume.fencing import Fencing
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import CommitOffsets, ResetOffset, encode_command
 from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Outcome, Stored, Unknown, answer_outcome

@@ -20,7 +20,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.limits import ConsumeLimits
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import TopicConfig

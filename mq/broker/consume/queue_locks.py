@@ -20,7 +20,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.clients import ROUND_CALLS
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, LockQueues, UnlockQueues, encode_command
 from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Outcome, Stored, Unknown

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from mq.broker.consume.routes import Queues, Routes
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service, Task
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.broker.state.request_modes import MODES_MAX, POP, PutRequestMode, RequestMode

@@ -8,7 +8,7 @@ from typing import Final
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.broker_ids import LEADER_ID, broker_id_of
 from mq.protocol.codes import ResponseCode

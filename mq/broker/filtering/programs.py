@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from mq.broker.access.control import AccessDenied, OfLimitedUser
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.state.filter_programs import PutFilter as PutCommand
 from mq.broker.state.format_level import LEVEL_OF_FILTERS

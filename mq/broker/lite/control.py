@@ -14,7 +14,7 @@ from mq.broker.lite.pop import Client, LitePops, Subscriptions, is_connected
 from mq.broker.lite.subscriptions import ClientKey
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.broker.state.lite_offsets import ROWS_MAX, ResetLiteOffsets

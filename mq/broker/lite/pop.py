@@ -23,7 +23,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.lite.subscriptions import LiteClient, LiteSubscriptions
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.pop.pop import Pops
 from mq.broker.pop.queue_cursor import EVERYTHING, PopBatch, PopRequest, RecordsOnDisk

@@ -15,9 +15,9 @@ import structlog
 from mq.broker.access.control import AccessControl, AccessDenied
 from mq.broker.base.archived_reads import ArchivedNotLoaded, ArchivedUnreadable
 from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
-from mq.broker.net.errors import RequestRefused
 from mq.broker.net.flow_control import MUCH_BYTES, UnreadReplies
 from mq.broker.net.not_served import why_not_served
+from mq.broker.net.refusals import RequestRefused
 from mq.monitoring.error_answers import ERROR_ANSWERS
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError

@@ -13,7 +13,7 @@ from typing import Any
 from mq.broker.base.archived_reads import ArchivedNotLoaded
 from mq.broker.limits import DEFAULT
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.protocol.codes import ResponseCode
 
 Read = Callable[[Callable[[bool], None]], None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from mq.broker.base.archive_tier import Tier
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from raftlog import Beginning, NodeId

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic
 
 from mq.broker.net.consumer_group import ConnectionT
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.state.removed_members import REMOVED_MEMBERS_MAX
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.removed_members import KeptOutReply

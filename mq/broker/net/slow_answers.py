@@ -11,8 +11,8 @@ import trio
 from mq.broker.base.archived_reads import ArchivedNotLoaded
 from mq.broker.limits import DEFAULT
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import ARCHIVE_LOADS_MAX, Read, when_current
+from mq.broker.net.refusals import RequestRefused
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import FRAME_BYTES_MAX
 

@@ -19,7 +19,7 @@ from typing import Any
 from mq.broker.limits import PopLimits
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.state.commands import encode_command

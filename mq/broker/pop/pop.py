@@ -23,7 +23,7 @@ from mq.broker.consume.record_reader import RecordReader
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.pop.ack import PopAcks
 from mq.broker.pop.ordered_clock import OrderedClock

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mq.broker.consume.filters import scanned_max
 from mq.broker.consume.record_reader import SCAN_BYTES_MAX, RecordReader, RecordSpan
 from mq.broker.limits import DEFAULT, BrokerLimits
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import SPAN_MAX, PopMessages, QueueOfGroup, lowest_bit, offsets_of

@@ -7,7 +7,7 @@ from itertools import chain
 
 from mq.broker.consume.long_polling import QueueKey
 from mq.broker.context import BrokerContext
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.pop.priority_order import Plan, PriorityOrder
 from mq.broker.pop.queue_cursor import PopBatch, PopQueues, PopRequest, RecordsOnDisk
 from mq.protocol.codes import PERM_READ, ResponseCode

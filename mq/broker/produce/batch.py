@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce.dedup import Dedup, numbers_of
 from mq.broker.schedule.placement import wanted_priority
 from mq.broker.state.producer_sequences import Stored

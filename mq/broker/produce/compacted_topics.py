@@ -8,7 +8,7 @@ before the copy of an older one with the same key, and readers would see the old
 from __future__ import annotations
 
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce.batch import BatchSends, is_copied
 from mq.broker.state.format_level import LEVEL_OF_COMPACTION
 from mq.broker.state.metadata import Metadata

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Service
 from mq.broker.produce.sends_in_flight import (
     WAITING_MAX,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.errors import RequestRefused, check_level
+from mq.broker.net.refusals import RequestRefused, check_level
 from mq.broker.state.format_level import LEVEL_OF_LITE_TOPICS
 from mq.broker.write_path.pending import LiteTail
 from mq.protocol import properties as props

@@ -7,7 +7,7 @@ from typing import Final
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.lite_topics import LiteTopics
 from mq.broker.schedule.placement import WaitingQueues

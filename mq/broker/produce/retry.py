@@ -13,7 +13,7 @@ from struct import Struct
 from mq.broker.consume.fencing import Fencing
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.pop.retry_topics import PopRetryTopics
 from mq.broker.produce.batch import is_copied

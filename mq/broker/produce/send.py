@@ -12,7 +12,7 @@ from functools import partial
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.produce.batch import BatchSends, is_copied
 from mq.broker.produce.compacted_topics import CompactedTopics

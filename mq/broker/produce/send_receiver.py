@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce.batch import BatchSends
 from mq.broker.produce.sends_in_flight import SendsOf
 from mq.broker.produce.sent_messages import NUMBERED, SentMessages, numbers_in

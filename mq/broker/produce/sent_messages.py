@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce.dedup import numbers_of
 from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.internal_messages import check_sent_bytes

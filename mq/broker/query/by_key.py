@@ -24,7 +24,7 @@ import mq
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service, Task
 from mq.broker.query.archived_keys import ArchivedKeys
 from mq.protocol.codes import ResponseCode

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.filter.subscription import Subscription

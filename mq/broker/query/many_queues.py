@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries

@@ -28,7 +28,7 @@ from mq.broker.base.quota_buckets import CONNECTIONS, CONSUME, PRODUCE, STORED, 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call, Handler
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.request_table import RequestTable
 from mq.broker.net.service import Route, Service
 from mq.broker.quota.stored_bytes import StoredBytes

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, check_level, decoded
+from mq.broker.net.refusals import RequestRefused, check_level, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.quota.gate import QuotaGate
 from mq.broker.state.format_level import LEVEL_OF_QUOTAS

@@ -9,8 +9,8 @@ import msgspec
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.recurring.rule import RuleInvalid, next_due, rule_of
 from mq.broker.recurring.ticks import Ticks

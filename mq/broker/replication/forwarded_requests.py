@@ -8,7 +8,7 @@ from typing import Any, cast
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.net.call import Call, Handler
 from mq.broker.net.connection import ClientConnection, answer_failure
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError

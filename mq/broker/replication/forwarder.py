@@ -20,7 +20,7 @@ from typing import Any
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Service, Task
 from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.broker.replication.peer_connection import PeerConnection

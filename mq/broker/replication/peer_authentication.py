@@ -25,7 +25,7 @@ import msgspec
 
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.state.commands import TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.queue_tails import QueueTail, QueueTails

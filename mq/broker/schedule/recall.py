@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.schedule.timers import Timer, Timers
 from mq.broker.write_path.outcome import Stored, answer_outcome

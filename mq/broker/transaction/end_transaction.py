@@ -18,7 +18,7 @@ from functools import partial
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.schedule.placement import Destination, WaitingQueues, tail_of
 from mq.broker.state.commands import Command, encode_command

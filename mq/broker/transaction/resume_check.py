@@ -11,7 +11,7 @@ from typing import Final
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries

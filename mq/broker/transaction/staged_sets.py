@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from mq.broker.consume.offsets import Offsets
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.schedule.placement import WaitingQueues, tail_of, wanted_priority
 from mq.broker.settings import BrokerSettings

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
-from mq.broker.net.errors import DISK_FULL, RequestRefused
+from mq.broker.net.refusals import DISK_FULL, RequestRefused
 from mq.broker.write_path.entry_builder import Entry, EntryBuilder, PendingItem
 from mq.broker.write_path.gathering import Gathering
 from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Unknown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.outcome import Stored
 from mq.broker.write_path.pending import LiteTail, PendingGroup, PendingSend, SendRequest

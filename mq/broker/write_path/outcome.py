@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.monitoring.error_answers import ERROR_ANSWERS
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import PhysicalOffset, QueueOffset

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.table import CommandInvalid
 from mq.broker.write_path.appender import Appender

@@ -13,7 +13,7 @@ import structlog
 
 from mq.broker.admin.broker_config import BrokerConfig
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.codes import ResponseCode

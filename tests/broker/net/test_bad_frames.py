@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from structlog.testing import capture_logs
 
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import BodyError, HeaderError
 from mq.protocol.frames import BINARY, JSON, encode_frame

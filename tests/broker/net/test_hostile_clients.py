@@ -12,7 +12,7 @@ import trio
 from mq.broker.consume.pull import COMMIT_OFFSET
 from mq.broker.net import slow_answers
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.slow_answers import SlowAnswers
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON

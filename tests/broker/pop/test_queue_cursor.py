@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker.consume.record_reader import RecordReader, RecordSpan
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.pop.queue_cursor import PopQueues, PopRequest
 from mq.broker.state.metadata import Metadata

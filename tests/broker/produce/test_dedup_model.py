@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mq.broker.limits import StateLimits
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce import dedup
 from mq.broker.produce.batch import BatchSends
 from mq.broker.produce.dedup import Dedup

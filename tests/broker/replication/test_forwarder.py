@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.replication.forwarder import Forwarder
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.schedule.recall import SEARCHES_MAX
 from mq.protocol.codes import ResponseCode
 from tests.support.timer_model import DAY, START_MS, Client, TimerMachine, recall_request

@@ -20,7 +20,7 @@ from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.limits import DEFAULT, WaitingLimits
 from mq.broker.net.call import Call
 from mq.broker.net.clients import ClientRegistry
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.completion_marks import CompleteEntries

@@ -11,7 +11,7 @@ from mq.broker.archive.archiving import ANSWER_SECONDS, LOG_AGAIN_SECONDS, Archi
 from mq.broker.archive.shared_limits import KeptLimits
 from mq.broker.base.archive_tier import Tier
 from mq.broker.limits import DEFAULT
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.state.archived_log import NOTHING, NoteArchived, NoteTier
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.format_level import RaiseLevel

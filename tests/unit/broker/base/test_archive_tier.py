@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mq.broker.base.archive_tier import QUEUES_FROM, Tier, note_queues_from
-from mq.broker.net.errors import RequestRefused
 from mq.broker.net.log_beginning import LogBeginning
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.state.archived_log import ArchivedLog, NoteArchived, NoteTier
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.table import CommandInvalid

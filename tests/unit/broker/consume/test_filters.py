@@ -11,7 +11,7 @@ from mq.broker.limits import DEFAULT
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import BROADCASTING
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata

@@ -11,7 +11,7 @@ import structlog.testing
 from mq.broker.consume.offset_corrections import OffsetCorrections
 from mq.broker.consume.offsets import Offsets
 from mq.broker.net.call import Call
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import CommitOffsets, PutTopic, ResetOffset, TopicConfig
 from mq.broker.state.metadata import Metadata

@@ -13,7 +13,7 @@ from mq.broker.base.quota_buckets import CONSUME, Limited, QuotaBuckets
 from mq.broker.limits import BrokerLimits, QuotaLimits
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.errors import RequestRefused
+from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.request_table import RequestTable
 from mq.broker.net.service import Route
 from mq.broker.quota.gate import QuotaGate

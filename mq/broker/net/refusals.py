@@ -1,4 +1,4 @@
-"""A request that the broker refuses with an error code."""
+"""A request that the broker refuses with an error code, and the text of a full disk."""
 
 from __future__ import annotations
 
