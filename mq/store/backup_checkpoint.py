@@ -39,7 +39,7 @@ def keep_pending(directory: str, first_index: LogIndex, last_index: LogIndex) ->
 
 
 def forget_pending(directory: str) -> None:
-    """At the start of a broker: its log may be another one by now, as after a forced recovery."""
+    """Delete the pending backup checkpoint at a broker's start: its log may be another one after a forced recovery."""
     for name in (PENDING_NAME, f"{PENDING_NAME}.new"):
         with suppress(OSError):
             os.unlink(os.path.join(directory, name))

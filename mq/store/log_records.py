@@ -28,7 +28,7 @@ class ArchivedPart(Protocol):
 
     @property
     def begin_pos(self) -> int:
-        """Where it begins."""
+        """The physical offset at which the part begins."""
 
     def pread(self, pos: int, length: int, /) -> bytes:
         """Bytes of one entry."""
@@ -60,7 +60,7 @@ class LogRecords:
         return entry is not None and entry.index > self._applied_index()
 
     def at(self, physical_offset: PhysicalOffset) -> bytes | None:
-        """The record that begins there; None if there is none, or it is an internal one.
+        """Return the record that begins at an offset; None if there is none, or it is an internal one.
 
         Any number is allowed: the log verifies where entries begin, and entries where their records do.
 

@@ -54,7 +54,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 def outside(paths: set[str], directories: set[str]) -> set[str]:
-    """The paths that are neither one of the top-level directories nor below one."""
+    """Drop the paths of top-level directories, and the paths below one."""
     if not directories:
         return paths
     return {path for path in paths if path.partition(os.sep)[0] not in directories}
@@ -95,7 +95,7 @@ class QueueFiles:
         return entries
 
     def restored(self, queue: Hashable, start: QueueOffset) -> None:
-        """A damaged block is restored, or no longer needed."""
+        """Forget a damaged block that is restored, or no longer needed."""
         self._blocks.pop((queue, start), None)
         self.damaged.pop((queue, start), None)
 
@@ -104,7 +104,7 @@ class QueueFiles:
         self._blocks.clear()
 
     def forget_queue(self, queue: Hashable) -> None:
-        """A queue was dropped."""
+        """Forget the blocks of a queue that was dropped."""
         for table in (self._blocks, self.damaged):
             for key in [key for key in table if key[0] is queue]:
                 del table[key]

@@ -1,11 +1,11 @@
-"""Which messages of queues have expired, for a replica that puts entries of archived messages in front of its queues.
+"""Notes the expired messages of queues, for a replica that puts entries of archived messages in front of its queues.
 
-Commands in the log let messages expire, and queues begin later from then on. A replica that derives its queues from
-the end of an archived log backward has to know that before it comes to these messages, also after a restart. So it
-notes the first offsets that such commands name, from the moment at which its queues were derived, in a file of its own.
-That is written before each checkpoint, so it has at least what the checkpoint has applied. It is not if a former
-release writes the checkpoints, or if queues are derived without an archive: so the file names the last entry that it
-covers, and one that a checkpoint has left behind is of no use.
+Commands in the log let messages expire, and queues begin later from then on. A replica that derives its queues from the
+end of an archived log backward has to know that before it comes to these messages, also after a restart. So it notes
+the first offsets that such commands name, from the moment at which its queues were derived, in a file of its own. It is
+written before each checkpoint, so it has at least what the checkpoint has applied. That fails if a former release
+writes the checkpoints, or if queues are derived without an archive: so the file names the last entry that it covers,
+and a file that is older than the checkpoint is ignored.
 """
 
 from __future__ import annotations
@@ -90,6 +90,6 @@ def has_gap(directory: str) -> bool:
 
 
 def forget_gap(directory: str) -> None:
-    """The queues were derived again, and the log's note says durably where they begin."""
+    """Delete the note of a gap: the queues were derived again, and the log's note says durably where they begin."""
     with suppress(OSError):  # they are derived once more at the next start
         os.unlink(os.path.join(directory, GAP_NAME))

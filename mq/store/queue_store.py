@@ -65,7 +65,7 @@ class DamagedBlock(NamedTuple):
 
 
 class _All:
-    """Contains everything."""
+    """Contains every queue."""
 
     def __contains__(self, key: object) -> bool:
         return True
@@ -267,7 +267,7 @@ class QueueStore:
         return self._add(topic, queue_id, offset, offset, b"")
 
     def begin_queue(self, topic: str, queue_id: int, offset: QueueOffset) -> None:
-        """A queue begins at ``offset``: what is before it was of a deleted topic. Raises OSError."""
+        """Let a queue begin at ``offset``: its earlier messages were a deleted topic's. Raises OSError."""
         if (topic, queue_id) not in self._queues:  # a message may have come before
             self.add_empty(topic, queue_id, offset)
         self.begin_at(topic, queue_id, offset)

@@ -159,7 +159,7 @@ class _Archiver:
         )
 
     def _state_for(self) -> Callable[[LogIndex], Snapshot | None]:
-        """What gives the snapshot to store with the next file: one behind those that are stored."""
+        """Return a function that finds the snapshot to store with the next file: one behind the stored snapshots."""
         if not self._job.has_retention:
             return lambda last: None
         first = self._next_snapshot()

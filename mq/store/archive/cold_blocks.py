@@ -45,10 +45,10 @@ class RangeStore(BackupStore, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KnownLog:
-    """What the group knows of its log: the archive of another log is refused.
+    """The identity and extent of the group's log: the archive of another log is refused.
 
-    ``end`` is how far it is archived, as the group knows it, ``begin`` where the local log begins. Both are for any
-    thread.
+    ``end`` returns where the archived part ends, as the group knows it, ``begin`` where the local log begins. Both may
+    be called in any thread.
     """
 
     identity: str
@@ -59,7 +59,7 @@ class KnownLog:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Where the blocks of a file are. ``befores`` has the log before each, and behind the last one."""
+    """The places of the blocks of a file. ``befores`` has the log before each block, and behind the last one."""
 
     stored: StoredObject
     begins: Sequence[int]
@@ -279,7 +279,7 @@ class ColdBlocks:
             return self._files.get(start, before) != before
 
     def _table(self, stored: StoredObject) -> _Table:
-        """Where the blocks of a file of this log are. Raises as `fetch`."""
+        """Return the places of the blocks of a file of this log. Raises as `fetch`."""
         assert stored.start % self._known.segment_bytes == 0, f"{stored.name} is the file at {stored.start}"
         if (known := self._kept(stored)) is not None:
             return known

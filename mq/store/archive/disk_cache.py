@@ -1,7 +1,7 @@
-"""What was read from an archive, on the disk, up to a number of bytes: the least recently used files go first.
+"""A cache on the disk of objects that were read from an archive; deletes the least recently used above a size.
 
-It holds copies, so every failure of the disk means that something is not in it. What it returns must be verified by
-whoever reads it, as if it came from the store. For any thread.
+An object may be missing after any failure of the disk: the cache only holds copies. Readers must verify what it
+returns, as if it came from the store. For any thread.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ _UNFINISHED: Final = ".new"
 
 
 class BlockCache(Protocol):
-    """See `DiskCache`."""
+    """The part of `DiskCache` that readers of blocks use."""
 
     def get(self, name: str, /) -> bytes | None:
-        """See `DiskCache.get`."""
+        """Return a cached object; None without one."""
 
     def put(self, name: str, data: bytes, /) -> None:
-        """See `DiskCache.put`."""
+        """Cache an object."""
 
     def drop(self, name: str, /) -> None:
-        """See `DiskCache.drop`."""
+        """Remove an object from the cache."""
 
 
 class NoCache:
     """Keeps nothing: for readers that read everything once."""
 
     def get(self, name: str) -> bytes | None:
-        """See `DiskCache.get`."""
+        """Return None."""
         return None
 
     def put(self, name: str, data: bytes) -> None:
-        """See `DiskCache.put`."""
+        """Do nothing."""
 
     def drop(self, name: str) -> None:
-        """See `DiskCache.drop`."""
+        """Do nothing."""
 
 
 class DiskCache:
@@ -135,8 +135,8 @@ class DiskCache:
 
 
 def _found(directory: str) -> list[tuple[float, str, int]]:
-    """When each file of the cache was written, its name and its size. What was not finished is removed; nothing else
-    is touched, such as a directory that somebody has made there.
+    """List the write time, name and size of each file of the cache. Removes unfinished files; leaves all others alone,
+    such as a directory that a user has made there.
     """
     found: list[tuple[float, str, int]] = []
     try:

@@ -1,6 +1,6 @@
-"""What an archive's index needs of a log entry with ordinary messages only: which queues, offsets and tags, and when.
+"""Extracts the queues, offsets, tags and store times of a log entry with ordinary messages, for an archive's index.
 
-One pass with little for each message: the reference, `mq.store.dispatch.scan_runs`, makes queue entries of them first.
+One pass with little work for each message: the reference, `mq.store.dispatch.scan_runs`, makes queue entries first.
 """
 
 from __future__ import annotations

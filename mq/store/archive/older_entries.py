@@ -27,10 +27,10 @@ Fetch = Callable[[int, int], Sequence[tuple[int, bytes]]]
 
 @dataclass(frozen=True, slots=True)
 class OlderEntries:
-    """What the log has from the physical offset ``begin`` on, up to where the last step began.
+    """The queue entries and commands of the log from the physical offset ``begin`` to where the last step began.
 
-    ``runs`` has one for each queue with messages there, whose offsets end where its next ones begin. ``commands`` are
-    the bodies of the metadata's commands, in order.
+    ``runs`` has one run for each queue with messages there; its offsets end where the queue's next ones begin.
+    ``commands`` are the bodies of the metadata's commands, in order.
     """
 
     begin: PhysicalOffset

@@ -39,7 +39,7 @@ class ArchivedFile:
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which messages to read; None for all. ``since_ms`` and ``until_ms`` are store times, both ends inclusive."""
+    """The messages to read; None for all. ``since_ms`` and ``until_ms`` are store times, both ends inclusive."""
 
     topic: str
     queue_id: int | None = None
@@ -138,7 +138,7 @@ class ArchiveReader:
         return builder.content()
 
     def queue_ranges(self) -> Iterator[QueueRange]:
-        """Which messages there are, in the order of the log, block by block. Raises as `files`."""
+        """Yield the ranges of messages in the order of the log, block by block. Raises as `files`."""
         for file in self.files():
             if file.index is not None:
                 for block in file.index.blocks:

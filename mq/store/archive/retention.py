@@ -1,7 +1,8 @@
-"""Which files of an archive are to be deleted: the oldest ones, by the age of their messages, or by the bytes of all.
+"""Chooses the files of an archive to delete: the oldest ones, by the age of their messages, or by the bytes of all.
 
-They go in three steps, and whatever ends one of them, the next run continues. The group agrees on where its messages
-begin from then on, so that nobody serves older ones; the manifest names the files no more; their objects are removed.
+They are deleted in three steps, and whatever ends one of them, the next run continues. The group agrees on where its
+messages begin from then on, so that no replica serves older ones; the manifest no longer names the files; their objects
+are removed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def expired_begin(
     bytes_max: int | None,
     pos_max: int,
 ) -> Base | None:
-    """Where the archive should begin; None if nothing is to be deleted. The newest file is always kept, and so is what
-    is needed to restore from one of the snapshots.
+    """Return where the archive should begin; None if nothing is to be deleted. The newest file is always kept, and so
+    are the files that are needed to restore from one of the snapshots.
 
     Args:
         now_ms: the time. A message that was stored later, by the clock of its leader, does not hold its file for ever:
@@ -68,7 +69,7 @@ def expired_begin(
 
 
 def _newest_and_end(stored: StoredObject, store: BackupStore) -> tuple[int, Base] | None:
-    """When the newest message of a file was stored, and the log behind the file; None if it has no index."""
+    """Return the store time of a file's newest message, and the log behind the file; None if it has no index."""
     index = stored.index
     if index is None:
         return None

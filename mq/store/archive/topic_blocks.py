@@ -47,7 +47,7 @@ LogPlace = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ArchivePlace:
-    """Where an archive is, and what a broker said of its log. Plain values, without credentials.
+    """The place of an archive, and the identity of its log as a broker named it. Plain values, without credentials.
 
     ``end`` is a place of the log in the archive that is known to be right; nothing is read behind it.
     """
@@ -295,7 +295,7 @@ class _Span:
 def _places(
     data: bytes, topic: bytes, ranges: Mapping[int, tuple[int, int]], tag_codes: frozenset[int] | None
 ) -> Iterator[tuple[int, int]]:
-    """Where wanted records are in a verified block, and their sizes."""
+    """Yield the places of the wanted records in a verified block, and their sizes."""
     view, at = memoryview(data), 0
     while at < len(data):
         kind, size, *_ = HEADER.unpack_from(data, at)
@@ -328,11 +328,11 @@ class _Latest:
         self._lock = threading.Lock()
 
     def get(self, name: str, /) -> bytes | None:
-        """See `BlockCache`."""
+        """Return a cached object; None without one."""
         return self._content.get(name)
 
     def put(self, name: str, data: bytes, /) -> None:
-        """See `BlockCache`."""
+        """Cache an object, and drop the oldest ones above the limit."""
         self.drop(name)
         with self._lock:
             self._content[name] = data
@@ -341,6 +341,6 @@ class _Latest:
                 self._nbytes -= len(self._content.popitem(last=False)[1])
 
     def drop(self, name: str, /) -> None:
-        """See `BlockCache`."""
+        """Remove an object from the cache."""
         with self._lock:
             self._nbytes -= len(self._content.pop(name, b""))

@@ -35,7 +35,7 @@ class ArchiveJob(msgspec.Struct, frozen=True):
 
 
 class Trouble(enum.Enum):
-    """Why a run ended early."""
+    """The reason why a run ended early."""
 
     STORE = "store"
     """The store did not answer, or refused a request: it is tried again."""

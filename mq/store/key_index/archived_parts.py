@@ -73,7 +73,7 @@ def copy_part(fetch: Fetch, part: int, behind: int, path: str) -> tuple[int, int
 
 
 def _entries(begin: int, data: bytes, part: int, behind: int) -> tuple[int, int]:
-    """Which bytes of a block are entries that begin in a part."""
+    """Return the begin and the end of the entries in a block that begin in a part."""
     at, first = 0, -1
     while at < len(data) and begin + at < behind:
         if begin + at >= part and first < 0:

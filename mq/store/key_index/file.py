@@ -46,7 +46,7 @@ class KeyFileDamaged(Exception):
 
 
 class Scope(NamedTuple):
-    """What a file covers: a range of entries, the last entry, and store times; without any, the last is before the
+    """The range of entries that a file covers, the last entry, and store times; without any, the last is before the
     first.
     """
 

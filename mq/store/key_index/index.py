@@ -146,8 +146,8 @@ class KeyIndex:
         return jobs
 
     def suspend(self, is_full: bool) -> None:
-        """On a full disk remove all files that can be built from the local log again, and build none until it is called
-        with False. Those of archived parts stay: each would cost as much of the archive as it is about.
+        """Remove all files of the local log on a full disk, and build none until it is called with False. Files of
+        archived parts stay: to build one again, its part would have to be read from the archive.
         """
         self.is_suspended = is_full
         if is_full:
@@ -155,7 +155,7 @@ class KeyIndex:
                 self.discard(self.path_of(part))
 
     def made(self, path: str) -> None:
-        """The file of a job was built."""
+        """Note that the file of a job was built."""
         part = self._part_of(path)
         if part >= self._begin:
             self._missing.discard(part)
@@ -179,7 +179,7 @@ class KeyIndex:
         self._failed.clear()
 
     def discard(self, path: str) -> None:
-        """A file is damaged, or missing: build it again."""
+        """Remove a file that is damaged or missing, so that it is built again."""
         part = self._part_of(path)
         self._times.pop(part, None)
         if part in self._indexed:
@@ -205,7 +205,7 @@ class KeyIndex:
             _remove(self.path_of(part))
 
     def archived_missing(self, end: int) -> int:
-        """How many parts before the local log and before the physical offset ``end`` are kept and have no file."""
+        """The number of kept parts without a file before the local log and before the physical offset ``end``."""
         stop = min(end, self._base_pos)
         shares = -(-self._segment_bytes // self._part_bytes)
         have: int = self._indexed.bisect_left(stop)
@@ -241,7 +241,7 @@ class KeyIndex:
         return IndexJob(self.copy_path_of(part), begin, begin, end, self.path_of(part), is_copy=True)
 
     def copy_path_of(self, part: int) -> str:
-        """Where a part of the archive is copied to."""
+        """The path to which a part of the archive is copied."""
         return os.path.join(self._directory, f"{part:020d}{_COPY_SUFFIX}")
 
     def search_archived(self, query: KeyQuery, read: Read, is_over: Callable[[], bool]) -> KeySearch:

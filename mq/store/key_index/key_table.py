@@ -122,7 +122,7 @@ def _keys(data: bytes, begin: Integers, end: Integers) -> tuple[bytes, Integers,
 
 
 def _named(flat: npt.NDArray[np.uint8], starts: Integers, name: bytes) -> Integers:
-    """Which of the properties that begin at ``starts`` have this name, including its separator."""
+    """The indices of the properties that have this name, including its separator, of those that begin at ``starts``."""
     # From the last byte backwards: few names match there, and many share a prefix.
     found = np.arange(len(starts))
     for number in reversed(range(len(name))):
