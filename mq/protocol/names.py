@@ -152,7 +152,7 @@ def pop_retry_topic(group: str, topic: str) -> str:
 
 
 def retry_topic_readers(name: str, groups: Container[str], topics: Container[str]) -> Iterator[tuple[str, str]]:
-    """Which of these groups get messages from the retry topic ``name``, as pairs of group and topic.
+    """Yield the groups that get messages from the retry topic ``name``, as pairs of group and topic.
 
     The topic is empty if the group pulls: its only retry topic is for all its topics. There may be several pairs, since
     names may contain the separator: ``%RETRY%a_b_c`` is for group ``a`` and topic ``b_c``, or for ``a_b`` and ``c``.

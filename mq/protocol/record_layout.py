@@ -1,4 +1,4 @@
-"""Where the fields of a stored record are; `mq.protocol.messages.records` reads and writes whole records.
+"""The places of the fields in a stored record; `mq.protocol.messages.records` reads and writes whole records.
 
 ::
 

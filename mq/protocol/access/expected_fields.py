@@ -1,7 +1,7 @@
-"""Which fields a signed request may have, and whether it may have a body.
+"""Knows the fields that a signed request may have, and whether it may have a body.
 
-The signature of a RocketMQ client covers one text, and not where a value ends and the next begins. Somebody who
-recorded a request could move bytes from a value, or from the body, into a field that nobody reads. So a broker refuses
+The signature of a RocketMQ client covers one text, and not where a value ends and the next begins. An attacker who
+recorded a request could move bytes from a value, or from the body, into a field that is never read. So a broker refuses
 fields that the request does not have in any client, bodies of changes that have none, and the name of another broker.
 Requests that say how they are divided (`mq.protocol.access.signing.LENGTHS`) need no such check.
 """
@@ -84,7 +84,7 @@ _BROKER_NAMES: Final = {
 
 
 def unexpected(request: Any, fields: Mapping[str, str], body: bytes, broker_name: str | None) -> str | None:
-    """What a signed request has that none of its kind has, as text; None if there is nothing.
+    """Name the part of a signed request that no request of its kind has; None if there is no such part.
 
     Clients of RocketMQ 5 name the broker to which they send; nothing reads that.
     """

@@ -1,4 +1,4 @@
-"""What a redelivered message and a dead letter say about themselves, in properties. Pure."""
+"""The properties with which a redelivered message and a dead letter describe themselves. Pure."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _format_span(span_ms: int) -> str:
 
 
 def due_ms(store_timestamp_ms: int, queue_id: int) -> int:
-    """When a message in this queue of the schedule topic is due; queue n holds level n + 1. Epoch milliseconds.
+    """The due time of a message in this queue of the schedule topic; queue n holds level n + 1. Epoch milliseconds.
 
     A queue without a level has no delay.
     """
@@ -97,9 +97,9 @@ def timer_slot(due_ms: int) -> int:
 
 
 def timer_turn_ms(store_timestamp_ms: int, due_ms: int) -> int:
-    """When to process a message that was stored at ``store_timestamp_ms``: within a day, or earlier if it is due then.
+    """The time to process a message stored at ``store_timestamp_ms``: within a day, or earlier if it is due then.
 
-    That is a whole number of days before it is due, so its slot stays the same.
+    The result is a whole number of days before it is due, so its slot stays the same.
     """
     days = max(due_ms - store_timestamp_ms - 1, 0) // TURN_MS_MAX
     return due_ms - days * TURN_MS_MAX

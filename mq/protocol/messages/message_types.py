@@ -100,6 +100,6 @@ def is_factor(text: str) -> bool:
 
 
 def factor_of(attributes: Mapping[str, str]) -> int:
-    """How many of a hundred pops of a group with these attributes get the most urgent messages first."""
+    """The number out of a hundred pops of a group with these attributes that get the most urgent messages first."""
     text = attributes.get(PRIORITY_FACTOR, "")
     return int(text) if is_factor(text) else FACTOR_MAX

@@ -245,7 +245,7 @@ def encode_message(message: StoredMessage, topic: str, queue_id: int, properties
 
 
 def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> StoredMessage:
-    """The record that starts at ``offset``; more may follow. Invalid UTF-8 becomes replacement characters.
+    """Decode the record that starts at ``offset``; more may follow. Invalid UTF-8 becomes replacement characters.
 
     Raises:
         RecordError: it is damaged or incomplete, or (with ``verify``) its body does not match its checksum.
@@ -368,7 +368,7 @@ def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:
 
 
 def scan_bodies(data: bytes) -> Iterator[tuple[int, int, QueueOffset, int, int, int, int]]:
-    """Where the parts of all records in ``data`` are, which contains nothing else: for filters.
+    """Find the parts of all records in ``data``, which contains nothing else: for filters.
 
     Yields ``(offset in data, end, queue offset, system flag, body start, body end, properties start)``.
     Raises RecordError.

@@ -286,7 +286,7 @@ class TracedHandling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about a message, in chronological order."""
+    """The traced events of a message, in chronological order."""
 
     message_id: str
     sent: tuple[Sent, ...] = ()

@@ -30,7 +30,7 @@ _Offset = Annotated[QueueOffset, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class ConsumedRange(msgspec.Struct, frozen=True, rename=wire(first="from", end="to")):
-    """What a transaction consumed: the messages of a queue from ``first`` to before ``end``, by a consumer group."""
+    """The messages that a transaction consumed: of a queue from ``first`` to before ``end``, by a consumer group."""
 
     group: str
     topic: str

@@ -52,7 +52,7 @@ def allocate_in_circle(queues: Sequence[Q], client_ids: Sequence[str], client_id
 
 
 def allocate_consistently(queues: Sequence[QueueT], client_ids: Sequence[str], client_id: str) -> list[QueueT]:
-    """By consistent hashing: when a member joins or leaves, hardly any queue moves between the others."""
+    """Allocate by consistent hashing: when a member joins or leaves, hardly any queue moves between the others."""
     return _of_members(queues, client_ids, {client_id})
 
 

@@ -69,7 +69,7 @@ class StockFigures(HeaderFields, kw_only=True, rename=wire(end_transaction_queue
 
 
 def delay_progress(levels: Mapping[int, tuple[int, int]]) -> dict[str, str]:
-    """By delay level the numbers of delivered and of stored messages."""
+    """The figures of each delay level: the numbers of delivered and of stored messages."""
     return {f"scheduleMessageOffset_{level}": f"{delivered},{end}" for level, (delivered, end) in levels.items()}
 
 

@@ -98,7 +98,7 @@ class LeaseList(Body, kw_only=True):
 
 
 class AskTopicEndsExt(Ext):
-    """With ``current`` the replica first asks the leader for the commit index. The body names the topics."""
+    """Whether the replica first asks the leader for the commit index (``current``). The body names the topics."""
 
     current: bool = False
 
@@ -139,7 +139,7 @@ class TopicEndsReply(Reply):
 
 
 class LogLeaseReply(Reply):
-    """For how many seconds the log is kept, and where it begins."""
+    """The number of seconds for which the log is kept, and the physical offset at which it begins."""
 
     seconds: int
     base_position: PhysicalOffset64

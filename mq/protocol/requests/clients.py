@@ -1,4 +1,4 @@
-"""What clients tell brokers of themselves: heartbeats, subscriptions, members of groups, locks of queues."""
+"""Reports of clients to brokers: heartbeats, subscriptions, members of groups, locks of queues."""
 
 from __future__ import annotations
 

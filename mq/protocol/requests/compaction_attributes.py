@@ -29,7 +29,7 @@ def is_compacted(attributes: Mapping[str, str]) -> bool:
 
 
 def delete_retention_ms(attributes: Mapping[str, str]) -> int:
-    """For how long tombstones of such a topic stay; the default for a text that is no such number."""
+    """Milliseconds for which tombstones of such a topic stay; the default for a text that is not such a number."""
     text = attributes.get(DELETE_RETENTION, "")
     return int(text) if _is_duration(text) else DELETE_RETENTION_MS
 
@@ -68,7 +68,7 @@ def key_of(properties: str) -> str | None:
 
 
 def carried_from_ms(properties: str) -> int | None:
-    """When the original of a carried message was stored, in milliseconds since 1970; None if it is an original."""
+    """The store time of a carried message's original, in milliseconds since 1970; None for an original."""
     _, _, text = (props.find(properties, props.CARRIED) or "").partition(" ")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 

@@ -11,7 +11,7 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class RegisterFilterServerExt(Ext, rename=wire(address="filterServerAddr")):
-    """Where consumers reach the filter server: HOST:PORT."""
+    """The address at which consumers reach the filter server: HOST:PORT."""
 
     address: str
 
@@ -69,7 +69,7 @@ class GetFilter(Request, tag=int(Code.GET_FILTER)):
 
 
 class FilterVersion(Reply):
-    """How often the filter of a group for a topic was changed (9021), and its `mq.filter.programs.ProgramName`, which
+    """The number of changes of a group's filter for a topic (9021), and its `mq.filter.programs.ProgramName`, which
     release 0.1.0 does not say.
     """
 

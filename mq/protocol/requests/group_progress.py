@@ -26,7 +26,7 @@ class GetAllDelayOffset(Request, tag=int(Code.GET_ALL_DELAY_OFFSET)):
 
 
 class DelayOffsets(Body, rename=wire()):
-    """For each delay level the next offset to deliver (request code 45)."""
+    """The next offset to deliver of each delay level (request code 45)."""
 
     offset_table: dict[int, QueueOffset] = msgspec.field(default_factory=dict)
 
@@ -178,7 +178,7 @@ class SkipMessage(Request, tag=int(Code.SKIP_MESSAGE)):
 
 
 class MessageSkipped(Reply):
-    """Where the group goes on, and the topic with the dead letter (9010)."""
+    """The offset at which the group continues, and the topic with the dead letter (9010)."""
 
     next_offset: QueueOffset64
     dead_letter_topic: str

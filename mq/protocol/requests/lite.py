@@ -54,7 +54,7 @@ class ControlLiteSubscriptions(Request, tag=int(Code.LITE_SUBSCRIPTION_CTL)):
 
 
 class Action(Enum):
-    """What a client says of its subscriptions: a change, or all of them."""
+    """The kind of a client's report of its subscriptions: a change, or all of them."""
 
     PARTIAL_ADD = "PARTIAL_ADD"
     PARTIAL_REMOVE = "PARTIAL_REMOVE"
@@ -63,7 +63,7 @@ class Action(Enum):
 
 
 class OffsetKind(Enum):
-    """How a client says where its group continues."""
+    """The way in which a client says where its group continues."""
 
     POLICY = "POLICY"
     OFFSET = "OFFSET"
@@ -72,8 +72,8 @@ class OffsetKind(Enum):
 
 
 class OffsetOption(Body):
-    """Where a group continues in the lite topics of a request: at an offset, so many messages before the end, or at the
-    first message that was stored at a time (ms since the epoch) or later.
+    """The place at which a group continues in the lite topics of a request: at offset ``value``, ``value`` messages
+    before the end, or at the first message that was stored at the time ``value`` (ms since the epoch) or later.
     """
 
     type: OffsetKind
@@ -81,7 +81,7 @@ class OffsetOption(Body):
 
 
 class LiteSubscription(Body, rename=wire(lite_topics="liteTopicSet")):
-    """What one client subscribes to, or does not any more. ``topic`` is the parent."""
+    """The lite topics that one client subscribes to, or unsubscribes from. ``topic`` is the parent."""
 
     action: Action
     client_id: str

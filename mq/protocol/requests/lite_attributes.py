@@ -36,7 +36,7 @@ class AttributeInvalid(ProtocolError):
 
 
 class LiteGroup(NamedTuple):
-    """What the attributes of a consumer group say of lite topics."""
+    """The attributes of a consumer group for lite topics, parsed."""
 
     parent: str
     """The topic whose lite topics the group reads; empty for a group that reads none."""
@@ -67,7 +67,7 @@ def check_topic_attributes(attributes: Mapping[str, str]) -> None:
 
 
 def expiration_ms(attributes: Mapping[str, str]) -> int | None:
-    """How long after its last message a lite topic ends, in milliseconds; None for never.
+    """Milliseconds after its last message at which a lite topic ends; None for never.
 
     0 is none as well: a lite topic would end with its first message.
     """
@@ -76,7 +76,7 @@ def expiration_ms(attributes: Mapping[str, str]) -> int | None:
 
 
 def lite_group(attributes: Mapping[str, str]) -> LiteGroup:
-    """What the attributes of a group say. Raises AttributeInvalid for values that are not allowed."""
+    """Parse the attributes of a group. Raises AttributeInvalid for values that are not allowed."""
     model = attributes.get(MODEL, SHARED)
     if model not in (SHARED, EXCLUSIVE):
         raise AttributeInvalid(f"{MODEL} is {model[:40]!r}; allowed: {SHARED} and {EXCLUSIVE}")

@@ -11,8 +11,8 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class QueryConsumerOffsetExt(Ext):
-    """With ``set_zero_if_not_found`` false a group without a stored offset gets that as the answer, also on a young
-    queue.
+    """A group's offset to query. With ``set_zero_if_not_found`` false, a group without a stored offset is told so, also
+    on a young queue.
     """
 
     consumer_group: str

@@ -55,7 +55,7 @@ class PullMessage(Request, tag=int(Code.PULL_MESSAGE)):
 
 
 class PullReply(Reply, rename=wire(suggested_broker_id="suggestWhichBrokerId")):
-    """Where a pull continues (11), where the queue begins and ends, and the replica for the next pull; 0 is the
+    """The offset at which a pull continues (11), the ends of the queue, and the replica for the next pull; 0 is the
     leader.
     """
 

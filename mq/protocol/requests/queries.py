@@ -45,7 +45,7 @@ class FoundByKeyReply(
 
 
 class ViewMessageByIdExt(Ext, rename=wire(physical_offset="offset")):
-    """Where the record starts."""
+    """The physical offset of the wanted record."""
 
     physical_offset: PhysicalOffset64
     topic: str | None = None

@@ -41,7 +41,7 @@ class RemoveMember(Request, tag=int(Code.REMOVE_MEMBER)):
 
 
 class MemberRemoved(Reply):
-    """What one replica did; ``was_member``: it knew the client as a member, or kept it out."""
+    """The answer of one replica; ``was_member``: it knew the client as a member, or kept it out."""
 
     was_member: bool
 
@@ -69,7 +69,7 @@ class KeptOutList(Body, kw_only=True):
 
 
 class KeptOutReply(Reply, rename=wire(kept_out_ms="raftmqKeptOutMs", reason="raftmqKeptOutReason")):
-    """In the answer to a client that is kept out: for how long, and why. Other clients do not look at it."""
+    """Tells a client that is kept out for how many milliseconds, and why. Other clients do not look at it."""
 
     kept_out_ms: I64 = 0
     reason: str = ""

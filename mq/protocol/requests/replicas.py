@@ -73,7 +73,7 @@ class ReportArchivedExt(Ext):
 
 
 class ReportArchivedReply(Reply):
-    """How long the group keeps archived messages, as all members have told; -1: not all of them have. 0: for ever."""
+    """The retention of archived messages in the group; -1: not all members have reported theirs. 0: without limit."""
 
     kept_seconds: int = -1
     kept_bytes: int = -1

@@ -17,8 +17,8 @@ RESERVE_BYTES_MIN: Final = 1024 * 1024
 
 
 def reserve_bytes(attributes: Mapping[str, str]) -> int | None:
-    """How many bytes of messages of a topic with these attributes are kept; None for no limit, and for a text that is
-    no such number: earlier releases stored any.
+    """The number of bytes of messages that a topic with these attributes keeps; None for no limit, and for a text that
+    is not such a number: earlier releases stored any.
     """
     text = attributes.get(RESERVE_BYTES, "")
     if not (text.isascii() and text.isdigit() and len(text) <= 18) or int(text) < RESERVE_BYTES_MIN:
@@ -40,8 +40,8 @@ def check_reserve_bytes(attributes: Mapping[str, str]) -> None:
 
 
 def reserve_hours(attributes: Mapping[str, str]) -> int | None:
-    """For how many hours messages of a topic with these attributes are kept; None for as long as the broker keeps its
-    log, and for a text that is no such number: earlier releases stored any.
+    """The number of hours for which a topic with these attributes keeps messages; None for as long as the broker keeps
+    its log, and for a text that is not such a number: earlier releases stored any.
     """
     text = attributes.get(RESERVE_TIME, "")
     if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) == 0:

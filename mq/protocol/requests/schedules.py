@@ -96,7 +96,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def nbytes(self) -> int:
-        """What it counts for in the limit of a broker group: about what it takes in a snapshot."""
+        """The size that is charged to the limit of a broker group: about the bytes of the schedule in a snapshot."""
         texts = (self.name, self.topic, self.tags, self.cron, self.time_zone, self.owner, *self.keys)
         pairs = sum(len(name) + len(value) for name, value in self.properties.items())
         return 200 + len(self.body) + sum(map(len, texts)) + pairs

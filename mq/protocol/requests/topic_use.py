@@ -46,7 +46,7 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicUse(Body, kw_only=True):
-    """What one replica knows of a topic (request code 9032).
+    """The queues and senders of a topic as one replica knows them (request code 9032).
 
     Attributes:
         queues: without those that it cannot read now.

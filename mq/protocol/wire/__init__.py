@@ -1,1 +1,1 @@
-"""How frames, headers and bodies are built, whatever the request."""
+"""Builds frames, headers and bodies of all requests."""

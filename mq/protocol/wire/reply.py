@@ -1,5 +1,4 @@
-"""What the header fields of all replies have in common; the replies are beside their requests in
-`mq.protocol.requests`.
+"""The base of the header fields of all replies; the replies are beside their requests in `mq.protocol.requests`.
 
 A field without a default is required. Unknown fields are ignored: brokers of other releases send more.
 """

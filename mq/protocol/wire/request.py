@@ -1,4 +1,4 @@
-"""What all requests have in common; the requests themselves are in `mq.protocol.requests`.
+"""The base of all requests; the requests themselves are in `mq.protocol.requests`.
 
 The wire name of a field is in its class's ``rename``. A field without a default is required. `I32` and `I64` are the
 ranges of Java's int and long; numbers outside are refused before any handler sees them.
