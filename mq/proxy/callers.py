@@ -41,7 +41,7 @@ class Call(Protocol):
 
     @property
     def heard_at(self) -> float:
-        """When the client has sent something over this connection for the last time, on the clock of the event loop."""
+        """The time at which the client last sent something over this connection, on the clock of the event loop."""
 
     @property
     def is_connection_lost(self) -> bool:
@@ -76,7 +76,7 @@ class Caller:
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def seconds_left(self, usual: float) -> float:
-        """For a request to a broker: until shortly before the deadline, at most `usual`."""
+        """Seconds for a request to a broker: until shortly before the deadline, at most `usual`."""
         if self.deadline is None:
             return usual
         return min(usual, max(self.deadline - trio.current_time() - 0.1, 0.001))

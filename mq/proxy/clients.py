@@ -76,7 +76,7 @@ class TelemetryStream:
         return question.answer
 
     def answered(self, nonce: str, answer: pb.TelemetryCommand) -> None:
-        """The client has answered a question; nobody may wait for that any more."""
+        """Hand a client's answer to the task that asked; ignored if that no longer waits."""
         question = self._questions.get(nonce)
         if question is not None:
             question.answer = answer
@@ -103,7 +103,7 @@ class Clients:
         self._of_topic: dict[str, dict[TelemetryStream, None]] = {}
 
     def heard(self, client_id: str) -> None:
-        """A client has called: it is here from now on."""
+        """Note that a client has called: it is connected from now on."""
         self._heard_at.pop(client_id, None)
         self._heard_at[client_id] = trio.current_time()
         while len(self._heard_at) > CLIENTS_MAX:
@@ -131,11 +131,11 @@ class Clients:
         return sum(map(len, self._streams.values()))
 
     def opened(self, stream: TelemetryStream) -> None:
-        """A stream begins."""
+        """Add a stream that begins."""
         self._streams.setdefault(stream.client_id, []).append(stream)
 
     def closed(self, stream: TelemetryStream) -> None:
-        """A stream has ended."""
+        """Forget a stream that has ended."""
         streams = self._streams[stream.client_id]
         streams.remove(stream)
         if not streams:
@@ -143,7 +143,7 @@ class Clients:
         self.produces(stream, frozenset())
 
     def gone(self, client_id: str) -> None:
-        """A client has said that it leaves."""
+        """Forget a client that has said that it leaves."""
         self._heard_at.pop(client_id, None)
 
     # Members of consumer groups.

@@ -174,7 +174,7 @@ async def _look_at_files(certificate: Certificate) -> None:
 
 def _ready(brokers: Brokers, draining: trio.Event) -> Callable[[], Awaitable[str | None]]:
     async def reason() -> str | None:
-        """Why new clients should go elsewhere."""
+        """Return the reason why new clients should connect elsewhere; None if they need not."""
         await trio.lowlevel.checkpoint()
         return "the proxy is about to stop" if draining.is_set() else next(iter(brokers.troubles()), None)
 

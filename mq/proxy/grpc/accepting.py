@@ -1,4 +1,4 @@
-"""From an accepted connection to one of HTTP/2: reads the header of HAProxy's protocol, and shakes hands for TLS."""
+"""Makes an HTTP/2 connection of an accepted one: reads the header of HAProxy's protocol, and shakes hands for TLS."""
 
 from __future__ import annotations
 

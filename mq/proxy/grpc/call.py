@@ -75,7 +75,7 @@ class Call:
 
     @property
     def heard_at(self) -> float:
-        """When the client has sent something over this connection for the last time, in trio's time."""
+        """The time at which the client last sent something over this connection, in trio's time."""
         return self._stream.connection.heard_at
 
     @property

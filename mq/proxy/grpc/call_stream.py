@@ -12,7 +12,7 @@ from mq.proxy.grpc.status import CallRefused, Status
 
 
 class StreamConnection(Protocol):
-    """What a call needs of its connection: `GrpcConnection`, whose methods say what these do."""
+    """The part of `GrpcConnection` that a call uses; its methods say what these do."""
 
     @property
     def heard_at(self) -> float: ...

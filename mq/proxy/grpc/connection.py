@@ -116,7 +116,7 @@ class GrpcConnection:
             raise self._fail(error.code, reason, flood=error.flood) from error
 
     def lost(self) -> None:
-        """The connection is gone: all calls end. No effect the second time."""
+        """End all calls, since the connection is lost. No effect the second time."""
         self._failed = True
         for stream in list(self.streams.values()):
             self._close(stream)
@@ -130,7 +130,7 @@ class GrpcConnection:
     # What `Requests` of HTTP/2 needs.
 
     def request(self, stream_id: int, fields: list[Field], *, ended: bool) -> None:
-        """A call begins, unless it must be refused."""
+        """Begin a call, or refuse it."""
         over = len(self.streams) >= self._limits.streams_max
         if over or (self._last_stream is not None and stream_id > self._last_stream):
             self._http2.reset(stream_id, ErrorCode.REFUSED_STREAM)
@@ -174,14 +174,14 @@ class GrpcConnection:
         self._send_rest(stream)
 
     def reset(self, stream_id: int) -> None:
-        """The client has cancelled a call, or broken a rule with it."""
+        """End a call that the client has cancelled, or whose stream it has broken."""
         self._unended.pop(stream_id, None)
         if (stream := self.streams.get(stream_id)) is not None:
             self._close(stream)
             stream.on_end()
 
     def rule_broken(self) -> None:
-        """The client has made the server reset a stream."""
+        """Count a stream that the server reset because the client broke a rule."""
         self._guard.reset(self._now)
 
     def window_opened(self, stream_id: int) -> None:
@@ -201,12 +201,12 @@ class GrpcConnection:
             self._waiting[stream_id] = self._shut.pop(stream_id)
 
     def ping_answered(self, data: bytes) -> None:
-        """The client has answered a ping, maybe that of a drain."""
+        """Refuse new calls from now on if the client has answered the ping of a drain."""
         if data == _DRAIN_PING and self._drained_at is not None and self._last_stream is None:
             self._refuse_new_calls()
 
     def ended(self, stream_id: int) -> None:
-        """The client sends no more for a call."""
+        """Note that the client sends no more for a call."""
         self._unended.pop(stream_id, None)
         if (stream := self.streams.get(stream_id)) is not None:
             stream.half_closed = True
@@ -300,7 +300,7 @@ class GrpcConnection:
         self._send_rest(stream)
 
     def refuse(self, stream: CallStream, refusal: CallRefused) -> None:
-        """The transport ends a call; the shell stops the method and finishes the call then."""
+        """End a call for the transport; the shell then stops the method and finishes the call."""
         if stream.closed or stream.refusal is not None:
             return
         stream.refusal = refusal
@@ -324,7 +324,7 @@ class GrpcConnection:
 
     @property
     def heard_at(self) -> float:
-        """When the client has sent something for the last time."""
+        """The time at which the client last sent something."""
         return self._received_at
 
     @property

@@ -1,4 +1,4 @@
-"""What the first bytes of a connection say: the header of HAProxy's protocol, TLS, or HTTP/2 at once.
+"""Parses the first bytes of a connection: the header of HAProxy's protocol, TLS, or HTTP/2 at once.
 
 The header is in "The PROXY protocol, versions 1 & 2" of haproxy.org, sections 2.1 and 2.2.
 """

@@ -46,7 +46,7 @@ class FloodGuard:
         self._block_bytes = self._block_frames = 0
 
     def frame(self, kind: int, flags: int, nbytes: int, now: float) -> None:
-        """A frame has arrived."""
+        """Count a frame that has arrived."""
         match kind:
             case Kind.DATA if nbytes or flags & END_STREAM:
                 # Who sends data measures the line with pings.
@@ -68,16 +68,16 @@ class FloodGuard:
                 self._spend(1, kind, now)
 
     def reset(self, now: float) -> None:
-        """A call was cancelled by the client, or was refused because there are too many."""
+        """Count a call that the client cancelled, or that was refused because there are too many."""
         if not self._resets.spend(1, now):
             raise _flood("the client cancelled too many calls")
 
     def sent_data(self) -> None:
-        """A frame with data is sent: its receiver answers with window updates and pings."""
+        """Allow the window updates and pings with which the receiver of a sent data frame answers."""
         self._control.earn(_EARNED_BY_DATA)
 
     def finished_call(self) -> None:
-        """A call was answered."""
+        """Allow more control frames and resets, since a call was answered."""
         self._control.earn(_EARNED_BY_CALL)
         self._resets.earn(1)
 

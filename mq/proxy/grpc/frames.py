@@ -38,7 +38,7 @@ class Kind(enum.IntEnum):
 
 
 class ErrorCode(enum.IntEnum):
-    """Why a stream or a connection ends."""
+    """The reason why a stream or a connection ends."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1

@@ -45,28 +45,28 @@ class Requests(Protocol):
     """The callbacks for received requests; each may answer at once."""
 
     def request(self, stream_id: int, fields: list[Field], *, ended: bool) -> None:
-        """A new stream begins."""
+        """Called when a new stream begins."""
 
     def data(self, stream_id: int, data: bytes, nbytes: int, *, ended: bool) -> None:
-        """Data of a stream; give back ``nbytes``, with padding, some time."""
+        """Called with data of a stream; give back ``nbytes``, with padding, some time."""
 
     def ended(self, stream_id: int) -> None:
-        """The client sends no more on this stream."""
+        """Called when the client sends no more on this stream."""
 
     def reset(self, stream_id: int) -> None:
-        """A stream is over: the client has reset it, or has broken a rule on it."""
+        """Called when a stream ends because the client has reset it, or has broken a rule on it."""
 
     def rule_broken(self) -> None:
-        """The client has broken a rule that ends a stream, whether that was open or not."""
+        """Called when the client has broken a rule that ends a stream, whether that was open or not."""
 
     def window_opened(self, stream_id: int) -> None:
-        """More may be sent on a stream, or on all streams together if it is 0."""
+        """Called when more may be sent on a stream, or on all streams together if it is 0."""
 
     def windows_changed(self) -> None:
         """Called when more may be sent on any stream."""
 
     def ping_answered(self, data: bytes) -> None:
-        """The client has answered a ping."""
+        """Called when the client has answered a ping."""
 
 
 class _Stream:
@@ -128,7 +128,7 @@ class Http2:
     # ------------------------------------------------------------------------------------ from the client
 
     def receive(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """A frame has arrived. Raises Http2Error."""
+        """Handle a frame that has arrived. Raises Http2Error."""
         if self._block is not None and (kind != Kind.CONTINUATION or stream_id != self._block[0]):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "another frame came within a header block")
         if not self._settings_seen and kind != Kind.SETTINGS:
@@ -336,14 +336,14 @@ class Http2:
     # ------------------------------------------------------------------------------------- to the client
 
     def expect(self, stream_id: int, nbytes: int) -> None:
-        """The client has announced so many bytes of data; more or less of them break the rules."""
+        """Expect ``nbytes`` bytes of data, which the client has announced; more or fewer break the rules."""
         if (stream := self._streams.get(stream_id)) is not None:
             stream.announced = nbytes
             if stream.remote_ended and nbytes:
                 self._break(stream_id, ErrorCode.PROTOCOL_ERROR, 0)
 
     def window(self, stream_id: int) -> int:
-        """How many bytes the client takes on this stream; below 1 none."""
+        """The number of bytes that the client takes on this stream; none if it is below 1."""
         return self._streams[stream_id].window
 
     def room(self, stream_id: int) -> int:

@@ -37,7 +37,7 @@ class NoGrpc(Exception):
 
 
 class RequestHead(NamedTuple):
-    """What the headers of a call say.
+    """The parsed headers of a call.
 
     Attributes:
         metadata: by lower-case key; of a repeated key the last value, as in gRPC's library for Java, except that those

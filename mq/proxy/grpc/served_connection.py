@@ -29,7 +29,7 @@ _UNKNOWN: Final = "unknown"
 
 
 class Shared:
-    """What all connections of a server share.
+    """The objects that all connections of a server share.
 
     Args:
         draining: set when the server stops.

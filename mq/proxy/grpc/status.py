@@ -1,4 +1,4 @@
-"""How a call ends: gRPC's status codes, refusals, and the text of a status on the wire."""
+"""The end of a call: gRPC's status codes, refusals, and the text of a status on the wire."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _VALID: Final = dt.timedelta(days=3_650)
 
 
 class TlsContext(Protocol):
-    """Where a server gets the context of each connection from."""
+    """The source of a server's TLS context for each connection."""
 
     def context(self) -> ssl.SSLContext:
         """The context for a new connection; it offers HTTP/2."""

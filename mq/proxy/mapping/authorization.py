@@ -33,7 +33,7 @@ _ZONE_MS_MAX: Final = 14 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class AllowedTimes:
-    """Which signed times are accepted.
+    """The signed times that are accepted.
 
     Attributes:
         age_ms_max: the difference from now, before or after it.
@@ -74,7 +74,7 @@ def _distance(age_ms: int) -> str:
 
 
 def _remedy(age_ms: int, allowed: AllowedTimes) -> str:
-    """What to do about a time that is `age_ms` old, taken as UTC."""
+    """Advise what to do about a time that is `age_ms` old, taken as UTC."""
     offset_ms = -round(age_ms / _ZONE_STEP_MS) * _ZONE_STEP_MS
     is_zone = abs(offset_ms) >= _ZONE_MS_FROM and _ZONE_MS_MIN <= offset_ms <= _ZONE_MS_MAX
     if not is_zone or abs(age_ms + offset_ms) > allowed.age_ms_max:

@@ -1,4 +1,4 @@
-"""What clients give back to name a message: receipt handles and transaction ids. Pure.
+"""The texts by which clients name a message: receipt handles and transaction ids. Pure.
 
 Both say everything that a proxy needs to know, so any proxy can serve them, also one that has been started since. They
 are client input: brokers verify what is in them.
@@ -56,7 +56,7 @@ class Handle(NamedTuple):
 
     @property
     def hidden_until_ms(self) -> int:
-        """When the message becomes visible again, by the clock of its broker."""
+        """The time at which the message becomes visible again, by the clock of its broker."""
         return self.receipt.pop_time_ms + self.receipt.invisible_ms
 
     def deferred(self, times: PopTimes) -> Handle:

@@ -71,7 +71,7 @@ def queues_of(route: TopicRoute, config: TopicConfig, endpoints: pb.Endpoints) -
 
 
 def assignments_of(route: TopicRoute, endpoints: pb.Endpoints, *, in_order: bool) -> list[pb.Assignment]:
-    """What any member of a group receives from: whole broker groups, or in ordered consumption single queues.
+    """The assignments of any member of a group: whole broker groups, or in ordered consumption single queues.
 
     Raises CodedError if the topic has no queue that may be read.
     """

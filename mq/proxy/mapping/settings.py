@@ -64,5 +64,5 @@ def merged(sent: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Setti
 
 
 def max_attempts(group: SubscriptionGroupConfig) -> int:
-    """How often a message is delivered before it becomes a dead letter."""
+    """The number of deliveries after which a message becomes a dead letter."""
     return max(group.retry_max_times, 0) + 1

@@ -1,4 +1,4 @@
-"""What consumers of lite topics subscribe to: SyncLiteSubscription, and the notice of a lost subscription.
+"""The subscriptions of consumers of lite topics: SyncLiteSubscription, and the notice of a lost subscription.
 
 Subscriptions are in the memory of the leaders of the broker groups. Clients say all of them again every 30 s; meanwhile
 the proxy does that for them, if a leader does not know them and they have said them to this proxy.
@@ -54,7 +54,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 class Subscribed:
-    """What clients have said that they subscribe to, by client and group. Pure."""
+    """The lite topics that clients have said they subscribe to, by client and group. Pure."""
 
     def __init__(self, names_max: int = NAMES_MAX) -> None:
         self._names_max = names_max
@@ -66,7 +66,7 @@ class Subscribed:
         return self._count
 
     def get(self, client_id: str, group: str, topic: str) -> set[str] | None:
-        """What a client subscribes to in a topic; None if that is not known."""
+        """Return the subscriptions of a client in a topic; None if they are not known."""
         found = self._of.get((client_id, group))
         return found[1] if found is not None and found[0] == topic else None
 

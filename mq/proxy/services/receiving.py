@@ -113,7 +113,7 @@ def _invisible_ms(request: pb.ReceiveMessageRequest) -> int:
 
 
 def poll_seconds(request: pb.ReceiveMessageRequest, caller: Caller, settings: pb.Settings | None, now: float) -> float:
-    """How long a request waits for messages. Raises CodedError if its deadline is too near."""
+    """Seconds for which a request waits for messages. Raises CodedError if its deadline is too near."""
     left = math.inf if caller.deadline is None else caller.deadline - now
     if request.HasField("long_polling_timeout"):
         seconds = duration_ms(request.long_polling_timeout) / 1000
@@ -407,7 +407,7 @@ class Receiving:
             self._log.info("message_not_passed_over", group=receive.group, topic=receive.topic, reason=str(error))
 
     async def _bury(self, receive: _Receive, message: PoppedMessage[Any]) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
-        """A message has failed too often."""
+        """Make a dead letter of a message that has failed too often."""
         handle = receive.handle_of(message)
         try:
             await self._popped.bury(receive.group, receive.topic, handle, message.message_id, receive.caller.extra)

@@ -24,7 +24,7 @@ class Routing:
         return pb.QueryRouteResponse(status=OK, message_queues=queues_of(topic.route, topic.config, endpoints))
 
     async def query_assignment(self, request: pb.QueryAssignmentRequest, caller: Caller) -> pb.QueryAssignmentResponse:
-        """What a member of a group receives from. Raises CodedError, ClientError."""
+        """Answer with the queues that a member of a group receives from. Raises CodedError, ClientError."""
         endpoints = _checked(request.endpoints)
         name, group = topic_of(request.topic), group_of(request.group)
         await self._brokers.authorize(name, caller.extra)

@@ -179,7 +179,7 @@ class Telemetry:
         self._brokers.announce_clients()
 
     async def heartbeat(self, request: pb.HeartbeatRequest, caller: Caller) -> pb.HeartbeatResponse:
-        """The client is still here. Raises CodedError for an unknown kind of client."""
+        """Note that the client is still connected. Raises CodedError for an unknown kind of client."""
         await trio.lowlevel.checkpoint()
         if request.client_type not in PRODUCERS | CONSUMERS | LITE:
             raise CodedError(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {request.client_type} is unknown")
@@ -188,7 +188,7 @@ class Telemetry:
     async def leave(
         self, request: pb.NotifyClientTerminationRequest, caller: Caller
     ) -> pb.NotifyClientTerminationResponse:
-        """The client leaves, and gets no messages any more."""
+        """Forget a client that leaves, and give its messages back."""
         await trio.lowlevel.checkpoint()
         self._clients.gone(caller.client_id)
         self._lite.leave(caller)
