@@ -16,7 +16,7 @@ MessageSpans = tuple[int, int, int, int]
 
 
 class Message(NamedTuple):
-    """What a filter sees of a message: its encoded properties, and its body, not compressed."""
+    """The part of a message that a filter sees: its encoded properties, and its body, not compressed."""
 
     properties: bytes
     body: bytes
@@ -42,11 +42,11 @@ class Block:
         return len(self.ends)
 
     def begin_of(self, number: int) -> int:
-        """Where the part of a message begins."""
+        """The index at which the part of a message begins."""
         return self.ends[number - 1] if number else 0
 
     def spans_of(self, number: int) -> MessageSpans:
-        """Where a message is."""
+        """The spans of a message's properties and body."""
         return self._places[number]
 
     def message(self, number: int) -> Message:
@@ -59,7 +59,7 @@ class Block:
         return pack(f"<{4 * len(self._places)}I", *chain.from_iterable(self._places))
 
     def fitting(self, begin: int, room: int) -> int:
-        """Which message from ``begin`` on is the first one that does not fit into ``room`` bytes any more."""
+        """The number of the first message from ``begin`` on that no longer fits into ``room`` bytes."""
         limit, ends = self.begin_of(begin) + room, self.ends
         return len(ends) if ends[-1] <= limit else bisect_right(ends, limit, begin)
 

@@ -23,7 +23,7 @@ class ProgramInvalid(ProtocolError):
 
 
 class ProgramName(NamedTuple):
-    """What identifies a filter program: its kind and the SHA-256 of its bytes.
+    """The identity of a filter program: its kind and the SHA-256 of its bytes.
 
     Attributes:
         on_error: what becomes of a message for which the program fails: it is passed on to the consumer, or skipped.
@@ -35,7 +35,7 @@ class ProgramName(NamedTuple):
 
     @property
     def text(self) -> str:
-        """On the wire and in the replicated state."""
+        """The text of the name, as on the wire and in the replicated state."""
         return f"{self.kind}:{self.sha256}" + (":skip" if self.on_error == "skip" else "")
 
     def is_of(self, content: bytes) -> bool:

@@ -402,7 +402,7 @@ def _read_double(text: str) -> float:
 
 
 def _read_finite(text: str) -> float:
-    """For comparison with a literal, which is finite and not 0: then NaN is equivalent to infinity."""
+    """Read a number for a comparison with a literal, which is finite and not 0: NaN is equivalent to infinity then."""
     number = _read_double(text)
     return number if number == number else inf
 
@@ -413,7 +413,7 @@ def _read_number(text: str) -> int | float:
 
 
 def _reader(text: Expression, number: Number) -> Callable[[str], int | float]:
-    """How a text is read that is compared with a number."""
+    """The function that reads a text which is compared with a number."""
     return _read_number if isinstance(text, Field) else _READ[number.kind]
 
 

@@ -107,7 +107,7 @@ def check_module(imports: Sequence[str], exports: dict[str, Signature | str]) ->
 
 
 def room_for(nbytes: int) -> int:
-    """How much to ask a filter for, if it is to have so many bytes: few different sizes, so that few are asked for."""
+    """The size to ask a filter for, to give it ``nbytes`` bytes: a power of two, so that few sizes are asked for."""
     return max(ROOM_MIN, 1 << max(0, nbytes - 1).bit_length())
 
 

@@ -118,7 +118,7 @@ class BrokerLink:
         )
 
     async def pull(self, request: PullExt, deadline: float) -> tuple[Response, memoryview]:
-        """What the leader answers to a pull, held until `deadline` at most.
+        """Send a pull to the leader and return its answer, which it holds until `deadline` at most.
 
         Raises ClientError if the leader refuses it, or none has answered by then.
         """

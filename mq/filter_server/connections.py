@@ -120,7 +120,7 @@ class Connections:
 
 
 class _Judgement:
-    """What the broker has said of a consumer, in trio's time. ``until``: nobody is asked again before that;
+    """The broker's verdict on a consumer, in trio's time. ``until``: the broker is not asked again before that;
     ``paid_at``: when the quota of a limited user is paid.
     """
 
@@ -339,7 +339,7 @@ def _come_again(request: Pull, serialization: int) -> list[bytes]:
 
 
 def _given(body: bytes) -> tuple[int, int]:
-    """How many messages an answer has, and their bytes."""
+    """The number of messages in an answer, and their bytes."""
     count = at = 0
     while at < len(body):
         at += int.from_bytes(body[at : at + 4], "big")

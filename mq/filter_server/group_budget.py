@@ -1,4 +1,4 @@
-"""How much of the processors the filters of one consumer group use. Pure."""
+"""Limits the processor time that the filters of one consumer group use. Pure."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ class GroupBudget:
         self._at = now
 
     def wait_seconds(self, now: float) -> float:
-        """How long the group's filters must not run; 0 if they may."""
+        """Seconds for which the group's filters must not run; 0 if they may."""
         self.spend(0.0, now)
         return max(0.0, -self._remaining / self._share)

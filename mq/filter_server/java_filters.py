@@ -184,7 +184,7 @@ class JavaSandbox:
         ]
 
     def begins(self, started: JavaFilter) -> None:
-        """A filter is about to run, and has or starts a process: another one may have to give up its own."""
+        """Note that a filter is about to run, and stop the processes of idle filters if there are too many."""
         with self._lock:
             self._filters.pop(started, None)
             crowd = len(self._filters) - self.limits.processes_max + 1
@@ -194,7 +194,7 @@ class JavaSandbox:
             each.rest()
 
     def ended(self, stopped: JavaFilter) -> None:
-        """A filter has no process any more."""
+        """Note that a filter no longer has a process."""
         with self._lock:
             self._filters.pop(stopped, None)
 
@@ -286,7 +286,7 @@ class JavaFilter:
             return Verdicts(passes, failures, seconds)
 
     def idle_cpu_seconds(self) -> float:
-        """How much its process used since it ran last, from any thread."""
+        """Processor seconds that its process used since it ran last, from any thread."""
         machine = self._machine
         return 0.0 if machine is None else machine.unseen_cpu_seconds()
 

@@ -110,7 +110,7 @@ class Machine:
         return Answer(verdicts, reasons, self._text(deadline), ending == _EXHAUSTED and not is_fresh)
 
     def unseen_cpu_seconds(self) -> float:
-        """What the process used of a processor since `spent_seconds` was called."""
+        """Processor seconds that the process used since `spent_seconds` was called."""
         try:
             # The clock of another process, as clock_getcpuclockid(3) makes it.
             return time.clock_gettime((~self._process.pid << 3) | 2) - self._seen_cpu
@@ -118,7 +118,7 @@ class Machine:
             return 0.0
 
     def spent_seconds(self) -> float:
-        """What the process used of a processor since this was called last; 0 once it has ended."""
+        """Processor seconds that the process used since the last call; 0 once it has ended."""
         seconds = self.unseen_cpu_seconds()
         self._seen_cpu += seconds
         return seconds
@@ -160,7 +160,7 @@ class Machine:
 
 
 def without_network() -> list[str]:
-    """What to put before a command so that it has no network; nothing if this kernel does not allow that."""
+    """The words that run the command behind them without network; empty if this kernel does not allow that."""
     unshare = shutil.which("unshare")
     if unshare is None:
         return []

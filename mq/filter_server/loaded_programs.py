@@ -55,7 +55,7 @@ class SqlProgram:
             raise ProgramInvalid(f"the expression is wrong at {error}") from error
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
-        """See `Runs`."""
+        """Evaluate the SQL expression for the messages of a block, until ``seconds_max`` have passed."""
         begun, cpu_begun = time.perf_counter(), time.thread_time()
         passes: list[bool] = []
         for number in range(len(block)):
@@ -66,7 +66,7 @@ class SqlProgram:
         return Verdicts(passes, {}, time.thread_time() - cpu_begun)
 
     def close(self) -> None:
-        """See `Runs`."""
+        """Do nothing: an SQL expression holds no resources."""
 
 
 class Program:
@@ -91,7 +91,7 @@ class Program:
             self.share += (passed / examined - self.share) * weight
 
     def to_examine(self, count: int, most: int) -> int:
-        """How many messages to look at so that about ``count`` are let through: 1 to ``most``."""
+        """The number of messages to look at so that about ``count`` are let through: 1 to ``most``."""
         return max(1, min(most, math.ceil(count / max(self.share, 1 / most))))
 
 

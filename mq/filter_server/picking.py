@@ -13,7 +13,7 @@ from mq.protocol.messages.records import RecordError, scan_bodies
 
 
 class Records(NamedTuple):
-    """Where records and their parts are in the answer of a broker."""
+    """The places of records and their parts in the answer of a broker."""
 
     ends: list[int]
     queue_offsets: list[int]
@@ -22,7 +22,7 @@ class Records(NamedTuple):
     has_compressed: bool
 
     def begin_of(self, number: int) -> int:
-        """Where a record begins."""
+        """The index at which a record begins."""
         return self.ends[number - 1] if number else 0
 
 

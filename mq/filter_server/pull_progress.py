@@ -1,4 +1,4 @@
-"""How far one pull of a consumer has come, and when it is answered. Pure.
+"""The progress of one pull of a consumer, and the time at which it is answered. Pure.
 
 A pull is answered as soon as a message is let through and no more are at hand. If none is, it is answered a second
 after messages were looked at, with the offset behind them, or at its deadline. So a filter that lets nothing through
@@ -23,7 +23,7 @@ PROGRESS_SECONDS: Final = 1.0
 
 
 class Reply(NamedTuple):
-    """What a broker answered to a pull, without the messages."""
+    """The answer of a broker to a pull, without the messages."""
 
     code: int
     next_offset: int
@@ -69,7 +69,7 @@ class PullProgress:
 
     @property
     def wanted(self) -> int:
-        """How many more messages to let through."""
+        """The number of further messages to let through."""
         return self._wanted - len(self._passed)
 
     @property
@@ -79,17 +79,17 @@ class PullProgress:
 
     @property
     def read_until(self) -> float:
-        """For how long the broker may hold the next read; in the past if it must not."""
+        """The time until which the broker may hold the next read; in the past if it must not."""
         return 0.0 if self._passed else self._deadline
 
     @property
     def turn_until(self) -> float:
-        """For how long to wait for the filter."""
+        """The time until which the pull waits for the filter."""
         return self._turn_until
 
     def failed(self) -> bool:
-        """The broker refused a read, or did not answer. Whether to raise that: no if messages were looked at before,
-        which they stay; the next pull gets the error.
+        """Note that the broker refused a read, or did not answer. Returns whether to raise that: no if messages were
+        looked at before, which they stay; the next pull gets the error.
         """
         self._is_over = True
         return self.offset == self._first

@@ -105,7 +105,7 @@ class FilterServerSettings(ProcessSettings):
 
     @property
     def threads_max(self) -> int:
-        """How many filters run at the same time."""
+        """The number of filters that run at the same time."""
         return self.threads or os.cpu_count() or 1
 
     @property

@@ -46,7 +46,7 @@ def denied(
     body: memoryview,
     address: str,
 ) -> str | None:
-    """Why a request is denied, as text for its sender; None if it is allowed.
+    """Return the reason why a request is denied, as text for its sender; None if it is allowed.
 
     Queries are allowed to everybody: clients look up routes before they know whether a broker wants a signature.
     ``address`` is that of the sender, without its port.

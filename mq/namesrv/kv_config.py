@@ -22,7 +22,7 @@ class KvInvalid(ProtocolError):
 
 
 class KvConfig:
-    """See the module.
+    """Texts by namespace and key, which operators set, and brokers and clients read.
 
     Args:
         entries_max: total keys of all namespaces.

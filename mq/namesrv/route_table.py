@@ -206,7 +206,7 @@ class RouteTable:
         return changed, live.data_version
 
     def heartbeat(self, now: float, address: str, expiry_seconds: float | None = None) -> None:
-        """A broker is alive, without changes; one that never registered stays unknown."""
+        """Note that a broker is alive, without changes; a broker that never registered stays unknown."""
         live = self._live.get(address)
         if live is not None:
             live.last_seen = now
@@ -216,7 +216,7 @@ class RouteTable:
     # -- queries -------------------------------------------------------------------------------------------------------
 
     def sizes(self) -> TableSizes:
-        """How much there is."""
+        """The numbers of groups, live brokers, topics and routes."""
         return TableSizes(len(self._groups), len(self._live), len(self._topics), self._routes)
 
     def route(self, topic: str) -> Route | None:

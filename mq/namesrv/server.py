@@ -121,7 +121,7 @@ async def serve(
 
 
 async def _is_ready() -> None:
-    """A running name server is always ready."""
+    """Return None, since a running name server is always ready."""
     await trio.lowlevel.checkpoint()
 
 
@@ -333,7 +333,7 @@ class _Server:
                 self._begin(peer, _LENGTH_BYTES + int.from_bytes(received[:_LENGTH_BYTES], "big"))
 
     def _begin(self, peer: _Peer, nbytes: int) -> None:
-        """A request begins to arrive; without room for it, the rest is not read."""
+        """Reserve room for a large request that begins to arrive; without room, the rest is not read."""
         if nbytes > SMALL_BYTES:
             peer.unfinished = True
             if not self._partial_requests.begin(peer, nbytes):
