@@ -41,19 +41,19 @@ class Wire:
         self,
         code: int,
         ext: dict[str, Any] | None,
-        on_answer: OnAnswer | None,
+        on_response: OnAnswer | None,
         body: bytes = b"",
         *,
         serialization: int = JSON,
     ) -> bytes:
-        """The bytes of a request, which the caller sends with `write`. Without ``on_answer``, it wants no response."""
+        """Encode a request, which the caller sends with `write`. Without ``on_response``, it is one-way."""
         opaque = next(self._opaque)
-        if on_answer is not None:
-            self._waiting[opaque] = on_answer
+        if on_response is not None:
+            self._waiting[opaque] = on_response
         fields = None if ext is None else {name: str(value) for name, value in ext.items()}
         if self._credentials is not None:
             fields = self._credentials.sign(code, fields, body)
-        oneway = on_answer is None
+        oneway = on_response is None
         return encode_request(code, opaque, ext=fields, body=body, oneway=oneway, serialization=serialization)
 
     async def write(self, data: bytes) -> None:
@@ -61,9 +61,9 @@ class Wire:
         async with self._sending:
             await self._stream.send_all(data)
 
-    async def post(self, code: int, ext: dict[str, Any] | None, on_answer: OnAnswer, body: bytes = b"") -> None:
+    async def post(self, code: int, ext: dict[str, Any] | None, on_response: OnAnswer, body: bytes = b"") -> None:
         """Send a request. Raises trio.BrokenResourceError."""
-        await self.write(self.frame(code, ext, on_answer, body))
+        await self.write(self.frame(code, ext, on_response, body))
 
     async def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"") -> tuple[Response, bytes]:
         """Send a request and wait for its response. Raises trio.BrokenResourceError."""

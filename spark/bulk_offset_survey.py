@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 from mq.protocol.bulk import BulkError, decode_plan
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.topic_ends import ENDS_TOPICS_MAX, decode_ends, encode_topics
-from spark.client import Answer, Connection, ServerError, TopicRoute, Unreachable
+from spark.client import BrokerResponse, Connection, ServerError, TopicRoute, Unreachable
 from spark.offset_survey import LEADER_ID, Survey, Surveyor
 from spark.option_table import QueueName
 from spark.options import ReadOptions, Subscription
@@ -300,7 +300,7 @@ def _order(addresses: Mapping[int, str]) -> list[str]:
     return [addresses[number] for number in sorted(addresses, key=lambda number: (number == LEADER_ID, number))]
 
 
-def _checked(address: str, answer: Answer) -> Answer:
+def _checked(address: str, answer: BrokerResponse) -> BrokerResponse:
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise PlanInvalid(
             f"{address} knows no planning requests: the brokers of Apache RocketMQ are read with readMode=pull"

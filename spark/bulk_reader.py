@@ -18,8 +18,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from mq.protocol.bulk import (
     BULK_BYTES_MAX,
-    BulkAnswer,
     BulkError,
+    BulkResponse,
     BulkStatus,
     ReadRange,
     decode_answer,
@@ -27,7 +27,7 @@ from mq.protocol.bulk import (
 )
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
-from spark.client import Answer, Connection, ServerError, Unreachable
+from spark.client import BrokerResponse, Connection, ServerError, Unreachable
 from spark.columns import OFFSET_COLUMNS, offset_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
 from spark.leases import RENEWAL_SECONDS, lease_fields
@@ -159,7 +159,7 @@ class BulkTaskReader(TaskReader):
             case _:
                 return True
 
-    def _answered(self, answer: Answer, connection: Connection) -> BulkAnswer:
+    def _answered(self, answer: BrokerResponse, connection: Connection) -> BulkResponse:
         """A response that has records or advances the position.
 
         Raises Busy, ReplicaBehind, ServerError, AnswerDamaged, DataLoss, ReadFailed.
@@ -202,7 +202,7 @@ class BulkTaskReader(TaskReader):
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
-    def _advance(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
+    def _advance(self, answer: BulkResponse, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
         """What is left after a response, and the records in it. Raises AnswerDamaged, ReplicaBehind, DataLoss."""
         if not answer.offsets or not answer.offsets.keys() <= left.keys():
             raise AnswerDamaged(f"the answer is about queues {list(answer.offsets)[:10]}, which were not requested")
@@ -230,7 +230,7 @@ class BulkTaskReader(TaskReader):
         data = answer.data if answer.status is BulkStatus.RECORDS else memoryview(b"")
         return still, Chunk(data, answer.sizes, 0, skipped)
 
-    def _gone_everywhere(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> dict[int, int]:
+    def _gone_everywhere(self, answer: BulkResponse, left: dict[int, QueueRange]) -> dict[int, int]:
         """First offsets of the queues whose next wanted message no replica has.
 
         Raises ReplicaBehind while a replica was not tried for it, AnswerDamaged.
@@ -260,7 +260,7 @@ class BulkTaskReader(TaskReader):
         self._asked, self._gone = frozenset(), None
         super()._progressed(connection, chunk)
 
-    def _check_offsets(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> None:
+    def _check_offsets(self, answer: BulkResponse, left: dict[int, QueueRange]) -> None:
         """Raises AnswerDamaged unless the records of each queue continue from the position up to the next one."""
         queue_ids = np.asarray(answer.queue_ids)
         sizes = np.asarray(answer.sizes, dtype=np.int64)

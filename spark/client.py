@@ -55,7 +55,7 @@ class ServerError(Exception):
         self.remark = remark
 
 
-class Answer(NamedTuple):
+class BrokerResponse(NamedTuple):
     """A response's header and body. The body's memory is not reused."""
 
     code: int
@@ -81,7 +81,7 @@ class Connection:
     def __init__(self, address: str, timeout: float) -> None:
         self.address = address
         self._opaque = 0
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, BrokerResponse] = {}
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         self._credentials, tls = access()
@@ -126,7 +126,7 @@ class Connection:
             raise Unreachable(self.address, f"cannot send: {error}") from error
         return self._opaque
 
-    def receive(self, opaque: int) -> Answer:
+    def receive(self, opaque: int) -> BrokerResponse:
         """The response to a request. Raises Unreachable."""
         while (answer := self._answers.pop(opaque, None)) is None:
             self._receive_one()
@@ -137,7 +137,7 @@ class Connection:
         """Whether there are unread bytes, or the server has closed the connection."""
         return bool(self._answers) or bool(self._input.poll(0)) or self._has_decrypted()
 
-    def ask(self, code: int, ext: dict[str, str]) -> Answer:
+    def ask(self, code: int, ext: dict[str, str]) -> BrokerResponse:
         """Send a request and wait for its response. Raises Unreachable, and ServerError unless it succeeded."""
         answer = self.receive(self.send(code, ext))
         if answer.code != ResponseCode.SUCCESS:
@@ -168,7 +168,7 @@ class Connection:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Unreachable(self.address, f"sent a header that cannot be read: {error}") from error
         if is_answer:  # brokers query their clients at times; this one has nothing to report
-            self._answers[opaque] = Answer(code, str(header.get("remark") or ""), ext, rest[header_bytes:])
+            self._answers[opaque] = BrokerResponse(code, str(header.get("remark") or ""), ext, rest[header_bytes:])
 
     def _receive_bytes(self, nbytes: int) -> memoryview:
         received = memoryview(bytearray(nbytes))

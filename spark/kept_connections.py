@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spark.client import Answer, Connection, Unreachable
+from spark.client import BrokerResponse, Connection, Unreachable
 
 
 class KeptConnections:
@@ -50,7 +50,7 @@ class _Lent(Connection):
             self._on_failure(self._lender)
             raise
 
-    def receive(self, opaque: int) -> Answer:
+    def receive(self, opaque: int) -> BrokerResponse:
         try:
             return self._lender.receive(opaque)
         except Unreachable:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from mq.protocol.codes import RequestCode
-from spark.client import Answer, Connection, NameServers, ServerError, TopicRoute, Unreachable
+from spark.client import BrokerResponse, Connection, NameServers, ServerError, TopicRoute, Unreachable
 from spark.option_table import QueueName
 from spark.options import Pattern, Queues, Subscription, Topics
 from spark.plan import ArchiveClaim, ArchivedLog, PlanInvalid, QueueEnds, shown
@@ -148,7 +148,7 @@ class Surveyor:
         queues: Iterable[QueueName],
         code: int,
         times: Mapping[QueueName, int] | None = None,
-    ) -> Iterator[tuple[QueueName, Answer]]:
+    ) -> Iterator[tuple[QueueName, BrokerResponse]]:
         """Send the same request for many queues: each broker group over one connection, pipelined."""
         by_group: dict[str, list[QueueName]] = {}
         for queue in queues:
@@ -190,7 +190,7 @@ def _fields(queue: QueueName, times: Mapping[QueueName, int] | None) -> dict[str
     return fields if times is None else {**fields, "timestamp": str(times[queue])}
 
 
-def _offset(queue: QueueName, answer: Answer) -> int:
+def _offset(queue: QueueName, answer: BrokerResponse) -> int:
     if answer.code:
         raise ServerError(queue[1], answer.code, f"{answer.remark} ({shown([queue])})")
     try:

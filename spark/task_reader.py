@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from spark.client import Answer, Connection, NameServers, ServerError, Unreachable
+from spark.client import BrokerResponse, Connection, NameServers, ServerError, Unreachable
 from spark.columns import Source, decode_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
 from spark.options import ReadOptions
@@ -223,7 +223,7 @@ class TaskReader:
             },
         )
 
-    def _records_in(self, answer: Answer, queue_range: QueueRange, offset: int) -> Chunk:
+    def _records_in(self, answer: BrokerResponse, queue_range: QueueRange, offset: int) -> Chunk:
         """The records in a response. Raises ReplicaBehind, ServerError, AnswerDamaged, DataLoss."""
         address = self._replicas[self._turn]
         if answer.code not in (

@@ -19,7 +19,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.send_fields import send_header
-from spark.client import Answer, Connection, NameServers, ServerError, TopicRoute, Unreachable
+from spark.client import BrokerResponse, Connection, NameServers, ServerError, TopicRoute, Unreachable
 from spark.errors import RowInvalid, WriteFailed
 from spark.numbering import ROWS_MAX, Destination, Job, first_number, group_of_producer, producer_id
 from spark.outgoing import OVERHEAD_BYTES, Codec, Message, SinkColumns, encode_messages, messages_of
@@ -327,7 +327,7 @@ class TaskWriter:
                 f"{batch.rows} were refused: broker group {ServerError(line.group, answer.code, answer.remark)}"
             )
 
-    def _stored(self, line: _Line, batch: _Batch, answer: Answer) -> None:
+    def _stored(self, line: _Line, batch: _Batch, answer: BrokerResponse) -> None:
         already = answer.ext.get(ALREADY_STORED)
         if already is None:
             raise WriteFailed(
@@ -418,7 +418,7 @@ class _Line:
         """The next replica to try."""
         return self.addresses.popleft()
 
-    def receive(self) -> Answer:
+    def receive(self) -> BrokerResponse:
         """The response to the first request in flight. Raises Unreachable."""
         assert self.connection is not None
         opaque = self.under_way[0].opaque

@@ -27,7 +27,7 @@ from benchmarks.load.frames import QUEUES, topic_name
 from benchmarks.peers import kafka
 from benchmarks.peers.consuming.clients import install_package
 from benchmarks.procfs import load_average
-from benchmarks.spark.process import Answer, SparkProcess
+from benchmarks.spark.process import QueryResult, SparkProcess
 from benchmarks.spark.stages import seconds_of_stages
 from benchmarks.suites.case_load import Measure, Note, Plan, create_topics
 from benchmarks.suites.figures import Figure
@@ -160,7 +160,7 @@ async def _stream(spark: SparkProcess, system: System, rows: int, path: str, not
 
 async def _use(
     spark: SparkProcess, system: System, what: str, do: str, source: str, options: Mapping[str, str], **more: object
-) -> Answer:
+) -> QueryResult:
     """One request, whose cost is noted as that of ``what``, if it is not empty."""
     before = spark.cpu_seconds(), sum(map(cpu_seconds, system.pids))
     answer = await spark.ask(do, source, options, **more)

@@ -23,7 +23,7 @@ START_SECONDS_MAX = 180.0
 _STOP_SECONDS_MAX = 20.0
 
 
-class Answer(NamedTuple):
+class QueryResult(NamedTuple):
     """The result of a request. ``rows`` is 0 where rows were not counted; ``batches`` are those of a stream."""
 
     seconds: float
@@ -81,7 +81,7 @@ class SparkProcess:
                     await process.wait()
                 nursery.cancel_scope.cancel()
 
-    async def ask(self, do: str, source: str, options: Mapping[str, str] | None = None, **more: Any) -> Answer:
+    async def ask(self, do: str, source: str, options: Mapping[str, str] | None = None, **more: Any) -> QueryResult:
         """Run one request on a table of the format ``source``. Raises QueryFailed."""
         asked = {"do": do, "format": source, "options": dict(options or {}), **more}
         assert self._process.stdin is not None
@@ -89,7 +89,7 @@ class SparkProcess:
         answer = await self._answer()
         if "error" in answer:
             raise QueryFailed(answer["error"])
-        return Answer(answer["seconds"], answer["rows"] or 0, answer["batches"], answer["digest"])
+        return QueryResult(answer["seconds"], answer["rows"] or 0, answer["batches"], answer["digest"])
 
     def worker_cpu_seconds(self) -> float:
         """CPU seconds so far of the Python processes that Spark runs data sources in."""

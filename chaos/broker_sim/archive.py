@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from chaos.broker_sim.archive_bucket import MOODS, ArchiveBucket, ArchiveBucketStore
-from chaos.broker_sim.clients import Answer, Lost, pull_fields
+from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss, pull_fields
 from chaos.broker_sim.former_group import former_archive
 from chaos.broker_sim.schedule import BrokerScenario
 from chaos.broker_sim.workload import Brokers, Workload
@@ -244,8 +244,8 @@ class Archive(Workload):
         offset, last_round = self._again_to[queue_id], self._last_round
         ext = pull_fields("G2", self.topic, queue_id, offset, 32)
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and last_round == self._last_round:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and last_round == self._last_round:
                 self._take_again(queue_id, offset, answer)
             self.cluster.at(self.cluster.now + self.rng.uniform(0.02, 0.3), self._reread, queue_id)
 
@@ -254,7 +254,7 @@ class Archive(Workload):
             self.cluster.some_node(self.rng), code, ext, b"", done, serialization=self.encoding(code)
         )
 
-    def _take_again(self, queue_id: int, offset: int, answer: Answer) -> None:
+    def _take_again(self, queue_id: int, offset: int, answer: ClientResponse) -> None:
         if answer.code == ResponseCode.SUCCESS:
             for record in decode_records(answer.body):
                 self.check_next(self.topic, queue_id, offset, record)

@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 3.0
 _SUBSCRIPTION = 4
 
 
-class Lost(Enum):
+class LostResponse(Enum):
     """The reason that a request has no response."""
 
     UNREACHABLE = auto()
@@ -27,7 +27,7 @@ class Lost(Enum):
     """The connection broke, or no response came in time."""
 
 
-class Answer(NamedTuple):
+class ClientResponse(NamedTuple):
     """A response."""
 
     code: int
@@ -36,7 +36,8 @@ class Answer(NamedTuple):
     body: bytes
 
 
-OnDone = Callable[[Answer | Lost], None]
+ResponseOrLoss = ClientResponse | LostResponse
+OnResponse = Callable[[ResponseOrLoss], None]
 OnRequest = Callable[["Connection", Any, bytes], None]
 
 
@@ -50,13 +51,13 @@ class Connection:
         self._client = client
         self._line = line
         self._received = bytearray()
-        self._waiting: dict[int, OnDone] = {}
+        self._waiting: dict[int, OnResponse] = {}
         line.ends[0] = self
 
-    def request(self, opaque: int, frame: bytes, on_done: OnDone | None) -> None:
-        """Send a request; ``on_done`` is called at most once."""
-        if on_done is not None:
-            self._waiting[opaque] = on_done
+    def request(self, opaque: int, frame: bytes, on_response: OnResponse | None) -> None:
+        """Send a request; ``on_response`` is called at most once."""
+        if on_response is not None:
+            self._waiting[opaque] = on_response
         sent = stops_midway(self._cluster, frame)
         self._line.carry(0, frame[:sent])
         if sent is not None:
@@ -68,8 +69,8 @@ class Connection:
 
     def give_up(self, opaque: int) -> None:
         """Stop waiting for a response."""
-        if (on_done := self._waiting.pop(opaque, None)) is not None:
-            on_done(Lost.UNKNOWN)
+        if (on_response := self._waiting.pop(opaque, None)) is not None:
+            on_response(LostResponse.UNKNOWN)
 
     def close(self) -> None:
         """Hang up."""
@@ -89,15 +90,15 @@ class Connection:
         for header, body in found:
             if not isinstance(header, Response):
                 self._client.on_request(self, header, body)
-            elif (on_done := self._waiting.pop(header.opaque, None)) is not None:
-                on_done(Answer(header.code, header.ext, header.remark, body))
+            elif (on_response := self._waiting.pop(header.opaque, None)) is not None:
+                on_response(ClientResponse(header.code, header.ext, header.remark, body))
 
     def hung_up(self) -> None:
         self.open = False
         self._client.forget(self)
         waiting, self._waiting = self._waiting, {}
-        for on_done in waiting.values():
-            on_done(Lost.UNKNOWN)
+        for on_response in waiting.values():
+            on_response(LostResponse.UNKNOWN)
 
 
 class Client:
@@ -132,23 +133,31 @@ class Client:
         code: int,
         ext: dict[str, Any] | None,
         body: bytes,
-        on_done: OnDone | None,
+        on_response: OnResponse | None,
         *,
         seconds: float = PATIENCE_SECONDS,
         serialization: int = JSON,
     ) -> None:
-        """Send a request to a broker; one-way without ``on_done``."""
+        """Send a request to a broker; one-way without ``on_response``."""
         connection = self.connection(node)
         if connection is None:
-            if on_done is not None:
-                self._cluster.at(self._cluster.now + self._cluster.client_latency(), on_done, Lost.UNREACHABLE)
+            if on_response is not None:
+                self._cluster.at(
+                    self._cluster.now + self._cluster.client_latency(), on_response, LostResponse.UNREACHABLE
+                )
             return
         opaque = next(self._opaques)
         fields = None if ext is None else {name: _text(value) for name, value in ext.items() if value is not None}
         frame = encode_request(
-            code, opaque, ext=fields, body=body, oneway=on_done is None, serialization=serialization, language="JAVA"
+            code,
+            opaque,
+            ext=fields,
+            body=body,
+            oneway=on_response is None,
+            serialization=serialization,
+            language="JAVA",
         )
-        connection.request(opaque, frame, on_done)
+        connection.request(opaque, frame, on_response)
         self._cluster.at(self._cluster.now + seconds, connection.give_up, opaque)
 
     def forget(self, connection: Connection) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar, Final, NamedTuple
 
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Sent, Stored
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
@@ -89,8 +89,8 @@ class Compacted(Workload):
     def _create(self) -> None:
         attributes = {CLEANUP_POLICY: COMPACTION, RESERVE_TIME: 1, DELETE_RETENTION: _TOMBSTONE_MS}
 
-        def done(answer: Answer | Lost) -> None:
-            self._exists |= isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+        def done(answer: ResponseOrLoss) -> None:
+            self._exists |= isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
 
         ext = self.topic_fields(attributes=",".join(f"+{name}={value}" for name, value in attributes.items()))
         self._ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext, done)
@@ -163,7 +163,7 @@ class Compacted(Workload):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _check_records(self, queue_id: int, offset: int, answer: Answer) -> None:
+    def _check_records(self, queue_id: int, offset: int, answer: ClientResponse) -> None:
         if offset != self._read_to[queue_id]:
             return  # the topic was deleted meanwhile
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:

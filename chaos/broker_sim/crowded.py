@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
@@ -111,13 +111,15 @@ class Crowded(Workload):
         else:
             self.send(self.new("plain", {}))
 
-    def _ask(self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, done: Callable[[Answer], None]) -> None:
-        def on_answer(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer):
+    def _ask(
+        self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, done: Callable[[ClientResponse], None]
+    ) -> None:
+        def on_response(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse):
                 done(answer)
 
         node = self.cluster.some_node(self.rng)
-        self.rng.choice(self.clients).request(node, code, ext, body, on_answer, serialization=self.encoding(code))
+        self.rng.choice(self.clients).request(node, code, ext, body, on_response, serialization=self.encoding(code))
 
     def _put_topic(self, name: str, then: Callable[[], None] | None = None) -> None:
         ext = {"topic": name, "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
@@ -138,7 +140,7 @@ class Crowded(Workload):
     ) -> None:
         begin = self.cluster.now
 
-        def done(answer: Answer) -> None:
+        def done(answer: ClientResponse) -> None:
             if answer.code == ResponseCode.SUCCESS:
                 if not names.was_there_since(name, begin):
                     raise Violation(f"limit: {name} was acknowledged, but is missing from the {names.what}")
@@ -166,7 +168,7 @@ class Crowded(Workload):
         self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", lambda answer: None)
 
     def _lock(self, group: str, queue_id: int, then: Callable[[], None] | None = None) -> None:
-        def done(answer: Answer) -> None:
+        def done(answer: ClientResponse) -> None:
             if answer.code != ResponseCode.SUCCESS:
                 return
             if LockedQueues.decode(answer.body).queues:

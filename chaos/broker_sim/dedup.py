@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, ClassVar, NamedTuple
 
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Sent, Stored
 from chaos.broker_sim.workload import Workload
@@ -123,15 +123,15 @@ class Dedup(Workload):
     def _send_batch(self, producer: str, low: int, high: int, attempt: int = 1) -> None:
         batch = self._batched[producer][low:high]
 
-        def answered(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def answered(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self._batch_stored(batch, answer)
             elif attempt < 3 and self.rng.random() < 0.7 and not self.stopped:
                 self._send_batch(producer, low, high, attempt + 1)
 
         self.send_batch(batch, lambda sent: {}, {props.PRODUCER_ID: producer, props.SEQUENCE: str(low)}, answered)
 
-    def _batch_stored(self, batch: list[Sent], answer: Answer) -> None:
+    def _batch_stored(self, batch: list[Sent], answer: ClientResponse) -> None:
         positions = [int(each[16:32], 16) for each in answer.ext["msgId"].split(",")]
         offset = int(answer.ext["queueOffset"])
         already = int(answer.ext[SENT_ALREADY_STORED])

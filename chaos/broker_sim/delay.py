@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, ClassVar
 
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Sent, Stored
 from chaos.broker_sim.workload import Ends, Workload
@@ -82,7 +82,7 @@ class Delay(Workload):
             fields["o"] = int(sent.properties[props.TIMER_DELAY_MS])
         return super().begins(sent, **fields)
 
-    def was_sent(self, sent: Sent, answer: Answer) -> None:
+    def was_sent(self, sent: Sent, answer: ClientResponse) -> None:
         """Recall some messages: at once, late, or around their delivery."""
         if (handle := answer.ext.get("recallHandle")) is None or self.rng.random() < 0.6:
             return
@@ -99,8 +99,8 @@ class Delay(Workload):
         worker, value = Worker(self.recording), str(sent.value)
         worker.invoke("recall", v=value)
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self.counts["recalled"] += 1
                 worker.ok("recall", v=value)
                 self._recalls[waiting] = True
@@ -108,7 +108,7 @@ class Delay(Workload):
                     raise Violation(f"recall: {sent.value} at {waiting} was answered as recalled, but is not recalled")
             else:
                 self.counts["not recalled"] += 1
-                (worker.info if answer is Lost.UNKNOWN else worker.fail)("recall", str(answer), v=value)
+                (worker.info if answer is LostResponse.UNKNOWN else worker.fail)("recall", str(answer), v=value)
 
         ext = {"topic": sent.topic, "recallHandle": handle, "producerGroup": "P"}
         node = self.cluster.some_node(self.rng)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final
 
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.limits import replaced
@@ -49,8 +49,8 @@ class Expiring(Workload):
         self.send(self.new("plain", {}))
 
     def _limit(self) -> None:
-        def done(answer: Answer | Lost) -> None:
-            self._is_limited |= isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+        def done(answer: ResponseOrLoss) -> None:
+            self._is_limited |= isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
 
         self.create_topic(done, attributes=f"+{RESERVE_TIME}=1")
 
@@ -84,7 +84,7 @@ class Expiring(Workload):
             for queue_id in range(self.queues)
         )
 
-    def _check_records(self, queue_id: int, offset: int, answer: Answer) -> None:
+    def _check_records(self, queue_id: int, offset: int, answer: ClientResponse) -> None:
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             moved = int(answer.ext["nextBeginOffset"])
             for stored in self.ledger.queues.get((self.topic, queue_id), [])[offset:moved]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from chaos.broker_sim.clients import Answer, Lost, pull_fields
+from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss, pull_fields
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
 from mq.broker.state.filter_programs import PutFilter
@@ -20,8 +20,8 @@ from mq.client.errors import UnreadableAnswer
 from mq.filter.programs import CLASS_FILTER, ProgramName, name_of
 from mq.filter_server.loaded_programs import SqlProgram
 from mq.filter_server.picking import pick, records_in, seen_by_filter
-from mq.filter_server.pull_progress import Answer as Filtered
-from mq.filter_server.pull_progress import PullProgress, Reply
+from mq.filter_server.pull_progress import PullHead, PullProgress
+from mq.filter_server.pull_progress import PullResponse as Filtered
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import decode_records
 
@@ -83,9 +83,9 @@ class FilteredPulls(Workload):
         number = self._asked
         meanwhile = self._asking[number] = {self._kept}
 
-        def done(answer: Answer | Lost) -> None:
+        def done(answer: ResponseOrLoss) -> None:
             del self._asking[number]
-            if isinstance(answer, Answer):
+            if isinstance(answer, ClientResponse):
                 has_it = answer.code == ResponseCode.SUCCESS
                 has_another = answer.code in (ResponseCode.FILTER_DATA_NOT_EXIST, ResponseCode.FILTER_DATA_NOT_LATEST)
                 if (has_it and name.text not in meanwhile) or (has_another and meanwhile == {name.text}):
@@ -132,10 +132,10 @@ class Member:
     def _again(self) -> None:
         self._cluster.at(self._cluster.now + self._rng.uniform(0.05, 0.4), self.pull)
 
-    def _fetched(self, answer: Answer | Lost) -> None:
-        if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+    def _fetched(self, answer: ResponseOrLoss) -> None:
+        if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
             self._workload.loaded[self._name.text] = SqlProgram(answer.body)
-        elif isinstance(answer, Answer) and answer.code in (
+        elif isinstance(answer, ClientResponse) and answer.code in (
             ResponseCode.FILTER_DATA_NOT_EXIST,
             ResponseCode.FILTER_DATA_NOT_LATEST,
         ):
@@ -144,8 +144,8 @@ class Member:
             return
         self._again()
 
-    def _uploaded(self, answer: Answer | Lost) -> None:
-        if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+    def _uploaded(self, answer: ResponseOrLoss) -> None:
+        if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
             self._workload.loaded[self._name.text] = SqlProgram(self._content)
         self._again()
 
@@ -157,7 +157,7 @@ class Member:
             _GROUP, self._workload.topic, self.queue_id, progress.offset, count, sys_flag=CLASS_FILTER, wait_ms=0
         )
 
-        def done(answer: Answer | Lost) -> None:
+        def done(answer: ResponseOrLoss) -> None:
             if started != self._workload.started:
                 self._again()
             else:
@@ -165,8 +165,8 @@ class Member:
 
         self._workload.ask(RequestCode.PULL_MESSAGE, fields, b"", done)
 
-    def _answered(self, progress: PullProgress, answer: Answer | Lost, started: int) -> None:
-        if not isinstance(answer, Answer) or "nextBeginOffset" not in answer.ext:
+    def _answered(self, progress: PullProgress, answer: ResponseOrLoss, started: int) -> None:
+        if not isinstance(answer, ClientResponse) or "nextBeginOffset" not in answer.ext:
             if progress.failed():
                 self._again()
             else:
@@ -174,7 +174,7 @@ class Member:
             return
         begin, low, high = (int(answer.ext[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))
         now = self._cluster.now
-        as_it_is = progress.replied(Reply(answer.code, begin, low, high, answer.remark), now)
+        as_it_is = progress.replied(PullHead(answer.code, begin, low, high, answer.remark), now)
         if as_it_is is not None:
             self._check_answer(as_it_is)
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chaos.broker_sim.clients import Answer, Client, Connection, Lost, pull_fields
+from chaos.broker_sim.clients import Client, ClientResponse, Connection, ResponseOrLoss, pull_fields
 from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, OffsetChecker
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import StoredMessage, decode_records
@@ -159,7 +159,7 @@ class Member:
         left.
         """
 
-        def answered(answer: Answer | Lost) -> None:
+        def answered(answer: ResponseOrLoss) -> None:
             self._if_awake(done, (answer,))
 
         self._client.request(
@@ -198,8 +198,8 @@ class Member:
             self._pull_next(queue)
 
     def _share(self) -> None:
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 members = sorted(ConsumerList.decode(answer.body).consumer_ids)
                 if self.client_id in members:
                     self._assign_queues(members.index(self.client_id), len(members))
@@ -225,8 +225,8 @@ class Member:
         key = queue.key
         self._checker.unlocks(self.client_id, key)
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self._checker.unlocked(self.client_id, key)
 
         self._ask(RequestCode.UNLOCK_BATCH_MQ, None, self._locks_of([key]), done)
@@ -242,8 +242,8 @@ class Member:
             return
         since, wanted = self._cluster.now, list(self._queues.values())
 
-        def done(answer: Answer | Lost) -> None:
-            if not isinstance(answer, Answer) or answer.code != ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if not isinstance(answer, ClientResponse) or answer.code != ResponseCode.SUCCESS:
                 return
             granted = {(self._plan.name, ref.topic, ref.queue_id) for ref in LockedQueues.decode(answer.body).queues}
             for queue in wanted:
@@ -289,12 +289,15 @@ class Member:
     def _find_out(self, queue: MemberQueue) -> None:
         round_begun, query = queue.round, self._checker.query_begins(queue.key)
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer):
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse):
                 self._checker.query_ends(queue.key, query, answer)
             if not self._answered(queue, round_begun):
                 return
-            if isinstance(answer, Answer) and answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+            if isinstance(answer, ClientResponse) and answer.code in (
+                ResponseCode.SUCCESS,
+                ResponseCode.QUERY_NOT_FOUND,
+            ):
                 queue.begin_at(int(answer.ext.get("offset", 0)))
             self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
 
@@ -311,11 +314,11 @@ class Member:
             self._checker.commits(self.client_id, queue.key, reached)
         self._checker.pull_begins(self.client_id, queue.key, offset)
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer):
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse):
                 self._checker.pull_ends(queue.key, offset)
             if self._answered(queue, round_begun):
-                if isinstance(answer, Answer):
+                if isinstance(answer, ClientResponse):
                     self._on_pulled(queue, offset, answer)
                 self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
 
@@ -323,7 +326,7 @@ class Member:
         ext = pull_fields(group, topic, queue_id, offset, count, sys_flag=flags, commit_offset=reached)
         self._ask(RequestCode.PULL_MESSAGE, ext, b"", done)
 
-    def _on_pulled(self, queue: MemberQueue, offset: int, answer: Answer) -> None:
+    def _on_pulled(self, queue: MemberQueue, offset: int, answer: ClientResponse) -> None:
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             self._workload.counts[f"sent elsewhere: {answer.remark}"] += 1
             queue.begin_at(int(answer.ext["nextBeginOffset"]))
@@ -403,8 +406,8 @@ class Member:
         waits = not self._plan.ordered and self._rng.random() < 0.5
         begun = self._checker.commits(self.client_id, queue.key, offset, waits=waits)
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self._checker.committed(queue.key, offset, begun)
 
         ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset}

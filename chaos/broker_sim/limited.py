@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.log_oracle import Stored
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
@@ -43,8 +43,8 @@ class Limited(Workload):
             self.send(self.new("plain", {}))
 
     def _limit(self) -> None:
-        def done(answer: Answer | Lost) -> None:
-            if self._limited_at < 0 and isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if self._limited_at < 0 and isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self._limited_at = self.cluster.now
 
         self.create_topic(done, attributes=f"+quota.produce.messages={_RATE},+quota.consume.messages={_READ_RATE}")

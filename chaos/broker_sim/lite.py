@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Final
 
-from chaos.broker_sim.clients import Answer, Client, Lost
+from chaos.broker_sim.clients import Client, ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
 from chaos.broker_sim.ordered_pop import From, OrderedPop, delivered
@@ -119,8 +119,8 @@ class Lite(OrderedPop):
     def _create_next(self) -> None:
         wanted = self._to_create[0]
 
-        def done(answer: Answer | Lost) -> None:
-            is_created = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+        def done(answer: ResponseOrLoss) -> None:
+            is_created = isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
             if is_created and self._to_create[:1] == [wanted]:
                 del self._to_create[0]
 
@@ -152,8 +152,8 @@ class Lite(OrderedPop):
         body = LiteSubscriptionSet(subscriptions=[entry]).encode()
         node = self.cluster.some_node(self.rng)
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self.counts["subscriptions"] += 1
 
         member.request(node, RequestCode.LITE_SUBSCRIPTION_CTL, None, body, done)
@@ -174,14 +174,14 @@ class Lite(OrderedPop):
         }
         node = self.cluster.some_node(self.rng)
 
-        def done(answer: Answer | Lost) -> None:
+        def done(answer: ResponseOrLoss) -> None:
             repeated = ""
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self._check_received(consumer, node, _received(_MEMBERS[name], answer))
             else:
-                self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
-                repeated = attempt if answer is Lost.UNKNOWN else ""
-                if isinstance(answer, Answer) and answer.code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
+                self.counts[f"pops: {answer.code if isinstance(answer, ClientResponse) else answer.name}"] += 1
+                repeated = attempt if answer is LostResponse.UNKNOWN else ""
+                if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
                     self._send_subscription(consumer, Action.COMPLETE_ADD, self._wanted[name])
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer, repeated)
 
@@ -319,7 +319,7 @@ def _shorter(attributes: Mapping[str, str]) -> int | None:
     return None if limit is None else limit * _MINUTE_MS // 60_000
 
 
-def _received(group: str, answer: Answer) -> list[tuple[QueueOfGroup, StoredMessage, Receipt]]:
+def _received(group: str, answer: ClientResponse) -> list[tuple[QueueOfGroup, StoredMessage, Receipt]]:
     """Messages, their queues and receipts; none for a response with a record that is damaged on that replica's disk."""
     try:
         messages = decode_records(answer.body)

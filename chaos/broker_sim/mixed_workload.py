@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.group_member import Member, MemberQueue
 from chaos.broker_sim.log_oracle import Sent, Stored
@@ -106,8 +106,8 @@ class Mixed(Workload):
         values = range(len(self.ledger.sent) + 1, len(self.ledger.sent) + 1 + self.rng.randint(2, 4))
         batch = [self.new("batch", {}, batch=values) for _ in values]
 
-        def answered(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def answered(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 ids, first = answer.ext["msgId"].split(","), int(answer.ext["queueOffset"])
                 for number, (sent, message_id) in enumerate(zip(batch, ids, strict=True)):
                     self.counts["acknowledged"] += 1
@@ -137,10 +137,10 @@ class Mixed(Workload):
         queue_id, number = sent.asked["queue_id"], sent.asked["number"]
         sent.unknown += 1
 
-        def done(answer: Answer | Lost) -> None:
-            if answer is not Lost.UNKNOWN:
+        def done(answer: ResponseOrLoss) -> None:
+            if answer is not LostResponse.UNKNOWN:
                 sent.unknown -= 1
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self.counts["acknowledged in order"] += 1
                 self.acknowledged(sent, int(answer.ext["queueOffset"]), int(answer.ext["msgId"][16:32], 16))
                 later = self.rng.choice((0.0, self.rng.uniform(0.0, 0.1)))
@@ -197,9 +197,11 @@ class Mixed(Workload):
         else:
             ext |= {"timestamp": self.cluster.true_ms() - self.rng.randint(0, 5000), "queueId": -1}
 
-        def done(answer: Answer | Lost) -> None:
-            self.counts[f"resets: {answer.name if isinstance(answer, Lost) else ResponseCode(answer.code).name}"] += 1
-            if not isinstance(answer, Answer) or answer.code != ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            self.counts[
+                f"resets: {answer.name if isinstance(answer, LostResponse) else ResponseCode(answer.code).name}"
+            ] += 1
+            if not isinstance(answer, ClientResponse) or answer.code != ResponseCode.SUCCESS:
                 return
             for ref, offset in read_offset_table(answer.body).items():
                 key = (_SHARED, ref.topic, ref.queue_id)
@@ -212,8 +214,8 @@ class Mixed(Workload):
     def _ask_where(self, key: Key) -> None:
         begun = self._checker.query_begins(key)
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer):
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse):
                 self._checker.query_ends(key, begun, answer)
 
         ext = {"consumerGroup": key[0], "topic": key[1], "queueId": key[2]}
@@ -235,8 +237,8 @@ class Mixed(Workload):
         self._asked_back[copy] += 1
         begun, before = queue.round, self._back[copy]
 
-        def done(answer: Answer | Lost) -> None:
-            taken = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+        def done(answer: ResponseOrLoss) -> None:
+            taken = isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
             if taken:
                 self.counts["given back"] += 1
                 if self._back[copy] == before:
@@ -244,7 +246,7 @@ class Mixed(Workload):
                 self._checker.handles(member.client_id, queue.key, offset)
             else:
                 self.counts["not given back"] += 1
-                self._asked_back[copy] -= answer is not Lost.UNKNOWN
+                self._asked_back[copy] -= answer is not LostResponse.UNKNOWN
             member.gave_back(queue, offset, begun, taken=taken)
 
         ext = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos.broker_sim.clients import Answer
+from chaos.broker_sim.clients import ClientResponse
 from chaos.violation import Violation
 from mq.broker.state.commands import CommitOffsets, LockQueues, ResetOffset, UnlockQueues
 from mq.protocol.codes import ResponseCode
@@ -96,7 +96,7 @@ class OffsetChecker:
         """Note that a member sends an offset query; pass the result to `query_ends`."""
         return len(self.offsets[key])
 
-    def query_ends(self, key: Key, begun: object, answer: Answer) -> None:
+    def query_ends(self, key: Key, begun: object, answer: ClientResponse) -> None:
         """Check a returned offset: the group must have had it since the query."""
         assert isinstance(begun, int), f"no number of offsets: {begun}"
         since = self.offsets[key][begun - 1 :]

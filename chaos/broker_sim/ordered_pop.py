@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from chaos.broker_sim.clients import Answer, Client, Lost, OnDone
+from chaos.broker_sim.clients import Client, ClientResponse, LostResponse, OnResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Stored
 from chaos.broker_sim.pop import received
@@ -121,9 +121,9 @@ class OrderedPop(Workload):
         worker = Worker(self.recording)
         worker.invoke("pop", o=ext["invisibleTime"])
 
-        def done(answer: Answer | Lost) -> None:
+        def done(answer: ResponseOrLoss) -> None:
             repeated = ""
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 counts = read_count_info(answer.ext.get("orderCountInfo", ""))
                 got = [
                     (
@@ -136,9 +136,9 @@ class OrderedPop(Workload):
                 worker.ok("pop", v=[(queue_name(*k[1:]), r.offset, str(value_of(m.body))) for k, m, r in got])
                 self._check_received(consumer, node, got)
             else:
-                (worker.info if answer is Lost.UNKNOWN else worker.fail)("pop", str(answer))
-                self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
-                repeated = attempt if answer is Lost.UNKNOWN else ""
+                (worker.info if answer is LostResponse.UNKNOWN else worker.fail)("pop", str(answer))
+                self.counts[f"pops: {answer.code if isinstance(answer, ClientResponse) else answer.name}"] += 1
+                repeated = attempt if answer is LostResponse.UNKNOWN else ""
             later = self.rng.uniform(0.0, 0.3)
             self.cluster.at(self.cluster.now + later, self._pop_next, consumer, repeated)
 
@@ -204,8 +204,8 @@ class OrderedPop(Workload):
         asked = source.queue, receipt.offset, receipt.pop_time_ms
         worker, queue = Worker(self.recording), queue_name(*source.queue[1:])
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 worker.ok("ack", k=queue, v=value)
                 self.counts["told acknowledged"] += 1
                 if asked not in self._done:
@@ -222,8 +222,8 @@ class OrderedPop(Workload):
         self._ask(source, RequestCode.ACK_MESSAGE, self._request_fields(source, receipt), done)
 
     def _change_invisible(self, source: From, receipt: Receipt) -> None:
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self.counts["put off"] += 1
                 if self.rng.random() < 0.7:
                     pop_time_ms, invisible_ms = int(answer.ext["popTime"]), int(answer.ext["invisibleTime"])
@@ -237,7 +237,7 @@ class OrderedPop(Workload):
         }
         self._ask(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, done)
 
-    def _ask(self, source: From, code: RequestCode, ext: dict[str, Any], done: OnDone) -> None:
+    def _ask(self, source: From, code: RequestCode, ext: dict[str, Any], done: OnResponse) -> None:
         """Mostly the broker that the message came from: if one acknowledgement is missing, all behind it is
         redelivered.
         """

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from chaos.broker_sim.clients import Answer, Client, Lost
+from chaos.broker_sim.clients import Client, ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Stored
 from chaos.broker_sim.priorities import LEVELS, Priorities
@@ -74,7 +74,7 @@ class _Pop(NamedTuple):
         return self.pop_time_ms + self.invisible_ms
 
 
-def received(answer: Answer) -> list[tuple[StoredMessage, Receipt]]:
+def received(answer: ClientResponse) -> list[tuple[StoredMessage, Receipt]]:
     """Messages and receipts, paired as other clients do.
 
     None for a response with a record that is damaged on that replica's disk: its messages are redelivered after their
@@ -160,8 +160,8 @@ class Pop(Workload):
                 self.send(self.new("plain", self._priorities.properties(self.rng)))
 
     def _create_topic(self) -> None:
-        def done(answer: Answer | Lost) -> None:
-            self._is_created |= isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+        def done(answer: ResponseOrLoss) -> None:
+            self._is_created |= isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
 
         queues = {"readQueueNums": LEVELS, "writeQueueNums": LEVELS}
         self.create_topic(done, **queues, topicFilterType="SINGLE_TAG", attributes="+message.type=PRIORITY")
@@ -188,15 +188,15 @@ class Pop(Workload):
         worker = Worker(self.recording)
         worker.invoke("pop", o=ext["invisibleTime"])
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 got = received(answer)
                 popped = [(self._place_of(receipt), str(value_of(message.body))) for message, receipt in got]
                 worker.ok("pop", v=[(queue_name(*place.queue), place.offset, value) for place, value in popped])
                 self._check_received(consumer, got)
             else:
-                self.counts[f"pops: {answer.code if isinstance(answer, Answer) else answer.name}"] += 1
-                (worker.info if answer is Lost.UNKNOWN else worker.fail)("pop", str(answer))
+                self.counts[f"pops: {answer.code if isinstance(answer, ClientResponse) else answer.name}"] += 1
+                (worker.info if answer is LostResponse.UNKNOWN else worker.fail)("pop", str(answer))
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer)
 
         self.counts["pops"] += 1
@@ -238,19 +238,19 @@ class Pop(Workload):
             "offset": place.offset,
         }
 
-    def _ack_begins(self, place: MessageAt, receipt: Receipt) -> Callable[[Answer | Lost], None]:
+    def _ack_begins(self, place: MessageAt, receipt: Receipt) -> Callable[[ResponseOrLoss], None]:
         """Record that a client begins to acknowledge a message. Call the result with the answer."""
         self._acks.setdefault(place, set()).add((receipt.start, receipt.pop_time_ms))
         worker, value = Worker(self.recording), str(self.ledger.queues[place.queue][place.offset].value)
         worker.invoke("ack", v=value, o=place.offset)
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 worker.ok("ack", k=queue_name(*place.queue), v=value)
                 self._check_acked(place)
             else:  # a request that was handed on may be refused since it has taken effect
                 worker.info("ack", str(answer), k=queue_name(*place.queue), v=value)
-                self.counts["too late to acknowledge"] += answer is not Lost.UNKNOWN
+                self.counts["too late to acknowledge"] += answer is not LostResponse.UNKNOWN
 
         return done
 
@@ -261,7 +261,7 @@ class Pop(Workload):
 
     def _ack_together(self, consumer: Client, wanted: list[tuple[MessageAt, Receipt]]) -> None:
         gathered: dict[tuple[int, int, str, int], int] = {}
-        ends: list[Callable[[Answer | Lost], None]] = []
+        ends: list[Callable[[ResponseOrLoss], None]] = []
         for place, receipt in wanted:
             ends.append(self._ack_begins(place, receipt))
             key = receipt.start, receipt.pop_time_ms, receipt.mark, receipt.queue_id
@@ -271,7 +271,7 @@ class Pop(Workload):
             for (start, at, mark, queue_id), bits in gathered.items()
         ]
 
-        def done(answer: Answer | Lost) -> None:
+        def done(answer: ResponseOrLoss) -> None:
             for ack_ends in ends:
                 ack_ends(answer)
 
@@ -292,18 +292,18 @@ class Pop(Workload):
             invisible_ms = self.rng.choice((0, 300, 2000))
         known_to = self._known_to(place, receipt)
 
-        def done(answer: Answer | Lost) -> None:
-            if answer is Lost.UNKNOWN:
+        def done(answer: ResponseOrLoss) -> None:
+            if answer is LostResponse.UNKNOWN:
                 later = self.cluster.now + self.rng.uniform(0.0, 0.3)
                 if self.rng.random() < 0.3:
                     self.cluster.at(later, self._ack, consumer, place, receipt)
                 elif attempt < _ATTEMPTS_MAX:
                     self.cluster.at(later, self._change_invisible, consumer, place, receipt, invisible_ms, attempt + 1)
                 return
-            is_refused = isinstance(answer, Answer) and answer.code == ResponseCode.NO_MESSAGE
+            is_refused = isinstance(answer, ClientResponse) and answer.code == ResponseCode.NO_MESSAGE
             if is_refused and known_to and known_to == self._known_to(place, receipt):
                 raise Violation(f"denied: {place} is hidden for {receipt}, and cannot be put off again by it")
-            if not isinstance(answer, Answer) or answer.code != ResponseCode.SUCCESS:
+            if not isinstance(answer, ClientResponse) or answer.code != ResponseCode.SUCCESS:
                 return
             self.counts["put off"] += 1
             self.counts["put off again"] += attempt > 1 and bool(known_to)

@@ -250,13 +250,13 @@ class BrokerProcess(LogProcess):
         self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.2)), work)
 
     def _next_tick(self) -> None:
-        owing = self.broker.services.has_unsent_replies() or len(self.broker.slow_answers) > 0
+        owing = self.broker.services.has_unsent_replies() or len(self.broker.slow_responses) > 0
         self._cluster.later(self.node, 0.01 if owing else TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
         now = self._world.now
         self.broker.services.forwarder.tick()
-        self.broker.slow_answers.run_step()
+        self.broker.slow_responses.run_step()
         for number in [number for number, at in enumerate(self._due_at) if at <= now]:
             seconds, action, rests_until = self._actions[number]
             rests = rests_until() > self.node.clock()  # the broker's clock, which runs at another rate and jumps

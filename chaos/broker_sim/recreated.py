@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
@@ -106,8 +106,8 @@ class Recreated(Workload):
         self.cluster.at(self.cluster.now + self.rng.uniform(0.0, _LATE_SECONDS), self._commit, queue_id, offset)
 
     def _commit(self, queue_id: int, offset: int) -> None:
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self.counts["commits"] += 1
 
         ext = self._place(queue_id) | {"commitOffset": offset, "forwardOnly": True}
@@ -116,8 +116,8 @@ class Recreated(Workload):
     def _begin_anew(self, queue_id: int) -> None:
         """Restart the reader at the stored offset, as another process."""
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self.counts["starts at the stored offset"] += 1
                 self._go_to(queue_id, int(answer.ext["offset"]))
 
@@ -143,7 +143,7 @@ class Recreated(Workload):
         position = stored.record.physical_offset
         return position not in self._taken and position >= self.cluster.dropped_pos
 
-    def _check_records(self, queue_id: int, offset: int, answer: Answer) -> None:
+    def _check_records(self, queue_id: int, offset: int, answer: ClientResponse) -> None:
         if offset != self._read_to[queue_id]:
             return  # it began anew in the meantime
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Stored
 from chaos.broker_sim.process import BrokerProcess
@@ -21,7 +21,7 @@ from chaos.log_sim.node import Node
 from chaos.violation import Violation
 from mq.broker.state.commands import DeleteTopic
 from mq.protocol.bulk import (
-    BulkAnswer,
+    BulkResponse,
     BulkStatus,
     PlannedPlace,
     PlannedQueue,
@@ -151,10 +151,15 @@ class ScanRead:
         return self._rng.choice(list(self._cluster.nodes.values()))
 
     def _ask(
-        self, code: int, fields: dict[str, Any], body: bytes, then: Callable[[Answer], None], again: Callable[[], None]
+        self,
+        code: int,
+        fields: dict[str, Any],
+        body: bytes,
+        then: Callable[[ClientResponse], None],
+        again: Callable[[], None],
     ) -> None:
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 then(answer)
             else:
                 self._later(again)
@@ -188,10 +193,10 @@ class ScanRead:
         if not current:
             before = {}
 
-        def planned(answer: Answer) -> None:
+        def planned(answer: ClientResponse) -> None:
             self._planned(answer.ext["topicIdentity"], *decode_plan(answer.body), before)
 
-        def on_answer(answer: Answer) -> None:
+        def on_response(answer: ClientResponse) -> None:
             found = decode_ends(answer.body)[0]
             both = zip(found.firsts, found.ends, strict=True)
             self._planned(found.identity, [PlannedQueue(number, *each) for number, each in enumerate(both)], [], before)
@@ -201,7 +206,7 @@ class ScanRead:
         else:
             topics = encode_topics(dict.fromkeys((self._topic, self._workload.topic)))
             self._workload.counts["ends asked"] += 1
-            self._ask(RequestCode.ASK_TOPIC_ENDS, {"current": current}, topics, on_answer, self.plan)
+            self._ask(RequestCode.ASK_TOPIC_ENDS, {"current": current}, topics, on_response, self.plan)
 
     def _planned(
         self, identity: str, queues: list[PlannedQueue], places: list[PlannedPlace], before: dict[int, int]
@@ -246,7 +251,7 @@ class ScanRead:
         until = self._node.clock() + _LEASE_SECONDS
         fields = {"leaseId": f"{self._number}", "position": position, "seconds": _LEASE_SECONDS}
 
-        def held(answer: Answer) -> None:
+        def held(answer: ClientResponse) -> None:
             if int(answer.ext["basePosition"]) <= position:
                 self._held = process, until
                 self._workload.counts["leases"] += 1
@@ -275,7 +280,7 @@ class ScanRead:
         body = encode_ranges(self._remaining.values())
         self._ask(RequestCode.BULK_READ, fields, body, self._answered, self._read)
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: ClientResponse) -> None:
         found = decode_answer(answer.body)
         match found.status:
             case BulkStatus.RECORDS:
@@ -300,7 +305,7 @@ class ScanRead:
                 self._workload.counts[f"answers {found.status.name}"] += 1
         self._later(self._read)
 
-    def _check_held(self, found: BulkAnswer) -> None:
+    def _check_held(self, found: BulkResponse) -> None:
         if self._held is None:
             return
         process, until = self._held
@@ -310,7 +315,7 @@ class ScanRead:
             )
         self._held = None
 
-    def _check_answer(self, found: BulkAnswer) -> None:
+    def _check_answer(self, found: BulkResponse) -> None:
         following = {queue_id: each.start for queue_id, each in self._remaining.items()}
         at = 0
         before = -1

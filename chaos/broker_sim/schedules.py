@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.clients import ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.log_oracle import Stored
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
@@ -130,7 +130,7 @@ class ScheduledMessages(Workload):
         version = NO_VERSION if there is None else there.version
         expected = self.rng.choice((ANY_VERSION, version, version, version - 1 if version else 5))
 
-        def done(answer: Answer) -> None:
+        def done(answer: ClientResponse) -> None:
             told = int(answer.ext["version"])
             if self._versions.get(told) != (name, definition):
                 raise Violation(f"lost: {name} was stored with version {told}, the log has {self._versions.get(told)}")
@@ -138,12 +138,12 @@ class ScheduledMessages(Workload):
         self._ask("put", RequestCode.PUT_SCHEDULE, {"expectedVersion": expected}, definition.encode(), done)
 
     def _ask(self, what: str, code: RequestCode, ext: dict[str, Any], body: bytes = b"", then: Any = None) -> None:
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 self.counts[f"{what} done"] += 1
                 if then is not None:
                     then(answer)
-            elif answer is Lost.UNKNOWN:
+            elif answer is LostResponse.UNKNOWN:
                 self.counts[f"{what} with unknown outcome"] += 1
             else:
                 self.counts[f"{what} refused"] += 1

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
-from chaos.broker_sim.clients import Answer, Client, Lost
+from chaos.broker_sim.clients import Client, ClientResponse, ResponseOrLoss
 from chaos.broker_sim.log_oracle import Ledger, Sent, Stored
 from chaos.log_sim.node import Node
 from chaos.violation import Violation
@@ -114,8 +114,8 @@ class SetTransactions:
         """Let a worker take the next messages of the queue."""
         rng, topic = self._workload.rng, self._workload.topic
 
-        def answered(answer: Answer | Lost) -> None:
-            if not isinstance(answer, Answer) or answer.code not in _OFFSET_ANSWERS:
+        def answered(answer: ResponseOrLoss) -> None:
+            if not isinstance(answer, ClientResponse) or answer.code not in _OFFSET_ANSWERS:
                 return
             first = int(answer.ext["offset"]) if answer.code == ResponseCode.SUCCESS else 0
             if first > self._consumed_to:
@@ -138,8 +138,8 @@ class SetTransactions:
         name = f"S{self._number}"
         counts = self._workload.counts
 
-        def done(answer: Answer | Lost) -> None:
-            if not isinstance(answer, Answer):
+        def done(answer: ResponseOrLoss) -> None:
+            if not isinstance(answer, ClientResponse):
                 counts["sets unknown"] += 1
             elif answer.code == ResponseCode.SUCCESS:
                 counts["sets staged"] += 1

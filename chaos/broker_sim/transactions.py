@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from chaos.broker_sim.clients import Answer, Connection, Lost, OnDone
+from chaos.broker_sim.clients import ClientResponse, Connection, LostResponse, OnResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Sent, Stored
 from chaos.broker_sim.process import BrokerProcess
@@ -96,7 +96,7 @@ class Transactions(Workload):
     def send_flags(self, sent: Sent) -> int:
         return PREPARED if sent.kind == "half" else 0
 
-    def was_sent(self, sent: Sent, answer: Answer) -> None:
+    def was_sent(self, sent: Sent, answer: ClientResponse) -> None:
         """Run the local transaction, which ends or stays open."""
         if sent.kind != "half":
             return
@@ -124,13 +124,13 @@ class Transactions(Workload):
         if self.rng.random() < 0.1:  # twice, perhaps at another replica
             self._ask_to_end(offset, position, outcome, _GROUP, self._end_begins(offset, position, outcome))
 
-    def _end_begins(self, offset: int, position: int, outcome: int) -> OnDone:
+    def _end_begins(self, offset: int, position: int, outcome: int) -> OnResponse:
         worker, value = Worker(self.recording), self._observed(offset, outcome)
         if value is not None:
             worker.invoke("end-transaction", v=value)
 
-        def done(answer: Answer | Lost) -> None:
-            is_done = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+        def done(answer: ResponseOrLoss) -> None:
+            is_done = isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
             if value is not None and is_done:
                 worker.ok("end-transaction", v=value)
             elif value is not None:
@@ -142,9 +142,9 @@ class Transactions(Workload):
                         f"{self._outcomes.get(offset)}"
                     )
             else:
-                kind = "info" if answer is Lost.UNKNOWN else "fail"
+                kind = "info" if answer is LostResponse.UNKNOWN else "fail"
                 self.counts[f"ends {kind}"] += 1
-                if isinstance(answer, Answer) and answer.code == ResponseCode.PULL_OFFSET_MOVED:
+                if isinstance(answer, ClientResponse) and answer.code == ResponseCode.PULL_OFFSET_MOVED:
                     self._fenced[offset]()
                     if self._decisions[offset] != ROLLBACK:
                         self._decisions[offset] = ROLLBACK  # others have consumed its messages, and for ever
@@ -160,8 +160,8 @@ class Transactions(Workload):
     def _end_wrongly(self, offset: int, position: int) -> None:
         """Let a client try to end a half message that does not exist or is not its own."""
 
-        def done(answer: Answer | Lost) -> None:
-            is_done = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
+        def done(answer: ResponseOrLoss) -> None:
+            is_done = isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
             # For a half message that is ended already, success is allowed if the outcome is the same.
             if is_done and (wrong[2] == _GROUP or offset not in self._outcomes):
                 raise Violation(f"end: {wrong} was ended, where {offset}, {position} is a half message")

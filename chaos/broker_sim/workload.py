@@ -10,7 +10,15 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from chaos.broker_sim.clients import Answer, Client, Connection, Lost, OnDone, pull_fields
+from chaos.broker_sim.clients import (
+    Client,
+    ClientResponse,
+    Connection,
+    LostResponse,
+    OnResponse,
+    ResponseOrLoss,
+    pull_fields,
+)
 from chaos.broker_sim.log_oracle import OWN, Ledger, Sent, Stored
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.schedule import BrokerScenario
@@ -51,7 +59,7 @@ _CLIENTS = 4
 class Ends(Protocol):
     """Called when a client knows how its send ended; ``told``: queue offset and position, if it was told them."""
 
-    def __call__(self, answer: Answer | Lost, told: tuple[int, int] | None = None) -> None: ...
+    def __call__(self, answer: ResponseOrLoss, told: tuple[int, int] | None = None) -> None: ...
 
 
 def queue_name(topic: str, queue_id: int | str) -> str:
@@ -263,10 +271,10 @@ class Workload:
             return lambda answer, told=None: None
         worker.invoke(name, v=value, **fields)
 
-        def ends(answer: Answer | Lost, told: tuple[int, int] | None = None) -> None:
+        def ends(answer: ResponseOrLoss, told: tuple[int, int] | None = None) -> None:
             again = sent.unknown > (told is None)
-            is_stored = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
-            if told is not None and isinstance(answer, Answer):
+            is_stored = isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
+            if told is not None and isinstance(answer, ClientResponse):
                 queue_id = answer.ext["queueId"]
                 if int(answer.ext["queueOffset"]) < 0:  # of what the log dropped only the position is known
                     record = self.ledger.at_position[told[1]].record
@@ -291,8 +299,8 @@ class Workload:
         ends = ends or self.begins(sent)
         sent.unknown += 1
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 sent.unknown -= 1
                 position = int(answer.ext["msgId"].split(",")[0][16:32], 16)
                 offset = int(answer.ext["queueOffset"])
@@ -301,12 +309,12 @@ class Workload:
                 ends(answer, sent.acked[-1])
                 self.was_sent(sent, answer)
                 return
-            if answer is Lost.UNKNOWN:
+            if answer is LostResponse.UNKNOWN:
                 self.counts["outcome unknown"] += 1
             else:
                 sent.unknown -= 1
                 sent.refused += 1
-                self.counts["refused" if isinstance(answer, Answer) else "unreachable"] += 1
+                self.counts["refused" if isinstance(answer, ClientResponse) else "unreachable"] += 1
             if attempt < _ATTEMPTS_MAX and self.rng.random() < 0.5 and not self.stopped:
                 self.counts["sent again"] += 1
                 self.send(sent, attempt + 1, ends)
@@ -320,7 +328,7 @@ class Workload:
         batch: Sequence[Sent],
         own: Callable[[Sent], dict[str, str]],
         properties: dict[str, str],
-        answered: Callable[[Answer | Lost], None],
+        answered: Callable[[ResponseOrLoss], None],
     ) -> None:
         """Send messages as one request, under either of its codes; ``own`` gives the properties of each besides its
         unique key, ``properties`` are those of the request.
@@ -334,9 +342,11 @@ class Workload:
         for sent in batch:
             sent.unknown += 1
 
-        def done(answer: Answer | Lost) -> None:
-            self.counts[f"batches: {answer.name if isinstance(answer, Lost) else ResponseCode(answer.code).name}"] += 1
-            if answer is not Lost.UNKNOWN:
+        def done(answer: ResponseOrLoss) -> None:
+            self.counts[
+                f"batches: {answer.name if isinstance(answer, LostResponse) else ResponseCode(answer.code).name}"
+            ] += 1
+            if answer is not LostResponse.UNKNOWN:
                 for sent in batch:
                     sent.unknown -= 1
             acked = [len(sent.acked) for sent in batch]
@@ -346,7 +356,7 @@ class Workload:
 
         self.request(code, ext, body, done)
 
-    def request(self, code: int, ext: dict[str, Any] | None, body: bytes, done: OnDone | None) -> None:
+    def request(self, code: int, ext: dict[str, Any] | None, body: bytes, done: OnResponse | None) -> None:
         """Send a request of some client to some replica."""
         self.rng.choice(self.clients).request(
             self.cluster.some_node(self.rng), code, ext, body, done, serialization=self.encoding(code)
@@ -370,7 +380,7 @@ class Workload:
         queues = {"readQueueNums": self.queues, "writeQueueNums": self.queues}
         return {"topic": self.topic, "defaultTopic": AUTO_CREATE_TEMPLATE, **queues, "perm": 6, **other}
 
-    def create_topic(self, done: OnDone, **other: Any) -> None:
+    def create_topic(self, done: OnResponse, **other: Any) -> None:
         """Ask some replica to create the topic with these fields."""
         ext, code = self.topic_fields(**other), RequestCode.UPDATE_AND_CREATE_TOPIC
         self.clients[0].request(self.cluster.some_node(self.rng), code, ext, b"", done)
@@ -383,7 +393,7 @@ class Workload:
         """Compare the response of a send with the committed record."""
         self.ledger.acknowledged(sent, offset, position)
 
-    def was_sent(self, sent: Sent, answer: Answer) -> None:
+    def was_sent(self, sent: Sent, answer: ClientResponse) -> None:
         """Act on an acknowledged message."""
 
     def late(self, what: str, seconds: float) -> None:
@@ -399,8 +409,8 @@ class Workload:
         offset = self._read_to[queue_id]
         ext = pull_fields("G", self.topic, queue_id, offset, 32)
 
-        def done(answer: Answer | Lost) -> None:
-            if isinstance(answer, Answer):
+        def done(answer: ResponseOrLoss) -> None:
+            if isinstance(answer, ClientResponse):
                 self._check_records(queue_id, offset, answer)
             self.cluster.at(self.cluster.now + self.rng.uniform(0.05, 0.4), self._read_next, queue_id)
 
@@ -409,7 +419,7 @@ class Workload:
             self.cluster.some_node(self.rng), code, ext, b"", done, serialization=self.encoding(code)
         )
 
-    def _check_records(self, queue_id: int, offset: int, answer: Answer) -> None:
+    def _check_records(self, queue_id: int, offset: int, answer: ClientResponse) -> None:
         if answer.code == ResponseCode.SUCCESS:
             got: list[tuple[int, str]] = []
             for record in decode_records(answer.body):

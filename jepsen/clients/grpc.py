@@ -21,7 +21,7 @@ class CallFailed(Exception):
     """A call without an answer: it ended with another status, was reset, or its connection has ended."""
 
 
-class _Answer:
+class _GrpcResponse:
     def __init__(self) -> None:
         self.body = bytearray()
         self.status: str | None = None
@@ -37,13 +37,13 @@ class GrpcConnection:
         self._client_id = client_id
         self._http2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
         self._http2.initiate_connection()
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, _GrpcResponse] = {}
         self._sending = trio.Lock()
         self._lost = False
 
     async def call(self, method: str, request: bytes, seconds: float) -> list[bytes]:
         """All messages of the answer. Raises CallFailed; then nobody knows whether it was carried out."""
-        answer, stream_id = _Answer(), 0
+        answer, stream_id = _GrpcResponse(), 0
         try:
             with trio.fail_after(seconds):
                 stream_id = self._http2.get_next_available_stream_id()

@@ -66,22 +66,22 @@ class Pipeline:
         self,
         code: int,
         ext: Mapping[str, object] | None,
-        on_answer: Callable[[Response, bytes], None] | None,
+        on_response: Callable[[Response, bytes], None] | None,
         body: bytes = b"",
         *,
         serialization: int = JSON,
     ) -> None:
-        """A request; without ``on_answer`` it wants none."""
-        self.waiting += on_answer is not None
+        """A request; without ``on_response`` it wants none."""
+        self.waiting += on_response is not None
 
         def answered(answer: Response, body: bytes) -> None:
             self.waiting -= 1
-            if on_answer is not None:
-                on_answer(answer, body)
+            if on_response is not None:
+                on_response(answer, body)
             if not self.waiting:
                 self._answered.set()
 
-        taken: OnAnswer | None = None if on_answer is None else answered
+        taken: OnAnswer | None = None if on_response is None else answered
         fields = None if ext is None else dict(ext)
         self.frames.append(self._wire.frame(code, fields, taken, body, serialization=serialization))
 
@@ -100,8 +100,8 @@ class Pipeline:
             if answer.code == ResponseCode.SUCCESS and FORWARDED_TO not in answer.ext:
                 self.workload.leading = self.node
 
-        on_answer = None if oneway else answered
-        self.add(RequestCode.SEND_MESSAGE_V2, fields, on_answer, body_of(value), serialization=serialization)
+        on_response = None if oneway else answered
+        self.add(RequestCode.SEND_MESSAGE_V2, fields, on_response, body_of(value), serialization=serialization)
         return worker, value
 
     def add_batch(self, rng: random.Random) -> None:

@@ -143,7 +143,7 @@ class Broker:
         self.appender = context.appender
         self.replica_address = context.replica_address
         self.queue_tails = context.queue_tails
-        self.slow_answers = context.slow_answers
+        self.slow_responses = context.slow_responses
         self.services = Services(context)
 
     # -- clients -----------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class Broker:
         self._clients.check_invariants()
         self.connections.check_invariants()
         self._reads.check_invariants()
-        self.slow_answers.check_invariants()
+        self.slow_responses.check_invariants()
         self.services.check_invariants()
         if self.appender.is_open:
             self.queue_tails.check_invariants()
@@ -375,7 +375,7 @@ class Broker:
 
     def tasks(self) -> Sequence[Task]:
         """The tasks that run as long as the broker runs."""
-        return self.slow_answers.run, *self.services.tasks
+        return self.slow_responses.run, *self.services.tasks
 
     def try_again(self) -> None:
         """Retry failed reads, and look whether clients read their replies."""

@@ -23,7 +23,7 @@ from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.linearizable_reads import LinearizableReads
 from mq.broker.net.log_beginning import LogBeginning
-from mq.broker.net.slow_answers import SlowAnswers
+from mq.broker.net.slow_responses import SlowResponses
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
@@ -129,7 +129,7 @@ class BrokerContext:
         archived: what was read from the archive; None if archived messages are not served.
         beginning: whether this replica may say that older messages are gone.
         reads: linearizable reads that survive a change of leader.
-        slow_answers: builds long answers in steps, some in each turn of the event loop.
+        slow_responses: builds long answers in steps, some in each turn of the event loop.
         traffic: counts stored and delivered messages.
         quotas: how much users and topics with quotas may send and consume now.
         applied_index: index of the last applied entry.
@@ -158,7 +158,7 @@ class BrokerContext:
     records: MessageSource
     archived: ArchivedReads | None
     beginning: LogBeginning
-    slow_answers: SlowAnswers
+    slow_responses: SlowResponses
     traffic: TrafficCounters
     quotas: QuotaBuckets
     applied_index: Callable[[], LogIndex]
@@ -310,7 +310,7 @@ def broker_context(
         else TieredLog(replica.log, tier, archived, access.fetch, settings.segment_bytes),
         archived=archived,
         beginning=LogBeginning(replica, tier),
-        slow_answers=SlowAnswers(
+        slow_responses=SlowResponses(
             wake=environment.reactor.wake, clock=environment.clock, slice_seconds=limits.net.slice_seconds
         ),
         traffic=traffic,

@@ -18,7 +18,7 @@ from mq.filter_server.broker_link import BrokerLink
 from mq.filter_server.figures import Figures
 from mq.filter_server.loaded_programs import Program, Programs
 from mq.filter_server.picking import Picked, Records, pick, records_in, seen_by_filter
-from mq.filter_server.pull_progress import EXAMINED_MAX, Answer, PullProgress, Reply
+from mq.filter_server.pull_progress import EXAMINED_MAX, PullHead, PullProgress, PullResponse
 from mq.filter_server.wasm_sandbox import Verdicts
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import QueueOffset
@@ -58,7 +58,7 @@ class FilteredPulls:
         self._log = log
         self._log_again_at: dict[tuple[str, str], float] = {}
 
-    async def pull(self, ext: PullExt, name: ProgramName, tags: str) -> Answer:
+    async def pull(self, ext: PullExt, name: ProgramName, tags: str) -> PullResponse:
         """The answer to a pull of messages with these tags through a program.
 
         Raises ClientError, ProgramInvalid; then nothing was passed on.
@@ -90,7 +90,7 @@ class FilteredPulls:
 
     async def _read(
         self, ext: PullExt, tags: str, offset: int, batch: int, deadline: float
-    ) -> tuple[Reply, memoryview]:
+    ) -> tuple[PullHead, memoryview]:
         wanted = PullExt(
             consumer_group=ext.consumer_group,
             topic=ext.topic,
@@ -107,7 +107,7 @@ class FilteredPulls:
         response, body = await self._link.pull(wanted, deadline)
         reply = fields_of(PullReply, response)
         code, remark = response.code, response.remark
-        return Reply(code, reply.next_begin_offset, reply.min_offset, reply.max_offset, remark), body
+        return PullHead(code, reply.next_begin_offset, reply.min_offset, reply.max_offset, remark), body
 
     async def _turn(self, program: Program, group: str, deadline: float) -> bool:
         """Take the program's turn, once its group may use a processor again; False if neither happens in time."""

@@ -31,7 +31,7 @@ class MachineFailed(Exception):
     """The process could not start, has ended, or did not answer as it should."""
 
 
-class Answer(NamedTuple):
+class FilterVerdicts(NamedTuple):
     """The verdicts of the class on the first messages, and why it failed for some of them."""
 
     verdicts: bytes
@@ -82,7 +82,7 @@ class Machine:
             raise MachineFailed(self._text(deadline))
         self._is_ready = True
 
-    def filter(self, block: Block, begin: int, end: int, seconds: float, per_message: float) -> Answer:
+    def filter(self, block: Block, begin: int, end: int, seconds: float, per_message: float) -> FilterVerdicts:
         """Filter messages in the process. Raises MachineFailed."""
         first, last = block.begin_of(begin), block.ends[end - 1]
         places: list[int] = []
@@ -105,9 +105,9 @@ class Machine:
         reasons = [self._text(deadline) for each in verdicts if each == FAILED]
         if ending == _FINISHED:
             self._is_fresh = False
-            return Answer(verdicts, reasons, None)
+            return FilterVerdicts(verdicts, reasons, None)
         is_fresh = self._is_fresh and not done
-        return Answer(verdicts, reasons, self._text(deadline), ending == _EXHAUSTED and not is_fresh)
+        return FilterVerdicts(verdicts, reasons, self._text(deadline), ending == _EXHAUSTED and not is_fresh)
 
     def unseen_cpu_seconds(self) -> float:
         """Processor seconds that the process used since `spent_seconds` was called."""

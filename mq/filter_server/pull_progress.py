@@ -22,7 +22,7 @@ PROGRESS_SECONDS: Final = 1.0
 """So long after its begin a pull is answered whose messages were all filtered out: the offset of the group follows."""
 
 
-class Reply(NamedTuple):
+class PullHead(NamedTuple):
     """The answer of a broker to a pull, without the messages."""
 
     code: int
@@ -32,7 +32,7 @@ class Reply(NamedTuple):
     remark: str | None
 
 
-class Answer(NamedTuple):
+class PullResponse(NamedTuple):
     """The answer to a pull; `body` has stored records."""
 
     code: int
@@ -94,12 +94,12 @@ class PullProgress:
         self._is_over = True
         return self.offset == self._first
 
-    def replied(self, reply: Reply, now: float) -> Answer | None:
+    def replied(self, reply: PullHead, now: float) -> PullResponse | None:
         """A broker answered a read. If it has an answer for the consumer as it is, that is returned."""
         self._low, self._high = reply.low, reply.high
         if reply.code == ResponseCode.PULL_OFFSET_MOVED:
             self._is_over = True
-            return Answer(*reply, b"") if self.offset == self._first else None
+            return PullResponse(*reply, b"") if self.offset == self._first else None
         if reply.code != ResponseCode.SUCCESS:
             self.offset = max(self.offset, reply.next_offset)
             self._is_over = bool(self._passed) or now >= self._deadline
@@ -120,11 +120,11 @@ class PullProgress:
             self._deadline = min(self._deadline, self._begun + PROGRESS_SECONDS)
             self._is_over = now >= self._begun + PROGRESS_SECONDS
 
-    def answer(self) -> Answer:
+    def answer(self) -> PullResponse:
         """The answer for the consumer."""
         offset, low, high = QueueOffset(self.offset), self._low, self._high
         if self._passed:
-            return Answer(ResponseCode.SUCCESS, offset, low, high, "FOUND", b"".join(self._passed))
+            return PullResponse(ResponseCode.SUCCESS, offset, low, high, "FOUND", b"".join(self._passed))
         if offset > self._first:
-            return Answer(ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "NO_MATCHED_MESSAGE", b"")
-        return Answer(ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE", b"")
+            return PullResponse(ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "NO_MATCHED_MESSAGE", b"")
+        return PullResponse(ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE", b"")

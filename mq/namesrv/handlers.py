@@ -76,7 +76,7 @@ _DENIAL_SECONDS: Final = 60.0
 """A denied request is logged so often at most, for each request code: anybody can send them by the thousand."""
 
 
-class _Answer:
+class _Response:
     """The content of a response."""
 
     __slots__ = ("body", "code", "ext", "remark")
@@ -123,7 +123,7 @@ class Handlers:
         self._denied_count = 0
         self._denials_logged: dict[int, float] = {}  # by request code
         self.close_connection: Callable[[Hashable], None] = lambda connection: None
-        self._by_type: Final[dict[type[Request], Callable[[Any, memoryview, Hashable], _Answer]]] = {
+        self._by_type: Final[dict[type[Request], Callable[[Any, memoryview, Hashable], _Response]]] = {
             RegisterBroker: self._register_broker,
             UnregisterBroker: self._unregister_broker,
             QueryDataVersion: self._query_data_version,
@@ -175,7 +175,7 @@ class Handlers:
             request, body, connection
         )
         if len(answer.body) > _ANSWER_BYTES_MAX:
-            answer = _Answer(
+            answer = _Response(
                 ResponseCode.SYSTEM_ERROR,
                 remark=f"the answer has {len(answer.body)} bytes, {_ANSWER_BYTES_MAX} fit into a frame",
             )
@@ -207,7 +207,7 @@ class Handlers:
         header: memoryview,
         body: memoryview,
         connection: Hashable,
-    ) -> _Answer | None:
+    ) -> _Response | None:
         """The answer to a request that its sender may not make; None if it may."""
         if self._accounts is None:
             return None
@@ -222,13 +222,13 @@ class Handlers:
             self._log.warning(
                 "request_denied", peer=connection, code=request.code, reason=reason, denied=self._denied_count
             )
-        return _Answer(ResponseCode.NO_PERMISSION, remark=reason)
+        return _Response(ResponseCode.NO_PERMISSION, remark=reason)
 
-    def _answer(self, request: Request | UnknownRequest, body: memoryview, connection: Hashable) -> _Answer:
+    def _answer(self, request: Request | UnknownRequest, body: memoryview, connection: Hashable) -> _Response:
         handler = None if isinstance(request, UnknownRequest) else self._by_type.get(type(request))
         if handler is None:
             self._log.info("request_not_supported", peer=connection, code=request.code)
-            return _Answer(
+            return _Response(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {request.code} not supported"
             )
         try:
@@ -236,14 +236,14 @@ class Handlers:
         except (BodyError, TableFull, NameTooLong, NameUnusual, KvInvalid, ConfigInvalid, ConfigForbidden) as error:
             self._log.warning("request_refused", peer=connection, code=request.code, error=str(error))
             forbidden = isinstance(error, ConfigForbidden)
-            return _Answer(ResponseCode.NO_PERMISSION if forbidden else ResponseCode.SYSTEM_ERROR, remark=str(error))
+            return _Response(ResponseCode.NO_PERMISSION if forbidden else ResponseCode.SYSTEM_ERROR, remark=str(error))
 
     # -- brokers -------------------------------------------------------------------------------------------------------
 
-    def _register_broker(self, request: RegisterBroker, body: memoryview, connection: Hashable) -> _Answer:
+    def _register_broker(self, request: RegisterBroker, body: memoryview, connection: Hashable) -> _Response:
         ext = request.ext
         if ext.body_crc32 != 0 and zlib.crc32(body) & CRC_MASK != ext.body_crc32:
-            return _Answer(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
+            return _Response(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
         registration = RegisterBrokerBody.decode(body, compressed=ext.compressed) if body else RegisterBrokerBody()
         broker = _broker(ext)
         registered = self._table.register_broker(
@@ -258,34 +258,34 @@ class Handlers:
         if not registered.accepted:
             self._log.warning("registration_ignored", **_fields(broker), reason="a newer broker has this id")
         order = self._kv.of_namespace(ORDER_TOPIC_NAMESPACE)
-        return _Answer(ext=_leader_fields(registered), body=KVTable(dict(order)).encode() if order else b"")
+        return _Response(ext=_leader_fields(registered), body=KVTable(dict(order)).encode() if order else b"")
 
-    def _unregister_broker(self, request: UnregisterBroker, body: memoryview, connection: Hashable) -> _Answer:
+    def _unregister_broker(self, request: UnregisterBroker, body: memoryview, connection: Hashable) -> _Response:
         broker = _broker(request.ext)
         registered_by = self._table.unregister_broker(broker)
         if registered_by is not None:
             self._log.info("broker_unregistered", **_fields(broker))
             if registered_by != connection:
                 self.close_connection(registered_by)
-        return _Answer()
+        return _Response()
 
-    def _query_data_version(self, request: QueryDataVersion, body: memoryview, connection: Hashable) -> _Answer:
+    def _query_data_version(self, request: QueryDataVersion, body: memoryview, connection: Hashable) -> _Response:
         changed, known = self._table.query_data_version(
             self._clock(), _broker(request.ext), DataVersion.decode(body) if body else DataVersion()
         )
-        return _Answer(ext={"changed": "true" if changed else "false"}, body=b"" if known is None else known.encode())
+        return _Response(ext={"changed": "true" if changed else "false"}, body=b"" if known is None else known.encode())
 
-    def _heartbeat(self, request: BrokerHeartbeat, body: memoryview, connection: Hashable) -> _Answer:
+    def _heartbeat(self, request: BrokerHeartbeat, body: memoryview, connection: Hashable) -> _Response:
         ext = request.ext
         self._table.heartbeat(self._clock(), ext.address, _seconds(ext.heartbeat_timeout_millis))
-        return _Answer()
+        return _Response()
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
-    def _route(self, request: GetRouteinfoByTopic, body: memoryview, connection: Hashable) -> _Answer:
+    def _route(self, request: GetRouteinfoByTopic, body: memoryview, connection: Hashable) -> _Response:
         route = self._table.route(request.ext.topic)
         if route is None:
-            return _Answer(
+            return _Response(
                 ResponseCode.TOPIC_NOT_EXIST,
                 remark=f"No topic route info in name server for the topic: {request.ext.topic}",
             )
@@ -293,88 +293,88 @@ class Handlers:
             order = self._kv.get(ORDER_TOPIC_NAMESPACE, request.ext.topic)
             if order is not None:
                 route.order_topic_conf = order
-        return _Answer(body=route.encode())
+        return _Response(body=route.encode())
 
-    def _cluster_info(self, request: GetBrokerClusterInfo, body: memoryview, connection: Hashable) -> _Answer:
-        return _Answer(body=self._table.cluster_info().encode())
+    def _cluster_info(self, request: GetBrokerClusterInfo, body: memoryview, connection: Hashable) -> _Response:
+        return _Response(body=self._table.cluster_info().encode())
 
-    def _topic_list(self, request: GetAllTopicListFromNameserver, body: memoryview, connection: Hashable) -> _Answer:
-        return _Answer(body=TopicList(self._table.topic_list()).encode())
+    def _topic_list(self, request: GetAllTopicListFromNameserver, body: memoryview, connection: Hashable) -> _Response:
+        return _Response(body=TopicList(self._table.topic_list()).encode())
 
-    def _topics_by_cluster(self, request: GetTopicsByCluster, body: memoryview, connection: Hashable) -> _Answer:
-        return _Answer(body=TopicList(self._table.topic_list(request.ext.cluster)).encode())
+    def _topics_by_cluster(self, request: GetTopicsByCluster, body: memoryview, connection: Hashable) -> _Response:
+        return _Response(body=TopicList(self._table.topic_list(request.ext.cluster)).encode())
 
-    def _reserved_topics(self, request: GetSystemTopicListFromNs, body: memoryview, connection: Hashable) -> _Answer:
+    def _reserved_topics(self, request: GetSystemTopicListFromNs, body: memoryview, connection: Hashable) -> _Response:
         names, address = self._table.reserved_topics()
-        return _Answer(body=TopicList(names, address).encode())
+        return _Response(body=TopicList(names, address).encode())
 
     def _unit_topics(
         self,
         request: GetUnitTopicList | GetHasUnitSubTopicList | GetHasUnitSubUnunitTopicList,
         body: memoryview,
         connection: Hashable,
-    ) -> _Answer:
+    ) -> _Response:
         without = UNIT_FLAG if isinstance(request, GetHasUnitSubUnunitTopicList) else 0
         flag = UNIT_FLAG if isinstance(request, GetUnitTopicList) else UNIT_SUBSCRIBED_FLAG
-        return _Answer(body=TopicList(self._table.topics_with(flag=flag, without=without)).encode())
+        return _Response(body=TopicList(self._table.topics_with(flag=flag, without=without)).encode())
 
-    def _member_group(self, request: GetBrokerMemberGroup, body: memoryview, connection: Hashable) -> _Answer:
+    def _member_group(self, request: GetBrokerMemberGroup, body: memoryview, connection: Hashable) -> _Response:
         members = self._table.member_group(request.ext.cluster, request.ext.broker_name)
-        return _Answer(body=BrokerMemberGroup(members).encode())
+        return _Response(body=BrokerMemberGroup(members).encode())
 
     # -- administration ------------------------------------------------------------------------------------------------
 
-    def _register_topic(self, request: RegisterTopicInNamesrv, body: memoryview, connection: Hashable) -> _Answer:
+    def _register_topic(self, request: RegisterTopicInNamesrv, body: memoryview, connection: Hashable) -> _Response:
         self._table.register_topic(request.ext.topic, Route.decode(body).queue_datas if body else ())
         self._log.info("topic_registered", topic=request.ext.topic, peer=connection)
-        return _Answer()
+        return _Response()
 
-    def _delete_topic(self, request: DeleteTopicInNamesrv, body: memoryview, connection: Hashable) -> _Answer:
+    def _delete_topic(self, request: DeleteTopicInNamesrv, body: memoryview, connection: Hashable) -> _Response:
         self._table.delete_topic(request.ext.topic, request.ext.cluster_name or None)
         self._log.info("topic_deleted", topic=request.ext.topic, peer=connection)
-        return _Answer()
+        return _Response()
 
-    def _wipe_write_perm(self, request: WipeWritePermOfBroker, body: memoryview, connection: Hashable) -> _Answer:
+    def _wipe_write_perm(self, request: WipeWritePermOfBroker, body: memoryview, connection: Hashable) -> _Response:
         count = self._table.wipe_write_perm(request.ext.broker_name)
         self._log.info("write_perm_wiped", group=request.ext.broker_name, topics=count, peer=connection)
-        return _Answer(ext=WipedTopicsReply(wipe_topic_count=count).fields())
+        return _Response(ext=WipedTopicsReply(wipe_topic_count=count).fields())
 
-    def _add_write_perm(self, request: AddWritePermOfBroker, body: memoryview, connection: Hashable) -> _Answer:
+    def _add_write_perm(self, request: AddWritePermOfBroker, body: memoryview, connection: Hashable) -> _Response:
         count = self._table.add_write_perm(request.ext.broker_name)
         self._log.info("write_perm_added", group=request.ext.broker_name, topics=count, peer=connection)
-        return _Answer(ext=AddedTopicsReply(add_topic_count=count).fields())
+        return _Response(ext=AddedTopicsReply(add_topic_count=count).fields())
 
-    def _put_kv(self, request: PutKvConfig, body: memoryview, connection: Hashable) -> _Answer:
+    def _put_kv(self, request: PutKvConfig, body: memoryview, connection: Hashable) -> _Response:
         self._kv.put(request.ext.namespace, request.ext.key, request.ext.value)
-        return _Answer()
+        return _Response()
 
-    def _get_kv(self, request: GetKvConfig, body: memoryview, connection: Hashable) -> _Answer:
+    def _get_kv(self, request: GetKvConfig, body: memoryview, connection: Hashable) -> _Response:
         value = self._kv.get(request.ext.namespace, request.ext.key)
         if value is None:
-            return _Answer(
+            return _Response(
                 ResponseCode.QUERY_NOT_FOUND,
                 remark=f"No config item, Namespace: {request.ext.namespace} Key: {request.ext.key}",
             )
-        return _Answer(ext={"value": value})
+        return _Response(ext={"value": value})
 
-    def _delete_kv(self, request: DeleteKvConfig, body: memoryview, connection: Hashable) -> _Answer:
+    def _delete_kv(self, request: DeleteKvConfig, body: memoryview, connection: Hashable) -> _Response:
         self._kv.delete(request.ext.namespace, request.ext.key)
-        return _Answer()
+        return _Response()
 
-    def _kv_list(self, request: GetKvlistByNamespace, body: memoryview, connection: Hashable) -> _Answer:
+    def _kv_list(self, request: GetKvlistByNamespace, body: memoryview, connection: Hashable) -> _Response:
         values = self._kv.of_namespace(request.ext.namespace)
         if values is None:
-            return _Answer(ResponseCode.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {request.ext.namespace}")
-        return _Answer(body=KVTable(dict(values)).encode())
+            return _Response(ResponseCode.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {request.ext.namespace}")
+        return _Response(body=KVTable(dict(values)).encode())
 
-    def _get_config(self, request: GetNamesrvConfig, body: memoryview, connection: Hashable) -> _Answer:
-        return _Answer(body=encode_properties(self._config.properties()))
+    def _get_config(self, request: GetNamesrvConfig, body: memoryview, connection: Hashable) -> _Response:
+        return _Response(body=encode_properties(self._config.properties()))
 
-    def _update_config(self, request: UpdateNamesrvConfig, body: memoryview, connection: Hashable) -> _Answer:
+    def _update_config(self, request: UpdateNamesrvConfig, body: memoryview, connection: Hashable) -> _Response:
         wanted = decode_properties(body)
         self._config.update(wanted)
         self._log.info("config_changed", settings=sorted(wanted), peer=connection)
-        return _Answer()
+        return _Response()
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -62,7 +62,7 @@ class BulkStatus(IntEnum):
     """The topic was deleted and created again: its identity differs from the one in the request."""
 
 
-class BulkAnswer(NamedTuple):
+class BulkResponse(NamedTuple):
     """An answer to a bulk read.
 
     Attributes:
@@ -160,7 +160,7 @@ def encode_no_records(
     return b"".join((head, *(_QUEUE_OFFSET.pack(*each) for each in offsets.items()), text.encode()))
 
 
-def decode_answer(body: bytes | bytearray | memoryview) -> BulkAnswer:
+def decode_answer(body: bytes | bytearray | memoryview) -> BulkResponse:
     """Decode the body of an answer, without parsing its records. Raises BulkError."""
     view = memoryview(body)
     if len(view) < _HEAD.size:
@@ -172,7 +172,7 @@ def decode_answer(body: bytes | bytearray | memoryview) -> BulkAnswer:
     offsets = dict(_QUEUE_OFFSET.iter_unpack(view[_HEAD.size : at]))
     status = BulkStatus(code)
     if status is not BulkStatus.RECORDS:
-        return BulkAnswer(status, offsets, number, array("i"), array("i"), view[at:])
+        return BulkResponse(status, offsets, number, array("i"), array("i"), view[at:])
     if len(view) < at + 2 * _WORD * number:
         raise BulkError(f"the answer ends after {len(view)} bytes, and announces {number} records")
     queue_ids, at = _read_words(view, at, number), at + _WORD * number
@@ -184,7 +184,7 @@ def decode_answer(body: bytes | bytearray | memoryview) -> BulkAnswer:
     if number and flags & _WITHOUT_RECORDS:
         raise BulkError(f"an answer without records announces {number} records")
     without = bool(flags & _WITHOUT_BODIES), bool(flags & _WITHOUT_RECORDS)
-    return BulkAnswer(status, offsets, 0, queue_ids, sizes, view[at:], *without)
+    return BulkResponse(status, offsets, 0, queue_ids, sizes, view[at:], *without)
 
 
 _STATUSES: Final = frozenset(map(int, BulkStatus))

@@ -15,7 +15,7 @@ import trio
 
 from mq.certificate import Certificate
 from mq.client.net.client_core import RemotingSettings, parse_addresses
-from mq.client.net.connection import AnswerLater
+from mq.client.net.connection import RespondLater
 from mq.client.net.identity import new_client_id
 from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.wire.request import Request
@@ -130,7 +130,7 @@ async def open_table(
     clients = Clients(random.Random() if rng is None else rng)
     tables: list[ServiceTable] = []
 
-    def answer_broker(request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater) -> bytes | None:
+    def answer_broker(request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater) -> bytes | None:
         return tables[0].answer_broker(request, body, answer_later) if tables else None
 
     async with (

@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 import trio
 
-from mq.client.net.connection import AnswerLater
+from mq.client.net.connection import RespondLater
 from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.wire.request import Request
 from mq.proxy.brokers import Brokers
@@ -147,7 +147,7 @@ class ServiceTable:
         }
 
     def answer_broker(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
     ) -> bytes | None:
         """A request from a broker; see `mq.client.net.connection.OnServerRequest`."""
         return self._telemetry.answer_broker(request, body, answer_later)

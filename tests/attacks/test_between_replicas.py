@@ -53,7 +53,7 @@ class Caller:
             address,
             authentication,
             on_connected=lambda: self._end("connected"),
-            on_answer=lambda answer, body: None,
+            on_response=lambda answer, body: None,
             on_closed=self._end,
         )
         self._connection.dial()

@@ -57,13 +57,13 @@ class StockClient:
         code: int,
         ext: dict[str, Any],
         body: bytes,
-        on_answer: Callable[[Response], None],
+        on_response: Callable[[Response], None],
         *,
         oneway: bool = False,
     ) -> None:
         opaque = next(self._opaque)
         if not oneway:
-            self._waiting[opaque] = (trio.current_time(), on_answer)
+            self._waiting[opaque] = (trio.current_time(), on_response)
         fields = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in ext.items()}
         frame = encode_request(code, opaque, ext=fields, body=body, oneway=oneway, language="JAVA")
         try:
@@ -83,11 +83,11 @@ class StockClient:
                 for serialization, header, _ in frames:
                     answer = decode_header(serialization, header)
                     if isinstance(answer, Response):
-                        since, on_answer = self._waiting.pop(answer.opaque)
+                        since, on_response = self._waiting.pop(answer.opaque)
                         self.seconds.append(trio.current_time() - since)
                         if self.seconds[-1] > TIMEOUT_SECONDS:
                             self.errors.append(f"answer after {self.seconds[-1]:.1f} s")
-                        on_answer(answer)
+                        on_response(answer)
         self.errors.append("the connection was closed")
         self.ended = True
 

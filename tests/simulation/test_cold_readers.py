@@ -11,7 +11,7 @@ import pytest
 
 from chaos.broker_sim.archive import Archive
 from chaos.broker_sim.archive_bucket import CALM, Mood
-from chaos.broker_sim.clients import Answer, Client, Lost, pull_fields
+from chaos.broker_sim.clients import Client, ClientResponse, LostResponse, ResponseOrLoss, pull_fields
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.schedule import draw_broker_scenario
 from mq.broker.limits import DEFAULT, BrokerLimits
@@ -31,7 +31,7 @@ class SlowStore(Archive):
 
     def __init__(self, cluster: Any) -> None:
         super().__init__(cluster)
-        self.answers: Counter[int | Lost] = Counter()
+        self.answers: Counter[int | LostResponse] = Counter()
         self.messages = 0
         self._offsets = [0] * READERS
 
@@ -60,14 +60,14 @@ class SlowStore(Archive):
     def _pull(self, client: Client, number: int) -> None:
         queue_id = number % self.queues
 
-        def done(answer: Answer | Lost) -> None:
-            self.answers[answer.code if isinstance(answer, Answer) else answer] += 1
-            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+        def done(answer: ResponseOrLoss) -> None:
+            self.answers[answer.code if isinstance(answer, ClientResponse) else answer] += 1
+            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
                 count = len(list(decode_records(answer.body)))
                 self.messages += count
                 self._offsets[number] += count
             else:
-                self._offsets[number] = 0 if answer is not Lost.UNKNOWN else self._offsets[number]
+                self._offsets[number] = 0 if answer is not LostResponse.UNKNOWN else self._offsets[number]
             if self.cluster.now < SECONDS:
                 self.cluster.at(self.cluster.now + 0.01, self._pull, client, number)
 
@@ -100,7 +100,7 @@ def test_cold_readers_of_a_slow_store_are_not_closed(monkeypatch: pytest.MonkeyP
     assert isinstance(workload, SlowStore)
     assert closed["idle, behind the last pull"] >= 1, "they are seen"
     assert workload.messages > 100
-    assert workload.answers[Lost.UNREACHABLE] == 0
+    assert workload.answers[LostResponse.UNREACHABLE] == 0
     assert workload.counts["files deleted locally"] > 5
     others = ("idle, behind the last pull", "closed by peer", "receive failed", "send failed", "broker stops")
     assert not [reason for reason in closed if not reason.startswith(others)], closed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mq.protocol.bulk import (
-    BulkAnswer,
+    BulkResponse,
     BulkStatus,
     PlannedPlace,
     PlannedQueue,
@@ -32,13 +32,13 @@ async def bulk_request(client: Client, *ranges: tuple[int, int, int], **given: A
     return await client.request(RequestCode.BULK_READ, bulk_ext(**given), body)
 
 
-async def bulk(client: Client, *ranges: tuple[int, int, int], **given: Any) -> BulkAnswer:
+async def bulk(client: Client, *ranges: tuple[int, int, int], **given: Any) -> BulkResponse:
     answer = await bulk_request(client, *ranges, **given)
     assert answer.code == ResponseCode.SUCCESS, answer
     return decode_answer(answer.body)
 
 
-def records(answer: BulkAnswer) -> list[StoredMessage]:
+def records(answer: BulkResponse) -> list[StoredMessage]:
     assert answer.status is BulkStatus.RECORDS, answer
     found: list[StoredMessage] = []
     at = 0

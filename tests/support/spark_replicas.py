@@ -11,7 +11,7 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.messages.records import encode_host, encode_record
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.properties import encode
-from spark.client import Answer, Connection, Unreachable
+from spark.client import BrokerResponse, Connection, Unreachable
 from spark.plan import LogRange, QueueRange
 from spark.task_reader import TaskOptions, TaskReader
 
@@ -40,24 +40,24 @@ class Replica:
     def __init__(self, end: int, first: int = 0) -> None:
         self.first, self.end = first, end
         self.is_down = False
-        self.faults: list[Callable[[Answer], Answer | None]] = []
+        self.faults: list[Callable[[BrokerResponse], BrokerResponse | None]] = []
         self.pulls = 0
 
-    def pull(self, ext: dict[str, str], records_max: int) -> Answer:
+    def pull(self, ext: dict[str, str], records_max: int) -> BrokerResponse:
         self.pulls += 1
         queue_id, offset = int(ext["queueId"]), int(ext["queueOffset"])
         header = {"minOffset": str(self.first), "maxOffset": str(self.end)}
         if offset < self.first:
-            return Answer(21, "", {**header, "nextBeginOffset": str(self.first)}, memoryview(b""))
+            return BrokerResponse(21, "", {**header, "nextBeginOffset": str(self.first)}, memoryview(b""))
         found = range(offset, min(offset + min(records_max, int(ext["maxMsgNums"])), self.end))
         if not found:
-            return Answer(19, "", {**header, "nextBeginOffset": str(offset)}, memoryview(b""))
+            return BrokerResponse(19, "", {**header, "nextBeginOffset": str(offset)}, memoryview(b""))
         wanted = [
             each for each in found if ext["subscription"] == "*" or (each % 2 == 0) == (ext["subscription"] == "even")
         ]
         code = 0 if wanted else 20
         data = b"".join(stored(queue_id, each) for each in wanted)
-        return Answer(code, "", {**header, "nextBeginOffset": str(found.stop)}, memoryview(data))
+        return BrokerResponse(code, "", {**header, "nextBeginOffset": str(found.stop)}, memoryview(data))
 
 
 class Line(Connection):
@@ -75,12 +75,12 @@ class Line(Connection):
         self._sent[number] = code, ext
         return number
 
-    def receive(self, opaque: int) -> Answer:
+    def receive(self, opaque: int) -> BrokerResponse:
         code, ext = self._sent[opaque]
         if code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             return self._cluster.route()
         replica = self._replica()
-        answer: Answer | None = replica.pull(ext, self._cluster.rng.randint(1, 7))
+        answer: BrokerResponse | None = replica.pull(ext, self._cluster.rng.randint(1, 7))
         if replica.faults:
             assert answer is not None
             answer = replica.faults.pop(0)(answer)
@@ -120,13 +120,13 @@ class Cluster:
         for action in self.on_sleep:
             action()
 
-    def route(self) -> Answer:
+    def route(self) -> BrokerResponse:
         addresses = {str(number): address for number, address in enumerate(["leader:1", "f1:1", "f2:1"])}
         body = {
             "queueDatas": [{"brokerName": "a", "readQueueNums": 4, "perm": 6}],
             "brokerDatas": [{"brokerName": "a", "brokerAddrs": addresses}],
         }
-        return Answer(0, "", {}, memoryview(json.dumps(body).encode()))
+        return BrokerResponse(0, "", {}, memoryview(json.dumps(body).encode()))
 
     def reader(self, *ranges: QueueRange, **options: Any) -> TaskReader:
         part = LogRange("T", "", "a", ranges, REPLICAS)

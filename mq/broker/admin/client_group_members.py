@@ -14,7 +14,7 @@ import msgspec
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.client_requests import NoResponse
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import ConsumerGroup, GroupSubscription, Member
 from mq.broker.net.refusals import RequestRefused
@@ -176,7 +176,7 @@ class GroupMembers(Service):
         tables: Tables = {}
         open_questions = len(asked)
 
-        def answered(client_id: str, response: Response | NoAnswer, text: bytes) -> None:
+        def answered(client_id: str, response: Response | NoResponse, text: bytes) -> None:
             nonlocal open_questions
             open_questions -= 1
             assert open_questions >= 0, f"{-open_questions} members more than {len(asked)} have answered"
@@ -229,7 +229,7 @@ class GroupMembers(Service):
         name = call.request.ext.consumer_group
         at = self._connection_of(name, client_id)
 
-        def answered(response: Response | NoAnswer, text: bytes) -> None:
+        def answered(response: Response | NoResponse, text: bytes) -> None:
             if isinstance(response, Response) and not _fits(response):
                 code, remark = (
                     ResponseCode.SYSTEM_ERROR,
@@ -239,7 +239,7 @@ class GroupMembers(Service):
             elif isinstance(response, Response):
                 reply = call.response(response.code, remark=response.remark, ext=response.ext, body=text)
             else:
-                timeout = response is NoAnswer.TIMEOUT
+                timeout = response is NoResponse.TIMEOUT
                 code = ResponseCode.CONSUME_MSG_TIMEOUT if timeout else ResponseCode.SYSTEM_ERROR
                 remark = f"consumer <{name}> <{client_id}> did not answer: {response.name}"
                 reply = call.response(code, remark=remark)

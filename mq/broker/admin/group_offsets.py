@@ -18,7 +18,7 @@ from mq.broker.net.consumer_group import BROADCASTING
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_answers import Answer, check_length, joined
+from mq.broker.net.slow_responses import ResponseSteps, check_length, joined
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.state.commands import ForbidTopic, encode_command
 from mq.broker.state.pop_checkpoints import PopQueue
@@ -87,7 +87,7 @@ class GroupOffsets(Service):
         self._appender = context.appender
         self._read = context.reads.read
         self._beginning = context.beginning
-        self._gradually = context.slow_answers
+        self._gradually = context.slow_responses
 
     def routes(self) -> Iterator[Route]:
         yield Route(GetConsumeStats, self.handle_stats)
@@ -103,7 +103,7 @@ class GroupOffsets(Service):
         """Request code 208."""
         ext = call.request.ext
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             if ext.topic:
                 topics: Iterable[str] = [ext.topic]
             elif ext.topic_list:
@@ -120,7 +120,7 @@ class GroupOffsets(Service):
 
         behind = _Behind()
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             groups: list[bytes] = []
             nbytes = 0
             for group, topics in self._topics_by_group().items():

@@ -15,12 +15,12 @@ import msgspec
 from mq.broker.admin.client_group_members import RELAY_VERSION_MIN, connection_data, proxied_data
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.client_requests import NoResponse
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import Member, summary_text
 from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_answers import Answer, check_length
+from mq.broker.net.slow_responses import ResponseSteps, check_length
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.members import (
@@ -50,7 +50,7 @@ class MembersOfManyGroups(Service):
 
     def __init__(self, context: BrokerContext) -> None:
         self._clients = context.clients
-        self._gradually = context.slow_answers
+        self._gradually = context.slow_responses
 
     def routes(self) -> Iterator[Route]:
         yield Route(AskMembers, self.handle)
@@ -69,7 +69,7 @@ class MembersOfManyGroups(Service):
         else:
             self._ask(call, wanted.groups[0])
 
-    def _answer(self, call: Call[AskMembers], question: MembersQuestion) -> Answer:
+    def _answer(self, call: Call[AskMembers], question: MembersQuestion) -> ResponseSteps:
         found: dict[str, list[GroupMember]] = {}
         differing: dict[str, list[GroupMember]] = {}
         count = 0
@@ -125,7 +125,7 @@ class MembersOfManyGroups(Service):
             members = self._members(group, told)
             call.answer(call.response(body=MembersOfGroups(groups={group: members} if members else {}).encode()))
 
-        def answered(at: ClientConnection, response: Response | NoAnswer, text: bytes) -> None:
+        def answered(at: ClientConnection, response: Response | NoResponse, text: bytes) -> None:
             nonlocal left, room
             left -= 1
             assert left >= 0, f"{-left} members of {group} more than {len(asked)} have answered"

@@ -15,7 +15,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_answers import Answer
+from mq.broker.net.slow_responses import ResponseSteps
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -60,7 +60,7 @@ class PendingQueries(Service):
         self._store = context.store
         self._pread = context.replica.log.pread
         self._read = context.reads.read
-        self._gradually = context.slow_answers
+        self._gradually = context.slow_responses
         self._wall_clock_ms = context.wall_clock_ms
 
     def routes(self) -> Iterator[Route]:
@@ -75,7 +75,7 @@ class PendingQueries(Service):
             )
         count = min(max(ext.count, 0), SHOWN_MAX)
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             queues = self._queues(ext.kind)
             now_ms = self._wall_clock_ms()
             counts: Counter[int] = Counter()

@@ -13,7 +13,7 @@ from mq.broker.net.call import Call, Handler
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_answers import Answer, joined
+from mq.broker.net.slow_responses import ResponseSteps, joined
 from mq.broker.state.metadata import as_registered
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import METADATA_TOPIC, SYSTEM_TOPICS
@@ -47,7 +47,7 @@ class TopicQueries(Service):
         self._store = context.store
         self._read = context.reads.read
         self._beginning = context.beginning
-        self._gradually = context.slow_answers
+        self._gradually = context.slow_responses
         self._store_time = store_time
         self._version = context.data_version
         self._limits = context.limits.upkeep
@@ -70,9 +70,9 @@ class TopicQueries(Service):
 
         return handle
 
-    def _served_gradually(self, answer: Callable[[Any], Answer]) -> Handler:
+    def _served_gradually(self, answer: Callable[[Any], ResponseSteps]) -> Handler:
         def handle(call: Call[Any]) -> None:
-            def reply() -> Answer:
+            def reply() -> ResponseSteps:
                 text = yield from answer(call.request)
                 return call.response(body=text)
 
@@ -93,7 +93,7 @@ class TopicQueries(Service):
         identity = self._metadata.topic_identity(config.name)
         return as_registered(config).encode(), TopicConfigReply(topic_identity=identity).fields()
 
-    def _topic_stats(self, request: GetTopicStatsInfo) -> Answer:
+    def _topic_stats(self, request: GetTopicStatsInfo) -> ResponseSteps:
         topic = request.ext.topic
         config = self._metadata.topics.get(topic)
         if config is None:
@@ -116,7 +116,7 @@ class TopicQueries(Service):
     def _system_topics(self, request: GetSystemTopicListFromBroker) -> tuple[bytes, dict[str, str] | None]:
         return TopicList(sorted((SYSTEM_TOPICS | self._metadata.system_topics) - {METADATA_TOPIC})).encode(), None
 
-    def _consumer_offsets(self, request: GetAllConsumerOffset) -> Answer:
+    def _consumer_offsets(self, request: GetAllConsumerOffset) -> ResponseSteps:
         tables = self._metadata.consumer_offsets
         shown_max = self._limits.offset_tables_shown_max
         if len(tables) > shown_max:

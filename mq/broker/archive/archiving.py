@@ -17,7 +17,7 @@ from mq.broker.archive.worker_process import archive_in_process
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.client_requests import NoResponse
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service, Task
@@ -207,7 +207,7 @@ class Archiving(Service):
         )
         self._calls.ask(leader, RequestCode.REPORT_ARCHIVED, ext.fields(), b"", ANSWER_SECONDS, self._limits_answered)
 
-    def _limits_answered(self, response: Response | NoAnswer, body: bytes) -> None:
+    def _limits_answered(self, response: Response | NoResponse, body: bytes) -> None:
         if isinstance(response, Response) and response.code == ResponseCode.SUCCESS:
             kept = read_reply(ReportArchivedReply, response.ext)
             if min(kept.kept_seconds, kept.kept_bytes) >= 0:
@@ -397,7 +397,7 @@ class Archiving(Service):
         )
         self._calls.ask(leader, RequestCode.REPORT_ARCHIVED, ext.fields(), b"", ANSWER_SECONDS, self._answered)
 
-    def _answered(self, response: Response | NoAnswer, body: bytes) -> None:
+    def _answered(self, response: Response | NoResponse, body: bytes) -> None:
         if isinstance(response, Response) and response.code == ResponseCode.INVALID_PARAMETER:
             self._refused(response.remark)
 

@@ -13,7 +13,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_answers import Answer
+from mq.broker.net.slow_responses import ResponseSteps
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.requests.bulk import AskTopicEnds, TopicEndsReply
@@ -35,7 +35,7 @@ class TopicEndQueries(Service):
         self._metadata = context.metadata
         self._store = context.store
         self._read = context.reads.read
-        self._gradually = context.slow_answers
+        self._gradually = context.slow_responses
 
     def routes(self) -> Iterator[Route]:
         yield Route(AskTopicEnds, self.handle)
@@ -44,7 +44,7 @@ class TopicEndQueries(Service):
         """Request code 9009. Raises RequestRefused."""
         topics = decoded(decode_topics, call.body)
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             return self._answer(call, topics)
 
         if call.request.ext.current:
@@ -52,7 +52,7 @@ class TopicEndQueries(Service):
         else:
             self._gradually.work(call, answer())
 
-    def _answer(self, call: Call[AskTopicEnds], topics: list[str]) -> Answer:
+    def _answer(self, call: Call[AskTopicEnds], topics: list[str]) -> ResponseSteps:
         configs = self._metadata.topics
         if unknown := [topic for topic in topics if topic not in configs]:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_shown(unknown)}")

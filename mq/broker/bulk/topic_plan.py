@@ -13,7 +13,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_answers import Answer
+from mq.broker.net.slow_responses import ResponseSteps
 from mq.protocol.bulk import PlannedPlace, PlannedQueue, encode_plan
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
@@ -39,7 +39,7 @@ class TopicPlans(Service):
         self._metadata = context.metadata
         self._store = context.store
         self._read = context.reads.read
-        self._gradually = context.slow_answers
+        self._gradually = context.slow_responses
 
     def routes(self) -> Iterator[Route]:
         yield Route(PlanTopic, self.handle)
@@ -47,7 +47,7 @@ class TopicPlans(Service):
     def handle(self, call: Call[PlanTopic]) -> None:
         """Request code 9006."""
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             return self._answer(call)
 
         if call.request.ext.current:
@@ -55,7 +55,7 @@ class TopicPlans(Service):
         else:
             self._gradually.work(call, answer())
 
-    def _answer(self, call: Call[PlanTopic]) -> Answer:
+    def _answer(self, call: Call[PlanTopic]) -> ResponseSteps:
         ext = call.request.ext
         config = self._metadata.topics.get(ext.topic)
         if config is None:

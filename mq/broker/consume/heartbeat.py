@@ -17,7 +17,7 @@ from mq.broker.net.heartbeat_limits import HeartbeatInvalid
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.removed_members import reply
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_answers import Answer
+from mq.broker.net.slow_responses import ResponseSteps
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.write_path.replicate import encoded
 from mq.protocol.codes import ResponseCode
@@ -49,7 +49,7 @@ class Heartbeats(Service):
 
     def __init__(self, context: BrokerContext) -> None:
         self._clients = context.clients
-        self._gradually = context.slow_answers
+        self._gradually = context.slow_responses
         self._metadata = context.metadata
         self._appender = context.appender
         self._clock = context.clock
@@ -102,7 +102,7 @@ class Heartbeats(Service):
             raise _refusal(error) from error
         return self._register(call, heartbeat)
 
-    def _take_slowly(self, call: Call[HeartBeat]) -> Answer:
+    def _take_slowly(self, call: Call[HeartBeat]) -> ResponseSteps:
         """Process a heartbeat with many subscriptions between other work."""
         try:
             heartbeat = HeartbeatOfProxy.decode(call.body)

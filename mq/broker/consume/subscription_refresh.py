@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.client_requests import NoResponse
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.heartbeat_limits import HeartbeatInvalid
@@ -53,7 +53,7 @@ class SubscriptionRefresh:
         code = RequestCode.GET_CONSUMER_RUNNING_INFO
         connection.ask(code, fields, b"", ANSWER_SECONDS, partial(self._answered, connection, group))
 
-    def _answered(self, connection: ClientConnection, group: str, response: Response | NoAnswer, body: bytes) -> None:
+    def _answered(self, connection: ClientConnection, group: str, response: Response | NoResponse, body: bytes) -> None:
         if not isinstance(response, Response) or response.code != ResponseCode.SUCCESS or len(body) > BODY_BYTES_MAX:
             return
         try:

@@ -15,7 +15,7 @@ from mq.broker.lite.pop import Client, LitePops
 from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_answers import Answer
+from mq.broker.net.slow_responses import ResponseSteps
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import NameRefused, check_lite_topic, is_lite_queue, lite_queue, split_lite_queue
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
@@ -61,7 +61,7 @@ class LiteQueries(Service):
         self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
         self._topics_max = context.limits.lite.topics_max
         self._read = context.reads.read
-        self._gradually = context.slow_answers
+        self._gradually = context.slow_responses
         self._pops = pops
         self._store_time = store_time
 
@@ -78,7 +78,7 @@ class LiteQueries(Service):
     def handle_broker(self, call: Call[GetBrokerLiteInfo]) -> None:
         """Request code 200074."""
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             open_count = offset_count = 0
             for number, (_, queue, _) in enumerate(list(self._metadata.pops.queues)):
                 open_count += is_lite_queue(queue)
@@ -112,7 +112,7 @@ class LiteQueries(Service):
         """Request code 200075."""
         topic = call.request.ext.topic
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             self._check_parent(topic)
             count, begin = 0, lite_queue(topic, "")
             for number, (queue, _) in enumerate(self._store.all_keys()):
@@ -135,7 +135,7 @@ class LiteQueries(Service):
         """Request code 200076."""
         parent, lite = call.request.ext.parent_topic, call.request.ext.lite_topic
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             self._check_parent(parent)
             self._check_lite(lite)
             name = lite_queue(parent, lite)
@@ -162,7 +162,7 @@ class LiteQueries(Service):
         """Request code 200077."""
         ext = call.request.ext
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             self._check_parent(ext.parent_topic)
             group = self._group(ext.group)
             if group.parent != ext.parent_topic:
@@ -189,7 +189,7 @@ class LiteQueries(Service):
         """Request code 200078."""
         ext = call.request.ext
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             group = self._group(ext.group)
             if ext.lite_topic:
                 info = self._progress(ext.group, group, ext.lite_topic)
@@ -209,7 +209,7 @@ class LiteQueries(Service):
         """Request code 200079. Refused if the client that it names has not sent its subscriptions."""
         name, client_id = call.request.ext.group, call.request.ext.client_id
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             self._group(name)
             found = [
                 client

@@ -12,7 +12,7 @@ from mq.broker.limits import DEFAULT
 from mq.protocol.incoming.headers import Response
 
 
-class NoAnswer(Enum):
+class NoResponse(Enum):
     """The reason why a client did not answer."""
 
     GONE = auto()
@@ -22,7 +22,7 @@ class NoAnswer(Enum):
     """Too many requests are in flight; this one was not sent."""
 
 
-OnAnswer = Callable[[Response | NoAnswer, bytes], None]
+OnResponse = Callable[[Response | NoResponse, bytes], None]
 """Called with the response and its body."""
 
 ConnectionT = TypeVar("ConnectionT", bound=Hashable)
@@ -32,7 +32,7 @@ ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 class _Question(Generic[ConnectionT]):
     connection: ConnectionT
     deadline: float
-    on_answer: OnAnswer
+    on_response: OnResponse
 
 
 class ClientRequests(Generic[ConnectionT]):
@@ -52,13 +52,13 @@ class ClientRequests(Generic[ConnectionT]):
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, connection: ConnectionT, seconds: float, on_answer: OnAnswer) -> int | None:
+    def add(self, connection: ConnectionT, seconds: float, on_response: OnResponse) -> int | None:
         """Register a request; returns its opaque, or None if too many are in flight."""
         if len(self._open) >= self._open_max:
             return None
         opaque = next(self._opaque) & 0x7FFFFFFF
         assert opaque not in self._open, f"request {opaque} is in flight already, with {len(self._open)} others"
-        self._open[opaque] = _Question(connection, self._clock() + seconds, on_answer)
+        self._open[opaque] = _Question(connection, self._clock() + seconds, on_response)
         return opaque
 
     def answered(self, connection: ConnectionT, response: Response, body: bytes) -> bool:
@@ -67,29 +67,29 @@ class ClientRequests(Generic[ConnectionT]):
         if question is None or question.connection != connection:
             return False
         del self._open[response.opaque]
-        question.on_answer(response, body)
+        question.on_response(response, body)
         return True
 
     def connection_closed(self, connection: ConnectionT) -> None:
         """Fail the requests on this connection."""
         if self._open:
             self._report(
-                [opaque for opaque, each in self._open.items() if each.connection == connection], NoAnswer.GONE
+                [opaque for opaque, each in self._open.items() if each.connection == connection], NoResponse.GONE
             )
 
     def expire(self) -> None:
         """Time out requests without an answer; called by a timer."""
         if self._open:
             now = self._clock()
-            self._report([opaque for opaque, each in self._open.items() if each.deadline <= now], NoAnswer.TIMEOUT)
+            self._report([opaque for opaque, each in self._open.items() if each.deadline <= now], NoResponse.TIMEOUT)
 
     def check_invariants(self) -> None:
         """Assert that no more requests are in flight than may be; for tests."""
         assert len(self._open) <= self._open_max, f"{len(self._open)} requests are open; maximum: {self._open_max}"
 
-    def _report(self, opaques: list[int], reason: NoAnswer) -> None:
+    def _report(self, opaques: list[int], reason: NoResponse) -> None:
         for opaque in opaques:
             # The callback may close a connection and thereby complete other requests.
             question = self._open.pop(opaque, None)
             if question is not None:
-                question.on_answer(reason, b"")
+                question.on_response(reason, b"")

@@ -14,7 +14,7 @@ import structlog
 
 from mq.broker.access.control import AccessControl, AccessDenied
 from mq.broker.base.archived_reads import ArchivedNotLoaded, ArchivedUnreadable
-from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
+from mq.broker.net.client_requests import ClientRequests, NoResponse, OnResponse
 from mq.broker.net.flow_control import MUCH_BYTES, UnreadReplies
 from mq.broker.net.not_served import why_not_served
 from mq.broker.net.refusals import RequestRefused
@@ -198,17 +198,17 @@ class ClientConnection:
         if self._stream.out_bytes > MUCH_BYTES:
             self._much_waits()
 
-    def ask(self, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: OnAnswer) -> None:
+    def ask(self, code: int, ext: dict[str, str], body: bytes, seconds: float, on_response: OnResponse) -> None:
         """Send a request of the broker to the client.
 
-        ``on_answer`` gets the response or a NoAnswer within ``seconds``; at once if the client cannot be asked.
+        ``on_response`` gets the response or a NoResponse within ``seconds``; at once if the client cannot be asked.
         """
         if self.closed:
-            on_answer(NoAnswer.GONE, b"")
+            on_response(NoResponse.GONE, b"")
             return
-        opaque = self._questions.add(self, seconds, on_answer)
+        opaque = self._questions.add(self, seconds, on_response)
         if opaque is None:
-            on_answer(NoAnswer.BUSY, b"")
+            on_response(NoResponse.BUSY, b"")
         else:
             self.send(encode_request(code, opaque, ext=ext, body=body))
 

@@ -17,7 +17,7 @@ import msgspec
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.client_requests import NoResponse
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.heartbeat_limits import HeartbeatLimits
 from mq.broker.net.refusals import RequestRefused
@@ -203,8 +203,8 @@ class Replies(Service):
             self._relay(reply, push, body)
             return
 
-        def answered(answer: Response | NoAnswer, _: bytes) -> None:
-            if answer is NoAnswer.GONE:
+        def answered(answer: Response | NoResponse, _: bytes) -> None:
+            if answer is NoResponse.GONE:
                 self._relay(reply, push, body)  # it may be connected to another replica by now
             elif isinstance(answer, Response) and answer.code == ResponseCode.SUCCESS:
                 self._answer(reply, None)
@@ -223,12 +223,12 @@ class Replies(Service):
         refusal: str | None = None
         has_answered = False
 
-        def answered(answer: Response | NoAnswer, _: bytes) -> None:
+        def answered(answer: Response | NoResponse, _: bytes) -> None:
             nonlocal open_questions, refusal, has_answered
             open_questions -= 1
             assert open_questions >= 0, f"{-open_questions} replicas more than {len(addresses)} have answered"
             code = answer.code if isinstance(answer, Response) else None
-            if code != ResponseCode.CONSUMER_NOT_ONLINE and answer is not NoAnswer.GONE:
+            if code != ResponseCode.CONSUMER_NOT_ONLINE and answer is not NoResponse.GONE:
                 refusal = _failed(reply.client_id)
             if has_answered or (open_questions and code != ResponseCode.SUCCESS):
                 return
@@ -296,11 +296,11 @@ class Replies(Service):
             )
         push = PushReplyExt(**{name: getattr(ext, name) for name in PushReplyExt.__struct_fields__})
 
-        def answered(answer: Response | NoAnswer, _: bytes) -> None:
+        def answered(answer: Response | NoResponse, _: bytes) -> None:
             if isinstance(answer, Response):
                 code = ResponseCode.SUCCESS if answer.code == ResponseCode.SUCCESS else ResponseCode.SYSTEM_ERROR
             else:
-                gone = answer is NoAnswer.GONE
+                gone = answer is NoResponse.GONE
                 code = ResponseCode.CONSUMER_NOT_ONLINE if gone else ResponseCode.SYSTEM_ERROR
             call.answer(call.response(code))
 

@@ -16,7 +16,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_answers import Answer
+from mq.broker.net.slow_responses import ResponseSteps
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.records import decode_record
@@ -57,7 +57,7 @@ class OffsetAndTimeQueries(Service):
         self._read = context.reads.read
         self._beginning = context.beginning
         self._segment_log = context.replica.log
-        self._gradually = context.slow_answers
+        self._gradually = context.slow_responses
         self._wall_clock_ms = context.wall_clock_ms
 
     def routes(self) -> Iterator[Route]:
@@ -194,7 +194,7 @@ class OffsetAndTimeQueries(Service):
         """Request code 303. Raises RequestRefused."""
         ext = call.request.ext
 
-        def answer() -> Answer:
+        def answer() -> ResponseSteps:
             config = self._metadata.topics.get(ext.topic)
             if config is None:
                 raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{ext.topic}] not exist")

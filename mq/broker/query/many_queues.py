@@ -11,7 +11,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_answers import Answer
+from mq.broker.net.slow_responses import ResponseSteps
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
@@ -36,7 +36,7 @@ class ManyQueues(Service):
         self._store = context.store
         self._read = context.reads.read
         self._beginning = context.beginning
-        self._gradually = context.slow_answers
+        self._gradually = context.slow_responses
         self._lookup = lookup
         self._queues_max = context.limits.bulk.ends_queues_max
 
@@ -55,7 +55,7 @@ class ManyQueues(Service):
                 raise _invalid(f"{len(each.since_ms)} times for {len(each.queues or ())} queues of {each.topic[:127]}")
         self._gradually.when_current(self._read, call, lambda: self._answer(call, topics))
 
-    def _answer(self, call: Call[AskQueues], topics: Sequence[QueueQuestion]) -> Answer:
+    def _answer(self, call: Call[AskQueues], topics: Sequence[QueueQuestion]) -> ResponseSteps:
         found: list[list[QueueSight]] = []
         left = self._queues_max
         for each in topics:

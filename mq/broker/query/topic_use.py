@@ -14,7 +14,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.consumer_group import Member
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_answers import Answer
+from mq.broker.net.slow_responses import ResponseSteps
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.requests.topic_use import AskTopicUse, QueueSize, Sender, TopicUse
@@ -38,7 +38,7 @@ class TopicUseQueries(Service):
         self._store = context.store
         self._records = records
         self._clients = context.clients
-        self._gradually = context.slow_answers
+        self._gradually = context.slow_responses
         self._read = context.reads.read
         self._entries_max = context.limits.upkeep.summed_entries_max
 
@@ -50,7 +50,7 @@ class TopicUseQueries(Service):
         topic = call.request.ext.topic
         self._gradually.when_current(self._read, call, lambda: self._answer(call, topic))
 
-    def _answer(self, call: Call[AskTopicUse], topic: str) -> Answer:
+    def _answer(self, call: Call[AskTopicUse], topic: str) -> ResponseSteps:
         config = self._metadata.topics.get(topic)
         if config is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic[:127]} does not exist")

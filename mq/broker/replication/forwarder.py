@@ -267,7 +267,7 @@ class Forwarder(Service):
                 address,
                 self._authentication,
                 on_connected=self._advance,
-                on_answer=self._answered,
+                on_response=self._answered,
                 on_closed=self._upstream_closed,
             )
             self._upstream.dial()

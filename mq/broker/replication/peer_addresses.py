@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.client_requests import NoAnswer
+from mq.broker.net.client_requests import NoResponse
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
@@ -95,5 +95,5 @@ class PeerAddresses(Service):
         self._not_before = now + ANSWER_SECONDS + REPEAT_SECONDS
         self._calls.ask(leader, RequestCode.ANNOUNCE_REPLICA, self._ext, b"", ANSWER_SECONDS, self._answered)
 
-    def _answered(self, response: Response | NoAnswer, body: bytes) -> None:
+    def _answered(self, response: Response | NoResponse, body: bytes) -> None:
         self._not_before = self._clock() + REPEAT_SECONDS

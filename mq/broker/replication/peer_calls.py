@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mq.broker.limits import DEFAULT, NetLimits
-from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
+from mq.broker.net.client_requests import ClientRequests, NoResponse, OnResponse
 from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.broker.replication.peer_connection import PeerConnection
 from mq.protocol.codes import ResponseCode
@@ -50,17 +50,17 @@ class PeerCalls:
         self._questions: ClientRequests[PeerConnection] = ClientRequests(clock, limits.client_requests_max)
 
     def ask(
-        self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: OnAnswer
+        self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_response: OnResponse
     ) -> None:
-        """Send a request; ``on_answer`` gets its answer, or the failure after at most ``seconds``.
+        """Send a request; ``on_response`` gets its answer, or the failure after at most ``seconds``.
 
         It may be called immediately. The number of waiting requests is limited here; the caller limits their bytes.
         """
         link = self._links.get(address) or self._dial(address)
         full = link.upstream.waiting_bytes + link.waiting_bytes > self._waiting_bytes_max
-        opaque = None if full else self._questions.add(link.upstream, seconds, on_answer)
+        opaque = None if full else self._questions.add(link.upstream, seconds, on_response)
         if opaque is None:
-            on_answer(NoAnswer.BUSY, b"")
+            on_response(NoResponse.BUSY, b"")
             return
         frame = encode_request(code, opaque, ext=ext, body=body)
         if link.upstream.connected:
@@ -103,7 +103,7 @@ class PeerCalls:
             address,
             self._authentication,
             on_connected=lambda: self._connected(link),
-            on_answer=lambda response, body: self._answered(link, response, body),
+            on_response=lambda response, body: self._answered(link, response, body),
             on_closed=lambda reason: self._closed(address, link, reason),
         )
         link = self._links[address] = _Link(upstream, self._clock())

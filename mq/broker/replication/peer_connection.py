@@ -23,7 +23,7 @@ OnAnswer = Callable[[Response, bytes], None]
 class PeerConnection:
     """Sends frames to one address, and receives their answers.
 
-    ``on_connected()`` is called when the connection is open and authenticated, ``on_answer(response, body)`` for each
+    ``on_connected()`` is called when the connection is open and authenticated, ``on_response(response, body)`` for each
     answer, and ``on_closed(reason)`` exactly once unless `close` was called: not connected, broken, or closed by the
     other side.
     """
@@ -35,7 +35,7 @@ class PeerConnection:
         authentication: PeerAuthentication,
         *,
         on_connected: Callable[[], None],
-        on_answer: OnAnswer,
+        on_response: OnAnswer,
         on_closed: Callable[[str], None],
     ) -> None:
         self.address = address
@@ -45,7 +45,7 @@ class PeerConnection:
         self._tls_socket: TlsSocket | None = None
         self._authenticated = False
         self._on_connected = on_connected
-        self._on_answer = on_answer
+        self._on_answer = on_response
         self._on_closed: Callable[[str], None] | None = on_closed
         self._stream: StreamSocket | None = None
         self._dialing: Attempt | None = None

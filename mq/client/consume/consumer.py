@@ -35,7 +35,7 @@ from mq.client.events import ClientEvent, OnEvent, check_on_event
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.metrics.recorder import ClientMetrics, Lag, Recorder, check_metrics, recording
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
-from mq.client.net.connection import AnswerLater, refuse_server_request
+from mq.client.net.connection import RespondLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_random, new_unique_keys
 from mq.client.net.life_cycle import Client
 from mq.client.net.routes import TopicRoute
@@ -185,7 +185,7 @@ class Consumer(Client, Generic[BodyT]):
         """The route of a topic became known or changed."""
 
     def _answer_server(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
     ) -> bytes | None:
         """Handle a request from a broker; see `OnServerRequest`."""
         return refuse_server_request(request, body, answer_later)

@@ -25,7 +25,7 @@ from mq.client.events import ClientEvent, OnEvent
 from mq.client.message import BodyT, MessageQueue
 from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
-from mq.client.net.connection import AnswerLater
+from mq.client.net.connection import RespondLater
 from mq.client.net.leader_calls import Repeat, call_leader
 from mq.client.net.replies import LeftOut
 from mq.client.spans import TracerProvider
@@ -254,7 +254,7 @@ class LiteConsumer(PopConsumer[BodyT]):
         await super()._leave(core)
 
     def _answer_server(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
     ) -> bytes | None:
         if isinstance(request, NotifyUnsubscribeLite):
             ext = request.ext

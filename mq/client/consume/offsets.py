@@ -13,7 +13,7 @@ from mq.client.errors import BrokerError, ClientError, ConnectionLost
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
-from mq.client.net.connection import Answer
+from mq.client.net.connection import ResponseOrLoss
 from mq.client.net.leader_calls import Repeat, call_leader, known_leader
 from mq.client.net.replies import fields_of
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -211,15 +211,15 @@ class GroupOffsets:
                     postponed.add(queue.topic)
                     continue
                 fields = self._ext(queue, offset).fields()
-                on_answer = partial(self._answered, queue, offset)
-                connection.request_nowait(RequestCode.UPDATE_CONSUMER_OFFSET, fields, b"", on_answer)
+                on_response = partial(self._answered, queue, offset)
+                connection.request_nowait(RequestCode.UPDATE_CONSUMER_OFFSET, fields, b"", on_response)
                 self._stored[queue] = offset
             except ClientError as error:
                 postponed.add(queue.topic)
                 log.debug("offset_commit_postponed", queue=queue, offset=offset, reason=str(error))
         return postponed
 
-    def _answered(self, queue: MessageQueue, offset: int, answer: Answer, _body: memoryview) -> None:
+    def _answered(self, queue: MessageQueue, offset: int, answer: ResponseOrLoss, _body: memoryview) -> None:
         if isinstance(answer, ConnectionLost) or answer.code != ResponseCode.SUCCESS:
             reason = str(answer) if isinstance(answer, ConnectionLost) else f"code {answer.code}: {answer.remark}"
             log.info("offset_not_stored", queue=queue, offset=offset, reason=reason)

@@ -41,7 +41,7 @@ from mq.client.long_wait import LongWait
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage, check_queues
 from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
-from mq.client.net.connection import AnswerLater
+from mq.client.net.connection import RespondLater
 from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
 from mq.client.options import ClientOptions
@@ -339,7 +339,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         return HeartbeatData(self.client_id, consumers=[consumer]).encode()
 
     def _answer_server(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
     ) -> bytes | None:
         member = self._member
         if member is None:
@@ -368,7 +368,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         return super()._answer_server(request, body, answer_later)
 
     async def _handle_for_operator(
-        self, request: ConsumeMessageDirectly, body: bytes, answer_later: AnswerLater
+        self, request: ConsumeMessageDirectly, body: bytes, answer_later: RespondLater
     ) -> None:
         self._note_own_task()
         try:

@@ -39,9 +39,9 @@ from mq.client.events import ClientEvent, OnEvent, emit
 from mq.client.limits import DEFAULT, ClientLimits
 from mq.client.logs import log
 from mq.client.net.connection import (
-    Answer,
     Connection,
     OnServerRequest,
+    ResponseOrLoss,
     open_connection,
     refuse_server_request,
     split_address,
@@ -499,12 +499,12 @@ class ClientCore:
 
         answered = anyio.Event()
 
-        def on_answer(answer: Answer, body: memoryview) -> None:
+        def on_response(answer: ResponseOrLoss, body: memoryview) -> None:
             answered.set()
             if isinstance(answer, Response) and answer.code != ResponseCode.SUCCESS:
                 log.warning("heartbeat_refused", address=connection.address, code=answer.code, remark=answer.remark)
 
-        opaque = connection.request_nowait(RequestCode.HEART_BEAT, None, self._heartbeat_body(), on_answer)
+        opaque = connection.request_nowait(RequestCode.HEART_BEAT, None, self._heartbeat_body(), on_response)
         self._tasks.start_soon(self._await_heartbeat, connection, opaque, answered)
 
     async def _await_heartbeat(self, connection: Connection, opaque: int, answered: anyio.Event) -> None:

@@ -35,16 +35,16 @@ from mq.protocol.requests.forwarding import FORWARDED_TO
 from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_request, encode_response
 from mq.protocol.wire.request import Request
 
-Answer = Response | ConnectionLost
+ResponseOrLoss = Response | ConnectionLost
 """The result of a request. A `Response` may have any response code."""
 
-OnAnswer = Callable[[Answer, memoryview], None]
+OnResponse = Callable[[ResponseOrLoss, memoryview], None]
 """Called with the answer and its body, at most once, from the reading task: must neither block nor raise."""
 
-AnswerLater = Callable[[bytes], None]
+RespondLater = Callable[[bytes], None]
 """Sends a frame to the server if the connection is still open."""
 
-OnServerRequest = Callable[[Request | UnknownRequest, memoryview, AnswerLater], bytes | None]
+OnServerRequest = Callable[[Request | UnknownRequest, memoryview, RespondLater], bytes | None]
 """Called for each request from the server; the answer is a returned frame, or a later call of the last argument."""
 
 OnForwarded = Callable[[str], None]
@@ -57,7 +57,7 @@ _OPAQUE_MAX = 2**31 - 1
 
 
 def refuse_server_request(
-    request: Request | UnknownRequest, _body: memoryview, _answer_later: AnswerLater
+    request: Request | UnknownRequest, _body: memoryview, _answer_later: RespondLater
 ) -> bytes | None:
     """The answer to an unsupported request: none if it is one-way, else REQUEST_CODE_NOT_SUPPORTED."""
     if request.flag & ONEWAY_FLAG:
@@ -191,7 +191,7 @@ class Connection:
         self._silence_seconds = silence_seconds
         self._on_server_request = on_server_request
         self._on_forwarded = on_forwarded
-        self._waiting: dict[int, OnAnswer] = {}
+        self._waiting: dict[int, OnResponse] = {}
         self._outgoing: list[bytes] = []
         self._outgoing_opaques: list[int] = []
         self._wake_writer = anyio.Event()
@@ -217,14 +217,14 @@ class Connection:
 
     # Sending: synchronous, so that a state change and its request are one step.
 
-    def request_nowait(self, code: int, ext: dict[str, str] | None, body: bytes, on_answer: OnAnswer) -> int:
+    def request_nowait(self, code: int, ext: dict[str, str] | None, body: bytes, on_response: OnResponse) -> int:
         """Queue a request and return its opaque. Raises ConnectionLost (not sent) if the connection has ended."""
         self._check_open()
         opaque = self._take_opaque()
         if self._credentials is not None:
             ext = self._credentials.sign(code, ext, body)
         frame = encode_request(code, opaque, ext=ext, body=body)
-        self._waiting[opaque] = on_answer
+        self._waiting[opaque] = on_response
         self._outgoing_opaques.append(opaque)
         self._queue(frame)
         return opaque
@@ -286,30 +286,30 @@ class Connection:
         Raises RequestTimeout after `timeout` seconds, and ConnectionLost. If cancelled, it drops the request; the
         server may still execute it.
         """
-        answered = anyio.Event()
-        answers: list[tuple[Answer, memoryview]] = []
+        arrived = anyio.Event()
+        responses: list[tuple[ResponseOrLoss, memoryview]] = []
 
-        def on_answer(answer: Answer, answer_body: memoryview) -> None:
-            answers.append((answer, answer_body))
-            answered.set()
-            if on_response is not None and isinstance(answer, Response):
-                on_response(answer, answer_body)
+        def receive(response: ResponseOrLoss, response_body: memoryview) -> None:
+            responses.append((response, response_body))
+            arrived.set()
+            if on_response is not None and isinstance(response, Response):
+                on_response(response, response_body)
 
-        opaque = self.request_nowait(code, ext, body, on_answer)
+        opaque = self.request_nowait(code, ext, body, receive)
         self.held += may_be_held
         try:
             with anyio.move_on_after(timeout):
-                await answered.wait()
+                await arrived.wait()
         finally:
             self.held -= may_be_held
             self.forget(opaque)
-        if not answers:
+        if not responses:
             self.note_timeout(timeout)
             raise RequestTimeout(self.address, code, timeout)
-        [(answer, answer_body)] = answers
-        if isinstance(answer, ConnectionLost):
-            raise answer
-        return answer, answer_body
+        [(response, response_body)] = responses
+        if isinstance(response, ConnectionLost):
+            raise response
+        return response, response_body
 
     async def call(
         self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, timeout: float = 3.0
@@ -394,9 +394,9 @@ class Connection:
         if isinstance(decoded, Response):
             if FORWARDED_TO in decoded.ext and self._on_forwarded is not None:
                 self._on_forwarded(self.address)
-            on_answer = self._waiting.pop(decoded.opaque, None)
-            if on_answer is not None:
-                on_answer(decoded, body)
+            on_response = self._waiting.pop(decoded.opaque, None)
+            if on_response is not None:
+                on_response(decoded, body)
         elif self.lost is None:
             frame = self._on_server_request(decoded, body, self._answer_server)
             if frame is not None:
@@ -413,5 +413,5 @@ class Connection:
         never_sent = frozenset(self._outgoing_opaques)
         waiting, self._waiting = self._waiting, {}
         self._outgoing, self._outgoing_opaques = [], []
-        for opaque, on_answer in waiting.items():
-            on_answer(ConnectionLost(self.address, reason, sent=opaque not in never_sent), memoryview(b""))
+        for opaque, on_response in waiting.items():
+            on_response(ConnectionLost(self.address, reason, sent=opaque not in never_sent), memoryview(b""))

@@ -19,7 +19,7 @@ from mq.client.events import OnEvent, check_on_event
 from mq.client.message import BodyT, Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.metrics.recorder import ClientMetrics, Recorder, check_metrics, recording
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
-from mq.client.net.connection import AnswerLater, refuse_server_request
+from mq.client.net.connection import RespondLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_random, new_unique_keys
 from mq.client.net.life_cycle import Client
 from mq.client.produce.accumulator import Accumulator, check_linger, may_join
@@ -246,7 +246,7 @@ class Producer(Client, Generic[BodyT]):
         """Start further tasks of a subclass."""
 
     def _answer_server(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
     ) -> bytes | None:
         if isinstance(request, PushReplyMessageToClient):
             assert self._requests is not None, "a reply came without a connection"

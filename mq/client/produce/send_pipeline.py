@@ -39,7 +39,7 @@ from mq.client.errors import (
 from mq.client.logs import log
 from mq.client.message import MessageQueue, SendResult, SendStatus
 from mq.client.net.client_core import AUTO_CREATE_QUEUES_MAX, ClientCore
-from mq.client.net.connection import MAYBE_UNREACHABLE, Answer, Connection
+from mq.client.net.connection import MAYBE_UNREACHABLE, Connection, ResponseOrLoss
 from mq.client.net.leader_calls import why_no_leader
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.numbering import is_number_refused, misuse_of
@@ -314,7 +314,7 @@ class SendPipeline:
 
     # Outcome of an attempt.
 
-    def _answered(self, send: Send, answer: Answer, body: memoryview) -> None:
+    def _answered(self, send: Send, answer: ResponseOrLoss, body: memoryview) -> None:
         send.connection = None
         assert send.queue is not None, "an attempt without a queue was answered"
         if isinstance(answer, ConnectionLost):

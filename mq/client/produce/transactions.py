@@ -18,7 +18,7 @@ from mq.client.logs import log
 from mq.client.long_wait import LongWait
 from mq.client.message import BodyT, Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from mq.client.net.client_core import ClientCore
-from mq.client.net.connection import AnswerLater
+from mq.client.net.connection import RespondLater
 from mq.client.net.leader_calls import Repeat, call_leader, is_busy
 from mq.client.net.replies import received_messages
 from mq.client.produce.preparation import Preparation
@@ -308,7 +308,7 @@ class TransactionProducer(Producer[BodyT]):
         return check(message)
 
     def _answer_server(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
     ) -> bytes | None:
         if not isinstance(request, CheckTransactionState):
             return super()._answer_server(request, body, answer_later)
@@ -324,7 +324,7 @@ class TransactionProducer(Producer[BodyT]):
         return None
 
     async def _answer_check(
-        self, request: CheckTransactionState, message: ReceivedMessage[Any], answer_later: AnswerLater
+        self, request: CheckTransactionState, message: ReceivedMessage[Any], answer_later: RespondLater
     ) -> None:
         self._note_own_task()
         answers: list[bool | None] = []

@@ -13,7 +13,7 @@ import trio
 
 from mq.client.consume.diagnostics import running_info
 from mq.client.errors import ClientError
-from mq.client.net.connection import AnswerLater
+from mq.client.net.connection import RespondLater
 from mq.client.net.replies import received_messages
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.clients import SubscriptionData
@@ -58,7 +58,7 @@ class MemberQuestions:
         self._log = log
         self._open = 0
 
-    def answer(self, question: Question, body: memoryview, answer_later: AnswerLater) -> bytes | None:
+    def answer(self, question: Question, body: memoryview, answer_later: RespondLater) -> bytes | None:
         """See `mq.client.net.connection.OnServerRequest`."""
         if self._open >= QUESTIONS_IN_ALL_MAX:
             return encode_response(question.opaque, ResponseCode.SYSTEM_BUSY, remark="too many questions to clients")
@@ -66,7 +66,7 @@ class MemberQuestions:
         self._nursery.start_soon(self._answer, question, bytes(body), answer_later)
         return None
 
-    async def _answer(self, question: Question, body: bytes, answer_later: AnswerLater) -> None:  # noqa: ASYNC910 - answers at once what the client need not be asked
+    async def _answer(self, question: Question, body: bytes, answer_later: RespondLater) -> None:  # noqa: ASYNC910 - answers at once what the client need not be asked
         ext = question.ext
         try:
             stream = self._clients.member(ext.consumer_group, ext.client_id or "")

@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from mq.client.errors import ClientError
-from mq.client.net.connection import AnswerLater, refuse_server_request
+from mq.client.net.connection import RespondLater, refuse_server_request
 from mq.client.net.replies import received_messages
 from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.requests.lite import NotifyUnsubscribeLite
@@ -198,7 +198,7 @@ class Telemetry:
     # Questions of brokers.
 
     def answer_broker(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
+        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
     ) -> bytes | None:
         """A request from a broker: a question about a transaction or to a consumer, or the notice of a lost
         subscription.

@@ -13,7 +13,7 @@ import trio
 from mq.broker.admin.many_group_members import MEMBER_BYTES_MAX, QUEUES_BYTES_MAX
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import summary_text
-from mq.broker.net.slow_answers import SlowAnswers
+from mq.broker.net.slow_responses import SlowResponses
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.clients import ClientBehindProxy, ConsumerData, HeartbeatOfProxy, SubscriptionData
 from mq.protocol.requests.members import GROUPS_MAX, GroupMember, MembersOfGroups, MembersQuestion
@@ -131,18 +131,18 @@ async def test_answers_of_members_are_bounded_as_json(tmp_path: Path) -> None:
 async def test_many_members_are_asked_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands at once would hold everybody up."""
     events: list[str] = []
-    ask_client, run_step = ClientConnection.ask, SlowAnswers._run_step
+    ask_client, run_step = ClientConnection.ask, SlowResponses._run_step
 
     def noting_ask(connection: ClientConnection, code: int, *given: Any) -> None:
         events.append("ask")
         ask_client(connection, code, *given)
 
-    def noting_step(answers: SlowAnswers, job: Any) -> bool:
+    def noting_step(answers: SlowResponses, job: Any) -> bool:
         events.append("step")
         return run_step(answers, job)
 
     monkeypatch.setattr(ClientConnection, "ask", noting_ask)
-    monkeypatch.setattr(SlowAnswers, "_run_step", noting_step)
+    monkeypatch.setattr(SlowResponses, "_run_step", noting_step)
     async with running(tmp_path, limits=limited(net={"slice_seconds": 0.0})) as broker:
         asking = await broker.connect()
         members = [await join(broker, name, Orders="*") for name in ("c1", "c2", "c3")]

@@ -12,7 +12,7 @@ import trio
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from spark.batch_plan import plan_batch
-from spark.client import Answer, Connection
+from spark.client import BrokerResponse, Connection
 from spark.filters import Narrowing
 from spark.options import parse_read_options
 from spark.plan import LogRange
@@ -37,12 +37,12 @@ class NameServer(Connection):
         assert code == RequestCode.GET_ROUTEINFO_BY_TOPIC
         return 0
 
-    def receive(self, opaque: int) -> Answer:
+    def receive(self, opaque: int) -> BrokerResponse:
         route = {
             "queueDatas": [{"brokerName": "broker-a", "readQueueNums": 1, "perm": 6}],
             "brokerDatas": [{"brokerName": "broker-a", "brokerAddrs": {"0": self._broker}}],
         }
-        return Answer(ResponseCode.SUCCESS, "", {}, memoryview(json.dumps(route).encode()))
+        return BrokerResponse(ResponseCode.SUCCESS, "", {}, memoryview(json.dumps(route).encode()))
 
     def close(self) -> None:
         pass

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from mq.broker.limits import NetLimits
-from mq.broker.net.client_requests import ClientRequests, NoAnswer
+from mq.broker.net.client_requests import ClientRequests, NoResponse
 from mq.broker.replication.peer_calls import PeerCalls
 from mq.protocol.codes import RequestCode
 from mq.protocol.incoming.chunks import decode_chunk
@@ -20,9 +20,9 @@ from tests.support.replica_client import ListenerSide, replica_authentication
 def test_callback_may_close_the_connection_of_the_next_request(by_time: bool) -> None:
     now = 0.0
     questions: ClientRequests[str] = ClientRequests(lambda: now)
-    told: list[tuple[int, Response | NoAnswer]] = []
+    told: list[tuple[int, Response | NoResponse]] = []
 
-    def first(reason: Response | NoAnswer, body: bytes) -> None:
+    def first(reason: Response | NoResponse, body: bytes) -> None:
         told.append((1, reason))
         questions.connection_closed("b")
 
@@ -33,7 +33,7 @@ def test_callback_may_close_the_connection_of_the_next_request(by_time: bool) ->
         questions.expire()
     else:
         questions.connection_closed("b")
-    assert told == [(1, NoAnswer.TIMEOUT if by_time else NoAnswer.GONE), (2, NoAnswer.GONE)]
+    assert told == [(1, NoResponse.TIMEOUT if by_time else NoResponse.GONE), (2, NoResponse.GONE)]
     assert len(questions) == 0
 
 
@@ -43,7 +43,7 @@ async def test_replica_that_reads_nothing_is_not_sent_without_end(authenticates:
     now = 0.0
     reactor = Reactor()
     calls = PeerCalls(reactor, replica_authentication("n0"), lambda: now, limits)
-    answers: list[Response | NoAnswer] = []
+    answers: list[Response | NoResponse] = []
 
     async def prove(stream: trio.SocketStream) -> None:
         side, received = ListenerSide(address), b""
@@ -62,7 +62,7 @@ async def test_replica_that_reads_nothing_is_not_sent_without_end(authenticates:
         nursery.start_soon(trio.serve_listeners, prove, [listener])
         nursery.start_soon(reactor.run)
         with trio.fail_after(60):
-            while NoAnswer.BUSY not in answers:
+            while NoResponse.BUSY not in answers:
                 assert len(answers) < 200, "a hundred megabytes wait for who reads nothing"
                 calls.ask(address, RequestCode.RELAY_REPLY, {}, bytes(512 * 1024), 1.0, lambda a, _: answers.append(a))
                 await trio.sleep(0.002)
@@ -71,6 +71,6 @@ async def test_replica_that_reads_nothing_is_not_sent_without_end(authenticates:
         now += 2.0
         calls.expire()
         nursery.cancel_scope.cancel()
-    assert answers.count(NoAnswer.TIMEOUT) > 0
+    assert answers.count(NoResponse.TIMEOUT) > 0
     calls.close()
     reactor.close()

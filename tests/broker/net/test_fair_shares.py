@@ -10,7 +10,7 @@ import pytest
 from mq.broker.consume.pull import HeldPull, Pulls
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.request_table import RequestTable
-from mq.broker.net.slow_answers import SlowAnswers
+from mq.broker.net.slow_responses import SlowResponses
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.incoming.chunks import Incoming
 from mq.protocol.requests.clients import ConsumerData, HeartbeatData, SubscriptionData
@@ -130,13 +130,13 @@ async def test_heartbeat_above_256_kib_is_not_decoded_in_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
-    work = SlowAnswers.work
+    work = SlowResponses.work
 
-    def noted(gradually: SlowAnswers, *given: Any, may_begin: bool = True) -> None:
+    def noted(gradually: SlowResponses, *given: Any, may_begin: bool = True) -> None:
         begun.append(may_begin)
         work(gradually, *given, may_begin=may_begin)
 
-    monkeypatch.setattr(SlowAnswers, "work", noted)
+    monkeypatch.setattr(SlowResponses, "work", noted)
     async with broker_client(tmp_path) as client:
         for topics in (1000, 8000):
             assert (await client.request(RequestCode.HEART_BEAT, body=heartbeat(topics))).code == ResponseCode.SUCCESS

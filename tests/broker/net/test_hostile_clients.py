@@ -10,10 +10,10 @@ import pytest
 import trio
 
 from mq.broker.consume.pull import COMMIT_OFFSET
-from mq.broker.net import slow_answers
+from mq.broker.net import slow_responses
 from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused
-from mq.broker.net.slow_answers import SlowAnswers
+from mq.broker.net.slow_responses import SlowResponses
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.wire import fastjson
@@ -122,13 +122,13 @@ def _answer(steps: int, text: bytes) -> Generator[None, None, bytes]:
 
 async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
     seconds = iter(range(1_000_000))
-    gradually = SlowAnswers(wake=lambda: None, clock=lambda: float(next(seconds)))  # so each slice is one step
+    gradually = SlowResponses(wake=lambda: None, clock=lambda: float(next(seconds)))  # so each slice is one step
     request: Any = None
     clients: list[Any] = [_Connection() for _ in range(5)]
     for client in clients:
         for number in range(5):
             gradually.work(Call(client, request, b"", JSON), _answer(3, b"%d" % number))
-    assert len(gradually) == slow_answers.WAITING_MAX
+    assert len(gradually) == slow_responses.WAITING_MAX
     assert [len(client.refusals) for client in clients] == [1, 1, 1, 1, 5]
     clients[0].closed = True
     async with trio.open_nursery() as nursery:
@@ -139,7 +139,7 @@ async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
 
 
 async def test_short_deferred_answer_is_built_later_too() -> None:
-    gradually = SlowAnswers(wake=lambda: None, clock=trio.current_time)
+    gradually = SlowResponses(wake=lambda: None, clock=trio.current_time)
     client, begun = _Connection(), False
 
     def answer() -> Generator[None, None, bytes]:
@@ -160,7 +160,7 @@ async def test_short_deferred_answer_is_built_later_too() -> None:
 
 
 async def test_answer_longer_than_a_frame_is_refused() -> None:
-    parts = slow_answers.joined(bytes(1024 * 1024) for _ in range(20))
+    parts = slow_responses.joined(bytes(1024 * 1024) for _ in range(20))
     with pytest.raises(RequestRefused, match="longer than"):
         for _ in parts:
             pass

@@ -11,7 +11,7 @@ import anyio.abc
 import pytest
 
 from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, RequestTimeout
-from mq.client.net.connection import Answer, Connection, open_connection, split_address
+from mq.client.net.connection import Connection, ResponseOrLoss, open_connection, split_address
 from mq.protocol.frames import split_frames
 from mq.protocol.wire.encoding import encode_request, encode_response
 from tests.support.waiting import until
@@ -148,7 +148,7 @@ async def test_lost_connection_fails_everything_in_flight_as_sent() -> None:
         await anyio.aclose_forcefully(stream)
 
     async with connected(hang_up) as connection:
-        lost: list[Answer] = []
+        lost: list[ResponseOrLoss] = []
         connection.request_nowait(310, None, b"", lambda answer, body: lost.append(answer))
         with pytest.raises(ConnectionLost) as raised:
             await connection.request(310)
@@ -162,7 +162,7 @@ async def test_lost_connection_fails_everything_in_flight_as_sent() -> None:
 
 async def test_request_that_never_left_is_known_not_to_have_been_sent() -> None:
     async with connected(lambda stream: anyio.sleep_forever()) as connection:
-        lost: list[Answer] = []
+        lost: list[ResponseOrLoss] = []
         connection.request_nowait(310, None, b"", lambda answer, body: lost.append(answer))
         connection.close("for the test")  # before the writing task has run
         [answer] = lost

@@ -9,7 +9,7 @@ import pytest
 
 from mq.client.errors import UnreadableAnswer
 from mq.filter_server.picking import Picked, Records, pick, records_in, seen_by_filter
-from mq.filter_server.pull_progress import EXAMINED_MAX, PullProgress, Reply
+from mq.filter_server.pull_progress import EXAMINED_MAX, PullHead, PullProgress
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.compression import COMPRESSED
 from mq.protocol.messages.records import encode_record
@@ -42,7 +42,7 @@ def found(
     progress: PullProgress, next_offset: int, end: int, now: float, *, passed: int = 0, cut: bool = False
 ) -> None:
     """The broker had messages up to an offset, and the filter let some through."""
-    assert progress.replied(Reply(FOUND, next_offset, 0, end, None), now) is None
+    assert progress.replied(PullHead(FOUND, next_offset, 0, end, None), now) is None
     progress.picked(Picked([memoryview(b"x")] * passed, passed, next_offset, cut), now)
 
 
@@ -81,9 +81,9 @@ def test_filter_that_lets_nothing_through_moves_on_after_a_second() -> None:
 
 def test_pull_at_the_end_waits_for_its_deadline() -> None:
     progress = PullProgress(7, 32, 15.0, 0.0)
-    progress.replied(Reply(NOTHING, 7, 0, 7, None), 14.0)
+    progress.replied(PullHead(NOTHING, 7, 0, 7, None), 14.0)
     assert not progress.is_over()
-    progress.replied(Reply(NOTHING, 7, 0, 7, None), 15.0)
+    progress.replied(PullHead(NOTHING, 7, 0, 7, None), 15.0)
     assert progress.is_over()
     assert progress.answer()[:2] == (NOTHING, 7)
 
@@ -97,7 +97,7 @@ def test_pull_fails_only_before_messages_were_examined() -> None:
 
 
 def test_moved_offset_waits_for_the_next_pull_after_progress() -> None:
-    moved = Reply(ResponseCode.PULL_OFFSET_MOVED, 50, 50, 60, "gone")
+    moved = PullHead(ResponseCode.PULL_OFFSET_MOVED, 50, 50, 60, "gone")
     answer = PullProgress(0, 32, 15.0, 0.0).replied(moved, 0.0)
     assert answer is not None
     assert answer[:2] == (ResponseCode.PULL_OFFSET_MOVED, 50)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mq.protocol.bulk import (
     OFFSET_MAX,
     RANGES_MAX,
-    BulkAnswer,
     BulkError,
+    BulkResponse,
     BulkStatus,
     PlannedPlace,
     PlannedQueue,
@@ -66,7 +66,7 @@ def test_answers_round_trip(offsets: dict[int, QueueOffset], records: list[tuple
     queue_ids, sizes = [queue for queue, _ in records], [len(data) for _, data in records]
     data = b"".join(data for _, data in records)
     answer = decode_answer(encode_answer_head(offsets, queue_ids, sizes, without_bodies=True) + data)
-    assert answer == BulkAnswer(
+    assert answer == BulkResponse(
         BulkStatus.RECORDS, offsets, 0, array("i", queue_ids), array("i", sizes), memoryview(data), True
     )
 

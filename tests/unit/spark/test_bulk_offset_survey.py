@@ -12,7 +12,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.topic_ends import TopicEnds, decode_topics, encode_ends
 from spark.bulk_offset_survey import BulkSurveyor
-from spark.client import Answer, Connection, Unreachable
+from spark.client import BrokerResponse, Connection, Unreachable
 from spark.offset_survey import Survey
 from spark.options import Topics
 from spark.plan import ArchiveClaim, ArchivedLog, PlanInvalid, QueueEnds
@@ -36,10 +36,10 @@ class PlanningReplica:
         self.asked: list[dict[str, str]] = []
         self.asked_ends: list[tuple[bool, list[str]]] = []
 
-    def answer(self, ext: dict[str, str]) -> Answer:
+    def answer(self, ext: dict[str, str]) -> BrokerResponse:
         self.asked.append(ext)
         if self.code or (ext["current"] == "true" and not self.has_leader):
-            return Answer(self.code or 14, "no leader", {}, memoryview(b""))
+            return BrokerResponse(self.code or 14, "no leader", {}, memoryview(b""))
         first = int(ext["firstQueue"])
         queues = [
             PlannedQueue(queue, QueueOffset(self.first), QueueOffset(self.end + queue), 100)
@@ -55,18 +55,18 @@ class PlanningReplica:
             place = {"Index": self.archived, "Term": 1, "Position": 10 * self.archived, "Chain": 7}
             fields |= {f"archive{name}": str(number) for name, number in place.items()}
             fields |= {"archiveUrl": "s3://bucket", "logIdentity": "c", "segmentBytes": "10"}
-        return Answer(0, "", fields, memoryview(encode_plan(queues, places if ext["detail"] == "true" else [])))
+        return BrokerResponse(0, "", fields, memoryview(encode_plan(queues, places if ext["detail"] == "true" else [])))
 
-    def answer_ends(self, ext: dict[str, str], topics: list[str]) -> Answer:
+    def answer_ends(self, ext: dict[str, str], topics: list[str]) -> BrokerResponse:
         if self.code or not self.knows_ends:
-            return Answer(self.code or ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "", {}, memoryview(b""))
+            return BrokerResponse(self.code or ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "", {}, memoryview(b""))
         self.asked_ends.append((ext["current"] == "true", topics))
         found = [
             TopicEnds(
                 self.identity, [QueueOffset(self.first)] * 5, [QueueOffset(self.end + queue) for queue in range(5)]
             )
         ] * 2
-        return Answer(0, "", {}, memoryview(encode_ends(found[: len(topics)])))
+        return BrokerResponse(0, "", {}, memoryview(encode_ends(found[: len(topics)])))
 
 
 class Line(Connection):
@@ -80,7 +80,7 @@ class Line(Connection):
         self._sent[len(self._sent)] = code, ext, body
         return len(self._sent) - 1
 
-    def receive(self, opaque: int) -> Answer:
+    def receive(self, opaque: int) -> BrokerResponse:
         code, ext, asked = self._sent[opaque]
         if code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             self._cluster.routes_asked += 1
@@ -88,7 +88,7 @@ class Line(Connection):
                 "queueDatas": [{"brokerName": "a", "readQueueNums": 5, "perm": 6}],
                 "brokerDatas": [{"brokerName": "a", "brokerAddrs": ADDRESSES}],
             }
-            return Answer(0, "", {}, memoryview(json.dumps(body).encode()))
+            return BrokerResponse(0, "", {}, memoryview(json.dumps(body).encode()))
         if code == RequestCode.ASK_TOPIC_ENDS:
             return self._cluster.replicas[self.address].answer_ends(ext, decode_topics(asked))
         assert code == RequestCode.PLAN_TOPIC
@@ -192,7 +192,7 @@ def test_ends_of_unrequested_topics_are_ignored(cluster: Cluster, topics_told: i
     for replica in cluster.replicas.values():
         replica.knows_ends = True
     body = memoryview(encode_ends([TopicEnds("1-1", [QueueOffset(0)], [QueueOffset(7)])] * topics_told))
-    cluster.replicas["f1:1"].answer_ends = lambda ext, topics: Answer(0, "", {}, body)  # type: ignore[method-assign]
+    cluster.replicas["f1:1"].answer_ends = lambda ext, topics: BrokerResponse(0, "", {}, body)  # type: ignore[method-assign]
     assert cluster.survey("latest").ends == {("T", "a", queue): QueueEnds(0, 11 + queue) for queue in range(5)}
 
 
@@ -206,9 +206,9 @@ def test_latest_ends_are_unknown_without_a_leader(cluster: Cluster, caplog: pyte
     for replica in cluster.replicas.values():
         answer = replica.answer
 
-        def no_leader(ext: dict[str, str], answer: Any = answer) -> Answer:
+        def no_leader(ext: dict[str, str], answer: Any = answer) -> BrokerResponse:
             asked.append(ext)
-            return Answer(14, "no leader", {}, memoryview(b"")) if ext["current"] == "true" else answer(ext)
+            return BrokerResponse(14, "no leader", {}, memoryview(b"")) if ext["current"] == "true" else answer(ext)
 
         replica.answer = no_leader  # type: ignore[method-assign]
     with pytest.raises(Unreachable, match=r"no replica knows what is committed \(f1:1: no leader; f2:1"):
@@ -239,7 +239,7 @@ def test_stock_brokers_are_recognized_and_pull_mode_is_suggested(cluster: Cluste
 @pytest.mark.parametrize("fields", [{}, {"nextQueue": "x", "topicIdentity": ""}, {"nextQueue": "-1"}])
 def test_survey_ignores_an_unreadable_answer(cluster: Cluster, fields: dict[str, str]) -> None:
     body = memoryview(encode_plan([], []))
-    cluster.replicas["f1:1"].answer = lambda ext: Answer(0, "", fields, body)  # type: ignore[method-assign]
+    cluster.replicas["f1:1"].answer = lambda ext: BrokerResponse(0, "", fields, body)  # type: ignore[method-assign]
     assert cluster.survey("latest").ends == ends(11)
 
 

@@ -22,7 +22,7 @@ from mq.protocol.bulk import (
 from mq.protocol.codes import RequestCode
 from mq.protocol.numbers import QueueOffset
 from spark.bulk_reader import BulkTaskReader
-from spark.client import Answer, Connection, Unreachable
+from spark.client import BrokerResponse, Connection, Unreachable
 from spark.errors import DataLoss, ReadFailed
 from spark.plan import LogRange, QueueRange
 from spark.reader_choice import task_reader
@@ -44,7 +44,7 @@ class BulkReplica:
         """Whether it always sends records."""
         self.counted = 0
         self.identity = "1-1000"
-        self.faults: list[Callable[[Answer], Answer | None]] = []
+        self.faults: list[Callable[[BrokerResponse], BrokerResponse | None]] = []
         self.reads: list[dict[str, str]] = []
         self.served = 0
 
@@ -101,7 +101,7 @@ class Line(Connection):
         self._sent[number] = code, ext, body
         return number
 
-    def receive(self, opaque: int) -> Answer:
+    def receive(self, opaque: int) -> BrokerResponse:
         code, ext, body = self._sent[opaque]
         if code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             return self._cluster.route()
@@ -110,10 +110,10 @@ class Line(Connection):
             raise Unreachable(self.address, "closed the connection")
         if code == RequestCode.HOLD_LOG:
             self._cluster.leases.append((self.address, ext))
-            return Answer(2, "too many leases", {}, memoryview(b""))
+            return BrokerResponse(2, "too many leases", {}, memoryview(b""))
         assert code == RequestCode.BULK_READ
         data = replica.read(ext, body, self._cluster.rng.randint(1, 9))
-        answer: Answer | None = Answer(0, "", {}, memoryview(data))
+        answer: BrokerResponse | None = BrokerResponse(0, "", {}, memoryview(data))
         if replica.faults:
             assert answer is not None
             answer = replica.faults.pop(0)(answer)
@@ -225,7 +225,7 @@ def test_tag_filter_reads_the_messages(cluster: BulkCluster) -> None:
 
 
 def test_unrequested_answer_without_records_is_refused() -> None:
-    def without(answer: Answer) -> Answer:
+    def without(answer: BrokerResponse) -> BrokerResponse:
         return answer._replace(body=memoryview(encode_offsets({0: QueueOffset(40)})))
 
     cluster = BulkCluster()
@@ -236,11 +236,11 @@ def test_unrequested_answer_without_records_is_refused() -> None:
     assert reader.statistics.switches == 1
 
 
-def cut(answer: Answer) -> Answer:
+def cut(answer: BrokerResponse) -> BrokerResponse:
     return answer._replace(body=answer.body[:-1])
 
 
-def shifted(answer: Answer) -> Answer:
+def shifted(answer: BrokerResponse) -> BrokerResponse:
     """Records of another place: each is the next one of its queue."""
     found = decode_answer(answer.body)
     if found.status is not BulkStatus.RECORDS or not found.sizes:
@@ -254,7 +254,7 @@ def shifted(answer: Answer) -> Answer:
     return answer._replace(body=memoryview(head + data))
 
 
-def too_far(answer: Answer) -> Answer:
+def too_far(answer: BrokerResponse) -> BrokerResponse:
     """An answer that leads over messages that it has not brought."""
     found = decode_answer(answer.body)
     offsets = {queue: offset + 1 for queue, offset in found.offsets.items()}
@@ -262,27 +262,27 @@ def too_far(answer: Answer) -> Answer:
     return answer._replace(body=memoryview(head + found.data))
 
 
-def nowhere(answer: Answer) -> Answer:
+def nowhere(answer: BrokerResponse) -> BrokerResponse:
     return answer._replace(body=memoryview(encode_answer_head({}, [], [], without_bodies=False)))
 
 
-def of_others(answer: Answer) -> Answer:
+def of_others(answer: BrokerResponse) -> BrokerResponse:
     return answer._replace(body=memoryview(encode_answer_head({1: QueueOffset(5)}, [], [], without_bodies=False)))
 
 
-def garbage(answer: Answer) -> Answer:
+def garbage(answer: BrokerResponse) -> BrokerResponse:
     return answer._replace(body=memoryview(b"\xff" * 200))
 
 
-def failed(answer: Answer) -> Answer:
+def failed(answer: BrokerResponse) -> BrokerResponse:
     return answer._replace(code=1, remark="StorageFailed: no such luck")
 
 
-def damaged(answer: Answer) -> Answer:
+def damaged(answer: BrokerResponse) -> BrokerResponse:
     return answer._replace(body=memoryview(encode_no_records(BulkStatus.DAMAGED, text="entry 7")))
 
 
-def lost(answer: Answer) -> None:
+def lost(answer: BrokerResponse) -> None:
     return None
 
 
@@ -291,7 +291,7 @@ FAULTS = [cut, shifted, too_far, nowhere, of_others, garbage, failed, damaged, l
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_another_replica_continues_after_a_failure(
-    cluster: BulkCluster, fault: Callable[[Answer], Answer | None]
+    cluster: BulkCluster, fault: Callable[[BrokerResponse], BrokerResponse | None]
 ) -> None:
     cluster.bulk_replicas["f1:1"].faults = [lambda answer: answer, fault]
     reader = cluster.reader(*RANGES)

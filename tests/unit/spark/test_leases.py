@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from mq.protocol.codes import RequestCode
-from spark.client import Answer, Connection, Unreachable
+from spark.client import BrokerResponse, Connection, Unreachable
 from spark.leases import RENEWAL_SECONDS, StreamLeases, take_leases, with_leases
 from spark.offset_survey import Survey
 from spark.plan import LogRange, QueueRange
@@ -56,10 +56,10 @@ class Line(Connection):
         self.asked.append((self.address, ext))
         return 1
 
-    def receive(self, opaque: int) -> Answer:
+    def receive(self, opaque: int) -> BrokerResponse:
         if self.address != "f2:1":
             raise Unreachable(self.address, "did not answer in time")
-        return Answer(2, "too many", {}, memoryview(b""))
+        return BrokerResponse(2, "too many", {}, memoryview(b""))
 
     def close(self) -> None:
         self.asked.append((self.address, {}))

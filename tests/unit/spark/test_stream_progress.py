@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mq.protocol.codes import RequestCode
-from spark.client import Answer, Connection, TopicRoute, Unreachable
+from spark.client import BrokerResponse, Connection, TopicRoute, Unreachable
 from spark.errors import DataLoss
 from spark.micro_batches import ClusterChanged
 from spark.offset_survey import Survey, Surveyor
@@ -38,12 +38,12 @@ class Line(Connection):
         self._sent.append(ext)
         return len(self._sent) - 1
 
-    def receive(self, opaque: int) -> Answer:
+    def receive(self, opaque: int) -> BrokerResponse:
         if self._cluster.refuses_offsets:
-            return Answer(16, "another client holds the queue", {}, memoryview(b""))
+            return BrokerResponse(16, "another client holds the queue", {}, memoryview(b""))
         ext = self._sent[opaque]
         self._cluster.group_offsets.append((ext["consumerGroup"], int(ext["queueId"]), int(ext["commitOffset"])))
-        return Answer(0, "", {}, memoryview(b""))
+        return BrokerResponse(0, "", {}, memoryview(b""))
 
     def close(self) -> None:
         self._cluster.open_lines -= 1

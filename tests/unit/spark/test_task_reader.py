@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from spark.client import Answer
+from spark.client import BrokerResponse
 from spark.errors import DataLoss, ReadFailed
 from spark.plan import QueueRange
 from tests.support.spark_replicas import Cluster, expected, rows, stored
@@ -29,33 +29,35 @@ def test_each_message_is_read_once_from_the_first_replica(cluster: Cluster) -> N
     assert (reader.statistics.rows, reader.statistics.switches, list(reader.statistics.replicas)) == (87, 0, ["f1:1"])
 
 
-def cut(answer: Answer) -> Answer:
+def cut(answer: BrokerResponse) -> BrokerResponse:
     return answer._replace(body=answer.body[:-1])
 
 
-def shifted(answer: Answer) -> Answer:
+def shifted(answer: BrokerResponse) -> BrokerResponse:
     """The records of another place: the first one is missing."""
     return answer._replace(body=answer.body[len(stored(0, 9)) :] or memoryview(stored(0, 999)))
 
 
-def garbage(answer: Answer) -> Answer:
+def garbage(answer: BrokerResponse) -> BrokerResponse:
     return answer._replace(body=memoryview(b"\xff" * 200))
 
 
-def headless(answer: Answer) -> Answer:
+def headless(answer: BrokerResponse) -> BrokerResponse:
     return answer._replace(ext={})
 
 
-def busy(answer: Answer) -> Answer:
+def busy(answer: BrokerResponse) -> BrokerResponse:
     return answer._replace(code=2, remark="[TIMEOUT_CLEAN_QUEUE]broker busy")
 
 
-def lost(answer: Answer) -> None:
+def lost(answer: BrokerResponse) -> None:
     return None
 
 
 @pytest.mark.parametrize("fault", [cut, shifted, garbage, headless, busy, lost])
-def test_another_replica_continues_after_a_failure(cluster: Cluster, fault: Callable[[Answer], Answer | None]) -> None:
+def test_another_replica_continues_after_a_failure(
+    cluster: Cluster, fault: Callable[[BrokerResponse], BrokerResponse | None]
+) -> None:
     cluster.replicas["f1:1"].faults = [lambda answer: answer, fault]
     reader = cluster.reader(*RANGES)
 

@@ -16,7 +16,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from mq.protocol.messages.batch import split_batch
 from mq.protocol.messages.sequencing import SequenceRange, sent_range
-from spark.client import Answer, Connection, Unreachable
+from spark.client import BrokerResponse, Connection, Unreachable
 from spark.errors import RowInvalid, WriteFailed
 from spark.numbering import Destination, Job, group_of_producer, producer_id
 from spark.outgoing import sink_columns
@@ -41,7 +41,7 @@ class Group:
         self.bytes_waiting_max = 0
         self.numbers_batches = True
 
-    def take(self, ext: dict[str, str], body: bytes) -> Answer | None:
+    def take(self, ext: dict[str, str], body: bytes) -> BrokerResponse | None:
         """Serve a send; None if nobody hears how it went."""
         self.requests += 1
         fault = self.faults.pop(0) if self.faults else ""
@@ -49,7 +49,7 @@ class Group:
             return None
         if fault in ("busy", "no leader", "illegal"):
             code = {"busy": 2, "no leader": 14, "illegal": 13}[fault]
-            return Answer(code, fault, {}, memoryview(b""))
+            return BrokerResponse(code, fault, {}, memoryview(b""))
         messages = split_batch(body)
         numbers = sent_range(props.decode(ext["i"]), len(messages))
         assert numbers is not None
@@ -57,7 +57,9 @@ class Group:
         if fault == "lost after":
             return None
         told = {"queueId": ext["e"], "queueOffset": "0", "msgId": "", "transactionId": ""}
-        return Answer(0, "", told | ({"alreadyStored": str(already)} if self.numbers_batches else {}), memoryview(b""))
+        return BrokerResponse(
+            0, "", told | ({"alreadyStored": str(already)} if self.numbers_batches else {}), memoryview(b"")
+        )
 
     def _store(self, ext: dict[str, str], numbers: SequenceRange, messages: list[tuple[int, bytes, bytes]]) -> int:
         known = self.known.setdefault(numbers.producer, set())
@@ -81,7 +83,7 @@ class Line(Connection):
     def __init__(self, cluster: Cluster, address: str) -> None:
         self.address = address
         self._cluster = cluster
-        self._sent: dict[int, Answer | None] = {}
+        self._sent: dict[int, BrokerResponse | None] = {}
         self._bytes: dict[int, int] = {}
         self.is_lost = False
         cluster.open_lines += 1
@@ -101,7 +103,7 @@ class Line(Connection):
         self.is_lost = answer is None
         return number
 
-    def receive(self, opaque: int) -> Answer:
+    def receive(self, opaque: int) -> BrokerResponse:
         answer = self._sent[opaque]
         if answer is None:
             raise Unreachable(self.address, "closed the connection")
@@ -139,9 +141,9 @@ class Cluster:
             raise Unreachable(address, "cannot connect")
         return Line(self, address)
 
-    def route(self, topic: str) -> Answer:
+    def route(self, topic: str) -> BrokerResponse:
         if topic not in self.topics:
-            return Answer(17, f"no topic {topic}", {}, memoryview(b""))
+            return BrokerResponse(17, f"no topic {topic}", {}, memoryview(b""))
         body = {
             "queueDatas": [
                 {"brokerName": each.name, "readQueueNums": 9, "writeQueueNums": each.queues, "perm": 6}
@@ -152,7 +154,7 @@ class Cluster:
                 for name in self.groups
             ],
         }
-        return Answer(0, "", {}, memoryview(json.dumps(body).encode()))
+        return BrokerResponse(0, "", {}, memoryview(json.dumps(body).encode()))
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -283,7 +285,7 @@ def test_lost_leader_is_searched_among_the_others() -> None:
     group.faults = ["", "", "lost after"]
     original = group.take
 
-    def take(ext: dict[str, str], body: bytes) -> Answer | None:
+    def take(ext: dict[str, str], body: bytes) -> BrokerResponse | None:
         answer = original(ext, body)
         if answer is None:
             group.down = {0}

@@ -91,13 +91,13 @@ class Replica:
         if messages:
             self.send(messages)
 
-    def ask(self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: Any) -> None:
+    def ask(self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_response: Any) -> None:
         assert (address, code) == ("leader:1", RequestCode.REPORT_ARCHIVED)
         if ext.get("member"):
-            self.told.append((ext, on_answer))
+            self.told.append((ext, on_response))
             return
         self.asked.append(ext)
-        self.answer = on_answer
+        self.answer = on_response
 
     def send(self, messages: int) -> None:
         self.messages.send(messages)

@@ -24,18 +24,18 @@ WAITING_PER_CONNECTION_MAX = 4
 ANSWER_BYTES_MAX = FRAME_BYTES_MAX - 1024 * 1024
 """Fits into a frame, with room for the header."""
 
-Answer = Generator[None, None, bytes]
+ResponseSteps = Generator[None, None, bytes]
 """Yields where it may be interrupted, and returns the body. May raise RequestRefused."""
 
 
-class _Job(NamedTuple):
+class _SlowResponse(NamedTuple):
     call: Call[Any]
     answer: Generator[None, None, bytes | None]
     again: Callable[[], None] | None = None
     """Begins the answer once more."""
 
 
-class SlowAnswers:
+class SlowResponses:
     """Builds unfinished answers in steps, in turn; `run` must run as a task.
 
     Args:
@@ -54,7 +54,7 @@ class SlowAnswers:
         self._slice_seconds = slice_seconds
         self._wake = wake
         self._clock = clock
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_SlowResponse] = deque()
         self._has_jobs = trio.Event()
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class SlowAnswers:
         Sends it at once if it is finished in one step and ``may_begin`` is set, else later. Stops when the client
         disconnects. ``again`` is called if messages of the archive had to be loaded for it, when they are.
         """
-        job = _Job(call, answer, again)
+        job = _SlowResponse(call, answer, again)
         if not may_begin or self._run_step(job):
             same = sum(each.call.connection is call.connection for each in self._jobs)
             if len(self._jobs) >= WAITING_MAX or same >= WAITING_PER_CONNECTION_MAX:
@@ -87,7 +87,7 @@ class SlowAnswers:
             self._jobs.append(job)
             self._has_jobs.set()
 
-    def when_current(self, read: Read, call: Call[Any], answer: Callable[[], Answer]) -> None:
+    def when_current(self, read: Read, call: Call[Any], answer: Callable[[], ResponseSteps]) -> None:
         """`work`, once this replica is up to date."""
 
         loads = 0
@@ -128,7 +128,7 @@ class SlowAnswers:
         if not job.call.connection.closed and self._run_step(job):
             self._jobs.append(job)
 
-    def _run_step(self, job: _Job) -> bool:
+    def _run_step(self, job: _SlowResponse) -> bool:
         """Run one step; returns whether the answer is unfinished."""
         until = self._clock() + self._slice_seconds
         try:
@@ -148,7 +148,7 @@ class SlowAnswers:
         return False
 
 
-def joined(parts: Iterable[bytes]) -> Answer:
+def joined(parts: Iterable[bytes]) -> ResponseSteps:
     """Joins the parts with commas. Raises RequestRefused if the result is too long for an answer."""
     texts: list[bytes] = []
     nbytes = 0
