@@ -47,7 +47,7 @@ _log = get_logger("celery.beat")
 
 
 class ScheduleScheduler(Scheduler):
-    """See the module. Entries with a schedule that brokers do not have are refused with `ImproperlyConfigured`."""
+    """Hands the schedule to the brokers. Refuses schedules that they cannot express, with `ImproperlyConfigured`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pushed: dict[str, tuple[object, ...]] | None = None

@@ -70,7 +70,7 @@ class TransientQueue:
         return len(self._buffer)
 
     def put(self, message: ReceivedMessage) -> None:
-        """Behind the others of its priority."""
+        """Append the message behind the others of its priority."""
         if len(self._buffer) >= BUFFER_MAX:
             self._buffer.popleft()
             if self.dropped == 0:

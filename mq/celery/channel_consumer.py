@@ -173,7 +173,7 @@ class ChannelConsumer:
         done.cancel()
 
     def get_transient(self, queue: TransientQueue) -> Delivery | None:
-        """One message of a queue in memory."""
+        """Take one message of a queue in memory; None if it is empty."""
         message = queue.take()
         return (
             None if message is None else self.deliveries.opened(Delivery(queue.name, message, _payload(message), queue))

@@ -191,7 +191,7 @@ class Topics:
         return [each for each in known if each.exchange == exchange]
 
     async def _read(self, seconds: float) -> set[Binding]:
-        """All bindings, as of at most `seconds` ago. Topics are listed only if bindings have changed since."""
+        """Return all bindings, as of at most `seconds` ago. Topics are listed only if bindings have changed since."""
         now = anyio.current_time()
         if self._may_list and now >= self._read_at + seconds:
             try:
