@@ -126,7 +126,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """No promise was broken, and the leader did change."""
+        """Whether no promise was broken, and the leader did change."""
         return self.verdict.is_good and self.killed != self.new_leader and self.failover_seconds is not None
 
 

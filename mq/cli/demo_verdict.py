@@ -51,7 +51,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """No acknowledged message is missing, changed, or out of order within its queue."""
+        """Whether no acknowledged message is missing, changed, or out of order within its queue."""
         return self.lost == 0 and self.out_of_order == 0 and self.wrong_content == 0
 
 

@@ -82,7 +82,7 @@ def table_of(group: GroupStatus) -> Table:
 
 
 def _without_leader(group: GroupStatus) -> str:
-    """Only a replica that answers knows whether there is a leader."""
+    """Say that a group has no leader; only a replica that answers knows whether there is one."""
     if group.is_stock:
         return "a broker of Apache RocketMQ"
     return "NO LEADER" if any(replica.role != UNREACHABLE for replica in group.replicas) else "leader unknown"

@@ -173,7 +173,7 @@ class QueueReading:
 
 
 async def check_different(source: ClusterAdmin, target: ClusterAdmin) -> tuple[ClusterInfo, ClusterInfo]:
-    """Both clusters, as their name servers know them. Raises CommandFailed if they are one, or the target is not
+    """Return both clusters, as their name servers know them. Raises CommandFailed if they are one, or the target is not
     raftmq's; ClientError if one does not answer.
     """
     ours, theirs = await source.cluster_info(), await target.cluster_info()

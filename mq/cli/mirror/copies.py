@@ -116,7 +116,7 @@ class CopyBatch(msgspec.Struct, frozen=True):
         return self.messages[0].queue_offset
 
     def halves(self) -> list[CopyBatch]:
-        """Two batches in place of one that is too large; none for a single message."""
+        """Split a batch that is too large in two; no batches for a single message."""
         middle = len(self.messages) // 2
         return [CopyBatch(self.messages[:middle]), CopyBatch(self.messages[middle:])] if middle else []
 

@@ -48,7 +48,7 @@ def save(path: Path, state: MirrorState) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """No other process uses the state meanwhile. Raises CommandFailed."""
+    """Keep other processes from using the state during the block. Raises CommandFailed."""
     lock = path.with_name(path.name + ".lock")
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
