@@ -64,7 +64,7 @@ class DeliveryBoard:
             )
 
     def close(self) -> None:
-        """No more messages will come; waiting tasks get an error."""
+        """End the deliveries; waiting tasks get an error."""
         self._closed = True
         self._offered.set()
 

@@ -31,7 +31,7 @@ class OffsetsLock:
         _held[self._path] = forks()
 
     def release(self) -> None:
-        """Another consumer may use the file; does nothing if it was released, or by another process."""
+        """Let another consumer use the file; does nothing if it was released, or by another process."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -118,7 +118,7 @@ class ProcessQueue:
 
     @contextmanager
     def watched(self, watcher: Callable[[], None]) -> Iterator[None]:
-        """Within the block, call `watcher` when the queue is dropped."""
+        """Call `watcher` when the queue is dropped during the block."""
         self._watchers.add(watcher)
         try:
             yield

@@ -17,10 +17,10 @@ class Drains(Protocol):
     """A consumer of either kind, as far as a stop signal needs it."""
 
     async def drain(self, timeout: float) -> bool:
-        """See `PushConsumer.drain`."""
+        """End `run` when the present handlers have finished; see `PushConsumer.drain`."""
 
     def stop(self) -> None:
-        """See `PushConsumer.stop`."""
+        """End `run`, cancelling running handlers."""
 
 
 def check_seconds(name: str, seconds: float) -> None:

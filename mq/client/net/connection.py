@@ -150,7 +150,7 @@ class _FrameBuffer:
         self._bytes_needed = 4
 
     def receive(self, chunk: bytes) -> list[tuple[int, memoryview, memoryview]]:
-        """All frames completed by `chunk`. Raises FrameError. The views keep the received bytes alive."""
+        """Return the frames completed by `chunk`. Raises FrameError. The views keep the received bytes alive."""
         self._chunks.append(chunk)
         self._size += len(chunk)
         if self._size < self._bytes_needed:

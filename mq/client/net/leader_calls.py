@@ -27,7 +27,7 @@ PAUSE_SECONDS = 0.1
 
 
 class Repeat(Enum):
-    """After which failures a request is sent again, with a fresh route, while there is time."""
+    """The failures after which a request is sent again, with a fresh route, while there is time."""
 
     NEVER = "never"
     UNLESS_CARRIED_OUT = "unless carried out"

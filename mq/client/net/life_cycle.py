@@ -174,7 +174,7 @@ class Client:
 
     @abstractmethod
     def _session(self) -> AbstractAsyncContextManager[object]:
-        """Everything that runs while the client is open."""
+        """Run the client's tasks and resources while it is open."""
 
     def _troubles(self) -> Iterator[str]:
         """The problems that keep the open client from working."""

@@ -288,7 +288,7 @@ class SetTransaction(Generic[BodyT]):
             raise TransactionOutcomeUnknown(self.id, str(error)) from error
 
     async def _roll_back(self, seconds: float) -> None:
-        """Without an answer it is rolled back later: when brokers check back, or give up."""
+        """Ask for a rollback; without an answer, brokers roll back later: when they check back, or give up."""
         if self._half is not None:
             with suppress(ClientError):
                 await self._call_end(ROLLBACK, seconds)

@@ -79,7 +79,7 @@ class _SyncConsumer(Facade[ClientT], Generic[ClientT, BodyT], of=Consumer):
     def _receive(
         self, kept: deque[MessageT], following: Callable[[], Awaitable[MessageT]], timeout: float | None
     ) -> MessageT | None:
-        """One that an interrupted call has left in ``kept``, or the ``following`` one; None after ``timeout``."""
+        """Take a message that an interrupted call left in ``kept``, or ``following``; None after ``timeout``."""
         taken: list[MessageT] = []
 
         async def take() -> None:

@@ -251,7 +251,7 @@ class SyncSetTransaction(Generic[BodyT]):
 
     @staticmethod
     def _there(consumer: Facade[Any], function: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """One of the functions of `Consumed`, called in the event loop of the consumer."""
+        """Wrap a function of `Consumed` so that it runs in the event loop of the consumer."""
 
         def call() -> None:
             with suppress(ClientClosed):  # then the consumer begins at its stored offsets when it is opened again
