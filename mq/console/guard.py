@@ -26,7 +26,7 @@ class Guard:
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request; others than HTTP are passed on."""
+        """Handle one request; requests of other protocols than HTTP are passed on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

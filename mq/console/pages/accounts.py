@@ -55,7 +55,7 @@ class _Known:
 
 
 async def _ask(visit: Visit, part: str = "") -> _Known:
-    """Three requests for the leader of each broker group, and one for each replica, however many users there are."""
+    """Send three requests to the leader of each broker group, and one to each replica, for any number of users."""
     querying_admin = visit.watch.querying_admin
     said = []
     users: Mapping[str, Sequence[UserInfo]] | None = None
@@ -105,7 +105,7 @@ async def accounts(visit: Visit) -> Page:
 
 
 async def account(visit: Visit) -> Page:
-    """One user or account, its policies, its quota, and forms for changes; ``*`` has only a quota."""
+    """The page of one user or account: policies, quota, and forms for changes; ``*`` has only a quota."""
     name = visit.name()
     known = await _ask(visit, name)
     quotas = quotas_by_name(known.quotas or {})

@@ -53,7 +53,7 @@ async def group_list(visit: Visit) -> Page:
 
 
 async def group(visit: Visit) -> Page:
-    """One consumer group: its queues, its members, its settings."""
+    """The page of one consumer group: its queues, its members, its settings."""
     name = visit.name()
     progress = await visit.watch.querying_admin.group_progress(name)
     configs = (await visit.watch.groups.get()).value

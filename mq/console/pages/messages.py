@@ -132,7 +132,7 @@ def by_of(query: Mapping[str, str]) -> str:
 
 
 async def message(visit: Visit) -> Page:
-    """One message, at its place: broker group, queue, offset."""
+    """The page of one message, found by broker group, queue and offset."""
     topic, broker = visit.name("topic"), visit.name("broker")
     queue = MessageQueue(topic, broker, visit.number("queue", 0))
     offset = visit.number("offset", 0)

@@ -47,7 +47,7 @@ async def alarm_list(visit: Visit) -> Page:
 
 
 async def raft_group(visit: Visit) -> Page:
-    """One broker group."""
+    """The page of one broker group."""
     name = visit.name()
     seen = await visit.watch.cluster.get()
     group = next((each for each in seen.value or () if each.group == name), None)

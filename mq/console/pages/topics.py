@@ -66,7 +66,7 @@ async def topic_list(visit: Visit) -> Page:
 
 
 async def topic(visit: Visit) -> Page:
-    """One topic: its queues, its settings, and who reads it."""
+    """The page of one topic: its queues, its settings, and its consumers."""
     name = visit.name()
     ends = await visit.watch.querying_admin.topic_stats(name)
     fault = ""
