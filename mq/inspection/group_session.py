@@ -104,7 +104,7 @@ class GroupSession:
         return await self._once_caught_up("replace", node, patience, replaced=old)
 
     async def _hand_over(self, leaver: str) -> None:
-        """If ``leaver`` leads, transfer leadership to another voter. If none can take over, continue; an election
+        """Transfer leadership to another voter if ``leaver`` leads. If none can take over, continue; an election
         follows later.
         """
         answer = await self.status()
@@ -148,7 +148,7 @@ class GroupSession:
             await trio.sleep(POLL_SECONDS)
 
     async def _ask_members(self) -> dict[str, GroupAnswer]:
-        """Each registered replica's view, by address."""
+        """Ask each registered replica for its view; returns the answers by address."""
         info = await self._admin.cluster_info()
         if self._group is None:
             if len(info.brokers) > 1:

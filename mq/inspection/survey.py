@@ -327,7 +327,7 @@ def _log_bytes(survey: Survey) -> dict[str, int]:
 
 
 def _soon(survey: Survey, name: str, limit: int) -> int | None:
-    """Up to which position the log of a broker group is deleted next, if it grows; None if it is far from its limit."""
+    """The position up to which the log of a broker group is deleted next; None if its size is far from the limit."""
     leader = next(
         (r for group in survey.groups if group.group == name for r in group.replicas if r.role == "leader"), None
     )
