@@ -152,7 +152,7 @@ class Cluster:
             broker.context.reactor.end_turn()
 
     async def wait_ready(self) -> None:
-        """Until a replica leads and clients find it."""
+        """Wait until a replica leads and clients find it."""
         async with Admin(self.namesrv) as admin:
             while True:
                 if self.leader is not None:
@@ -162,7 +162,7 @@ class Cluster:
                 await trio.sleep(0.001)
 
     async def wait_following(self, node_id: str) -> None:
-        """Until a replica has everything that the leader has."""
+        """Wait until a replica has applied all entries that the leader has committed."""
         while True:
             leader = self.leader
             replica = self._brokers[node_id].context.replica
@@ -186,9 +186,9 @@ class Cluster:
         await self._wait_level()
 
     async def _wait_level(self) -> None:
-        """Until the group has the highest format level that its settings allow: tests use the newest features at once.
+        """Wait until the group has the highest format level that its settings allow: tests use the newest features.
 
-        In a process that takes a second, since the leader looks that often.
+        In a broker process this takes a second, since its leader looks once per second.
         """
         while True:
             if self.leader is not None:

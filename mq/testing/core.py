@@ -171,5 +171,5 @@ class Core:
         self._cluster.network.break_clients()
 
     async def wait_ready(self) -> None:
-        """Until a replica leads and clients find it."""
+        """Wait until a replica leads and clients find it."""
         await self._cluster.wait_ready()

@@ -62,7 +62,7 @@ class Faults:
 
     @contextlib.contextmanager
     def slow(self, seconds: float) -> Iterator[None]:
-        """Within the block, delay every answer to a client by `seconds` of the event loop's clock."""
+        """Delay every answer to a client during the block by `seconds` of the event loop's clock."""
         before, self._slow_seconds = self._slow_seconds, seconds
         try:
             yield

@@ -206,7 +206,7 @@ class Kit(_Inspection):
         await self._loop.wait(lambda: self._core.restore(replica))
 
     async def wait_ready(self) -> None:
-        """Until a replica leads and clients find it."""
+        """Wait until a replica leads and clients find it."""
         await self._loop.wait(self._core.wait_ready)
 
 
@@ -225,16 +225,16 @@ class SyncKit(_Inspection):
     def advance(
         self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, milliseconds: float = 0
     ) -> None:
-        """See `Kit.advance`."""
+        """Put the clock of the brokers ahead, as `Kit.advance`."""
         duration = _seconds(days, hours, minutes, seconds, milliseconds)
         self._loop.wait_here(lambda: self._core.advance(duration))
 
     def advance_to_next(self) -> Pending | None:
-        """See `Kit.advance_to_next`."""
+        """Put the clock ahead to the next due time, as `Kit.advance_to_next`."""
         return self._loop.wait_here(self._core.advance_to_next)
 
     def advance_until(self, condition: Callable[[], object], *, timeout: float = 10.0) -> None:
-        """See `Kit.advance_until`."""
+        """Put the clock ahead until ``condition()`` is true, as `Kit.advance_until`."""
         hops, pause, began = 0, _PAUSE_SECONDS_MIN, self.now()
         deadline = time.monotonic() + timeout
         while True:
@@ -249,19 +249,19 @@ class SyncKit(_Inspection):
                 pause = min(pause * 1.5, _PAUSE_SECONDS_MAX)
 
     def settle(self) -> None:
-        """See `Kit.settle`."""
+        """Wait until the brokers have nothing to do now, as `Kit.settle`."""
         self._loop.wait_here(self._core.settle)
 
     def lose_leader(self) -> str:
-        """See `Kit.lose_leader`."""
+        """Cut the leader off, and wait until another replica leads, as `Kit.lose_leader`."""
         return self._loop.wait_here(self._core.lose_leader)
 
     def restore(self, replica: str) -> None:
-        """See `Kit.restore`."""
+        """Reconnect a replica that was lost, as `Kit.restore`."""
         self._loop.wait_here(lambda: self._core.restore(replica))
 
     def wait_ready(self) -> None:
-        """See `Kit.wait_ready`."""
+        """Wait until a replica leads and clients find it, as `Kit.wait_ready`."""
         self._loop.wait_here(self._core.wait_ready)
 
 

@@ -116,7 +116,7 @@ class KitMachine(Machine):
 
 
 class _ReactorListener:
-    """See `raftlog.Listener`."""
+    """A `raftlog.Listener` for connections within the kit."""
 
     def __init__(self, network: Network, name: str, reactor: Reactor, address: Address, on_accept: OnSocket) -> None:
         self.port = address[1]
@@ -138,7 +138,7 @@ class _ReactorListener:
 
 
 class _ReactorAttempt:
-    """See `raftlog.Dialing`. It ends in the next turn."""
+    """A `raftlog.Dialing` for connections within the kit. It ends in the next turn."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class _Connection(NamedTuple):
 
 
 class Network:
-    """See the module. It exists from `open` to the end of that block.
+    """The network of a kit, from `open` to the end of that block.
 
     Attributes:
         heard_at: when clients and brokers last sent something to each other, by `time.monotonic`.

@@ -48,7 +48,7 @@ class Pending(NamedTuple):
 
 
 def pending_of(context: BrokerContext) -> list[Pending]:
-    """Everything that waits, by its time."""
+    """List all messages, transactions and schedules that wait in the broker, by due time."""
     found = [*_levels(context), *_timers(context), *_popped(context), *_transactions(context), *_ticks(context)]
     return sorted(found, key=lambda each: each.due_ms)
 

@@ -25,7 +25,7 @@ class _Frames:
         self._received = bytearray()
 
     def feed(self, chunk: bytes) -> list[tuple[bytes, int, bytes]]:
-        """Each complete frame, with the encoding of its header and the header. Raises ProtocolError."""
+        """Take each complete frame, with the encoding of its header and the header. Raises ProtocolError."""
         self._received += chunk
         frames, consumed = split_frames(memoryview(bytes(self._received)))
         taken = []
@@ -59,7 +59,7 @@ class Relay:
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
-        """Until one side closes, or a fault breaks the connection."""
+        """Forward requests and answers until one side closes, or a fault breaks the connection."""
         async with self._client, self._server:
             with self._scope:
                 async with trio.open_nursery() as nursery:
