@@ -85,7 +85,7 @@ class RaftmqBroker(Broker):
             session.close()
 
     def declare_queue(self, queue_name: str) -> None:
-        """Its topic is created when the first message is sent or consumed."""
+        """Declare a queue; its topic is created when the first message is sent or consumed."""
         if queue_name not in self.queues:
             self.emit_before("declare_queue", queue_name)
             self.queues.add(queue_name)

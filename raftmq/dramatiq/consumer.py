@@ -138,7 +138,7 @@ class _Prefetcher:
         return 0
 
     async def _wait(self, sources: dict[Source, int]) -> bool:
-        """Until a broker says that there are messages; False if none does for a while. Raises ClientError."""
+        """Wait until a broker says that there are messages; False if none does for a while. Raises ClientError."""
         asked_at = anyio.current_time()
         answers: list[bool] = []
         failures: list[ClientError] = []

@@ -72,11 +72,11 @@ class _Delayed:
             heapq.heappop(self._heap)
 
     def of(self, topic: str) -> list[tuple[float, str, str, str]]:
-        """Those of a queue."""
+        """List the delayed messages of a topic."""
         return [each for each in self._heap if each[1] == topic]
 
     def forget(self, gone: list[tuple[float, str, str, str]]) -> None:
-        """These were delivered or recalled."""
+        """Forget messages that were delivered or recalled."""
         self._heap = [each for each in self._heap if each not in gone]
         heapq.heapify(self._heap)
 

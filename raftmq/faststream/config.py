@@ -84,7 +84,7 @@ class SubscriberOptions:
 
 @dataclass(kw_only=True)
 class SubscriberConfig(SubscriberUsecaseConfig):
-    """That of a subscriber."""
+    """The configuration of a subscriber."""
 
     options: SubscriberOptions
 
@@ -99,14 +99,14 @@ class SubscriberConfig(SubscriberUsecaseConfig):
 
 @dataclass(kw_only=True)
 class SubscriberSpecConfig(SubscriberSpecificationConfig):
-    """That of its description."""
+    """The configuration of a subscriber's AsyncAPI description."""
 
     topic: str
 
 
 @dataclass(kw_only=True)
 class PublisherConfig(PublisherUsecaseConfig):
-    """That of a publisher."""
+    """The configuration of a publisher."""
 
     topic: str
     options: Mapping[str, Any]
@@ -115,6 +115,6 @@ class PublisherConfig(PublisherUsecaseConfig):
 
 @dataclass(kw_only=True)
 class PublisherSpecConfig(PublisherSpecificationConfig):
-    """That of its description."""
+    """The configuration of a publisher's AsyncAPI description."""
 
     topic: str

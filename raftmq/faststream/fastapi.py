@@ -67,7 +67,7 @@ class RaftmqRouter(StreamRouter[Any]):
         response_model_exclude_none: bool = False,
         **options: Any,
     ) -> Callable[[Callable[..., Any]], Any]:
-        """As `RaftmqBroker.subscriber`, with FastAPI's dependencies and models of responses."""
+        """Works like `RaftmqBroker.subscriber`, with FastAPI's dependencies and models of responses."""
         return super().subscriber(
             topic,
             dependencies=dependencies,
@@ -82,5 +82,5 @@ class RaftmqRouter(StreamRouter[Any]):
         )
 
     def publisher(self, topic: str, **options: Any) -> RaftmqTopicPublisher:  # type: ignore[override]
-        """As `RaftmqBroker.publisher`."""
+        """Works like `RaftmqBroker.publisher`."""
         return self.broker.publisher(topic, **options)

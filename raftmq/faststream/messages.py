@@ -81,7 +81,7 @@ class MessageParser:
         return parsed
 
     async def decode_message(self, message: StreamMessage[Any]) -> Any:
-        """Its body, by its content type."""
+        """Decode the body of a message by its content type."""
         return decode_message(message)
 
 
@@ -103,7 +103,7 @@ class RaftmqResponse(Response):
         self.options: dict[str, Any] = {"tags": tags, "keys": keys, "sharding_key": sharding_key, "delay": delay}
 
     def as_publish_command(self) -> RaftmqPublishCommand:
-        """As FastStream asks for it."""
+        """Make the command that publishes this response."""
         return RaftmqPublishCommand(
             self.body,
             headers=self.headers,

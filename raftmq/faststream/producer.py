@@ -79,7 +79,7 @@ class RaftmqProducer(ProducerProto[RaftmqPublishCommand]):
 
 
 class RaftmqProducerUnset(RaftmqProducer):
-    """That of a router, which has no broker yet."""
+    """The producer of a router, which has no broker yet."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
@@ -96,7 +96,7 @@ class TopicPublisher(FakePublisher):
         self._topic = topic
 
     def patch_command(self, cmd: PublishCommand) -> RaftmqPublishCommand:
-        """As FastStream asks for it."""
+        """Set the topic of a command."""
         own = RaftmqPublishCommand.from_cmd(super().patch_command(cmd))
         own.destination = self._topic
         return own
@@ -109,7 +109,7 @@ class ReplyPublisher(FakePublisher):
         super().__init__(producer=_Replies(producer, consumer, request))
 
     def patch_command(self, cmd: PublishCommand) -> RaftmqPublishCommand:
-        """As FastStream asks for it."""
+        """Mark a command as a reply."""
         own = RaftmqPublishCommand.from_cmd(super().patch_command(cmd))
         own.publish_type = PublishType.REPLY
         return own

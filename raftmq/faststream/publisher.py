@@ -22,11 +22,11 @@ class PublisherDescription(PublisherSpecification[RaftmqBrokerConfig, PublisherS
 
     @property
     def name(self) -> str:
-        """Its title, or its topic."""
+        """The title of the publisher, or its topic."""
         return self.config.title_ or f"{self._outer_config.prefix}{self.config.topic}:Publisher"
 
     def get_schema(self) -> dict[str, PublisherSpec]:
-        """As FastStream asks for it."""
+        """Describe the publisher's channel, for AsyncAPI."""
         payload = resolve_payloads(self.get_payloads(), "Publisher")
         operation = Operation(message=Message(title=f"{self.name}:Message", payload=payload), bindings=None)
         return {

@@ -36,16 +36,16 @@ class SubscriberDescription(SubscriberSpecification[RaftmqBrokerConfig, Subscrib
 
     @property
     def address(self) -> str:
-        """Its topic, with the prefixes of its routers."""
+        """The topic, with the prefixes of its routers."""
         return f"{self._outer_config.prefix}{self.config.topic}"
 
     @property
     def channel_labels(self) -> list[str]:
-        """As FastStream asks for it."""
+        """The topic, as the only label of the channel."""
         return [self.address]
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
-        """As FastStream asks for it."""
+        """Describe the subscriber's channel, for AsyncAPI."""
         payload = resolve_payloads(self.get_payloads())
         operation = Operation(message=Message(title=f"{self.name}:Message", payload=payload), bindings=None)
         return {
@@ -76,7 +76,7 @@ class RaftmqSubscriber(TasksMixin):
         return f"{self._outer_config.prefix}{self.options.topic}"
 
     def get_log_context(self, message: StreamMessage[Any] | None) -> dict[str, str]:
-        """As FastStream asks for it."""
+        """The topic, group and message id for log lines about a message."""
         return {
             "topic": self.topic,
             "group": self.options.group,

@@ -42,7 +42,7 @@ class TestRaftmqBroker(TestBroker[RaftmqBroker, Any], broker=RaftmqBroker):
     def create_publisher_fake_subscriber(
         self, broker: RaftmqBroker, publisher: RaftmqTopicPublisher
     ) -> tuple[RaftmqSubscriber, bool]:
-        """As FastStream asks for it."""
+        """Find the subscriber of the publisher's topic, or make one; also returns whether it is the application's."""
         for subscriber in _subscribers(self.brokers):
             if subscriber.topic == publisher.topic:
                 return subscriber, True
