@@ -54,7 +54,7 @@ class Election(Membership):
         return int(min(2**self._election.failed_rounds, _BACKOFF_MAX))
 
     def _on_election_timeout(self) -> None:
-        """No leader was heard, or no majority answered, for an election timeout."""
+        """Begin an election, or leave it to others, after a time without a leader or without answers of a majority."""
         if not self._electable or self._waits_for_older_log:
             self._election.timeouts_left_to_others += 1
             self._wait_for_leader()

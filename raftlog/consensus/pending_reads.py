@@ -69,7 +69,7 @@ class ReadRounds:
 
 
 class ForwardedReads:
-    """A follower's reads: those for the next query, and those of each query in flight.
+    """A follower's reads: the reads for the next query, and the reads of each query in flight.
 
     Queries are numbered from ``number`` on, a random start in each run of a process, so that an answer to a query of an
     earlier run, which may be older than the read, is not taken for one of this run.

@@ -308,7 +308,7 @@ class RaftCore(Election, FollowerRole):
         self._read(ctx)
 
     def storage_done(self, ticket: int, now: float) -> None:
-        """Everything up to ``ticket`` is durable; repeated tickets change nothing."""
+        """Called when everything up to ``ticket`` is durable; repeated tickets change nothing."""
         self._now = now
         self._disk_slow = False
         advanced = self._tickets.complete(ticket)

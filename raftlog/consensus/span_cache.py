@@ -72,7 +72,7 @@ class Tail:
         self._head = keep
 
     def after(self, index: LogIndex) -> list[Span]:
-        """Every cached span that ends after ``index``."""
+        """List the cached spans that end after ``index``."""
         start = max(bisect_right(self._firsts, index, self._head) - 1, self._head)
         return [span for span in self._spans[start:] if span.last > index]
 

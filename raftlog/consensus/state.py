@@ -231,7 +231,7 @@ class CoreState:
 
     @property
     def _silent_since(self) -> float:
-        """Since when a leader has heard no majority; stalls of this process do not count as silence."""
+        """The time since which a leader has heard no majority; stalls of this process are not silence."""
         return self._agreed(self._now, lambda progress: progress.silent_since)
 
     # -- the log -----------------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ class CoreState:
             following.unreported_bytes = 0
 
     def _issue_storage(self) -> StorageOp | None:
-        """Everything to be written since the last ticket."""
+        """Return the write of all changes since the last ticket; None if there are none."""
         output = self._output
         if not (output.new_spans or self._hard_state_changed or output.truncate_from is not None or self._persist_due):
             return None

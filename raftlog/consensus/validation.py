@@ -57,7 +57,7 @@ def check_message(core: CoreState, message: Message) -> None:
 
 
 def _check_leader(core: CoreState, message: AppendReq | Heartbeat) -> None:
-    """No other replica may lead in this term."""
+    """Check that no other replica leads in this term. Raises PeerMessageInvalid."""
     if message.term > core._term:
         return
     leader = core.node_id if core._role is Role.LEADER else core._leader_id
@@ -107,7 +107,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
 
 
 def _check_configurations(core: CoreState, message: AppendReq) -> None:
-    """Each new configuration is one step away from the one before it."""
+    """Check that each new configuration is one step away from the one before it."""
     log = core._log
     # Entries up to the one before the request's stay; the first one represents everything before the base.
     known = [(index, conf) for index, conf in core._confs[1:] if index <= message.prev.index]

@@ -44,7 +44,7 @@ class WriteTickets:
         return self.issued
 
     def complete(self, ticket: int) -> bool:
-        """Everything up to ``ticket`` is durable; returns whether that made more of the log durable."""
+        """Note that everything up to ``ticket`` is durable; returns whether that made more of the log durable."""
         assert ticket <= self.issued, f"ticket {ticket} completed, {self.issued} is the newest issued"
         end = NO_INDEX
         while self.done < ticket:
