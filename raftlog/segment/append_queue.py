@@ -37,7 +37,7 @@ class SystemCalls(Protocol):
         """Works like `time.monotonic`. Called on the writer's thread."""
 
     def locking(self) -> None:
-        """The writer's thread is about to lock the queue, to look what is next: the last moment for other threads."""
+        """Called before the writer's thread locks the queue to look for work: the last moment for other threads."""
 
     def wait(self, seconds: float | None) -> bool:
         """Wait on the writer's thread until `wake`, for at most so many seconds; returns False if they are over.
@@ -89,7 +89,7 @@ class AppendQueue(Protocol):
         """Queue an operation, or None to close the writer. Does nothing after `stop`. Never waits for the disk."""
 
     def stop(self) -> None:
-        """Drop what is queued, and everything that is submitted from now on."""
+        """Drop all queued operations, and all that are submitted from now on."""
 
     def take(self, bytes_min: int) -> tuple[list[WriteOp], bool]:
         """Remove operations in order, until they have ``bytes_min`` bytes, all are removed, or one of them closes the
@@ -97,7 +97,7 @@ class AppendQueue(Protocol):
         """
 
     def report(self, ticket: int) -> None:
-        """Everything up to ``ticket`` is durable."""
+        """Publish ``ticket`` as durable: called after a write, with the last ticket in it."""
 
     def signal_from(self, ticket: int) -> int:
         """Signal reports only from ``ticket`` on; the others are only published. Returns the ticket that is done."""
@@ -111,7 +111,7 @@ class AppendQueue(Protocol):
         """
 
     def take_back(self) -> int:
-        """Send the frame of `send_after` no more. Returns how many bytes of it were sent before."""
+        """Stop sending the frame of `send_after`. Returns the number of its bytes that were sent before."""
 
     def run(
         self,
@@ -147,14 +147,14 @@ class ThreadCalls:
         self._tokens: SimpleQueue[None] = SimpleQueue()
 
     def monotonic(self) -> float:
-        """See `SystemCalls.monotonic`."""
+        """Works like `time.monotonic`."""
         return time.monotonic()
 
     def locking(self) -> None:
-        """See `SystemCalls.locking`: other threads need no permission."""
+        """Do nothing: other threads need no permission."""
 
     def wait(self, seconds: float | None) -> bool:
-        """See `SystemCalls.wait`."""
+        """Wait for a token of `wake`, for at most ``seconds``; returns False if they are over."""
         try:
             self._tokens.get(timeout=seconds)
         except Empty:
@@ -162,7 +162,7 @@ class ThreadCalls:
         return True
 
     def wake(self) -> None:
-        """See `SystemCalls.wake`."""
+        """Add a token, for which `wait` waits."""
         self._tokens.put(None)
 
 
@@ -174,15 +174,15 @@ class KernelCalls(ThreadCalls):
         self._done_fd = done_fd
 
     def write(self, fd: int, buffers: Sequence[Buffer], offset: int, flags: int) -> int:
-        """See `SystemCalls.write`."""
+        """Works like `os.pwritev`."""
         return os.pwritev(fd, buffers, offset, flags)
 
     def report(self, ticket: int) -> None:
-        """See `SystemCalls.report`."""
+        """Add one to the eventfd."""
         os.eventfd_write(self._done_fd, 1)
 
     def send(self, fd: int, data: bytes) -> int:
-        """See `SystemCalls.send`."""
+        """Works like `os.write`."""
         return os.write(fd, data)
 
 
@@ -216,7 +216,7 @@ class PythonAppendQueue:
         self._frame_sent = 0
 
     def submit(self, op: WriteOp | None) -> None:
-        """See `AppendQueue.submit`."""
+        """Queue an operation, or None to close the writer, as `AppendQueue.submit`."""
         queued = op, op is not None and self._is_plain(op)
         with self._lock:
             if self._is_stopped:
@@ -228,13 +228,13 @@ class PythonAppendQueue:
             self._calls.wake()
 
     def stop(self) -> None:
-        """See `AppendQueue.stop`."""
+        """Drop all queued and later operations, as `AppendQueue.stop`."""
         with self._lock:
             self._is_stopped = True
             self._queue.clear()
 
     def take(self, bytes_min: int) -> tuple[list[WriteOp], bool]:
-        """See `AppendQueue.take`."""
+        """Remove operations of ``bytes_min`` bytes or more in order, as `AppendQueue.take`."""
         taken: list[WriteOp] = []
         nbytes = 0
         with self._lock:
@@ -247,7 +247,7 @@ class PythonAppendQueue:
         return taken, True
 
     def report(self, ticket: int) -> None:
-        """See `AppendQueue.report`."""
+        """Publish the durable ticket, send its frame, and signal it if it is wanted, as `AppendQueue.report`."""
         with self._reporting:
             assert ticket > self.done_ticket, f"ticket {ticket} after {self.done_ticket}"
             self.done_ticket = ticket
@@ -258,7 +258,7 @@ class PythonAppendQueue:
             self._calls.report(ticket)
 
     def _send_frame(self, ticket: int, *, is_signalled: bool) -> bool:
-        """Send what waits for a ticket that is durable; returns whether the report is still signalled."""
+        """Send the frame that waits for a ticket, now durable; returns whether the report is still signalled."""
         assert self._frame is not None
         (frame_ticket, fd, frame), self._frame = self._frame, None
         try:
@@ -270,13 +270,13 @@ class PythonAppendQueue:
         return is_signalled and frame_ticket != ticket
 
     def signal_from(self, ticket: int) -> int:
-        """See `AppendQueue.signal_from`."""
+        """Signal reports only from ``ticket`` on, as `AppendQueue.signal_from`."""
         with self._reporting:
             self._signal_from = ticket
             return self.done_ticket
 
     def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
-        """See `AppendQueue.send_after`."""
+        """Keep ``frame`` until ``ticket`` is durable, then send it, as `AppendQueue.send_after`."""
         with self._reporting:
             assert self._frame is None, "a frame waits already"
             assert not self._frame_sent, "nobody has asked whether the last frame was sent"
@@ -286,7 +286,7 @@ class PythonAppendQueue:
             return True
 
     def take_back(self) -> int:
-        """See `AppendQueue.take_back`."""
+        """Drop the unsent frame; returns how many bytes were sent, as `AppendQueue.take_back`."""
         with self._reporting:
             self._frame = None
             sent, self._frame_sent = self._frame_sent, 0
@@ -302,7 +302,7 @@ class PythonAppendQueue:
         is_due: bool,
         due_seconds: float,
     ) -> bool:
-        """See `AppendQueue.run`."""
+        """Wait for operations, and carry out plain ones, as `AppendQueue.run`."""
         calls = self._calls
         due = calls.monotonic() + due_seconds
         # What is told if nothing comes in time.
@@ -342,7 +342,7 @@ class PythonAppendQueue:
         return before != (self.end_pos, self.commit_hint)
 
     def durations(self) -> list[float]:
-        """See `AppendQueue.durations`."""
+        """The seconds that each write since the last call took, as `AppendQueue.durations`."""
         taken, self._durations = self._durations, []
         return taken
 

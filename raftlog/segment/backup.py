@@ -117,7 +117,7 @@ class Backup:
         return data.ljust(length, b"\0")
 
     def runs(self) -> Iterator[EntryRun]:
-        """Every entry, verified, in order; runs before an error are valid.
+        """Yield every entry, verified, in order; runs before an error are valid.
 
         Raises:
             BackupDamaged, FormatTooNew, StorageFailed, StoreFailed

@@ -130,7 +130,7 @@ class GrowingFiles:
         self._store.append(file_name(start), max(self._end_pos - start, 0), pieces)
 
     def complete(self, manifest: BackupManifest, snapshot: Snapshot | None) -> BackupManifest:
-        """If files of the backup are removed meanwhile, no manifest may refer to them."""
+        """Check that no file of the backup was removed meanwhile, before a manifest refers to them."""
         names = set(self._store.names(LOG_FOLDER))
         for start in range(manifest.base.pos, manifest.end_pos, manifest.segment_bytes):
             if f"{start:020d}" not in names:

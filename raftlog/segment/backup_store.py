@@ -83,7 +83,7 @@ class BackupStore(Protocol):
         """The content of a folder, without subfolders; empty if the folder does not exist."""
 
     def read(self, name: str, length: int, offset: int) -> bytes:
-        """Up to ``length`` bytes; fewer only at the end. Raises NotStored. Fast for ascending offsets."""
+        """Read up to ``length`` bytes; fewer only at the end. Raises NotStored. Fast for ascending offsets."""
 
     def load_manifest(self) -> bytes | None:
         """The manifest, None if there is none."""

@@ -29,7 +29,7 @@ class Disk(Protocol):
         """Length of the file in bytes."""
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
+        """Read up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
 
     def is_cached(self, fd: int, length: int, offset: int) -> bool:
         """Whether all these bytes can be read without waiting for the disk. May be False although they can.
@@ -38,9 +38,7 @@ class Disk(Protocol):
         """
 
     def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
-        """All ``length`` bytes from ``offset`` if they can be read without waiting for the disk; None otherwise, or if
-        unknown.
-        """
+        """Read all ``length`` bytes from ``offset`` if that needs no wait for the disk; else, or if unknown, None."""
 
     def pread_disk(self, fd: int, length: int, offset: int) -> tuple[bytes, bool]:
         """Read like `pread`, bypassing the page cache; returns also whether that certainly happened. Cached data is

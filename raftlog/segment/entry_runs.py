@@ -30,7 +30,7 @@ class EntryRun(NamedTuple):
 
 
 def entry_runs(read: Read, before: EntryRef, last_index: LogIndex, segment_bytes: int) -> Iterator[EntryRun]:
-    """Every entry after ``before`` up to ``last_index``, with verified checksums and chain.
+    """Yield every entry after ``before`` up to ``last_index``, with verified checksums and chain.
 
     Args:
         read: bytes of one file, padded with zeros after its end.

@@ -17,7 +17,7 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 def keep_freed_memory() -> None:
-    """Up to `KEPT_BYTES` of freed memory stay in the process. Does nothing where the C library is another one."""
+    """Keep up to `KEPT_BYTES` of freed memory in the process. Does nothing if the C library is not glibc."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)

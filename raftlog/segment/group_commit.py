@@ -148,7 +148,7 @@ class GroupCommit:
 
     @property
     def end_pos(self) -> int:
-        """Everything below is written and durable, between two calls of `apply`."""
+        """The position below which everything is written and durable, between two calls of `apply`."""
         return self._end_pos
 
     @property

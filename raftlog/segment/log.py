@@ -49,7 +49,7 @@ TAIL_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class SegmentLog(LogReads):
-    """See the module's theory of operation. Indexes begin at 1; positions are physical offsets in bytes.
+    """A log in segment files, by the theory above. Indexes begin at 1; positions are physical offsets in bytes.
 
     Attributes:
         base: index and term of the entry before the first one; (0, 0) for a log that has its beginning.
@@ -207,7 +207,7 @@ class SegmentLog(LogReads):
 
     @property
     def durable_pos(self) -> int:
-        """Everything below is durable: the end of the last entry whose ticket is done."""
+        """The end of the last entry whose ticket is done: everything below is durable."""
         self._note_durable()
         return self._durable_pos
 
@@ -438,7 +438,7 @@ class SegmentLog(LogReads):
         return self._writer
 
     def close(self, clean: bool = True) -> None:
-        """Finish what was submitted and release the directory; anything not submitted is lost.
+        """Finish all submitted writes and release the directory; anything not submitted is lost.
 
         ``clean`` promises the next start that nothing can be torn. Waits for the disk. Idempotent.
         """

@@ -62,7 +62,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that the decision depends on.
+    """The facts on which the decision depends.
 
     ``end_pos`` is the end of the last good entry, ``last_index`` its index. ``intact_behind`` is the position of an
     intact entry that no torn write explains, if there is one. ``only_zeros`` says that nothing follows ``end_pos``, or
@@ -86,7 +86,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class TruncateAt:
-    """Everything from ``pos`` on is a torn write: zero it and continue.
+    """Zero everything from ``pos`` on, which is a torn write, and continue.
 
     If ``is_blank``, nothing is torn: a blank closed the file, and the next one has no entry yet. The blank is removed,
     since another entry than the one it was made for may come next, and fit.
@@ -322,7 +322,7 @@ def examine(
     commit_hint: LogIndex,
     sync_bytes_max: int = SYNC_BYTES_MAX,
 ) -> Evidence:
-    """Everything that `decide` needs; ``last`` and ``stop`` come from the scan, the rest from `gather`."""
+    """Gather the evidence for `decide`; ``last`` and ``stop`` come from the scan, the rest from `gather`."""
     end_pos = last.pos + last.size
     assert end_pos <= stop.pos, f"the last entry ends at {end_pos}, the scan stopped at {stop.pos}"
     # The scan continues in the next file only after a blank.

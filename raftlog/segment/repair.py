@@ -61,7 +61,7 @@ class Replaced:
 
 
 class Repair:
-    """See the module. Use it until `done`, then call `finish`, and open the log again.
+    """The repair of a damaged log. Use it until `done`, then call `finish`, and open the log again.
 
     Attributes:
         peers: will be asked. The log is cut when all of them have refused, so name every other member; without any
@@ -185,9 +185,9 @@ class Repair:
             self._cut()
 
     def serve(self, pos: int, nbytes: int) -> bytes | None:
-        """Up to ``nbytes`` verified bytes at ``pos``, for a peer that repairs its log; None without any.
+        """Read up to ``nbytes`` verified bytes at ``pos``, for a peer that repairs its log; None without any.
 
-        Newly unreadable data counts as damaged, see `lacks`: the opening after `finish` detects it.
+        Newly unreadable data is treated as damaged, see `lacks`: the opening after `finish` detects it.
 
         Raises:
             StorageFailed: a disk error.

@@ -295,7 +295,7 @@ class S3Store:
         self._connected.close()
 
     def read_range(self, name: str, length: int, offset: int) -> bytes:
-        """One request for exactly these bytes; fewer only at the end. Unlike the others, for any thread at any time."""
+        """Read exactly these bytes with one request; fewer only at the end. Any thread may call this at any time."""
         return self._ranged(name, length, offset)
 
     def _ranged(self, name: str, length: int, offset: int) -> bytes:

@@ -109,7 +109,7 @@ class Uploads:
 def _send(
     client: Any, upload: Mapping[str, str], parts: Iterator[bytes], *, has_checksums: bool
 ) -> Iterator[tuple[dict[str, Any], int, bool]]:
-    """Each part, as it is named at the end, its size, and whether the answer repeats its checksum."""
+    """Send the parts; yields each part's name for the end, its size, and whether the answer repeats its checksum."""
 
     def send(number: int, data: bytes) -> tuple[dict[str, Any], int, bool]:
         checksum = _checksum(data)

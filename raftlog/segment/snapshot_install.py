@@ -158,7 +158,7 @@ def why_impossible(manifest: Manifest) -> str | None:
 
 
 class SnapshotInstall:
-    """See the module. For one thread at a time, which waits for the disk.
+    """Collects a replacement for the log. For one thread at a time, which waits for the disk.
 
     Attributes:
         manifest: of the replacement.

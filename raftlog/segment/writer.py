@@ -35,13 +35,13 @@ class LogWriter(Protocol):
         """Queue one operation. Never waits for the disk; does nothing after a failure."""
 
     def signal_from(self, ticket: int) -> int:
-        """See `raftlog.segment.append_queue.AppendQueue.signal_from`."""
+        """Signal reports only from ``ticket`` on, as `AppendQueue.signal_from`. Returns the ticket that is done."""
 
     def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
-        """See `raftlog.segment.append_queue.AppendQueue.send_after`; also False if this writer sends nothing."""
+        """Send ``frame`` when ``ticket`` is durable, as `AppendQueue.send_after`; False also if it is never sent."""
 
     def take_back(self) -> int:
-        """See `raftlog.segment.append_queue.AppendQueue.take_back`."""
+        """Drop the unsent frame; returns how many bytes were sent, as `AppendQueue.take_back`."""
 
     def close(self, *, clean: bool) -> None:
         """Finish queued operations and release the writer; ``clean`` as for `SegmentLog.close`."""
@@ -69,7 +69,7 @@ class InlineWriter:
         self._commit: GroupCommit | None = None
 
     def start(self, store: Store) -> None:
-        """See `LogWriter.start`."""
+        """Set the files of a log that was just opened; called once."""
         assert self._commit is None, "the writer was started before"
         self._commit = GroupCommit(store, self._clock, prepare_ahead=False)
 
@@ -97,19 +97,19 @@ class InlineWriter:
         self._on_done(op.ticket)
 
     def signal_from(self, ticket: int) -> int:
-        """See `LogWriter.signal_from`: all of them are signalled."""
+        """Return the ticket that is done; all reports are signalled."""
         return self.done_ticket
 
     def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
-        """See `LogWriter.send_after`: what was submitted is durable."""
+        """Send nothing: all submitted operations are durable."""
         return False
 
     def take_back(self) -> int:
-        """See `LogWriter.take_back`."""
+        """Return 0: no frame is ever sent."""
         return 0
 
     def close(self, *, clean: bool) -> None:
-        """See `LogWriter.close`."""
+        """Release the writer; with ``clean``, leave the mark of a clean end."""
         commit, self._commit = self._commit, None
         if commit is not None and clean:
             commit.close(clean=True)
@@ -231,7 +231,7 @@ class Writer:
         return self._queue.done_ticket
 
     def start(self, store: Store) -> None:
-        """See `LogWriter.start`."""
+        """Set the files of a log that was just opened, and start the thread; called once."""
         assert self._thread is None, "the writer was started before"
         self._thread = threading.Thread(target=self._run, args=(store,), name="log-writer", daemon=True)
         self._thread.start()
