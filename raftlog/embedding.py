@@ -176,7 +176,7 @@ class Node(Generic[M]):
     # -- the application of the replica ----------------------------------------------------------------------------
 
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
-        """See `Application.apply`."""
+        """Apply committed entries to ``machine``, and wake the calls that wait for them."""
         for entry in entries:
             if entry.kind == EntryKind.NORMAL:
                 self.machine.apply(entry.index, bytes(entry.body))
@@ -186,10 +186,10 @@ class Node(Generic[M]):
                 waiting[0].set()
 
     def role_changed(self, change: RoleChange) -> None:
-        """See `Application.role_changed`."""
+        """Do nothing: no call waits for a role."""
 
     def outcome_unknown(self, first_index: LogIndex) -> None:
-        """See `Application.outcome_unknown`."""
+        """Wake the calls that wait for entries from ``first_index`` on, which raise `OutcomeUnknown`."""
         for index in [index for index in self._waiting if index >= first_index]:
             self._waiting.pop(index)[0].set()
 

@@ -84,7 +84,7 @@ class FinishedWrites:
             self.done(ticket)
 
     def done(self, ticket: int) -> None:
-        """Everything up to ``ticket`` is durable."""
+        """Tell the core and the waiting calls that everything up to ``ticket`` is durable."""
         self._noted = ticket
         now = self._clock()
         if self._acknowledgement is not None and self._acknowledgement[0] <= ticket:

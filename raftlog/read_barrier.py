@@ -64,7 +64,7 @@ class ReadBarriers:
                 return
 
     def applied(self, index: LogIndex) -> None:
-        """Everything up to ``index`` is applied."""
+        """Answer the reads that wait for entries up to ``index``, which are applied now."""
         ready = [batch for batch in self.open if batch.index is not None and batch.index <= index]
         for batch in ready:
             self.open.remove(batch)

@@ -63,7 +63,7 @@ class RepairDialogue:
         return False
 
     def end_round(self, now: float) -> bool:
-        """All peers were asked; returns whether the lack of progress should be logged."""
+        """End a round in which all peers were asked; returns whether the lack of progress should be logged."""
         if self.has_moved:
             self._moved_at = now
             return False

@@ -259,7 +259,7 @@ class Replica:
             self._wake()
 
     def beginning(self) -> tuple[Beginning, NodeId | None]:
-        """See `RaftCore.beginning`."""
+        """Compare the beginning of this log with the other replicas' logs, as `RaftCore.beginning`."""
         return self.core.beginning(self._clock())
 
     def drop_prefix(self, base_pos: int, early: bytes | None = None) -> bool:
@@ -344,7 +344,7 @@ class Replica:
         self.core.peer_lost(peer, self._clock())
 
     def storage_done(self, ticket: int) -> None:
-        """Everything up to ``ticket`` is durable."""
+        """Called when everything up to ``ticket`` is durable."""
         self._writes.done(ticket)
 
     def begin_turn(self) -> None:

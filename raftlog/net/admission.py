@@ -118,7 +118,7 @@ class Admission:
         return self._stores
 
     def configure(self, conf_index: LogIndex, addresses: Mapping[str, str]) -> None:
-        """Another configuration is in force."""
+        """Set the configuration in force."""
         self.conf_index = conf_index
         self.addresses = dict(addresses)
 

@@ -192,7 +192,7 @@ def this_machine() -> Machine:
 
 @contextlib.contextmanager
 def standing_in(machine: Machine) -> Iterator[None]:
-    """Within the block, `this_machine` is ``machine``."""
+    """Let `this_machine` return ``machine`` during the block."""
     before = _standing_in.set(machine)
     try:
         yield

@@ -192,7 +192,7 @@ class Reactor:
 
     @contextmanager
     def giving_way(self) -> Iterator[None]:
-        """Within the block, other tasks get their turn after each turn of the reactor, which waits for no event itself.
+        """During the block, let other tasks run after each turn of the reactor, which waits for no event itself.
 
         For a task that works in many small steps: after each of them the reactor would wait for some milliseconds.
         """
