@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def checked_records(data: bytes | bytearray | memoryview, position: int) -> int:
-    """See `mq.compiled.received_records`; where that is not compiled, all records are still to be checked."""
+    """Check nothing: stands in for `mq.compiled.received_records`, so that all records are still to be checked."""
     return 0
 
 
 def merged_entries(
     entries: list[bytes], queue_ids: list[int], wholes: list[bool], bytes_max: int, limit_pos: int
 ) -> tuple[list[int], bytes, bytes, bytes, bytes] | None:
-    """See `mq.compiled.queue_merge`; None where that is not compiled."""
+    """Merge nothing: stands in for `mq.compiled.queue_merge` where that is not compiled."""
     return None
 
 

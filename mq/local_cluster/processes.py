@@ -210,7 +210,7 @@ class Processes:
         raise ServersFailed(f"no {what} within {seconds:g} s ({heard}); {said}")
 
     async def wait_listening(self, name: str, port: int, seconds: float = READY_SECONDS_MAX) -> None:
-        """Until a port of the loopback address accepts connections. Raises ServersFailed."""
+        """Wait until a port of the loopback address accepts connections. Raises ServersFailed."""
 
         async def connect() -> bool:
             await trio.aclose_forcefully(await trio.open_tcp_stream(HOST, port))
@@ -221,7 +221,7 @@ class Processes:
     async def wait_said(
         self, name: str, pattern: re.Pattern[str], since: int = 0, seconds: float = READY_SECONDS_MAX
     ) -> re.Match[str]:
-        """Until its log has a match behind ``since`` bytes; returns the first. Raises ServersFailed."""
+        """Wait until its log has a match behind ``since`` bytes; returns the first. Raises ServersFailed."""
 
         async def look() -> re.Match[str] | None:
             await trio.lowlevel.checkpoint()
