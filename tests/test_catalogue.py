@@ -42,7 +42,7 @@ CATALOGUE: dict[str, str] = {
         delayed_append_after_truncate deposed_leader_cannot_truncate_log_of_successor
         commit_hint_beyond_log
         idle_follower_wiped
-        lost_last_ack
+        heartbeat_recovers_a_lost_final_acknowledgement
         noop_unblocks_commit
         replacing_committed_entry_is_refused
         write_of_replaced_entries_does_not_make_successors_durable
@@ -61,7 +61,7 @@ CATALOGUE: dict[str, str] = {
         stale_read_old_leader
         new_leader_answers_reads_after_its_first_commit
         readindex_duplicate_round_ack
-        lost_leader_lease
+        lease_ends_before_another_leader_can_be_elected
         follower_read_applied_wait
         read_during_transfer
     """,
@@ -90,7 +90,7 @@ CATALOGUE: dict[str, str] = {
         bit_flip_committed bit_flip_last_batch
         bit_flip_meta_one_slot
         fsync_error
-        lost_fsync_power_cut
+        power_cut_keeps_every_synced_entry
         misdirected stale_sector_read
         disk_full_on_leader
         disk_full_on_follower
@@ -159,6 +159,6 @@ def test_reason_disappears_when_the_test_exists(tests: set[str]) -> None:
     assert not [name for name in ELSEWHERE if carried(name, tests)]
 
 
-def test_name_within_a_word_does_not_count() -> None:
+def test_name_within_a_word_carries_no_scenario() -> None:
     assert carried("figure_8", ["test_figure_8_commits"])
     assert not carried("figure_8", ["test_figure_80", "test_not_figure_8"])

@@ -79,7 +79,7 @@ def test_index_of_decisions_lists_each_with_its_title() -> None:
     assert not missing, "docs/decisions/README.md lacks:\n" + "\n".join(missing)
 
 
-def test_titles_in_code_do_not_count() -> None:
+def test_titles_in_code_are_not_found() -> None:
     assert titles("# One\n```\n# not this\n```\n## nor this\n") == ["# One"]
 
 

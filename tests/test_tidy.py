@@ -517,7 +517,7 @@ def test_checker_finds_forbidden_module_names() -> None:
     assert not list(name_breaches("mq/broker/consume/long_polling.py"))
 
 
-def test_length_ratchet_only_goes_down() -> None:
+def test_length_ratchet_only_falls() -> None:
     assert list(length_breaches([("a.py", 601)], {}))
     assert not list(length_breaches([("a.py", 600)], {}))
     assert not list(length_breaches([("a.py", 700)], {"a.py": 700}))

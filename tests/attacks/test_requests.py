@@ -239,7 +239,7 @@ async def test_registration_that_inflates_to_gigabytes_is_refused(target: Target
         assert answer.code == ResponseCode.SYSTEM_ERROR, answer
 
 
-async def test_message_that_inflates_to_gigabytes_is_not_inflated_by_the_broker(target: Target) -> None:
+async def test_broker_does_not_inflate_compressed_messages(target: Target) -> None:
     """It is stored and handed out as it is. A consumer gives it to the application as it is, and reads on."""
     bomb = zeros(200)
     async with target.client(PRODUCER) as producer:

@@ -111,7 +111,7 @@ async def refilled(client: Client) -> None:
 
 
 @pytest.mark.slow
-async def test_lost_queue_files_come_back_from_the_archive(
+async def test_missing_queue_files_are_restored_from_the_archive(
     tmp_path: Path, storage: ObjectStorage, brokers: list[Broker]
 ) -> None:
     await shortened_broker(tmp_path, settings(storage))
@@ -135,7 +135,7 @@ async def test_lost_queue_files_come_back_from_the_archive(
 
 
 @pytest.mark.slow
-async def test_unknown_expired_messages_delay_a_refill_until_a_restart(
+async def test_refill_waits_for_restart_if_floors_file_is_missing(
     tmp_path: Path, storage: ObjectStorage, brokers: list[Broker]
 ) -> None:
     await shortened_broker(tmp_path, settings(storage))

@@ -231,7 +231,7 @@ def test_stopping_worker_returns_messages_not_begun(kit: Any, namespace: str) ->
         assert sorted(done) == ["a", "b", "c"]
 
 
-def test_workers_continue_after_lost_connections_and_topic_deletion(
+def test_workers_continue_after_disconnections_and_topic_deletion(
     kit: Any, broker: RaftmqBroker, namespace: str
 ) -> None:
     done: list[str] = []

@@ -426,7 +426,7 @@ async def test_console_shows_readers_that_hold_log_leases(kit: SyncKit, browser:
     await until(is_shown, seconds=20)
 
 
-async def test_survey_takes_any_retention(kit: SyncKit) -> None:
+async def test_survey_accepts_retention_before_year_one(kit: SyncKit) -> None:
     """Brokers in memory keep messages for a time that begins before the year 1."""
     found = await survey(kit.namesrv, watch_seconds=0.0)
     assert found.consumers is not None

@@ -93,7 +93,7 @@ async def test_delayed_message_is_recalled(kit: SyncKit, operator: Browser) -> N
         assert (await operator.post("/recall", {"handle": wrong})).status == 400, wrong
 
 
-async def test_transactions_are_shown_and_one_that_was_given_up_is_resumed(operator: Browser) -> None:
+async def test_console_resumes_an_abandoned_transaction(operator: Browser) -> None:
     [open_one] = rows_of((await operator.get("/pending?kind=half")).content)
     for each in ("open", "shop", "Orders", "never asked"):
         assert each in open_one

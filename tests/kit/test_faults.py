@@ -49,7 +49,7 @@ async def test_unknown_outcome_of_a_stored_message(kit: Kit, producer: Producer)
     assert (kit.faults.played, kit.faults.pending) == (1, 0)
 
 
-async def test_unknown_outcome_of_a_lost_message(kit: Kit, producer: Producer) -> None:
+async def test_dropped_send_has_an_unknown_outcome(kit: Kit, producer: Producer) -> None:
     kit.faults.lost()
     with pytest.raises(SendOutcomeUnknown):
         await producer.send(Message("Orders", b"one"))
@@ -95,7 +95,7 @@ async def test_kit_delays_answers_of_a_slow_broker(kit: Kit, producer: Producer)
         await producer.send(Message("Orders", b"three"))
 
 
-async def test_broken_connections_are_reopened(kit: Kit, producer: Producer) -> None:
+async def test_reset_connections_are_reopened(kit: Kit, producer: Producer) -> None:
     async with collecting(kit, "Orders") as ids:
         await producer.send(Message("Orders", b"one"))
         await kit.advance_until(lambda: len(ids) == 1)

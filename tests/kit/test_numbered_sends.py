@@ -155,7 +155,7 @@ async def test_thousand_messages_in_flight_survive_the_leader_once(kit: Kit, pro
     assert stored(kit) == bodies
 
 
-async def test_many_sends_pass_one_without_an_outcome_only_while_it_is_remembered(kit: Kit, producer: Producer) -> None:
+async def test_sends_wait_for_a_message_without_outcome_before_it_is_forgotten(kit: Kit, producer: Producer) -> None:
     """If more passed it, the broker would refuse to store or to recognize it."""
     kit.faults.outcome_unknown()
     outcomes = await producer.send_many([Message("Orders", b"%05d" % number) for number in range(2200)])

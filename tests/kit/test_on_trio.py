@@ -140,7 +140,7 @@ async def test_another_replica_takes_over_in_the_kit(clock: Clock) -> None:
         assert len(kit.messages("Orders")) == 3
 
 
-async def test_consumers_of_all_kinds_work_while_time_goes_ahead(clock: Clock) -> None:
+async def test_consumers_of_all_kinds_work_while_time_is_advanced(clock: Clock) -> None:
     received: list[bytes] = []
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         async with consuming(kit, "readers", "Orders", lambda message: received.append(message.body)):

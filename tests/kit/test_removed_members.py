@@ -131,7 +131,7 @@ async def test_readmitted_member_rejoins_at_once(kit: Kit, producer: Producer, a
 
 
 @pytest.mark.parametrize("replicas", [3])
-async def test_removed_member_stays_out_when_the_leader_is_lost(kit: Kit, admin: Admin) -> None:
+async def test_removed_member_stays_out_after_a_leader_failure(kit: Kit, admin: Admin) -> None:
     one, other = Member(kit), Member(kit)
     async with consuming(one, other):
         await until(lambda: (one.queues, other.queues) == (2, 2), "each has a half")

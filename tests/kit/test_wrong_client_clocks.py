@@ -54,7 +54,7 @@ async def test_popped_message_is_hidden_for_its_time(kit: Kit, producer: Produce
 
 
 @VIRTUAL_TIME
-async def test_pop_is_held_until_a_message_arrives(kit: Kit, producer: Producer) -> None:
+async def test_pop_of_a_client_with_a_wrong_clock_waits_for_messages(kit: Kit, producer: Producer) -> None:
     """A request that seemed to be old was not held, or held for hours."""
     await producer.send(Message("T", b"first"))
     async with PopConsumer(kit.namesrv, "G", "T", consume_from="first") as consumer:

@@ -75,7 +75,7 @@ def test_abstaining_denies_votes_and_stands_for_none() -> None:
     assert group.mail == []
 
 
-def test_acknowledgements_of_the_abstaining_count(group: Group) -> None:
+def test_leader_commits_with_acknowledgements_of_an_abstaining_voter(group: Group) -> None:
     """One voter is cut off and one abstains: the leader goes on committing, since what it sends now is kept."""
     group.isolate(B)
     group.start(C, abstaining=True)
@@ -212,7 +212,7 @@ def test_single_voter_that_abstains_waits_without_haste() -> None:
     assert group[A].role is Role.FOLLOWER
 
 
-def test_release_survives_lost_questions_and_a_change_of_leader(group: Group) -> None:
+def test_abstaining_ends_despite_dropped_questions_and_leader_change(group: Group) -> None:
     group.replicate(A, 3)
     group.disks[C].terms.clear()
     group.disks[C].hard_state = HardState(Term(1))

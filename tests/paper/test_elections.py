@@ -285,7 +285,7 @@ def test_late_denial_does_not_depose_a_leader() -> None:
     assert (group[A].role, group[A].term) == (Role.LEADER, 1)
 
 
-def test_lost_leader_is_replaced_at_once(group: Group) -> None:
+def test_ended_leader_process_is_replaced_at_once(group: Group) -> None:
     """When the end of the leader's process is certain nobody waits for its silence."""
     group.cut |= {(B, A), (C, A)}
     group[B].peer_lost(A, group.now)

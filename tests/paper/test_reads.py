@@ -123,7 +123,7 @@ def test_readindex_duplicate_round_ack() -> None:
     assert group.answers[second] == core.commit
 
 
-def test_lost_round_is_repeated_by_the_next_heartbeat(group: Group) -> None:
+def test_dropped_read_round_is_repeated_by_the_next_heartbeat(group: Group) -> None:
     ctx = group.read(A)
     assert group.drop(is_beat)
     group.pass_time(group.config.heartbeat_seconds)
@@ -206,7 +206,7 @@ def test_answer_of_an_earlier_run_is_ignored(group: Group) -> None:
     assert not group[B].take_effects().reads
 
 
-def test_lost_question_is_asked_again_within_a_heartbeat(group: Group) -> None:
+def test_dropped_read_question_is_repeated_within_a_heartbeat(group: Group) -> None:
     """As after a restart: the leader is found before there is a connection to it."""
     lost = group.read(B)
     assert group.drop(lambda message: isinstance(message, ReadIndexReq))
@@ -214,7 +214,7 @@ def test_lost_question_is_asked_again_within_a_heartbeat(group: Group) -> None:
     assert group.answers[lost] == group[A].commit
 
 
-def test_answer_to_a_later_read_request_answers_lost_earlier_ones(group: Group) -> None:
+def test_answer_to_a_later_read_request_answers_dropped_earlier_ones(group: Group) -> None:
     lost = group.read(B)
     assert group.drop(lambda message: isinstance(message, ReadIndexReq))
     later = group.read(B)
@@ -233,7 +233,7 @@ def test_answer_to_an_earlier_read_request_does_not_answer_later_ones(group: Gro
     assert later not in group.answers
 
 
-def test_questions_that_are_always_lost_fail(group: Group) -> None:
+def test_reads_fail_if_all_their_questions_are_dropped(group: Group) -> None:
     group.cut.add((B, A))
     lost = group.read(B)
     group.pass_time(2.0)
@@ -250,7 +250,7 @@ def test_lease_answers_without_a_message() -> None:
     assert group.mail == []
 
 
-def test_lost_leader_lease() -> None:
+def test_lease_ends_before_another_leader_can_be_elected() -> None:
     """A lease runs out on the leader's clock before anybody else may be elected; then reads need a round."""
     group = with_leases()
     group.isolate(A)

@@ -169,7 +169,7 @@ def test_acknowledgement_excludes_unverified_entries() -> None:
 
 
 @pytest.mark.parametrize("lost", [AppendReq, AppendResp])
-def test_lost_last_ack(group: Group, lost: type[Message]) -> None:
+def test_heartbeat_recovers_a_lost_final_acknowledgement(group: Group, lost: type[Message]) -> None:
     """The last request, or its answer, is lost and nothing follows: a heartbeat finds out and the entry commits."""
     index = group.propose(A)
     group.deliver(lambda message: not isinstance(message, lost))

@@ -240,7 +240,7 @@ def test_retention_keeps_entries_for_active_peers(group: Group) -> None:
 
 
 @pytest.mark.parametrize("kind", [AppendResp, HeartbeatResp])
-def test_late_answer_does_not_count_for_lost_entries(group: Group, kind: type[AppendResp | HeartbeatResp]) -> None:
+def test_late_answer_does_not_confirm_lost_entries(group: Group, kind: type[AppendResp | HeartbeatResp]) -> None:
     """A peer acknowledged entries and lost them. An answer from before that arrives when it is known: it is void."""
     group.replicate(A, 4)
     group.isolate(B)

@@ -148,7 +148,7 @@ def test_transfer_target_crashes_for_certain(group: Group) -> None:
     group.propose(A)
 
 
-def test_transfer_survives_a_lost_message(group: Group) -> None:
+def test_transfer_survives_a_dropped_message(group: Group) -> None:
     """The target is told again with the next heartbeat."""
     group[A].transfer(B, group.now)
     group.pump()
@@ -250,7 +250,7 @@ def test_preferred_node_wins_election_if_up_to_date(moment: float) -> None:
     assert group.terms(B)[:2] == [1, 1]
 
 
-def test_priorities_hardly_delay_the_replacement_of_a_lost_leader() -> None:
+def test_priorities_hardly_delay_the_replacement_of_a_silent_leader() -> None:
     """Equal ones not at all, a lower one for a tenth of a second."""
     for priority, delay in ((9, 0.0), (5, 0.1)):
         group = settled_group(a=9, b=priority, c=9)

@@ -120,7 +120,7 @@ async def test_group_is_restored_after_all_its_replicas_are_destroyed(tmp_path: 
         assert restored.last is None or dues[-1] > restored.last.timestamp() * 1000
 
 
-async def test_survivor_of_a_lost_majority_continues_alone_and_gains_a_replica(tmp_path: Path) -> None:
+async def test_survivor_of_a_dead_majority_continues_and_gains_a_replica(tmp_path: Path) -> None:
     bodies = [b"%d" % number for number in range(50)]
     ports = Ports.free(3)
     async with DevCluster.open(tmp_path, ports=ports, settings=SETTINGS) as cluster, trio.open_nursery() as nursery:

@@ -84,7 +84,7 @@ def check(message: StoredMessage) -> None:
     assert message.flag == 0
 
 
-async def test_rot_in_closed_leader_files_is_repaired_and_not_delivered_or_copied(
+async def test_rot_in_closed_leader_files_is_repaired_before_delivery(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAFTMQ_BROKER_SEGMENT_BYTES", str(SEGMENT_BYTES))

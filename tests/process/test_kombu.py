@@ -108,7 +108,7 @@ def test_rejected_messages_become_dead_letters(url: str, cluster: Cluster, reque
         assert letter.properties["RAFTMQ_FAILURE"] == "rejected by its consumer"
 
 
-def test_rejected_message_goes_to_dead_letter_exchange(url: str) -> None:
+def test_rejected_message_is_sent_to_dead_letter_exchange(url: str) -> None:
     dead = kombu.Queue("dead", kombu.Exchange("dead", "direct"), routing_key="late")
     arguments = {"x-dead-letter-exchange": "dead", "x-dead-letter-routing-key": "late"}
     queue = kombu.Queue("mortal", routing_key="mortal", queue_arguments=arguments)
@@ -242,7 +242,7 @@ def test_forked_process_publishes_and_leaves_deliveries_to_its_parent(url: str) 
             assert not inbox.messages[1].delivery_info["redelivered"]
 
 
-def test_foreign_message_becomes_a_dead_letter(url: str, cluster: Cluster, request: pytest.FixtureRequest) -> None:
+def test_unreadable_message_becomes_a_dead_letter(url: str, cluster: Cluster, request: pytest.FixtureRequest) -> None:
     queue = kombu.Queue("mixed", routing_key="mixed")
     topic = queue_topic(request.node.name, "mixed")
     with (
@@ -307,7 +307,7 @@ def test_deleted_queue_is_redeclared(url: str, cluster: Cluster, request: pytest
         assert inbox.wait(2) == ["before", "after"]
 
 
-def test_message_that_is_given_back_too_often_becomes_a_dead_letter(url: str) -> None:
+def test_too_often_returned_message_becomes_a_dead_letter(url: str) -> None:
     queue = kombu.Queue("poison", routing_key="poison")
     with kombu.Connection(url, transport_options={"redeliveries_max": 2}) as connection:
         publish(connection, queue, "poison")
@@ -345,7 +345,7 @@ def test_options_unknown_to_the_transport_are_dropped(url: str) -> None:
         assert "signal" not in inbox.messages[0].properties
 
 
-def test_consumer_that_was_closed_while_its_pop_was_held_takes_nothing(url: str) -> None:
+def test_consumer_closed_during_its_waiting_pop_takes_nothing(url: str) -> None:
     """The message would be hidden for the visibility timeout, two minutes here."""
     queue = kombu.Queue("held", kombu.Exchange("held"), "held")
     with kombu.Connection(url) as staying, kombu.Connection(url) as connection:

@@ -46,7 +46,7 @@ async def start_again(group: DevCluster) -> None:
     await group.start("n0")
 
 
-def test_tasks_continue_when_one_broker_group_is_lost(tmp_path: Path) -> None:
+def test_tasks_continue_when_one_broker_group_is_killed(tmp_path: Path) -> None:
     exchange = kombu.Exchange("fruit", "topic")
     queue = kombu.Queue("pears", exchange, routing_key="pear.*")
     purged = kombu.Queue("all-fruit", exchange, routing_key="#")

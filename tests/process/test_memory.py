@@ -256,7 +256,7 @@ async def _registrations(process_id: int, port: int) -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_name_server_with_strange_brokers(tmp_path: Path) -> None:
+def test_registrations_of_unknown_brokers_take_bounded_memory(tmp_path: Path) -> None:
     [port] = free_ports(1)
     with started(tmp_path, "namesrv", "--listen", f"{HOST}:{port}", "--data-dir", str(tmp_path / "data")) as process_id:
         trio.run(_registrations, process_id, port)

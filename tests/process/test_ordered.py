@@ -115,7 +115,7 @@ async def produce(cluster: DevCluster) -> None:
             await until_accepted(partial(producer.send, message), ClientError)
 
 
-async def test_queues_have_one_owner_at_a_time_despite_member_and_leader_changes(tmp_path: Path) -> None:
+async def test_queues_have_one_owner_despite_member_and_leader_changes(tmp_path: Path) -> None:
     watch = Watch()
     async with DevCluster.open(tmp_path, ports=Ports.free(3)) as cluster:
         with trio.fail_after(180):

@@ -178,7 +178,7 @@ async def speak_nonsense(cluster: DevCluster) -> None:
 
 @needs_prometheus
 @pytest.mark.slow
-async def test_groups_and_name_servers_are_scraped_and_every_board_query_finds_data(
+async def test_prometheus_scrapes_all_servers_and_every_board_query_finds_data(
     tmp_path: Path,
 ) -> None:
     async with (

@@ -90,7 +90,7 @@ def test_harness_finds_forked_servers_of_dead_runs(tmp_path: Path) -> None:
         server.communicate(timeout=30)
 
 
-def test_only_plain_commands_of_this_checkout_are_forked(tmp_path: Path) -> None:
+def test_only_mq_commands_of_this_python_are_forked(tmp_path: Path) -> None:
     here, nothing = str(ROOT), dict[str, str]()
     assert wanted_module([*CLI, "status"], here, nothing) == (["mq.cli", "status"], {}, here)
     assert wanted_module(["env", "A=b", *CLI], here, nothing) == (["mq.cli"], {"A": "b"}, here)

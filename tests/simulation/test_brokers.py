@@ -102,7 +102,7 @@ def test_recorded_history_is_readable_by_checkers(tmp_path: Path, capsys: pytest
     assert "BrokerScenario" in capsys.readouterr().out
 
 
-def test_former_name_of_a_workload_is_understood(tmp_path: Path) -> None:
+def test_old_name_of_a_workload_is_understood(tmp_path: Path) -> None:
     """And its seeds draw what they drew under that name."""
     path = tmp_path / "history"
     assert main(["--workload", "everyday", "--seed", "1", "--seconds", "0.1", "--history", str(path)]) == 0

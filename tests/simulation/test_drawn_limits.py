@@ -73,7 +73,7 @@ def test_each_falling_figure_is_progress() -> None:
         assert progress.may_go_on(100.0), figures
 
 
-def test_unstored_sends_count_as_progress() -> None:
+def test_newly_stored_sends_are_progress() -> None:
     """As in seed 71 of "pop": 4,500 sends are stored, one in each round trip, before the first pop is answered."""
     progress = Progress(20.0, 66.0)
     for now in range(20, 80):
@@ -85,7 +85,7 @@ def test_unstored_sends_count_as_progress() -> None:
     assert not progress.may_go_on(235.0)
 
 
-def test_endlessly_repeated_states_do_not_count_as_progress() -> None:
+def test_endlessly_repeated_states_are_not_progress() -> None:
     progress = Progress(0.0, 60.0)
     for now in range(100):
         progress.see(now, unstored=0, unfinished=5 + now % 2, behind=3 + now % 3)

@@ -136,13 +136,13 @@ def test_checker_finds_stale_reads(history: History) -> None:
         history.read(B, history.read_floor(), 1)
 
 
-def test_checker_finds_reads_that_go_back(history: History) -> None:
+def test_checker_finds_reads_of_an_older_state(history: History) -> None:
     history.read(A, 0, 2)
     with pytest.raises(Violation, match="stale read"):
         history.read(B, history.read_floor(), 1)
 
 
-def test_history_finds_a_lost_acknowledged_entry(history: History) -> None:
+def test_history_finds_a_missing_acknowledged_entry(history: History) -> None:
     commit(history, A, TWO)
     history.acknowledge(12, 2)
     with pytest.raises(Violation, match="lost write"):

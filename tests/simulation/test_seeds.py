@@ -96,7 +96,7 @@ def test_command_line_refuses_an_invalid_range(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-def test_broken_promise_prints_a_command_to_reproduce_the_run(
+def test_violated_promise_prints_a_command_to_reproduce_the_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from raftlog.consensus.raft import RaftCore

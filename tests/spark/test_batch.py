@@ -102,7 +102,7 @@ def test_tags_patterns_and_single_queues(read: Read, stage: Stage) -> None:
     assert {row.queue_id for row in assigned.collect()} == {0}
 
 
-def test_partitions_are_as_many_as_wanted(read: Read, stage: Stage) -> None:
+def test_options_set_the_number_of_partitions(read: Read, stage: Stage) -> None:
     topic = stage.topic(queues=2)
     stage.send(topic, [b"%d" % number for number in range(200)])
 
@@ -141,7 +141,7 @@ def test_first_rows_come_without_all_others(read: Read, stage: Stage) -> None:
     assert read(subscribe=topic).count() == 2000
 
 
-def test_rows_survive_the_loss_of_a_follower_and_a_change_of_leaders(read: Read, stage: Stage) -> None:
+def test_rows_survive_a_dead_follower_and_leader_change(read: Read, stage: Stage) -> None:
     topic = stage.topic()
     sent = Counter(b"%d" % number for number in range(5000))
     stage.send(topic, sorted(sent.elements()))

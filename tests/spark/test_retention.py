@@ -188,7 +188,7 @@ LOST: Final = (
 )
 
 
-def test_batch_overtaken_by_retention_names_the_lost_offsets(
+def test_batch_overtaken_by_retention_names_the_deleted_offsets(
     session: Any, replicas: Replicas, topic: str, tmp_path: Path
 ) -> None:
     replicas.take_leases(600)
@@ -197,7 +197,7 @@ def test_batch_overtaken_by_retention_names_the_lost_offsets(
         meanwhile(gated(frame, tmp_path).collect, tmp_path, lambda: delete_until_gone(replicas, topic))
 
 
-def test_batch_with_fail_on_data_loss_off_skips_lost_messages(
+def test_batch_with_fail_on_data_loss_off_skips_deleted_messages(
     session: Any, replicas: Replicas, topic: str, tmp_path: Path
 ) -> None:
     replicas.take_leases(600)
@@ -213,7 +213,7 @@ def test_batch_with_fail_on_data_loss_off_skips_lost_messages(
         assert max(missing) < replicas.first_offset(topic, queue_id)
 
 
-def test_micro_batch_overtaken_by_retention_names_the_lost_offsets(
+def test_micro_batch_overtaken_by_retention_names_the_deleted_offsets(
     session: Any, query: Query, replicas: Replicas, topic: str, tmp_path: Path
 ) -> None:
     replicas.take_leases(600)

@@ -81,7 +81,7 @@ def test_rows_that_executors_wrote_elsewhere_are_not_committed(
     assert Counter(row.id for row in case.rows()) == Counter(range(20))
 
 
-def test_each_message_is_a_row_or_a_dead_letter_with_its_reason(case: Case) -> None:
+def test_every_message_is_a_row_or_an_explained_dead_letter(case: Case) -> None:
     bad = [b"no json", b'{"id": "x"}', b'{"id": 1} {"id": 2}', b"[1]", b"\xff"]
     case.stage.send(case.topic, [body(number) for number in range(20)] + bad)
     pipeline = case.pipeline(EXPLICIT, "max_messages_per_commit: 10")

@@ -15,12 +15,12 @@ MIB = 1024 * 1024
 
 
 @pytest.mark.parametrize("settings", [BrokerSettings, NamesrvSettings])
-def test_former_name_names_a_setting_that_exists(settings: type[ProcessSettings]) -> None:
+def test_old_name_belongs_to_an_existing_setting(settings: type[ProcessSettings]) -> None:
     assert set(settings.former_names.values()) <= settings.model_fields.keys()
     assert not settings.former_names.keys() & settings.model_fields.keys()
 
 
-def test_file_and_a_flag_may_use_former_names(tmp_path: Path) -> None:
+def test_file_and_flag_may_use_old_names(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
     config.write_text(f"held_pulls_max = 7\npending_bytes_max = {MIB}\n")
     settings = BrokerSettings.load(config, admin_from="10.0.0.0/8")
@@ -29,7 +29,7 @@ def test_file_and_a_flag_may_use_former_names(tmp_path: Path) -> None:
     assert sorted(settings.former_names_used) == ["admin_from", "held_pulls_max", "pending_bytes_max"]
 
 
-def test_former_names_in_the_environment_win_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_names_in_the_environment_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "namesrv.toml"
     config.write_text("strangers_max = 5\n")
     monkeypatch.setenv("RAFTMQ_NAMESRV_STRANGERS_MAX", "6")
@@ -37,7 +37,7 @@ def test_former_names_in_the_environment_win_over_the_file(tmp_path: Path, monke
     assert NamesrvSettings.load(None, strangers_max=7).unidentified_connections_max == 7
 
 
-def test_flag_wins_over_the_former_name_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_overrides_the_old_name_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAFTMQ_BROKER_HELD_PULLS_MAX", "6")
     assert BrokerSettings(long_polls_max=7).long_polls_max == 7
     started = BrokerSettings()
@@ -50,7 +50,7 @@ def test_flag_wins_over_the_former_name_in_the_environment(monkeypatch: pytest.M
         BrokerSettings()
 
 
-def test_former_and_present_setting_together_are_refused() -> None:
+def test_old_and_new_name_of_a_setting_conflict() -> None:
     with pytest.raises(ValidationError, match=r"join is the former name of joins_group, and both are set: remove join"):
         BrokerSettings(join=True, joins_group=True)  # type: ignore[call-arg]
 

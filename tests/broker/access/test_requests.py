@@ -191,7 +191,7 @@ async def test_good_and_bad_requests_in_one_chunk_are_answered_separately(tmp_pa
     assert codes == [ResponseCode.SUCCESS, NO_PERMISSION, NO_PERMISSION, ResponseCode.SUCCESS]
 
 
-async def test_changed_account_file_is_reloaded_unless_broken(tmp_path: Path) -> None:
+async def test_changed_account_file_is_reloaded_unless_invalid(tmp_path: Path) -> None:
     limits = limited(upkeep={"refresh_files_seconds": 0.01})
     path = tmp_path / "plain_acl.yml"
     with capture_logs() as logs:
@@ -229,7 +229,7 @@ async def test_changed_account_file_is_reloaded_unless_broken(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["accounts: [", "accounts: [{accessKey: RocketMQ}]", None])
-async def test_broker_does_not_start_with_a_file_that_cannot_be_used(tmp_path: Path, text: str | None) -> None:
+async def test_broker_does_not_start_with_an_unusable_account_file(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "acl.yml"
     if text is not None:
         path.write_text(text)

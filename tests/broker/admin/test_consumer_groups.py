@@ -124,7 +124,7 @@ async def test_late_commit_moves_no_offset_back_and_is_refused(broker: RunningBr
     assert await owner.committed() == 12
 
 
-async def test_new_owner_that_wants_to_go_forward_only_moves_nothing_back(tmp_path: Path) -> None:
+async def test_forward_only_commit_of_a_new_owner_moves_nothing_back(tmp_path: Path) -> None:
     """It asked where to begin just before the former owner committed its last messages."""
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         former, new = await broker.connect(), await broker.connect()
@@ -140,7 +140,7 @@ async def test_new_owner_that_wants_to_go_forward_only_moves_nothing_back(tmp_pa
         assert await new.committed() == 10
 
 
-async def test_commits_of_a_former_queue_owner_are_ignored(tmp_path: Path) -> None:
+async def test_commits_of_the_previous_queue_owner_are_ignored(tmp_path: Path) -> None:
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         former, new = await broker.connect(), await broker.connect()
         await two_members(former, new)

@@ -213,7 +213,7 @@ async def test_import_names_the_topic_that_a_broker_refuses(tmp_path: Path, wron
             assert "G" in await admin.consumer_groups()
 
 
-async def test_export_asks_group_by_group_when_a_broker_has_too_many_offsets(tmp_path: Path) -> None:
+async def test_export_asks_per_group_if_a_broker_has_too_many_offsets(tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     async with cluster_and_broker(tmp_path / "broker") as (namesrv, broker), Admin(namesrv) as admin:
         client = await broker.connect()

@@ -118,7 +118,7 @@ async def test_message_creates_a_topic_that_was_deleted_for_good(tmp_path: Path,
         assert await bodies(await broker.connect(), 5) == [b"first"]
 
 
-async def test_message_does_not_create_a_deleted_topic_that_can_be_restored(client: Client) -> None:
+async def test_message_does_not_create_a_restorable_topic_again(client: Client) -> None:
     await filled(client)
     assert await delete(client) == 0
     answer = await client.send(body=b"late", e=0)

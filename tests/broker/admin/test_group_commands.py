@@ -36,7 +36,7 @@ async def test_leader_reports_role_and_lag_of_each_member(tmp_path: Path) -> Non
         )
 
 
-async def test_learner_comes_and_goes_while_messages_are_taken(client: Client) -> None:
+async def test_learner_is_added_and_removed_while_messages_are_stored(client: Client) -> None:
     added = await command(client, "add", "n7", "127.0.0.1:1")
     assert (added.done, added.code, added.text) == (True, "", "n7 at 127.0.0.1:1 is a learner now")
     learner = added.view.member("n7")

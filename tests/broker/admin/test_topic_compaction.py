@@ -99,7 +99,7 @@ async def test_newest_value_of_each_key_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_old_messages_go_though_a_step_comes_before_the_next_retry(
+async def test_old_values_are_deleted_despite_a_step_without_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps without anything to expire do not put off what is due."""

@@ -220,7 +220,7 @@ async def begins_at(client: Client, topic: str, queue_id: int, offset: int) -> b
 
 
 @pytest.mark.usefixtures("looks_often")
-async def test_oldest_messages_go_when_a_topic_has_too_many_bytes(tmp_path: Path) -> None:
+async def test_oldest_messages_are_deleted_from_a_topic_with_too_many_bytes(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="b-a") as client:
         await client.create_topic("Other")
         await client.create_topic("T", attributes="+reserve.bytes=1048576")

@@ -306,7 +306,7 @@ async def test_creating_and_deleting_a_group_in_one_entry_both_succeed(client: C
     assert await group(client) is None
 
 
-async def test_deleted_topic_takes_the_retry_topics_of_groups_that_pop_along(client: Client) -> None:
+async def test_deleting_a_topic_deletes_retry_topics_of_pop_groups(client: Client) -> None:
     for name in ("T", "b_c", "c"):
         await client.create_topic(name, 1)
     for name in ("G", "a", "a_b", "G_c", "keeps"):

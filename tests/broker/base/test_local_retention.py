@@ -32,7 +32,7 @@ async def check(client: Client, low: int, high: int) -> None:
     assert found == [body(n) for n in range(low, high)]
 
 
-async def test_oldest_files_go_and_the_rest_is_served(tmp_path: Path) -> None:
+async def test_oldest_files_are_deleted_and_the_rest_is_served(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, **SMALL) as client:
         assert (await client.send("Early", b"first of all")).code == 0
         await fill(client)

@@ -67,7 +67,7 @@ def test_message_for_a_known_queue_takes_the_short_way(publishing: Publishing) -
     assert publishing.stored() == ["a", "b", "c"]
 
 
-def test_message_with_a_lost_answer_is_stored_once(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_without_an_answer_is_stored_once(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = blocking_send._Line.ask
 
     def answer_is_lost(line: Any, *args: Any) -> Any:
@@ -80,7 +80,7 @@ def test_message_with_a_lost_answer_is_stored_once(publishing: Publishing, monke
     assert publishing.stored() == ["a", "b"]
 
 
-def test_message_of_unknown_outcome_that_kombu_publishes_again_is_stored_once(
+def test_republished_message_of_unknown_outcome_is_stored_once(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`apply_async` does so by default, on a new connection; the message went to another queue under a new number."""
@@ -107,7 +107,7 @@ def test_message_of_unknown_outcome_that_kombu_publishes_again_is_stored_once(
     assert publishing.stored() == ["a"]
 
 
-def test_connection_that_has_ended_since_the_last_send_is_not_used(publishing: Publishing) -> None:
+def test_connection_closed_since_the_last_send_is_not_used(publishing: Publishing) -> None:
     publishing.publish("a")
     [line] = publishing.connection.default_channel._session._blocking._idle
     line.socket.shutdown(2)

@@ -102,7 +102,7 @@ def test_expiration_is_by_the_clock_of_the_brokers() -> None:
         assert connection.default_channel.basic_get("short", no_ack=True) is None
 
 
-def test_message_that_was_given_back_is_gone_with_its_deleted_queue(url: str) -> None:
+def test_returned_message_is_deleted_with_its_queue(url: str) -> None:
     """It was in the retry topic, and came to those who declared the queue again."""
     queue = kombu.Queue("work")
     with kombu.Connection(url) as connection:
@@ -123,7 +123,7 @@ PLAIN = kombu.Queue("work")
 WITH_PRIORITIES = kombu.Queue("work", max_priority=9)
 
 
-def test_consumer_gets_messages_of_priorities_that_its_queue_has_got_since() -> None:
+def test_consumer_gets_messages_of_later_added_priorities() -> None:
     """As when workers are deployed one after the other with `task_queue_max_priority`."""
     got: list[Any] = []
     with (
@@ -142,7 +142,7 @@ DEAD = kombu.Queue("dead", kombu.Exchange("dead", "direct"), routing_key="dead")
 WORK = kombu.Queue("work", queue_arguments={"x-dead-letter-exchange": "dead", "x-dead-letter-routing-key": "dead"})
 
 
-def test_foreign_message_bypasses_the_dead_letter_exchange_unchanged() -> None:
+def test_message_without_json_bypasses_the_dead_letter_exchange_unchanged() -> None:
     with running_kit() as kit, kombu.Connection(f"raftmq://{kit.namesrv}") as connection:
         channel = connection.default_channel
         for queue in (DEAD, WORK):

@@ -107,7 +107,7 @@ async def test_login_of_another_site_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "to", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:x", "/logout"]
 )
-async def test_login_goes_nowhere_else(to: str, tmp_path: Path) -> None:
+async def test_login_redirects_to_no_other_host(to: str, tmp_path: Path) -> None:
     async with guarded_console(tmp_path) as browser:
         assert (await log_in(browser, ADMIN, to=to)).to == "/"
 

@@ -77,7 +77,7 @@ async def test_data_seen_before_an_outage_is_not_shown_as_current() -> None:
     assert (alarms(None).summary, alarms(None, "gone").worst) == ("looking ...", "warning")
 
 
-async def test_uncheckable_login_does_not_count_as_failed() -> None:
+async def test_uncheckable_logins_do_not_lock_the_user_out() -> None:
     async with console("127.0.0.1:1", login=True) as browser:
         for _ in range(FAILURES_MAX + 1):
             answer = await browser.post("/login", {"user": "administrator", "secret": "some-SECRET", "next": "/"})

@@ -88,7 +88,7 @@ async def test_pull_returns_distant_records_together(tmp_path: Path) -> None:
         assert [record.body for record in (await client.pull()).records] == sent
 
 
-async def test_pull_returns_only_messages_with_a_wanted_tag(client: Client) -> None:
+async def test_pull_returns_only_messages_with_a_subscribed_tag(client: Client) -> None:
     for tag in ("a", "b", "c", "a", ""):
         await client.send(body=tag.encode(), i=properties(TAGS=tag) if tag else "")
     some = await client.pull(subscription="a || c")
@@ -132,7 +132,7 @@ async def test_waiting_pull_is_answered_by_a_message_with_its_tag_only(broker: R
 
 
 @pytest.mark.parametrize(("reader", "method"), [(RecordReader, "read_entries"), (ConsumeQueue, "read")])
-async def test_disk_that_gives_nothing_fails_the_waiting_pull_and_nothing_else(
+async def test_unreadable_disk_fails_only_the_waiting_pull(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: type[Any], method: str
 ) -> None:
     def fails(*_: object) -> bytes:

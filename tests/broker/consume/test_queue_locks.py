@@ -148,7 +148,7 @@ async def test_deleting_topic_drops_its_locks(tmp_path: Path) -> None:
 # -- fences ------------------------------------------------------------------------------------------------------------
 
 
-async def test_former_holder_commits_nothing(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_commit_after_losing_the_queue_lock_is_ignored(tmp_path: Path, brokers: list[Broker]) -> None:
     async with running(tmp_path, offset_commit_seconds=0.01, limits=NO_TIMER) as broker:
         old, new, asking = [await broker.connect() for _ in range(3)]
         await old.create_topic("T", 2)
@@ -193,7 +193,9 @@ async def test_expired_lock_does_not_fence_commits(tmp_path: Path, brokers: list
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_former_holder_gives_nothing_back(tmp_path: Path, brokers: list[Broker], serialization: int) -> None:
+async def test_client_without_the_lock_sends_nothing_back(
+    tmp_path: Path, brokers: list[Broker], serialization: int
+) -> None:
     async with running(tmp_path, limits=NO_TIMER) as broker:
         old, new, stranger = [await broker.connect() for _ in range(3)]
         await old.create_topic("T", 2)

@@ -92,7 +92,7 @@ def test_route_is_its_readable_queues() -> None:
     assert readable_queues("T", Route([QueueData("b", QUEUES_MAX + 1, 1, 6), QueueData("c", -9, 1, 6)])) is None
 
 
-def test_modes_are_replicated_and_go_with_topic_and_group() -> None:
+def test_request_modes_are_deleted_with_their_topic_or_group() -> None:
     metadata = Metadata()
     for topic in "TU":
         metadata.apply(PutTopic(config=TopicConfig(name=topic, read_queues=1, write_queues=1), timestamp_ms=1))

@@ -188,7 +188,7 @@ async def test_late_commit_of_new_group_begins_with_recreated_topic(client: Clie
 
 
 @pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.POP_MESSAGE])
-async def test_deletion_ends_held_request_with_error(broker: RunningBroker, code: int) -> None:
+async def test_deletion_ends_waiting_request_with_error(broker: RunningBroker, code: int) -> None:
     client, other = await broker.connect(), await broker.connect()
     await client.create_topic("T")
     await client.send("T", b"old", e=0)

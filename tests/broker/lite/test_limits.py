@@ -59,7 +59,7 @@ async def test_quota_of_a_client_counts_all_entries_of_a_request(tmp_path: Path)
         assert (await controls(client, a, b, a | {"action": "PARTIAL_REMOVE"}, c)).code == ResponseCode.SUCCESS
 
 
-async def test_clients_that_read_all_lite_topics_count_as_subscriptions(tmp_path: Path) -> None:
+async def test_wildcard_clients_use_up_the_limit_of_subscriptions(tmp_path: Path) -> None:
     async with lite_client(
         tmp_path, limits=limited(lite={"subscriptions_max": 1}), group={"lite.sub.wildcard": "true"}
     ) as client:
@@ -68,7 +68,7 @@ async def test_clients_that_read_all_lite_topics_count_as_subscriptions(tmp_path
         assert (await control(client, "COMPLETE_ADD", client_id="C2")).code == QUOTA
 
 
-async def test_message_that_would_begin_one_lite_topic_too_many_is_refused(tmp_path: Path) -> None:
+async def test_message_for_one_lite_topic_too_many_is_refused(tmp_path: Path) -> None:
     async with lite_client(tmp_path, limits=limited(lite={"topics_max": 2})) as client:
         for lite in ("a", "b"):
             assert (await send(client, lite, b"1")).code == ResponseCode.SUCCESS
@@ -118,7 +118,7 @@ async def test_start_offset_of_an_unused_lite_topic_is_not_kept(tmp_path: Path) 
         assert len(told(await pop(client))) == len(options), "a message that comes later is read from all"
 
 
-async def test_open_pops_of_a_group_that_is_away_make_room_for_others(
+async def test_open_pops_of_an_absent_group_make_room_for_others(
     tmp_path: Path, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with lite_client(tmp_path, limits=limited(pop={"checkpoints_max": 2})) as client:
@@ -163,7 +163,7 @@ async def test_open_pops_of_a_group_that_is_away_make_room_for_others(
         assert again[:3] == [("a", b"1", 0), ("a", b"2", 0), ("a", b"3", 0)], "it continues where it was"
 
 
-async def test_polls_of_a_lite_topic_without_messages_append_nothing_to_the_log(client: Client) -> None:
+async def test_polls_of_an_empty_lite_topic_append_no_entry(client: Client) -> None:
     """Elsewhere a consumer of a subject that gets no messages made its log grow for ever."""
     await control(client, "PARTIAL_ADD", "silent")
     before = (await client.info())["raftmq.lastIndex"]

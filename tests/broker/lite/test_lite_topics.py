@@ -62,7 +62,7 @@ async def test_unacknowledged_pop_blocks_only_its_own_lite_topic(client: Client)
     assert told(await client.answer(held)) == [("a", b"2", 0)]
 
 
-async def test_unacknowledged_message_is_redelivered_in_place_with_its_attempt_count(client: Client) -> None:
+async def test_unacknowledged_message_is_redelivered_with_its_number_of_attempts(client: Client) -> None:
     await control(client, "PARTIAL_ADD", "a")
     await send(client, "a", b"1")
     await send(client, "a", b"2")
@@ -227,7 +227,7 @@ async def test_clients_share_a_lite_topic_one_at_a_time(client: Client) -> None:
     assert told(await client.answer(held)) == [("a", b"2", 0)]
 
 
-async def test_clients_of_a_wildcard_group_get_all_lite_topics_old_and_new(tmp_path: Path) -> None:
+async def test_clients_of_a_wildcard_group_get_old_and_new_lite_topics(tmp_path: Path) -> None:
     async with lite_client(tmp_path, group={"lite.sub.wildcard": "*"}) as client:
         await send(client, "old", b"1")
         assert (await control(client, "PARTIAL_ADD", "old")).code == ResponseCode.ILLEGAL_OPERATION

@@ -89,7 +89,7 @@ async def test_query_returns_lite_topics_of_a_client(client: Client) -> None:
     assert (unknown.topic_count, unknown.lite_topics, unknown.heard_ms) == (-1, None, 0)
 
 
-async def test_lag_counts_unacknowledged_messages_and_ranks_lite_topics_by_length_and_age(client: Client) -> None:
+async def test_lite_lag_includes_unacknowledged_messages_and_ranks_topics(client: Client) -> None:
     for lite, count in (("read", 1), ("old", 1), ("long", 4), ("short", 2), ("unread", 9)):
         for _ in range(count):
             await send(client, lite, b"x")
@@ -135,7 +135,7 @@ async def test_lag_of_a_wildcard_group_counts_unread_lite_topics(tmp_path: Path)
         assert (info.lag, sorted(each.lite_topic for each in info.longest or [])) == (2, ["a", "b"])
 
 
-async def test_dispatch_serves_a_client_after_a_lost_notification(
+async def test_dispatch_serves_a_client_without_a_notification(
     tmp_path: Path, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path, group="b-a") as broker:

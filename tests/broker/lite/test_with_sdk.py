@@ -154,7 +154,7 @@ async def test_exclusive_subscriber_takes_a_lite_topic_from_a_shared_subscriber(
 
 
 @VIRTUAL_TIME
-async def test_exclusive_member_takes_a_lite_topic_from_its_former_owner() -> None:
+async def test_exclusive_member_takes_a_lite_topic_from_its_owner() -> None:
     revoked = trio.Event()
 
     def note(event: ClientEvent) -> None:

@@ -78,7 +78,7 @@ async def test_target_that_lacks_attributes_gets_other_topics(tmp_path: Path) ->
         assert [bytes(each.body) for each in (await content(address(target), "Readings"))[0]] == [b"2"]
 
 
-async def test_tombstones_arrive_in_a_topic_that_the_target_does_not_compact(tmp_path: Path) -> None:
+async def test_tombstones_arrive_in_a_topic_without_compaction(tmp_path: Path) -> None:
     async with two_clusters(tmp_path) as (source, target):
         await source.create_topic("Prices", 1, compacted=True)
         await target.create_topic("Prices", 1)

@@ -82,7 +82,7 @@ async def test_mirrored_messages_keep_all_properties(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_every_message_arrives_once_and_in_order_wherever_the_mirror_is_killed(tmp_path: Path, seed: int) -> None:
+async def test_killed_mirror_copies_every_message_once_and_in_order(tmp_path: Path, seed: int) -> None:
     """Also with an old state file, or with none."""
     rng = random.Random(seed)
     old: list[bytes] = []
@@ -199,7 +199,7 @@ async def test_cut_over_is_refused_while_producers_send(tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_message_that_the_target_refuses_blocks_its_queue_or_is_listed(tmp_path: Path) -> None:
+async def test_refused_message_blocks_its_queue_or_is_listed(tmp_path: Path) -> None:
     path = tmp_path / "state"
     async with (
         two_clusters(tmp_path, message_bytes_max=1500) as (source, target),
@@ -336,7 +336,7 @@ async def test_missing_permission_ends_the_mirror_and_is_named(tmp_path: Path) -
                 await trio.sleep_forever()
 
 
-async def test_retries_and_dead_letters_keep_their_counts(tmp_path: Path) -> None:
+async def test_mirrored_retries_and_dead_letters_keep_their_attempts(tmp_path: Path) -> None:
     """Also when they fail again at the target: those redeliveries are not taken for copies."""
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         for name in ("%RETRY%billing", "%DLQ%billing"):

@@ -58,7 +58,7 @@ async def test_copy_with_too_long_properties_blocks_its_queue_or_is_listed(
         assert len(left_out) == 1
 
 
-async def test_forgotten_sequence_number_does_not_count_as_a_refused_message(tmp_path: Path) -> None:
+async def test_message_with_a_forgotten_number_is_not_left_out(tmp_path: Path) -> None:
     """Or --skip-refused would leave out all that follows."""
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))

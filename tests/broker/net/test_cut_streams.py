@@ -128,7 +128,7 @@ def test_receiver_reads_a_stream_cut_at_any_byte(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_plain_sends_cut_at_any_byte_are_as_uncut(form: str) -> None:
+def test_sends_received_in_two_parts_are_stored_as_one(form: str) -> None:
     """Nothing but plain sends: the compiled form receives all of them, but for the frame that is cut."""
     stream = b"".join(plain(number) for number in range(4))
     whole = seen_of([plain(9), stream], form=form)
@@ -170,7 +170,7 @@ def test_receive_may_end_at_any_byte_of_a_frame(behind: int) -> None:
     "size", [RECEIVE_BYTES - 400, RECEIVE_BYTES, 2 * RECEIVE_BYTES, 128 * 1024, 5 * RECEIVE_BYTES + 1]
 )
 @needs_compiled
-def test_frames_larger_than_a_receive_are_stored_between_plain_sends(size: int) -> None:
+def test_frames_larger_than_a_receive_are_stored_between_sends(size: int) -> None:
     stream = plain(1) + plain(2, b"L" * size) + plain(3) + batch(4) + plain(5, b"M" * size) + query(6) + plain(7)
     given: dict[str, Any] = {"uncommitted_bytes_max": BIG, "entry_bytes_max": BIG, "body_bytes_max": BIG}
     whole = seen_of([plain(0), stream], form="handler", **given)

@@ -24,7 +24,7 @@ from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_answer_that_cannot_be_relayed_is_an_error_for_the_asker(tmp_path: Path, serialization: int) -> None:
+async def test_unrelayable_answer_is_an_error_for_its_caller(tmp_path: Path, serialization: int) -> None:
     answers: list[tuple[int, dict[str, Any]]] = [
         (32768, {}),
         (-32769, {}),

@@ -129,7 +129,7 @@ async def test_error_with_tls_suggests_a_server_without_tls(tmp_path: Path, auth
             await open_connection(broker.settings.listen, tls=authority.client())
 
 
-async def test_tls_client_on_a_plain_port_is_logged(tmp_path: Path, authority: Authority) -> None:
+async def test_tls_client_on_a_port_without_tls_is_logged(tmp_path: Path, authority: Authority) -> None:
     with capture_logs() as logs:
         async with running(tmp_path / "n0") as broker:
             with pytest.raises((trio.BrokenResourceError, ssl.SSLError)):

@@ -22,7 +22,7 @@ BODY_AT = 88
 """Of a record with IPv4 hosts."""
 
 
-def test_messages_of_a_refused_pop_are_not_skipped_by_the_next_pop() -> None:
+def test_next_pop_returns_the_messages_of_a_refused_one() -> None:
     machine = started(6)
     for _ in range(2):
         machine.pop(2, 0, 0, False)
@@ -63,7 +63,7 @@ def test_message_on_its_way_to_the_retry_topic_is_not_acknowledged() -> None:
     machine.teardown()
 
 
-def test_former_receipt_cannot_acknowledge_an_ordered_message_being_popped_again() -> None:
+def test_previous_receipt_cannot_acknowledge_an_ordered_message_popped_again() -> None:
     machine = started(1)
     machine.pop(1, 0, 0, True, in_order=True)
     before = machine.held[b"0"]
@@ -158,7 +158,7 @@ def test_message_larger_than_a_group_is_redelivered_alone() -> None:
     assert machine.metadata.pops.count == 0
 
 
-def test_message_is_not_held_for_a_disconnected_client() -> None:
+def test_message_is_not_kept_hidden_for_a_disconnected_client() -> None:
     machine = CrashMachine()
     machine.begin()
     for queue_id in (0, -1):

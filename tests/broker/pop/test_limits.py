@@ -57,7 +57,7 @@ async def test_large_message_naming_another_group_is_redelivered(client: Client,
     assert (message.body, message.message.reconsume_times) == (b"large", 1)
 
 
-async def test_starting_at_the_end_works_for_more_queues_than_fit_an_entry(tmp_path: Path) -> None:
+async def test_pops_from_the_end_begin_in_thousands_of_queues(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1024, segment_bytes=128 * 1024, message_bytes_max=16 * 1024) as client:
         answer = await pop(client, initMode=1, pollTime=1500, bornTime=now_ms())
         assert answer.code == TIMEOUT

@@ -132,7 +132,7 @@ async def test_unacknowledged_messages_are_redelivered_to_their_consumer(tmp_pat
                         break
 
 
-async def test_lost_answer_is_repeated_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unanswered_ordered_pop_is_repeated_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request, attempts = Connection.request, []
 
     async def losing(self: Connection, code: int, ext: dict[str, str] | None = None, *args: Any, **options: Any) -> Any:

@@ -153,7 +153,7 @@ async def test_changed_time_renews_the_receipt_of_one_message_only(client: Clien
     assert await ack(client, three) == FOUND
 
 
-async def test_unanswered_change_can_be_repeated_with_the_former_receipt(broker: RunningBroker) -> None:
+async def test_unanswered_change_can_be_repeated_with_the_same_receipt(broker: RunningBroker) -> None:
     client, other = await broker.connect(), await broker.connect()
     await filled(client, 3)
     one, two, three = await popped(client)
@@ -229,7 +229,7 @@ async def test_receipts_with_a_physical_offset_appended_are_understood(client: C
     assert (await client.info())["raftmq.popCheckpoints"] == "0"
 
 
-async def test_held_ordered_pop_gets_messages_freed_by_an_acknowledgement(client: Client) -> None:
+async def test_waiting_ordered_pop_gets_messages_freed_by_an_acknowledgement(client: Client) -> None:
     await filled(client, 2)
     order: dict[str, Any] = {"order": True, "queueId": 0}
     one, two = await popped(client, **order, invisibleTime=10 * MINUTE_MS)

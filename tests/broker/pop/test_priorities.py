@@ -298,7 +298,7 @@ async def test_unknown_message_type_is_refused(client: Client) -> None:
     assert (await client.create_topic("MIXED", attributes="-message.type")).code == 0
 
 
-async def test_retry_copies_go_to_the_queue_of_their_priority(client: Client) -> None:
+async def test_retry_copies_are_stored_in_the_queue_of_their_priority(client: Client) -> None:
     await make_topic(client)
     body = b'{"groupName":"G"}'
     assert (await client.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0

@@ -236,7 +236,7 @@ async def test_closing_a_renewing_consumer_returns_its_messages(namesrv: str) ->
                 assert {(await anext(second)).body for _ in range(2)} == {b"0", b"1", b"2"} - {done.body}
 
 
-async def test_message_that_is_extended_twice_at_the_same_time_stays_hidden(namesrv: str) -> None:
+async def test_message_extended_twice_at_once_stays_hidden(namesrv: str) -> None:
     """The first extension makes the receipt of the second invalid. So it was with an extension during a renewal."""
     async with Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))

@@ -59,7 +59,7 @@ async def test_copy_is_stored_once(client: Client) -> None:
     assert [each.born_timestamp_ms for each in (await client.pull()).records] == [1, 2, 3]
 
 
-async def test_copies_go_to_the_retry_topic_of_a_group(client: Client) -> None:
+async def test_copies_are_stored_in_the_retry_topic_of_a_group(client: Client) -> None:
     await client.create_topic("%RETRY%G", 1)
     for _ in range(2):
         answer = await send(client, [born(1, UNIQ_KEY="A", RETRY_TOPIC="T", DELAY="4")], copies(), b="%RETRY%G", j=16)

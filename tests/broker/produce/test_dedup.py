@@ -86,7 +86,7 @@ async def test_too_many_waiting_repeats_are_answered_busy(client: Client) -> Non
     await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
 
 
-async def test_first_oneway_send_counts_as_the_first(client: Client) -> None:
+async def test_repeat_of_a_oneway_send_is_not_stored(client: Client) -> None:
     await client.send()
     frames = [
         client.frame(RequestCode.SEND_MESSAGE_V2, send_ext(i=numbered(1)), b"x", oneway=oneway)
@@ -149,7 +149,7 @@ async def test_number_cannot_be_used_again_in_another_topic(client: Client) -> N
     place(await client.send("B", i=numbered(2)))
 
 
-async def test_refused_message_counts_as_new_when_sent_again(tmp_path: Path) -> None:
+async def test_refused_message_is_stored_when_sent_again(tmp_path: Path) -> None:
     async with broker_client(tmp_path, message_bytes_max=1024) as client:
         assert (await client.send(body=bytes(2000), i=numbered(1))).code == ResponseCode.MESSAGE_ILLEGAL
         assert (await client.send(i=numbered(1, DELAY="x"))).code == ResponseCode.MESSAGE_ILLEGAL
@@ -199,7 +199,7 @@ async def test_half_a_transaction_is_one_and_its_commit_no_repeat(client: Client
     assert place(await client.send(e=2, i=numbered(2)))["queueOffset"] == "1"
 
 
-async def test_messages_sent_to_a_retry_topic_do_not_count_as_repeats(client: Client) -> None:
+async def test_messages_sent_to_a_retry_topic_are_not_dropped_as_repeats(client: Client) -> None:
     await client.heartbeat("c1", "G")
     place(await client.send(i=numbered(1)))
     for _ in range(2):
@@ -234,7 +234,7 @@ async def test_table_outlives_the_broker_and_its_topic(tmp_path: Path) -> None:
         assert await bodies(client, "A") == []
 
 
-async def test_repeat_of_a_lost_message_is_recognized_by_id(tmp_path: Path) -> None:
+async def test_repeat_of_a_deleted_message_is_recognized_by_id(tmp_path: Path) -> None:
     small = 256 * 1024
     given: dict[str, Any] = {"segment_bytes": small, "message_bytes_max": 32 * 1024, "retention_bytes": 4 * small}
     async with broker_client(tmp_path, **given, retention_check_seconds=0.02, checkpoint_seconds=0.02) as client:

@@ -126,7 +126,7 @@ async def test_garbage_closes_its_connection_and_no_other(tmp_path: Path, monkey
         assert len(both.fast_senders) == 4
 
 
-async def test_producers_that_go_make_room_for_others_with_their_descriptors(
+async def test_disconnected_producers_release_their_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with producers(tmp_path, monkeypatch, 8) as both:
@@ -162,7 +162,7 @@ async def test_paused_connection_is_not_read(tmp_path: Path, monkeypatch: pytest
         assert (await both.clients[0].answer(opaque)).code == ResponseCode.SUCCESS
 
 
-async def test_broker_that_stops_leading_gives_all_messages_of_a_block_back(
+async def test_resigning_leader_returns_all_messages_of_a_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with producers(tmp_path, monkeypatch, 6) as both:

@@ -148,7 +148,7 @@ async def test_batch_in_another_topic_is_refused(client: Client) -> None:
     assert (refused.code, "is in topic A" in str(refused.remark)) == (ResponseCode.MESSAGE_ILLEGAL, True)
 
 
-async def test_refused_batch_counts_as_new_when_sent_again(tmp_path: Path) -> None:
+async def test_refused_batch_is_stored_when_sent_again(tmp_path: Path) -> None:
     async with broker_client(tmp_path, message_bytes_max=2048) as client:
         assert (await send(client, 4, 5, size=500)).code == ResponseCode.MESSAGE_ILLEGAL
         assert place(await send(client, 4, 5))["alreadyStored"] == "0"
@@ -171,7 +171,7 @@ async def test_batch_without_room_for_its_numbers_is_refused_and_remains_new(cli
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_numbers_and_shared_properties_go_together(client: Client, serialization: int) -> None:
+async def test_numbered_batch_can_have_shared_properties(client: Client, serialization: int) -> None:
     ext = send_ext(m=True, i=numbered(1, TAGS="t", UNIQ_KEY="of the batch", own="x"))
     body = encode_batch([BatchedMessage(b"a", ""), BatchedMessage(b"b", "")])
     answer = await client.request(RequestCode.SEND_BATCH_MESSAGE, ext, body, serialization=serialization)

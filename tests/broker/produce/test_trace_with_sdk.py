@@ -114,7 +114,7 @@ async def test_trace_records_all_steps_of_a_message(tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_traces_cover_batches_and_streams_and_go_to_custom_topics(tmp_path: Path) -> None:
+async def test_traces_of_batches_and_streams_are_sent_to_custom_topics(tmp_path: Path) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
         async with Producer(namesrv, "P", trace="MyTrace") as producer:
             batch = await producer.send_batch([Message("T", b"1", keys=["one"]), Message("T", b"22", tags="two")])

@@ -264,6 +264,6 @@ async def playing(seed: int) -> AsyncIterator[Play]:
 
 @VIRTUAL_TIME
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_acknowledged_messages_are_neither_lost_nor_redelivered(seed: int) -> None:
+async def test_random_calls_neither_lose_nor_redeliver_acknowledged_messages(seed: int) -> None:
     async with playing(seed) as play:
         await play.run()

@@ -113,7 +113,7 @@ async def test_message_is_invisible_for_the_requested_duration(kit: Kit, proxy: 
     assert again.body == b"one"
 
 
-async def test_invisible_time_is_changed_and_the_new_handle_counts(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_changing_the_invisible_time_returns_a_new_handle(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
     _, [got] = await proxy.receive("billing", "Orders")
@@ -146,7 +146,7 @@ def change(got: pb.Message, seconds: int) -> pb.ChangeInvisibleDurationRequest:
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-async def test_client_that_keeps_its_former_handle_after_a_change_can_acknowledge(
+async def test_client_can_acknowledge_with_its_handle_before_a_change(
     kit: Kit, proxy: InMemoryProxy, renewed: bool
 ) -> None:
     """RocketMQ's client for C# does not tell its user the new handle."""
@@ -178,7 +178,7 @@ async def test_suspended_message_is_redelivered_without_counting(kit: Kit, proxy
 
 
 @pytest.mark.parametrize(("waits", "changed"), [(0, 30), (0, 10), (10, 20), (29, 1)])
-async def test_no_pop_is_lost_when_invisible_times_collide(
+async def test_messages_with_colliding_invisible_times_are_redelivered(
     kit: Kit, proxy: InMemoryProxy, admin: Admin, waits: int, changed: int
 ) -> None:
     """RocketMQ lost a message whose new invisible time ended in the same millisecond as the old one
@@ -305,7 +305,7 @@ class Breaking(Call):
 
 
 @pytest.mark.parametrize("answers", [0, 1, 2, 3])
-async def test_messages_of_an_answer_that_broke_off_are_not_kept_hidden(proxy: InMemoryProxy, answers: int) -> None:
+async def test_messages_of_an_interrupted_answer_are_not_kept_hidden(proxy: InMemoryProxy, answers: int) -> None:
     await begin(proxy, "steps", "Steps")
     await proxy.send("Steps", "one", "two", message_group="g", message_type=pb.FIFO)
     call = Breaking("c2", trio.current_time() + 30)
@@ -319,9 +319,7 @@ async def test_messages_of_an_answer_that_broke_off_are_not_kept_hidden(proxy: I
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-async def test_message_lost_with_its_connection_is_redelivered_despite_a_reconnect(
-    proxy: InMemoryProxy, arrived: bool
-) -> None:
+async def test_unreceived_message_is_redelivered_despite_a_reconnect(proxy: InMemoryProxy, arrived: bool) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
     call = Call("c2", trio.current_time() + 30)

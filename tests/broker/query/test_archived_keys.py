@@ -124,7 +124,7 @@ async def test_query_finds_archived_messages_by_key(tmp_path: Path, storage: Obj
 
 
 @pytest.mark.slow
-async def test_lost_index_is_built_again_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
+async def test_missing_index_is_built_again_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
     async with broker_client(tmp_path, limits=LIMITS, **settings(storage)) as client:
         await fill(client)
         await shortened(client)

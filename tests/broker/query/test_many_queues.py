@@ -67,7 +67,7 @@ async def test_offset_by_position_belongs_to_the_next_message(client: Client, cl
     assert [await offset(each) for each in (0, first, first + 1, second, third, third + 1)] == [0, 0, 1, 1, 2, 3]
 
 
-async def test_queues_that_do_not_fit_are_left_for_the_next_request(tmp_path: Path) -> None:
+async def test_queues_beyond_the_answer_limit_are_left_for_the_next_request(tmp_path: Path) -> None:
     async with broker_client(tmp_path, limits=limited(bulk={"ends_queues_max": 5})) as client:
         for topic, queues in (("A", 2), ("B", 3), ("C", 6)):
             await client.create_topic(topic, queues)

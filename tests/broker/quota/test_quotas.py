@@ -102,7 +102,7 @@ async def test_waiting_sends_keep_their_order(tmp_path: Path) -> None:
         assert bodies == [b"%d" % number for number in range(35)]
 
 
-async def test_batch_counts_as_its_messages(tmp_path: Path) -> None:
+async def test_quota_charges_each_message_of_a_batch(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="q-d") as client:
         await limit(client, produce_messages=10)
         batch = encode_batch(BatchedMessage(b"x", "") for _ in range(50))
@@ -253,7 +253,7 @@ async def test_requests_without_quotas_are_not_delayed(tmp_path: Path, brokers: 
         assert "T" in services.sends._messages.writable
 
 
-async def test_sends_held_by_a_quota_are_bounded(tmp_path: Path) -> None:
+async def test_sends_delayed_by_a_quota_are_bounded(tmp_path: Path) -> None:
     limits = limited(quota={"held_max": 3})
     async with broker_client(tmp_path, group="q-k", limits=limits) as client:
         await limit(client, produce_messages=5)

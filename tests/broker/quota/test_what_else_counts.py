@@ -74,7 +74,7 @@ async def test_transaction_counts_for_each_topic_of_its_messages(tmp_path: Path)
         assert await throttled(client) == {("topic", "T", "produce")}
 
 
-async def test_transaction_goes_to_no_full_topic(tmp_path: Path) -> None:
+async def test_transaction_to_a_full_topic_is_refused(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="q-t") as client:
         await client.create_topic("Free")
         await limit(client, "T", stored_bytes=3_000)
@@ -83,7 +83,7 @@ async def test_transaction_goes_to_no_full_topic(tmp_path: Path) -> None:
         assert (full.code, "was not stored" in str(full.remark)) == (ResponseCode.FLOW_CONTROL, True)
 
 
-async def test_reply_counts_as_a_message_of_its_user(tmp_path: Path) -> None:
+async def test_quota_charges_a_reply_to_its_user(tmp_path: Path) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)
     async with running(tmp_path / "n0", group="q-u", keys=ADMIN, acl_file=path) as broker:

@@ -63,7 +63,7 @@ async def test_every_tick_is_a_message_with_its_time() -> None:
 
 
 @VIRTUAL_TIME
-async def test_lost_leader_loses_and_repeats_no_tick() -> None:
+async def test_leader_failure_loses_and_repeats_no_tick() -> None:
     async with open_kit(replicas=3) as kit, Admin(kit.namesrv) as admin:
         await admin.create_topic("T", queues=1)
         await admin.schedules.create(Schedule("a", "T", b"hi", MINUTE))
@@ -155,7 +155,7 @@ def test_refused_schedules_name_the_reason() -> None:
         assert admin.schedules.list() == []
 
 
-def test_ticks_are_not_sent_to_a_deleted_topic_that_can_be_restored() -> None:
+def test_ticks_are_not_sent_to_a_restorable_topic() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=4)
         admin.schedules.create(Schedule("a", "T", b"x", MINUTE))
@@ -178,7 +178,7 @@ def test_ticks_are_not_sent_to_a_deleted_topic_that_can_be_restored() -> None:
         assert queues[b"y"] == {2}
 
 
-def test_ticks_are_not_sent_to_a_topic_that_is_not_writable() -> None:
+def test_ticks_are_not_sent_to_an_unwritable_topic() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         admin.create_topic("T", queues=1)
         admin.schedules.create(Schedule("a", "T", b"x", MINUTE))

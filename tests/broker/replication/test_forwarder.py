@@ -222,7 +222,7 @@ async def test_request_and_its_answer_are_forwarded_unchanged(world: World, seri
     assert world.figures["forwarded_waiting"] == 1
 
 
-async def test_requests_a_leader_did_not_serve_reach_the_next_one_in_order(world: World) -> None:
+async def test_unserved_requests_reach_the_next_leader_in_order(world: World) -> None:
     old, client = await world.leader(), FakeConnection()
     for opaque in range(1, 6):
         world.ask(client, send(opaque))

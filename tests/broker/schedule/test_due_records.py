@@ -132,7 +132,7 @@ def test_later_records_are_loaded_with_the_first_up_to_memory(tmp_path: Path) ->
     assert not records.may_read(queue, QueueOffset(1), PhysicalOffset(100), 100)
 
 
-def test_record_that_failed_to_load_is_read_later_and_raises_then(tmp_path: Path) -> None:
+def test_unreadable_record_raises_only_when_it_is_read(tmp_path: Path) -> None:
     queue, log, jobs = queue_of(tmp_path, 3), Log(memory_pos=1000), list[Job]()
     log.gone = {0}
     records = DueRecords(log, jobs.append)
@@ -142,7 +142,7 @@ def test_record_that_failed_to_load_is_read_later_and_raises_then(tmp_path: Path
     assert records.may_read(queue, QueueOffset(0), PhysicalOffset(0), 100), "else it would be loaded for ever"
 
 
-def test_reading_job_is_bounded_by_record_count(tmp_path: Path) -> None:
+def test_reading_job_is_bounded_by_number_of_records(tmp_path: Path) -> None:
     count = 3 * LOADED_AT_ONCE
     queue, log, jobs = queue_of(tmp_path, count), Log(memory_pos=count * 100), list[Job]()
     records = DueRecords(log, jobs.append)

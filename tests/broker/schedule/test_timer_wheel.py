@@ -80,7 +80,7 @@ def test_message_due_after_a_day_is_not_early(machine: TimerMachine) -> None:
     assert machine.timers.delivered == 1
 
 
-def test_recalls_that_never_cease_keep_nothing_from_being_delivered_after_a_failure(machine: TimerMachine) -> None:
+def test_endless_recalls_do_not_stop_deliveries_after_a_failure(machine: TimerMachine) -> None:
     machine.send(SECOND, 0, 1)
     machine.send(DAY, 0, 3)
     machine.send(DAY, 0, 3)
@@ -130,7 +130,7 @@ def test_leader_with_a_lagging_clock_finds_messages_stored_again_by_another(mach
     assert machine.messages["m0"].is_recalled
 
 
-def test_lost_messages_are_counted_once_even_on_a_full_disk(machine: TimerMachine) -> None:
+def test_unreadable_messages_are_counted_once_even_on_a_full_disk(machine: TimerMachine) -> None:
     machine.send(HOUR, 0, 3)
     machine.store_pending()
     queue = machine.store.get(TIMER_TOPIC, timer_slot(START_MS + HOUR))

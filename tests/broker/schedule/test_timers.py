@@ -266,7 +266,7 @@ async def test_full_disk_puts_delivery_off_and_loses_nothing(
         assert (await client.info())["raftmq.pendingBytes"] == "0"
 
 
-async def test_message_that_the_disk_does_not_give_holds_up_no_other(
+async def test_unreadable_delayed_message_delays_no_other(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = True

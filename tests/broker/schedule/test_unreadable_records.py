@@ -113,9 +113,7 @@ async def test_unreadable_delayed_message_is_retried_less_and_less_often(
     assert tries[-1] <= 6
 
 
-async def test_disk_that_gives_nothing_is_not_gone_through_to_its_end(
-    tmp_path: Path, clock: WallClock, disk: Disk
-) -> None:
+async def test_unreadable_disk_stops_the_reading_job_early(tmp_path: Path, clock: WallClock, disk: Disk) -> None:
     names = [b"m%d" % number for number in range(8)]
     disk.lost = set(names)
     async with broker_client(tmp_path, limits=limited(waiting={"unreadable_skipped_max": 3})) as client:
@@ -130,7 +128,7 @@ async def test_disk_that_gives_nothing_is_not_gone_through_to_its_end(
         await figures(client, 0, 0)
 
 
-async def test_lost_delayed_message_is_skipped_for_good(
+async def test_unreadable_delayed_message_is_skipped_for_good(
     tmp_path: Path, clock: WallClock, disk: Disk, brokers: list[Broker]
 ) -> None:
     disk.lost = {b"m0"}

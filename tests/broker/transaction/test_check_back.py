@@ -31,9 +31,7 @@ from tests.support.waiting_messages import WallClock
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_producer_is_asked_about_an_open_message_and_its_answer_counts(
-    tmp_path: Path, serialization: int
-) -> None:
+async def test_producer_decides_an_open_message_when_asked(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path, **FAST) as broker:
         client, producer = await broker.connect(), await broker.connect()
         await produce(producer)
@@ -188,7 +186,7 @@ async def test_changing_the_maximum_of_checks_loses_no_half_message(tmp_path: Pa
         assert len(await stored(await broker.connect(), UNENDED_TOPIC)) == 3
 
 
-async def test_lost_half_messages_are_counted_and_cannot_be_ended(
+async def test_unreadable_half_messages_are_counted_and_cannot_be_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So full that retention takes even what waits, and not yet so that nothing can be sent.

@@ -196,7 +196,7 @@ async def test_consume_stats_show_progress_of_transactions(client: Client) -> No
         ({"commitOrRollback": -8}, ResponseCode.SYSTEM_ERROR),
     ],
 )
-async def test_end_of_nothing_is_refused_and_changes_nothing(tmp_path: Path, given: dict[str, Any], code: int) -> None:
+async def test_commit_without_its_half_message_is_refused(tmp_path: Path, given: dict[str, Any], code: int) -> None:
     async with broker_client(tmp_path) as client:
         half = await send_half(client)
         await send_half(client, b"another")
@@ -207,7 +207,7 @@ async def test_end_of_nothing_is_refused_and_changes_nothing(tmp_path: Path, giv
         assert [message.body for message in await stored(client)] == [b"body"]
 
 
-async def test_plain_message_or_a_wrong_position_is_not_a_half_message(client: Client) -> None:
+async def test_commit_of_an_ordinary_message_or_wrong_position_is_refused(client: Client) -> None:
     plain = await client.send(i=properties(PGROUP="P"))
     assert (await end(client, plain, COMMIT)).code == ResponseCode.SYSTEM_ERROR, "there is no half message at all"
     half = await send_half(client)

@@ -109,7 +109,7 @@ async def test_broker_refuses_to_resume_other_messages(tmp_path: Path) -> None:
         assert refused.code == ResponseCode.NO_PERMISSION
 
 
-async def test_marks_of_lost_half_messages_are_removed(tmp_path: Path, brokers: list[Broker]) -> None:
+async def test_marks_of_unreadable_half_messages_are_removed(tmp_path: Path, brokers: list[Broker]) -> None:
     async with broker_client(tmp_path, **ONE_CHECK) as client:
         for number in range(20):
             await send_half(client, b"%d" % number)

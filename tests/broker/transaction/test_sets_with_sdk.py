@@ -211,7 +211,7 @@ async def test_orphan_is_ended_by_its_check_and_without_one_rolled_back() -> Non
 
 
 @VIRTUAL_TIME
-async def test_lost_leader_leaves_one_outcome() -> None:
+async def test_leader_failure_leaves_one_outcome() -> None:
     async with open_kit(replicas=3) as kit, TransactionProducer(kit.namesrv, "P", timeout=30) as producer:
         queue = await numbers(producer, 8)
         async with PullConsumer(kit.namesrv, "G", consume_from="first", timeout=30) as consumer:

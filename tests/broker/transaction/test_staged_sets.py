@@ -87,7 +87,7 @@ async def test_committed_set_appears_with_its_offsets_and_repeated_ends_change_n
         assert (late.code, "was committed before" in str(late.remark)) == (ResponseCode.SYSTEM_ERROR, True)
 
 
-async def test_one_of_two_sets_with_the_same_messages_is_refused_for_ever(tmp_path: Path) -> None:
+async def test_second_set_with_the_same_messages_is_refused_for_ever(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await ready(await broker.connect(), queues=2, messages=6)
         first = await stage(client, message(b"1", queue_id=1), consumed(0, 4))

@@ -165,7 +165,7 @@ async def test_check_decides_open_transactions(tmp_path: Path) -> None:
         assert message.body in {each.body for each in asked}, "inflated"
 
 
-async def test_check_may_be_a_plain_function(tmp_path: Path) -> None:
+async def test_check_may_be_a_synchronous_function(tmp_path: Path) -> None:
     async with (
         cluster(tmp_path, **FAST) as namesrv,
         TransactionProducer(namesrv, "P", check=lambda message: message.body == b"yes") as producer,

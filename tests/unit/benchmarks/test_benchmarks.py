@@ -163,7 +163,7 @@ def test_batch_frame_holds_messages_that_a_broker_can_split() -> None:
     assert complete_bytes(frame) == (1, len(frame))
 
 
-def test_figures_are_held_against_their_goals() -> None:
+def test_figures_are_compared_with_their_goals() -> None:
     assert Figure("a", "time", 3.0, "s", 3).is_met
     assert not Figure("a", "time", 3.1, "s", 3).is_met
     assert not Figure("a", "share", 79.9, "%", 80, is_limit=False).is_met
@@ -191,7 +191,7 @@ def test_walk_visits_the_queues_in_turns_and_restarts_at_the_end() -> None:
     ]
 
 
-def test_cost_of_a_reader_is_the_lost_rate() -> None:
+def test_cost_of_a_reader_is_its_share_of_the_rate() -> None:
     reads = [Pulled(10, 80, 0, 1.0, 0.1), Pulled(10, 120, 0, 1.0, 0.1)]
     cost = cost_of([100, 90, 90, 100], [0.1, 0.09, 0.18, 0.1], 2.0, reads)
     assert cost.rates == (50.0, 45.0)

@@ -46,7 +46,7 @@ def test_unknown_case_is_refused_with_the_list(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(("few", "many", "each"), [(116, 116, 0), (116, 115, 0), (115, 116, 0), (135, 359, 7)])
-def test_one_hop_more_or_less_in_a_round_is_ignored_per_message(few: int, many: int, each: int) -> None:
+def test_one_hop_more_per_round_is_ignored_per_message(few: int, many: int, each: int) -> None:
     assert MANY - FEW == 32
     assert per_message(few, many) == each
 

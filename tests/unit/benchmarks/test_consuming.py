@@ -105,7 +105,7 @@ def delivered(number: int) -> bytes:
     return b"MSG inbox 1 $JS.ACK.LOG.g.1.%d.%d.5.0 4\r\nbody\r\n" % (number, number)
 
 
-def test_nats_confirms_the_last_or_each_message_and_requests_more_in_time() -> None:
+def test_nats_consumer_confirms_messages_and_requests_more_in_time() -> None:
     position, each = NatsConsumer(Share("g")), NatsConsumer(Share("g", confirms_each=True))
     for wire in (position, each):
         assert b'{"batch": %d,' % ASKED in wire.first()
@@ -198,7 +198,7 @@ def test_summary_shows_a_dash_for_missing_measurements() -> None:
     assert rows[-1] == "| [store](benchmarks/store.md) | 2026-11-22 | 1 of 2 | b: rate (9 % below) |"
 
 
-def test_every_protocol_with_consumers_is_explained_and_only_whole_runs_are_written() -> None:
+def test_benchmark_writes_results_only_of_complete_runs() -> None:
     assert BY_POSITION.keys() == HOW.keys() == {*BY_MESSAGE, "kafka"}
     assert not parse_arguments([]).no_write
     assert parse_arguments(["--quick"]).no_write

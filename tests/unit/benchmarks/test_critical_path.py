@@ -100,7 +100,7 @@ def test_partly_traced_entry_is_left_out() -> None:
     assert turns_per_entry(follower, 1) == 2.0
 
 
-def test_writer_that_starts_before_its_event_loop_resumes_has_not_waited() -> None:
+def test_writer_started_before_its_event_loop_has_not_waited() -> None:
     waits = [
         step
         for path in traced_paths()

@@ -78,7 +78,7 @@ def test_curve_reports_memory_and_disk_per_item() -> None:
     assert "and 100 bytes of its disk besides the log." in section(curve, on_disk, machine="", date="")
 
 
-def test_slots_rotate_over_lite_topics_and_filling_frames_differ_only_in_name() -> None:
+def test_slots_rotate_over_lite_topics() -> None:
     _, data = RocketMQWire(Slots(0, 4, 1, lite_topics=3)).first()
     assert [data.count(lite_name(number).encode()) for number in range(4)] == [2, 1, 1, 0]
     chunks = list(filling(range(7, 510)))

@@ -13,7 +13,7 @@ from benchmarks.gate.verdict import DumpUnreadable, instructions_in, judge, per_
 DUMP = "version: 1\ncreator: callgrind-3.19.0\npart: 2\n\nevents: Ir\nsummary: 782903\n\nfn=(4) main\n16 400\n"
 
 
-def test_dump_contains_its_instruction_count() -> None:
+def test_dump_contains_its_number_of_instructions() -> None:
     assert instructions_in(DUMP) == 782903
     with pytest.raises(DumpUnreadable):
         instructions_in("version: 1\n")

@@ -33,7 +33,7 @@ def test_distance_is_a_share_or_from_twice_on_a_factor(figure: Figure, distance:
     assert figure.distance == distance
 
 
-def test_missed_goals_come_first_and_figures_without_goals_are_omitted(tmp_path: Path) -> None:
+def test_unmet_goals_come_first_and_figures_without_goals_are_omitted(tmp_path: Path) -> None:
     figures = [
         Figure("load", "CPU", 1.0, "us", 2.0),
         Figure("load", "p99", 9.0, "ms", 3.0),
@@ -48,7 +48,7 @@ def test_missed_goals_come_first_and_figures_without_goals_are_omitted(tmp_path:
     assert "rate" not in text.partition("Missed:")[2]
 
 
-def test_newest_run_counts(tmp_path: Path) -> None:
+def test_goals_are_judged_by_the_newest_run(tmp_path: Path) -> None:
     (tmp_path / "paced-20261126T121625Z.json").write_text(suite([Figure("a", "p50", 9.0, "ms", 3.0)]))
     (tmp_path / "paced-20261127T121625Z.json").write_text(suite([Figure("a", "p50", 2.0, "ms", 3.0)]))
     [judged] = collect(tmp_path)

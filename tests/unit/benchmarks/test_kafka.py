@@ -64,7 +64,7 @@ def test_kafka_batch_has_the_present_time() -> None:
     assert before_ms <= first_ms <= last_ms <= time.time_ns() // 1_000_000
 
 
-def test_messages_wait_until_a_request_is_answered_and_go_together() -> None:
+def test_messages_wait_for_an_answer_and_share_the_next_request() -> None:
     wire = KafkaWire(Slots(first=0, count=4, body_bytes=10))
     keys, data = wire.first()
     assert list(keys) == [0, 1, 2, 3]

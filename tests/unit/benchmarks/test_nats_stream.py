@@ -47,7 +47,7 @@ async def test_stream_state_has_the_leader_and_followers() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_closed_server_connection_counts_as_broken() -> None:
+async def test_connection_closed_by_the_server_raises_broken_resource() -> None:
     async with trio.open_nursery() as nursery:
 
         async def hang_up(stream: trio.SocketStream) -> None:

@@ -184,7 +184,7 @@ async def test_high_priority_messages_are_delivered_even_if_lower_pops_fail(auto
     assert [offset_of(each) for each in delivered] == [0]
 
 
-async def test_messages_of_a_single_queue_arrive_by_held_pops(autojump_clock: MockClock) -> None:
+async def test_messages_of_a_single_queue_arrive_by_waiting_pops(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         for offset in range(3):
@@ -223,7 +223,7 @@ async def test_intake_yields_before_requesting_the_next_message(
     assert broker.requests == ["pop 3", "pop 2", "held pop 2", "held pop 1"]
 
 
-async def test_held_pop_hands_over_before_its_task_runs_again(autojump_clock: MockClock) -> None:
+async def test_waiting_pop_hands_over_before_its_task_runs_again(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.until_task_runs = 0.5
     async with running(consumer_of(broker, delivered, prefetch=3)):
@@ -250,7 +250,7 @@ async def test_worker_with_full_prefetch_holds_no_pop(autojump_clock: MockClock)
         assert [len(delivered), len(broker.waiting)] == [3, 0]
 
 
-async def test_closed_channel_takes_no_message_by_a_held_pop(autojump_clock: MockClock) -> None:
+async def test_closed_channel_takes_no_message_by_a_waiting_pop(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         await trio.sleep(1)
@@ -259,7 +259,7 @@ async def test_closed_channel_takes_no_message_by_a_held_pop(autojump_clock: Moc
     assert [line.lost is not None for line in broker.lines] == [True]
 
 
-async def test_held_pop_of_a_cancelled_consumer_gives_the_message_back(autojump_clock: MockClock) -> None:
+async def test_waiting_pop_of_a_cancelled_consumer_gives_the_message_back(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         await trio.sleep(1)
@@ -270,7 +270,7 @@ async def test_held_pop_of_a_cancelled_consumer_gives_the_message_back(autojump_
     assert delivered == []
 
 
-async def test_pops_are_not_held_with_a_second_queue(autojump_clock: MockClock) -> None:
+async def test_pops_do_not_wait_with_a_second_queue(autojump_clock: MockClock) -> None:
     """What there is room for may come from either."""
     broker, delivered = OneQueue(), list[Delivery]()
     consumer = consumer_of(broker, delivered, prefetch=2)
@@ -283,7 +283,7 @@ async def test_pops_are_not_held_with_a_second_queue(autojump_clock: MockClock) 
     assert broker.requests == ["pop 2", "pop 2", "wait", "wait"]
 
 
-async def test_lost_connection_is_reopened(autojump_clock: MockClock) -> None:
+async def test_closed_connection_is_reopened(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     broker.refresh = mock.AsyncMock()  # type: ignore[attr-defined]
     async with running(consumer_of(broker, delivered, prefetch=2)):

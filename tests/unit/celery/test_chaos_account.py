@@ -31,7 +31,7 @@ def test_complete_run_has_no_findings() -> None:
     assert (found.sent, found.chords, found.again) == (5, 1, [])
 
 
-def test_task_that_never_ended_is_lost() -> None:
+def test_unfinished_task_is_reported_as_lost() -> None:
     found = of(*lines(run("a", ends=False), run("b"), run("part1"), run("part2")))
     assert sorted(found.lost) == ["a", "body"]
     assert not found.is_good

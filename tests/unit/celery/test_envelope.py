@@ -26,7 +26,7 @@ def deliver_at(eta: object) -> int | None:
     return encode(message(eta), "celery", now_ms=NOW_MS, delay_max_ms=39 * DAY_MS).deliver_at_ms
 
 
-def test_eta_is_held_by_the_broker() -> None:
+def test_eta_task_waits_in_the_broker() -> None:
     assert deliver_at((NOW + dt.timedelta(seconds=90)).isoformat()) == NOW_MS + 90_000
 
 
@@ -68,7 +68,7 @@ def life_ms(message: ReceivedMessage) -> int:
     return life
 
 
-def test_expiration_counts_from_the_store_time_by_the_clock_of_the_brokers() -> None:
+def test_expiration_starts_at_the_broker_store_time() -> None:
     """A message from a sender whose clock was behind by more than its expiration was never delivered."""
     at_once = encode(message(expiration="5000"), "celery", now_ms=NOW_MS, delay_max_ms=DAY_MS)
     assert life_ms(received(at_once.properties)) == 5000

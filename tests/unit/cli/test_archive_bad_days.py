@@ -81,7 +81,7 @@ def test_archiving_stops_while_the_store_refuses_writes(
     check_archived(log, storage)
 
 
-def test_lost_connections_and_requests_to_slow_down_are_retried(
+def test_disconnections_and_slow_down_requests_are_retried(
     storage: ObjectStorage, log: MessageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")

@@ -33,7 +33,7 @@ def test_body_of_another_run_has_no_number() -> None:
     assert Plan("T", 40, 1.0, 0.0, 1, run=8).number_of(PLAN.body(3)) is None
 
 
-def test_requests_that_became_due_while_the_sender_waited_keep_their_times() -> None:
+def test_requests_due_while_the_sender_waited_keep_their_times() -> None:
     schedule = Schedule(rate=10.0, batch=1)
     assert [schedule.next_due() for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
     assert schedule.next_at == pytest.approx(0.3)
@@ -82,7 +82,7 @@ def test_latency_counts_only_first_deliveries() -> None:
     assert arrivals.latencies.count == 0
 
 
-def test_latency_beyond_the_histogram_counts_as_the_longest() -> None:
+def test_latency_beyond_the_histogram_is_put_into_its_last_bucket() -> None:
     latencies = Latencies()
     latencies.add(1e6)
     latencies.add(0.0)

@@ -112,7 +112,7 @@ def test_groups_are_distinguished() -> None:
     assert [group.group for group in group_statuses([second, first])] == ["broker-a", "broker-b"]
 
 
-def test_foreign_broker_without_our_figures_is_shown() -> None:
+def test_rocketmq_broker_without_our_figures_is_shown() -> None:
     [group] = group_statuses([answer(0, {"brokerVersionDesc": "V4_9_8"})])
     assert group.leader is None
     assert group.replicas[0].role == "?"

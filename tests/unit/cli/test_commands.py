@@ -27,7 +27,7 @@ from mq.protocol.hashes import offset_message_id
 from mq.protocol.numbers import PhysicalOffset
 
 
-def test_lines_are_split_across_chunks_and_empty_lines_count() -> None:
+def test_lines_across_chunks_and_empty_lines_are_read() -> None:
     lines = Lines()
     assert lines.feed(b"one\r\ntw") == [(1, b"one")]
     assert lines.feed(b"o\n\nfour") == [(2, b"two")]
@@ -71,7 +71,7 @@ def test_unknown_and_wrong_settings_are_named() -> None:
         checked(lambda: BrokerSettings.load(None, transactions="maybe", transaction_check_second=3))
 
 
-def test_lone_error_in_nested_nurseries_is_raised_unwrapped() -> None:
+def test_single_error_in_nested_nurseries_is_raised_unwrapped() -> None:
     async def main() -> None:
         async with trio.open_nursery() as outer:
             async with trio.open_nursery() as inner:

@@ -37,7 +37,7 @@ def test_history_consumed_completely_in_order_is_good() -> None:
     assert (verdict.sent, verdict.acknowledged, verdict.consumed, verdict.duplicates) == (3, 3, 3, 0)
 
 
-def test_acknowledged_but_never_consumed_is_lost() -> None:
+def test_acknowledged_message_never_consumed_is_reported_lost() -> None:
     story = Story().send(0, Q0, 0).send(1, Q0, 1).get(0, Q0, 0)
     assert story.history.missing == 1
     verdict = story.history.verdict()
@@ -46,7 +46,7 @@ def test_acknowledged_but_never_consumed_is_lost() -> None:
     assert "message 1" in verdict.examples[0]
 
 
-def test_unstored_send_of_unknown_outcome_is_not_lost() -> None:
+def test_unstored_send_of_unknown_outcome_is_not_reported_lost() -> None:
     story = Story().send(0, Q0, 0).get(0, Q0, 0)
     story.history.sent += 1
     story.history.unknown.add(1)

@@ -179,7 +179,7 @@ def test_doctor_lists_a_missing_leader_first() -> None:
     assert summary(findings) == "1 critical, 2 warnings."
 
 
-def test_brokers_that_refuse_the_account_are_not_said_to_have_no_leader() -> None:
+def test_brokers_refusing_the_account_are_not_reported_leaderless() -> None:
     """With a wrong key, the doctor reported two groups without a leader as critical, and both were well."""
     refused = [BrokerAnswer("C", "broker-a", number, f"10.0.0.{number}:10911", None, "wrong key") for number in (0, 2)]
     silent = BrokerAnswer("C", "broker-a", 3, "10.0.0.3:10911", None)
@@ -271,7 +271,7 @@ def test_group_that_progresses_or_has_just_consumed_is_not_stuck() -> None:
     assert found(consumers=lagging(last_ms=NOW_MS - 1000)) == []
 
 
-def test_messages_that_came_during_the_watch_do_not_make_a_group_stuck() -> None:
+def test_messages_received_during_the_watch_make_no_group_stuck() -> None:
     consumers = lagging()
     before = {"billing": {QUEUE: GroupProgress(QueueOffset(100), QueueOffset(100), NOW_MS - 5 * 60_000)}}
     assert found(consumers=replace(consumers, before=before)) == []

@@ -45,7 +45,7 @@ def test_help_is_independent_of_imported_commands() -> None:
     ("line", "wanted"),
     [("topic list", {"topic"}), ("--version", set()), ("", set()), ("--help status", {"status"}), ("nonsense", set())],
 )
-def test_wanted_command_is_the_first_word(line: str, wanted: set[str]) -> None:
+def test_only_the_named_command_is_loaded(line: str, wanted: set[str]) -> None:
     assert wanted_by(line.split()) == wanted
 
 

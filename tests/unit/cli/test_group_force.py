@@ -145,7 +145,7 @@ def test_members_that_only_the_settings_name(tmp_path: Path) -> None:
     log.close()
 
 
-def test_json_output_lists_lost_members(tmp_path: Path) -> None:
+def test_json_output_lists_unavailable_members(tmp_path: Path) -> None:
     filled(tmp_path)
     found: dict[str, Any] = json.loads(run(tmp_path, "--json").stdout)
     assert found["done"] is False

@@ -103,7 +103,7 @@ def test_allow_vote_lets_an_abstaining_replica_vote(data_dir: Path) -> None:
     log.close()
 
 
-def test_former_names_of_commands_print_json_alone_on_standard_output(data_dir: Path) -> None:
+def test_old_command_names_print_only_json_on_standard_output(data_dir: Path) -> None:
     for command, arguments, field in (("trust", ["--accept-loss"], "last_term"), ("term", [], "last_entry_term")):
         result = run(command, data_dir, *arguments, "--json")
         assert json.loads(result.stdout)[field] == 1

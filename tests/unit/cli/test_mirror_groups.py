@@ -67,7 +67,7 @@ class Topics:
         self.attributes[topic] = attributes
 
 
-async def test_target_that_keeps_less_gets_a_topic_without_its_retention_time() -> None:
+async def test_target_with_shorter_retention_gets_a_topic_without_its_time() -> None:
     target: Any = Topics()
     said: list[str] = []
     for name, attributes in (("T", {"reserve.time": "72", "owner": "billing"}), ("U", {"owner": "shop"})):
@@ -118,7 +118,7 @@ async def test_refusal_that_no_limit_causes_ends_the_attempts() -> None:
         await create_topic(target, topic, lambda _: None)
 
 
-async def test_topic_that_the_target_cannot_compact_is_left_out_and_named() -> None:
+async def test_topic_the_target_cannot_compact_is_left_out_and_named() -> None:
     target: Any = OldTopics("cleanup.policy")
     topics = [
         NewTopic("broker-a", TopicConfig("Prices", attributes={"cleanup.policy": "COMPACTION"})),

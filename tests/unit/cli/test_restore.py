@@ -140,9 +140,7 @@ def test_failing_disk_leaves_nothing_and_the_next_run_works(
 
 
 @pytest.mark.parametrize("until", [[], ["--until", "1970-01-04T12:00:00Z"]])
-def test_damaged_backup_is_refused_by_file_and_offset_and_leaves_no_replica(
-    backup: Path, tmp_path: Path, until: list[str]
-) -> None:
+def test_damaged_backup_is_refused_and_leaves_no_replica(backup: Path, tmp_path: Path, until: list[str]) -> None:
     (tmp_path / "n1").mkdir()
     (tmp_path / "n1" / "group.secret").touch()
     with open(backup / "log" / f"{12288:020d}", "r+b") as file:
@@ -155,7 +153,7 @@ def test_damaged_backup_is_refused_by_file_and_offset_and_leaves_no_replica(
     assert [path.name for path in (tmp_path / "n1").iterdir()] == ["group.secret"]
 
 
-def test_damage_after_the_wanted_time_does_not_matter(backup: Path, tmp_path: Path) -> None:
+def test_damage_after_the_time_to_restore_is_ignored(backup: Path, tmp_path: Path) -> None:
     with open(backup / "log" / f"{20480:020d}", "r+b") as file:
         file.seek(100)
         file.write(b"\xff")

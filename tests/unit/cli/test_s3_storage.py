@@ -99,7 +99,7 @@ def test_large_files_are_uploaded_in_parts_and_read_in_ranges(
 
 
 @pytest.mark.slow
-def test_endpoint_lost_midway_leaves_the_backup_unchanged(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_endpoint_failing_midway_leaves_the_backup_unchanged(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     taken(storage, tmp_path / "n1")
     before = storage.content("a/broker/manifest.json")
@@ -165,7 +165,7 @@ def test_missing_bucket_is_reported(storage: ObjectStorage, tmp_path: Path) -> N
     assert failed.exit_code == EXIT_REFUSED
 
 
-def test_prefix_without_a_backup_or_with_foreign_objects_is_reported(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_prefix_without_a_backup_or_with_unknown_objects_is_reported(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 10)
     failed = refusal(run(storage, "backup", "verify", TARGET))
     assert (failed.exit_code, "the location contains no backup" in str(failed)) == (EXIT_REFUSED, True)
@@ -226,7 +226,7 @@ def test_later_of_two_concurrent_runs_is_refused(storage: ObjectStorage, tmp_pat
         assert verified(storage)["last_index"] == known + 100
 
 
-def test_lost_answer_to_the_manifest_write_is_not_a_conflict(storage: ObjectStorage) -> None:
+def test_manifest_write_without_an_answer_is_not_a_conflict(storage: ObjectStorage) -> None:
     store, other = open_s3(TARGET, storage.url), open_s3(TARGET, storage.url)
     assert store.load_manifest() is other.load_manifest() is None
     store.replace_manifest(b"one")
@@ -314,7 +314,7 @@ def test_checksums_of_whole_objects_do_not_spoil_reads_of_ranges(storage: Object
 
 
 @pytest.mark.parametrize("times", [1, 1000])
-def test_broken_tls_while_content_is_read_is_a_failure_of_the_store(
+def test_tls_failure_during_a_read_is_a_store_failure(
     storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     store = open_s3(TARGET, storage.url)
@@ -341,7 +341,7 @@ def test_broken_tls_while_content_is_read_is_a_failure_of_the_store(
         store.load_manifest()
 
 
-def test_token_file_that_is_missing_is_a_failure_of_the_store(
+def test_missing_token_file_is_a_store_failure(
     storage: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

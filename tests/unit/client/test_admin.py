@@ -57,7 +57,7 @@ async def test_creating_waits_for_the_election_of_a_leader(monkeypatch: pytest.M
         assert group.topics == {"T": 3}
 
 
-async def test_creating_goes_to_the_new_leader_if_the_old_one_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_topic_creation_is_sent_to_the_new_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     """As at the moment of a failover: name servers still know the leader that has just died."""
     async with FakeCluster.start(replicas=2) as cluster, Admin(cluster.namesrv) as admin:
         old, group = cluster.leader, cluster.group

@@ -42,7 +42,7 @@ def test_stranger_to_the_group_gets_nothing() -> None:
 
 
 @given(queue_count=st.integers(0, 200), member_count=st.integers(1, 50))
-def test_every_queue_has_one_owner_and_shares_differ_by_one_at_most(queue_count: int, member_count: int) -> None:
+def test_queue_shares_of_members_differ_by_one_at_most(queue_count: int, member_count: int) -> None:
     members = [f"{number:03}" for number in range(member_count)]
     shares = [allocate_averagely(range(queue_count), members, member) for member in members]
     assert [queue for share in shares for queue in share] == list(range(queue_count))

@@ -53,7 +53,7 @@ async def begin_silence(cluster: FakeCluster, producer: Producer) -> None:
     await until(lambda: not cluster.leader.misdeeds)
 
 
-async def test_messages_sent_at_the_same_moment_go_out_in_one_request() -> None:
+async def test_messages_sent_at_the_same_moment_share_one_request() -> None:
     async with sending(4, linger=0) as (cluster, producer):
         await warm_up(producer)
         results: dict[int, SendResult] = {}
@@ -124,7 +124,7 @@ async def test_full_batch_does_not_wait() -> None:
             leaving.cancel()
 
 
-async def test_message_larger_than_a_batch_goes_alone() -> None:
+async def test_message_larger_than_a_batch_is_sent_alone() -> None:
     async with sending(linger=0, batch_bytes=1000) as (cluster, producer):
         outcomes = await producer.send_many([Message("T", b"a"), Message("T", b"b" * 2000), Message("T", b"c")])
         assert [each.queue_offset for each in outcomes if isinstance(each, SendResult)] == [0, 1, 2]
@@ -247,7 +247,7 @@ async def test_answer_that_names_too_few_messages_leaves_all_unknown(monkeypatch
 # Cancelled, closed.
 
 
-async def test_cancelled_send_leaves_a_batch_that_is_not_on_the_wire() -> None:
+async def test_cancelled_send_leaves_an_unsent_batch() -> None:
     async with sending(linger=FOREVER, attempt_timeout=0.5) as (cluster, producer):
         await warm_up(producer)
         await begin_silence(cluster, producer)

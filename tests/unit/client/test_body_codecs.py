@@ -137,7 +137,7 @@ def test_deeply_nested_json_is_a_wrong_body() -> None:
     assert decode_body(received(b"[" * 100_000), JsonCodec()) is not None
 
 
-def test_foreign_body_is_not_revealed_by_the_error() -> None:
+def test_error_does_not_reveal_an_undecodable_body() -> None:
     error = decode_body(received(b'{"number":1,"secret":{"pin":"4711"}}'), PydanticCodec(Model))
     assert "4711" not in str(error)
 

@@ -142,7 +142,7 @@ async def test_cancelled_request_is_forgotten() -> None:
         assert connection.in_flight == 0
 
 
-async def test_lost_connection_fails_everything_in_flight_as_sent() -> None:
+async def test_closed_connection_fails_everything_in_flight_as_sent() -> None:
     async def hang_up(stream: anyio.abc.SocketStream) -> None:
         await receive_requests(stream, 2)
         await anyio.aclose_forcefully(stream)
@@ -160,7 +160,7 @@ async def test_lost_connection_fails_everything_in_flight_as_sent() -> None:
         assert (afterwards.value.sent, afterwards.value.stored) == (False, "no")
 
 
-async def test_request_that_never_left_is_known_not_to_have_been_sent() -> None:
+async def test_unsent_request_is_reported_as_unsent() -> None:
     async with connected(lambda stream: anyio.sleep_forever()) as connection:
         lost: list[ResponseOrLoss] = []
         connection.request_nowait(310, None, b"", lambda answer, body: lost.append(answer))

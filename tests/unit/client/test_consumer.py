@@ -155,14 +155,14 @@ async def test_unreadable_pull_answer_is_requested_from_another_replica(
     assert any(cluster.leader.address in message for message in reported)
 
 
-async def test_held_pull_that_ends_without_messages_is_repeated() -> None:
+async def test_waiting_pull_without_messages_is_repeated() -> None:
     async with consuming(pull=PullSettings(hold_seconds=0.06)) as (cluster, consumer):
         await until(lambda: cluster.leader.count(PULL) >= 3)
         fill(cluster, 1)
         assert [message.body for message in await take(consumer, 1)] == [b"000"]
 
 
-async def test_only_the_wanted_tags_are_received_even_if_hash_codes_collide() -> None:
+async def test_only_subscribed_tags_are_received_even_if_hash_codes_collide() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
         cluster.colliding_tags = {"C"}
         for body, tags in [(b"1", "A"), (b"2", "B"), (b"3", "C"), (b"4", None), (b"5", "B")]:

@@ -23,7 +23,7 @@ UNREGISTER = 35
 # The group.
 
 
-async def test_two_members_share_the_queues_and_a_leaving_one_returns_its_share() -> None:
+async def test_leaving_member_returns_its_share_of_the_queues() -> None:
     async with FakeCluster.start(topics={"T": 4}) as cluster, consumer_of(cluster) as first:
         first.subscribe("T")
         await until(lambda: len(first.assignment) == 4)
@@ -175,7 +175,7 @@ async def test_ctrl_c_under_asyncio_stores_the_offsets() -> None:
 
 
 @pytest.mark.slow
-async def test_leaving_a_broker_that_does_not_answer_takes_seconds_at_most() -> None:
+async def test_leaving_an_unresponsive_broker_takes_seconds_at_most() -> None:
     async with filled(1) as cluster:
         async with consumer_of(cluster, remoting=IMPATIENT) as consumer:
             consumer.subscribe("T")
@@ -212,7 +212,7 @@ async def test_new_leader_is_followed_without_loss() -> None:
         assert offset_of(cluster) == 51
 
 
-async def test_pull_held_by_a_former_leader_moves_to_its_successor() -> None:
+async def test_pull_waiting_at_a_deposed_leader_moves_to_its_successor() -> None:
     """A stopped process keeps its connections open; only the route tells that it does not lead any more."""
     async with consuming(replicas=2, remoting=RemotingSettings(route_refresh_seconds=0.02)) as (cluster, _):
         old, new = cluster.group.replicas

@@ -158,7 +158,7 @@ async def test_closing_consumer_names_offsets_it_failed_to_store(caplog: pytest.
     assert "has no leader" in caplog.text
 
 
-async def test_new_group_that_ends_at_once_stores_no_offset_in_some_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_group_ending_at_once_stores_offsets_consistently(monkeypatch: pytest.MonkeyPatch) -> None:
     """It began in one queue after the other, and had offsets in some: a later start skipped in the others."""
     answer = FakeBroker._query_offset
     begun = anyio.Event()

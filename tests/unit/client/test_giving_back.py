@@ -205,7 +205,7 @@ async def test_message_of_a_removed_handler_is_returned() -> None:
             await until(lambda: cluster.group.bodies(DEAD) == [b"orphan"])
 
 
-async def test_run_that_is_stopped_while_messages_go_back_keeps_each_once() -> None:
+async def test_run_stopped_while_returning_messages_keeps_each_once() -> None:
     async with consuming(20, ordered=False) as (_, consumer):
         handled: set[bytes] = set()
 

@@ -174,7 +174,7 @@ async def test_single_attempt_call_is_never_repeated(autojump_clock: MockClock) 
         await ask(Brokers(served, cached=None), Repeat.NEVER)
 
 
-async def test_unreachable_attempt_keeps_the_former_failure(autojump_clock: MockClock) -> None:
+async def test_unreachable_attempt_keeps_the_earlier_failure(autojump_clock: MockClock) -> None:
     brokers = Brokers(busy(), leads=OLD)
     brokers.silent = {OLD}
     begun = trio.current_time()

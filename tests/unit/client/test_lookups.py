@@ -41,7 +41,7 @@ def core(having: str, silent: str = "") -> ClientCore:
 
 
 @pytest.mark.parametrize("silent", ["", "1", "3"])
-async def test_every_group_is_asked_if_none_has_the_address_in_the_id(silent: str) -> None:
+async def test_lookup_asks_all_groups_if_none_matches_the_id(silent: str) -> None:
     found = await message_by_id(core("2", silent), ID, CLUSTER)
     assert found is not None
     assert (found.body, found.queue.broker_name) == (b"x", "2")

@@ -59,7 +59,7 @@ def test_redelivered_message_names_its_origin() -> None:
     assert received({"DELAY": "soon"}).delay_level is None
 
 
-async def test_ordered_message_popped_again_replaces_its_former_copy() -> None:
+async def test_ordered_message_popped_again_replaces_its_earlier_copy() -> None:
     inbox = Inbox(32, ordered=True)
     inbox.put([popped_message(0, 1000), popped_message(1, 1000)])
     inbox.put([popped_message(0, 2000), popped_message(1, 2000)])

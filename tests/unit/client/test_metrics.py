@@ -132,7 +132,7 @@ async def test_metrics_count_deliveries_by_outcome(registry: Registry) -> None:
     assert registry.series() == set()
 
 
-async def test_unsettled_delivery_counts_as_work(registry: Registry) -> None:
+async def test_unsettled_delivery_is_included_in_work(registry: Registry) -> None:
     async with consuming(1, metrics=PrometheusMetrics(registry)) as (_, consumer):
         with anyio.fail_after(60):
             delivery = await anext(consumer.deliveries())
@@ -160,9 +160,7 @@ async def test_lag_of_a_topic_sums_its_queues(registry: Registry) -> None:
         assert registry.value("messages_received_total", pull, topic="T") == 5
 
 
-async def test_two_clients_of_a_group_are_distinguished_and_free_numbers_are_reused(
-    cluster: FakeCluster, registry: Registry
-) -> None:
+async def test_clients_of_a_group_have_different_reusable_numbers(cluster: FakeCluster, registry: Registry) -> None:
     first = await producer_of(cluster, metrics=PrometheusMetrics(registry)).open()
     second = await producer_of(cluster, metrics=PrometheusMetrics(registry)).open()
     await first.send(Message("T", b"x"))
@@ -301,7 +299,7 @@ for each in (PrometheusMetrics, OpenTelemetryMetrics):
 """
 
 
-def test_metric_libraries_are_imported_on_demand_and_missing_ones_name_the_remedy() -> None:
+def test_missing_metric_libraries_name_the_remedy() -> None:
     lines = python(
         IMPORTS.format(before="for name in ('prometheus_client', 'opentelemetry'): sys.modules[name] = None")
     ).splitlines()

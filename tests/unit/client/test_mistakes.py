@@ -217,7 +217,7 @@ def test_threads_take_no_coroutine_functions() -> None:
         partial(SyncProducer, NAMESRV),
     ],
 )
-def test_event_functions_are_plain_functions(make: Callable[..., object]) -> None:
+def test_event_functions_must_be_synchronous(make: Callable[..., object]) -> None:
     async def on_event(event: object) -> None: ...
 
     with pytest.raises(TypeError, match=r"on_event is a plain function \(def\)"):

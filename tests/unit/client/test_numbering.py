@@ -79,7 +79,7 @@ async def test_message_sent_twice_gets_two_numbers_and_is_unchanged() -> None:
         assert message.properties == {"colour": "red"}
 
 
-async def test_all_attempts_have_one_number_and_go_to_one_group() -> None:
+async def test_all_attempts_have_one_number_and_one_group() -> None:
     async with sending(groups=2, numbered=True, retries=5) as (cluster, producer):
         for group in cluster.groups.values():
             group.replicas[0].misdeeds = [Misdeed("hang_up", store=True), Misdeed("refuse", code=1), Misdeed("hang_up")]

@@ -170,7 +170,7 @@ def test_threads_keep_the_order_of_keys(threads: FakeCluster) -> None:
     assert [done[key] for key in ("a", "b", "c")] == [list(range(start, 20, 4)) for start in range(3)]
 
 
-def test_strange_orders_are_refused() -> None:
+def test_invalid_values_of_ordered_are_refused() -> None:
     with pytest.raises(ValueError, match="ordered is 'keys'"):
         PushConsumer("127.0.0.1:1", "cg", ordered="keys")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="exclusive"):

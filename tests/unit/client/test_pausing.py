@@ -71,7 +71,7 @@ async def next_delivery(consumer: PushConsumer, *, seconds: float = 60.0) -> Del
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-async def test_deliveries_of_an_exclusive_consumer_come_one_at_a_time_per_queue(exclusive: bool) -> None:
+async def test_exclusive_consumer_delivers_one_message_per_queue_at_once(exclusive: bool) -> None:
     async with filled(3) as cluster:
         consumer = consumer_of(cluster, exclusive=exclusive)
         consumer.subscribe("T")

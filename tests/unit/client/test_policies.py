@@ -57,7 +57,7 @@ async def test_skipped_message_is_done(ordered: bool, caplog: pytest.LogCaptureF
     assert "handler_failed" not in caplog.text
 
 
-async def test_policy_raised_in_a_task_group_counts(caplog: pytest.LogCaptureFixture) -> None:
+async def test_policy_raised_in_a_task_group_applies(caplog: pytest.LogCaptureFixture) -> None:
     """It was logged as a failure, and the message retried 16 times."""
     async with filled(3) as cluster:
         consumer, shop = consumer_of(cluster), Shop(ExceptionGroup("of tasks", [Skip("empty"), Skip("empty, too")]))
@@ -253,7 +253,7 @@ async def test_batch_gets_one_policy(cluster: FakeCluster) -> None:
     "on_error",
     [{"ValueError": Skip}, {ValueError: RetryLater}, {ValueError: "skip"}, {ValueError: None}],
 )
-def test_strange_policies_are_refused(on_error: Any) -> None:
+def test_invalid_policies_are_refused(on_error: Any) -> None:
     with pytest.raises(TypeError, match="on_error"):
         PushConsumer("127.0.0.1:1", "cg", on_error=on_error)
     with pytest.raises(TypeError, match="on_error"):
@@ -261,7 +261,7 @@ def test_strange_policies_are_refused(on_error: Any) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 7201, float("nan")])
-def test_strange_times_are_refused(seconds: float) -> None:
+def test_invalid_times_are_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="seconds are allowed"):
         RetryLater(seconds)
     if not seconds > 0:

@@ -53,7 +53,7 @@ async def test_send_stores_all_parts_of_the_message() -> None:
         assert request.ext["a"] == "pg"
 
 
-async def test_messages_go_round_all_queues_of_all_groups() -> None:
+async def test_messages_rotate_over_all_queues_of_all_groups() -> None:
     async with sending(2, groups=2) as (_, producer):
         queues = [(await producer.send(Message("T", b"x"))).queue for _ in range(8)]
         assert sorted(set(queues)) == [MessageQueue("T", f"b-{group}", number) for group in (0, 1) for number in (0, 1)]
@@ -277,7 +277,7 @@ async def test_batch_has_no_property_of_the_system() -> None:
             await producer.send_batch([Message("T", b"x")], properties={"WAIT": "false"})
 
 
-async def test_send_many_keeps_the_order_of_the_outcomes_and_reports_each_failure() -> None:
+async def test_send_many_returns_outcomes_in_order_with_failures() -> None:
     async with sending() as (cluster, producer):
         messages = [Message("T", b"%d" % number) for number in range(50)]
         messages[10] = Message("T", b"")

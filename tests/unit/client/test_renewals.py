@@ -44,7 +44,7 @@ async def renewing() -> AsyncIterator[Broker]:
         nursery.cancel_scope.cancel()
 
 
-async def test_held_message_is_renewed_at_half_its_invisible_time(autojump_clock: MockClock) -> None:
+async def test_unsettled_message_is_renewed_at_half_its_invisible_time(autojump_clock: MockClock) -> None:
     async with renewing() as broker:
         start = trio.current_time()
         message = popped_message(0, 1000)

@@ -152,7 +152,7 @@ async def test_leader_that_refuses_until_the_timeout_leaves_its_refusal() -> Non
         assert refusal.attempts >= 2
 
 
-async def test_old_leader_that_asks_the_new_one_is_left_at_once() -> None:
+async def test_producer_leaves_an_old_leader_forwarding_its_sends() -> None:
     async with sending(replicas=2) as (cluster, producer):
         old, new = cluster.group.replicas
         await producer.send(Message("T", b"0"))
@@ -169,7 +169,7 @@ async def test_old_leader_that_asks_the_new_one_is_left_at_once() -> None:
 # Unknown outcomes.
 
 
-async def test_connection_lost_after_the_write_is_retried_as_maybe_duplicated() -> None:
+async def test_connection_closed_after_the_write_is_retried_as_maybe_duplicated() -> None:
     async with sending() as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("hang_up", store=True)]
         result = await producer.send(Message("T", b"x"))
@@ -179,7 +179,7 @@ async def test_connection_lost_after_the_write_is_retried_as_maybe_duplicated() 
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_lost_connection_raises_at_once_without_retry_unknown(store: bool) -> None:
+async def test_closed_connection_raises_at_once_without_retry_unknown(store: bool) -> None:
     async with sending(retry_unknown=False) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("hang_up", store=store)]
         with pytest.raises(SendOutcomeUnknown) as unknown:

@@ -102,7 +102,7 @@ async def test_silent_server_owing_an_answer_is_dropped_when_another_leads() -> 
     assert scene.asked_at[-1] == 7.25
 
 
-async def test_long_silence_before_the_request_does_not_count() -> None:
+async def test_long_silence_before_the_request_is_ignored() -> None:
     scene = Scene()
     scene.leader = "new:1"
     await scene.until(60.0)
@@ -146,7 +146,7 @@ async def test_answer_that_comes_while_we_ask_saves_the_connection() -> None:
     assert scene.end.lost is None
 
 
-async def test_held_pull_triggers_only_a_probe_for_a_sign_of_life() -> None:
+async def test_waiting_pull_triggers_only_a_probe_for_a_sign_of_life() -> None:
     scene = Scene()
     scene.leader = "new:1"
     scene.end.held = 1
@@ -236,7 +236,7 @@ async def test_deleted_topic_does_not_hide_the_new_leader() -> None:
         assert new.count(SEND) == 1
 
 
-async def test_name_server_that_was_cut_off_as_well_is_passed_over() -> None:
+async def test_disconnected_name_server_is_skipped() -> None:
     async with (
         FakeCluster.start(replicas=2, name_servers=2, topics={"T": 1}) as cluster,
         Producer(cluster.namesrv, timeout=60.0, attempt_timeout=60.0, remoting=SOON) as producer,
@@ -249,7 +249,7 @@ async def test_name_server_that_was_cut_off_as_well_is_passed_over() -> None:
             assert (await producer.send(Message("T", b"x"))).attempts == 2
 
 
-async def test_consumer_leaves_a_leader_that_falls_silent_during_a_held_pull() -> None:
+async def test_consumer_leaves_a_leader_silent_during_a_waiting_pull() -> None:
     async with consuming(replicas=2, remoting=SOON, pull=PullSettings(hold_seconds=60.0)) as (cluster, consumer):
         [first] = fill(cluster, 1)
         assert [each.body for each in await take(consumer, 1)] == [first]
@@ -264,7 +264,7 @@ async def test_consumer_leaves_a_leader_that_falls_silent_during_a_held_pull() -
         await until(lambda: before.closed)
 
 
-async def test_held_pull_stays_while_the_broker_gives_signs_of_life() -> None:
+async def test_waiting_pull_stays_while_the_broker_gives_signs_of_life() -> None:
     async with consuming(remoting=SOON, pull=PullSettings(hold_seconds=60.0)) as (cluster, _):
         await until(lambda: cluster.leader.count(PULL) == 1)
         [before] = cluster.leader.connections
@@ -274,6 +274,6 @@ async def test_held_pull_stays_while_the_broker_gives_signs_of_life() -> None:
         assert cluster.leader.count(PULL) == 1
 
 
-def test_plain_send_has_time_for_all_its_attempts() -> None:
+def test_default_timeout_lasts_for_all_attempts_of_a_send() -> None:
     producer = Producer("127.0.0.1:9876")
     assert producer.timeout >= 3 * 3.0

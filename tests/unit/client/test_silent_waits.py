@@ -42,7 +42,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-async def test_calls_to_a_strange_server_fail_in_time(kind: str) -> None:
+async def test_calls_to_a_server_of_another_protocol_fail_in_time(kind: str) -> None:
     async with strange_server(ANSWERS[kind]) as address:
         with anyio.fail_after(60):
             assert {error.stored for error in await failures_at(address, QUICK)} == {"no"}
@@ -226,7 +226,7 @@ async def test_flush_waits_for_messages_of_a_divided_batch(cluster: FakeCluster)
         assert [each.done for each in pending] == [True] * 3
 
 
-async def test_lost_trace_records_are_reported_while_the_client_runs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_dropped_trace_records_are_reported_while_the_client_runs(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster.start(topics={"T": 1, "Story": 1}) as cluster:
         cluster.leader.ignored_topics = {"Story"}
         async with Producer(cluster.namesrv, trace="Story", remoting=IMPATIENT) as producer:

@@ -72,7 +72,7 @@ async def test_send_spans_record_if_the_message_was_stored() -> None:
 
 
 @pytest.mark.anyio
-async def test_send_without_an_answer_that_finds_no_leader_is_an_error() -> None:
+async def test_oneway_send_without_a_leader_is_an_error() -> None:
     sends = Sends()
     async with sending(otel=sends.provider, auto_create_topics=False) as (_, producer):
         with pytest.raises(TopicNotFound):

@@ -188,7 +188,7 @@ def test_module_may_be_made_from_several_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["a.pyx", "b.pxi", "c.pxd"])
-def test_each_source_of_a_package_counts(changed: str, tmp_path: Path) -> None:
+def test_change_of_any_source_requires_compiling(changed: str, tmp_path: Path) -> None:
     for name in ("a.pyx", "b.pxi", "c.pxd"):
         (tmp_path / name).write_text("# the first version")
     compiled_from = source_sha256(tmp_path)

@@ -160,7 +160,7 @@ def test_commit_hint_is_kept_within_the_log(hint: int, commit: int) -> None:
     assert (started.commit, started.durable, started.last) == (commit, 7, log_id(7, 1))
 
 
-def test_entries_that_outlived_their_hard_state_give_the_term_and_no_vote() -> None:
+def test_entries_newer_than_their_hard_state_give_the_term() -> None:
     started = core(term_runs=[(1, 4)], last_index=2, hard_state=HardState(Term(3), NodeId("x")))
     assert started.term == 4
     op = started.take_effects().storage

@@ -14,7 +14,7 @@ def user(name: str, kind: str = NORMAL, status: str = ENABLED) -> UserInfo:
     return UserInfo(name, user_type=kind, user_status=status)
 
 
-def test_user_that_a_broker_group_lacks_or_has_otherwise_is_marked() -> None:
+def test_user_missing_or_different_in_a_group_is_marked() -> None:
     rows = user_rows(
         {
             "broker-b": [user("ann"), user("bob", status=DISABLED)],

@@ -23,7 +23,7 @@ def test_this_machine_is_reached_by_its_own_names(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8090", "10.0.0.7:8090", "127.0.0.1.evil.example", "", None]
 )
-def test_foreign_host_names_are_refused(host: str | None) -> None:
+def test_other_host_names_are_refused(host: str | None) -> None:
     assert host_fault(host, loopback_only=True) is not None
 
 
@@ -172,7 +172,7 @@ def test_failed_logins_have_to_wait() -> None:
     assert limit.wait_seconds(KEYS, FAILURES_SECONDS) == 0
 
 
-def test_successful_login_does_not_count_as_a_failure() -> None:
+def test_successful_login_is_not_recorded_as_a_failure() -> None:
     limit = LoginLimit()
     for _ in range(3 * FAILURES_MAX):
         assert limit.wait_seconds(KEYS, 0.0) == 0

@@ -110,7 +110,7 @@ def offset(directory: Path) -> object:
     return LocalOffsets(cast("Any", None), str(directory / "a" / "offsets.json"), "last")._stored.get(QUEUE)
 
 
-def test_offsets_of_a_broadcast_consumer_survive_a_power_cut_at_any_step(root: Path, tmp_path: Path) -> None:
+def test_broadcast_offsets_survive_a_power_cut_at_any_step(root: Path, tmp_path: Path) -> None:
     """If the file of a consumer that begins with the last message is lost, it skips what came while it was away."""
     offsets = LocalOffsets(cast("Any", None), str(root / "a" / "offsets.json"), "last")
     with watched(root) as files:

@@ -227,7 +227,7 @@ def test_doubles_are_ordered_as_in_java() -> None:
     assert matches("x > 1e308", x="0x1p99999")
 
 
-def test_properties_of_the_system_count_as_others() -> None:
+def test_filter_can_use_system_properties() -> None:
     text = props.encode({"TAGS": "new", "KEYS": "k1 k2", "n": "1"})
     assert SqlFilter("TAGS = 'new' AND KEYS CONTAINS 'k2' AND n = 1").matches_text(text)
     assert not SqlFilter("TAGS = 'old'").matches_text(text)
@@ -337,7 +337,7 @@ def test_long_alternative_is_not_deep() -> None:
     assert not matches(" AND ".join(["b = 'x'"] * 249 + ["b = 'y'"]))
 
 
-def test_sibling_parentheses_do_not_count_as_depth() -> None:
+def test_sibling_parentheses_do_not_add_depth() -> None:
     assert matches(" OR ".join(["(b = 'y')"] * 149 + ["(b = 'x')"]))
 
 

@@ -196,7 +196,7 @@ def ordered(kind: str, left: Any, right: Any) -> bool | None:
 @given(trees, messages)
 @example(("=", ("property", "a"), ("truth", True)), {"a": "true"})
 @example(("or", (">", ("property", "a"), ("number", "int", 1)), ("truth", True)), {"a": "x"})
-def test_filter_agrees_with_the_plain_evaluator(tree: Any, message: dict[str, str]) -> None:
+def test_filter_agrees_with_the_simple_evaluator(tree: Any, message: dict[str, str]) -> None:
     if _compares_null_literal(tree):
         return
     try:

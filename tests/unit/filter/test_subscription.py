@@ -77,7 +77,7 @@ def test_unknown_expression_types_are_refused(expression_type: str) -> None:
 
 
 @pytest.mark.parametrize("parsed", [parse_tags("%RETRY%g", "A"), parse_sql("%RETRY%g", "a = 1")])
-def test_of_a_retry_topic_everything_is_wanted(parsed: Subscription) -> None:
+def test_retry_topic_is_subscribed_without_a_filter(parsed: Subscription) -> None:
     assert parsed.all_tags
     assert parsed.sql is None
     assert parsed.matches_tag(None)

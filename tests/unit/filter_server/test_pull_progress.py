@@ -108,7 +108,7 @@ def test_moved_offset_waits_for_the_next_pull_after_progress() -> None:
     assert progress.answer().next_offset == 10
 
 
-def test_wanted_messages_are_capped_at_the_broker_limit() -> None:
+def test_requested_messages_are_capped_at_the_broker_limit() -> None:
     assert PullProgress(0, 1_000_000, 0.0, 0.0).wanted == EXAMINED_MAX
     assert PullProgress(0, -5, 0.0, 0.0).wanted == 1
 

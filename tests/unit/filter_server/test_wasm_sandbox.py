@@ -192,7 +192,7 @@ def test_types_that_would_abort_the_process_are_refused(sandbox: Sandbox, more: 
         sandbox.load(module("(i32.const 1)", more=more))
 
 
-def test_broken_modules_are_refused_or_fail_for_their_messages(sandbox: Sandbox) -> None:
+def test_invalid_modules_are_refused_or_fail_for_their_messages(sandbox: Sandbox) -> None:
     """Bytes of good modules are changed, left out and doubled: nothing but verdicts and refusals comes of it."""
     rng = random.Random(39)
     corpus = [

@@ -83,7 +83,7 @@ def two_topics(script: Script) -> None:
         ("identity-changed", two_topics),
     ],
 )
-def test_checker_finds_broken_bulk_reads(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_wrong_bulk_reads(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
     broken(script)
     assert check_bulk(script.history()).anomalies == {anomaly: 1}
 

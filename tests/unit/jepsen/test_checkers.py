@@ -208,7 +208,7 @@ def last_messages_not_served(script: Script) -> None:
         ("gap", gap),
     ],
 )
-def test_checker_finds_a_broken_log(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_anomalies_of_a_log(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = Script() if broken is stored_before_what_was_acknowledged else two_sent()
     broken(script)
     result = check_log(script.history())
@@ -241,7 +241,7 @@ def test_end_asked_before_the_acknowledgement_may_be_lower(script: Script) -> No
     assert check_log(script.history()).valid is True
 
 
-def test_replica_that_was_not_read_to_its_end_leaves_the_verdict_open() -> None:
+def test_partly_read_replica_leaves_the_verdict_open() -> None:
     script = two_sent()
     script.final([A, B], node="n0")
     script.final([A, B], node="n1")
@@ -251,14 +251,14 @@ def test_replica_that_was_not_read_to_its_end_leaves_the_verdict_open() -> None:
     assert result.unknown == [f"n2 was not read to the end of {QUEUE}"]
 
 
-def test_message_in_a_queue_that_was_not_read_leaves_the_verdict_open() -> None:
+def test_message_in_an_unread_queue_leaves_the_verdict_open() -> None:
     script = two_sent()
     script.sent(C, 0, process=2, queue="Log/9")
     script.final_everywhere([A, B])
     assert check_log(script.history()).unknown == [f"{node} was not read to the end of Log/9" for node in NODES]
 
 
-def test_value_that_was_sent_by_two_operations_leaves_the_verdict_open() -> None:
+def test_value_sent_by_two_operations_leaves_the_verdict_open() -> None:
     script = two_sent()
     script.failed(A, 2, "info")
     script.final_everywhere([A, B])
@@ -308,7 +308,7 @@ def test_queue_that_keeps_its_promises_is_valid() -> None:
     assert result.counts["recovered"] == 1
 
 
-def test_checker_reports_an_absent_acknowledged_message_as_lost() -> None:
+def test_checker_reports_a_missing_acknowledged_message() -> None:
     script = two_sent()
     script.received(A, 0)
     script.final_everywhere([A])
@@ -482,7 +482,7 @@ def test_worst_verdict_wins() -> None:
     assert merge([]) == "unknown"
 
 
-def test_broken_promise_is_broken_although_something_is_unknown() -> None:
+def test_anomaly_outweighs_an_unknown_result() -> None:
     findings = Findings("any", "anything")
     findings.cannot_tell("half of it is missing")
     assert findings.result().valid == "unknown"

@@ -73,7 +73,7 @@ def test_many_flipped_bits_always_change_the_file(commitlog: Path) -> None:
             damaged.path.write_bytes(CONTENT)
 
 
-def test_broken_end_lies_within_the_written_bytes(commitlog: Path) -> None:
+def test_damage_to_log_end_changes_only_written_bytes(commitlog: Path) -> None:
     newest = commitlog / f"{30_000:020d}"
     before = newest.read_bytes()
     for seed in range(50):
@@ -101,7 +101,7 @@ def test_vote_file_loses_one_bit(commitlog: Path) -> None:
     assert damaged.changed_bytes == 1
 
 
-def test_sidecars_go_and_files_stay(commitlog: Path) -> None:
+def test_deleting_sidecars_keeps_the_log_files(commitlog: Path) -> None:
     forget_sidecars(commitlog)
     assert not list(commitlog.glob("*.index"))
     assert len(closed_files(commitlog)) == 3
@@ -146,7 +146,7 @@ def test_helix_leaves_files_alone_that_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("misdirected", [False, True])
-def test_lost_and_misdirected_blocks_differ_in_one_block(tmp_path: Path, misdirected: bool) -> None:
+def test_dropped_and_misdirected_blocks_differ_in_one_block(tmp_path: Path, misdirected: bool) -> None:
     path = tmp_path / "file"
     path.write_bytes(Random(1).randbytes(10 * 4096))
     (damaged,) = break_block(Random(2), path, misdirected=misdirected)

@@ -101,7 +101,7 @@ def test_times_are_not_judged_when_a_clock_was_set(script: Script) -> None:
         ("never-seen", refused_recall_and_never_seen),
     ],
 )
-def test_checker_finds_broken_delays(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_wrong_delays(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
     broken(script)
     assert check_delays(script.history()).anomalies == {anomaly: 1}
 

@@ -117,7 +117,7 @@ def test_link_without_faults_delivers_at_once_and_in_order() -> None:
     assert not link.counts
 
 
-def test_lost_packets_never_arrive() -> None:
+def test_dropped_packets_never_arrive() -> None:
     link, came = arrivals(Shape(loss=0.2))
     lost = sum(not each for each in came)
     assert 300 < lost < 500

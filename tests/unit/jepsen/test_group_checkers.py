@@ -106,7 +106,7 @@ def commit_before_it_began(script: Script) -> None:
         ("phantom-offset", commit_before_it_began),
     ],
 )
-def test_checker_finds_broken_offsets(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_wrong_offsets(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
     committed(script, 3)
     broken(script)
     assert check_offsets(script.history()).anomalies == {anomaly: 1}

@@ -91,7 +91,7 @@ def test_run_without_anomalies_is_valid(tmp_path: Path) -> None:
     assert "valid" in (tmp_path / REPORT).read_text()
 
 
-def test_lost_message_breaks_the_run(tmp_path: Path) -> None:
+def test_missing_acknowledged_message_fails_the_run(tmp_path: Path) -> None:
     script = good_run()
     script.events = [event for event in script.events if event.f != "end"]
     script.sent("2.0.10", 60, process=2)
@@ -146,7 +146,7 @@ def test_unwritable_verdict_is_still_reported(tmp_path: Path, capsys: pytest.Cap
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_failing_checker_does_not_count_as_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashed_checker_is_not_reported_as_an_anomaly(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(directory: Path) -> None:
         raise ZeroDivisionError
 

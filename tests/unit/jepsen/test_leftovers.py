@@ -46,7 +46,7 @@ def test_running_harness_locks_its_directory(tmp_path: Path) -> None:
     assert not is_held(tmp_path)
 
 
-def test_missing_directory_is_not_held(tmp_path: Path) -> None:
+def test_missing_directory_is_not_locked(tmp_path: Path) -> None:
     assert not is_held(tmp_path / "gone")
 
 
@@ -71,7 +71,7 @@ def test_only_servers_of_dead_runs_are_killed(tmp_path: Path) -> None:
             child.wait()
 
 
-async def test_servers_start_only_in_a_held_directory(tmp_path: Path) -> None:
+async def test_servers_start_only_in_a_locked_directory(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="for leftovers"):
         async with open_cluster(tmp_path, cast("Network", None), ("n0",)):
             pass

@@ -79,7 +79,7 @@ async def carried_out(cluster: FakeCluster) -> str | None:
     return noted.seen
 
 
-async def test_log_that_begins_behind_its_former_end_is_seen(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_log_beginning_after_its_earlier_end_is_reported(tmp_path: Path, autojump_clock: MockClock) -> None:
     cluster = Fetching(tmp_path, tables={"n0": {"raftmq.basePosition": str(Fetching.begins)}})
     assert "begins at 500" in str(await carried_out(cluster))
 

@@ -70,7 +70,7 @@ def refused_as_forgotten(script: Script) -> None:
         ("forgotten", refused_as_forgotten),
     ],
 )
-def test_checker_finds_broken_numbers(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_wrong_numbers(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
     broken(script)
     assert check_numbered(script.history()).anomalies == {anomaly: 1}
 

@@ -46,7 +46,7 @@ def run(path: Path, use: Callable[[LogWorkload, Wire, Stream], Any]) -> History:
         return gather(decode_events(lines))
 
 
-def test_pipelines_mix_plain_sends_with_other_requests(tmp_path: Path) -> None:
+def test_pipelines_mix_sends_with_other_requests(tmp_path: Path) -> None:
     kinds: set[str] = set()
 
     async def use(workload: LogWorkload, wire: Wire, stream: Stream) -> None:
@@ -67,7 +67,7 @@ def test_pipelines_mix_plain_sends_with_other_requests(tmp_path: Path) -> None:
     assert {SendMessageV2.__name__, SendBatchMessage.__name__, "PullMessage", "GetMaxOffset"} <= kinds
 
 
-def test_client_leaving_within_its_last_frame_has_not_sent_that_message(tmp_path: Path) -> None:
+def test_incomplete_last_frame_is_an_unsent_message(tmp_path: Path) -> None:
     async def use(workload: LogWorkload, wire: Wire, stream: Stream) -> None:
         pipeline = Pipeline(workload, wire, "n1")
         pipeline.add_send(random.Random(1))

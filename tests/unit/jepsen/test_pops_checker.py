@@ -61,7 +61,7 @@ def test_copy_of_an_acknowledged_message_may_be_popped() -> None:
     assert check_pops(script.history()).anomalies == {}
 
 
-def test_answers_that_come_in_another_order_than_the_pops_are_valid() -> None:
+def test_answers_in_another_order_than_the_pops_are_valid() -> None:
     script = Script(sent=[A])
     script.add(20, "invoke", "pop", o=20)
     script.now += 30 * STEP_NS
@@ -141,7 +141,7 @@ def popped_from_another_place(script: Script) -> None:
         ("unexpected", of_nobody),
     ],
 )
-def test_checker_finds_broken_pops(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_wrong_pops(script: Script, anomaly: str, broken: Callable[[Script], None]) -> None:
     broken(script)
     assert check_pops(script.history()).anomalies == {anomaly: 1}
 
@@ -199,7 +199,7 @@ def test_answer_after_acknowledged_messages_is_valid() -> None:
         ("int-nonmonotonic-pop", backwards_in_one_answer),
     ],
 )
-def test_checker_finds_broken_order(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_wrong_order(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = Script()
     broken(script)
     assert check_ordered_pops(script.history()).anomalies == {anomaly: 1}

@@ -98,7 +98,7 @@ def test_state_counts_if_the_leader_changed(play: Callable[[Script, Callable[[],
     assert counts("n0") == nothing
 
 
-def test_first_leader_does_not_count_as_a_change(script: Script) -> None:
+def test_first_leader_is_not_a_change_of_leader(script: Script) -> None:
     half_then_check(script, lambda: script.add(RUN, "info", "role", n="n0", v=["leader", "1"]))
     assert met_in_history(script.history())[rare_states.CHECKED_BACK] == 0
 

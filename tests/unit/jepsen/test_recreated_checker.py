@@ -44,7 +44,7 @@ def test_checker_finds_a_group_continuing_at_the_old_offset(script: Script) -> N
     assert result.examples["unseen"] == ["push never got 1.1.0 at Log/0@0 of topic 2"]
 
 
-def test_replica_that_keeps_the_old_topic_is_broken(script: Script) -> None:
+def test_checker_finds_a_replica_with_the_old_topic(script: Script) -> None:
     for process in (PUSH, PULL):
         script.received(NEW, 0, process=process)
     for node in NODES:

@@ -105,7 +105,7 @@ def dead_with_other_bytes(script: Script) -> None:
         ("unexpected", of_nobody),
     ],
 )
-def test_checker_finds_broken_retries(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_wrong_retries(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = usual()
     broken(script)
     assert check_retries(script.history()).anomalies == {anomaly: 1}
@@ -132,7 +132,7 @@ def test_dead_letters_that_were_not_read_leave_the_verdict_open() -> None:
     assert "the dead letters of n2 were not read to the end" in check_retries(script.history()).unknown
 
 
-def test_message_that_is_missing_in_unread_dead_letters_leaves_the_verdict_open() -> None:
+def test_message_missing_in_unread_dead_letters_leaves_verdict_open() -> None:
     for nodes in ((), ("n0",)):
         script = usual()
         dead(script, [B], nodes)

@@ -87,7 +87,7 @@ def test_run_that_tested_something_is_valid() -> None:
     assert result.counts["acknowledged under kill"] == 2
 
 
-def test_calm_run_needs_no_fault() -> None:
+def test_run_without_faults_is_valid() -> None:
     assert covered(nemeses=["calm"]).valid is True
 
 

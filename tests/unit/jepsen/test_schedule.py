@@ -37,7 +37,7 @@ def test_halves_are_cut_off_from_each_other() -> None:
     assert cut["n2"] == cut["n3"] == {"n0", "n1"}
 
 
-def test_calm_schedule_draws_no_faults() -> None:
+def test_schedule_named_calm_draws_no_faults() -> None:
     assert draw(Random(1), [CALM], 60) == []
 
 
@@ -87,7 +87,7 @@ def test_unknown_fault_targets_are_refused() -> None:
         grudges("the weather", "n1", NODES, Random(1))
 
 
-def test_lone_leader_is_cut_off_from_all_replicas() -> None:
+def test_isolated_leader_is_cut_off_from_all_replicas() -> None:
     assert grudges("leader alone", "n1", NODES, Random(1)) == {
         "n1": frozenset({"n0", "n2"}),
         "n0": frozenset({"n1"}),
@@ -95,7 +95,7 @@ def test_lone_leader_is_cut_off_from_all_replicas() -> None:
     }
 
 
-def test_one_way_partitions_go_one_way() -> None:
+def test_one_way_partitions_cut_one_direction() -> None:
     assert grudges("leader hears nobody", "n1", NODES, Random(1)) == {"n1": frozenset({"n0", "n2"})}
     assert grudges("nobody hears the leader", "n1", NODES, Random(1)) == {
         "n0": frozenset({"n1"}),
@@ -167,7 +167,7 @@ def test_state_of_a_process_is_read_behind_its_name() -> None:
     assert state_of("12 (a) R (b)) T 1 12 12 0") == "T"
 
 
-def test_lone_name_server_is_cut_off_from_brokers_and_clients() -> None:
+def test_isolated_name_server_is_cut_off_from_brokers_and_clients() -> None:
     planned = grudges("a name server alone", "n1", NODES, Random(1), name_servers=["ns0", "ns1"])
     (alone,) = planned.keys() - set(NODES)
     assert planned[alone] == frozenset({*NODES, "clients"})

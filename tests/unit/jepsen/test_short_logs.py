@@ -29,7 +29,7 @@ def script() -> Script:
     return script
 
 
-def test_messages_below_the_base_of_the_log_are_removed_in_their_time(script: Script) -> None:
+def test_missing_message_below_the_log_base_was_deleted(script: Script) -> None:
     script.final_everywhere([B, C], first=1, base=1000)
     result = check_log(script.history())
     assert result.valid is True
@@ -42,19 +42,19 @@ def test_replicas_may_have_removed_different_prefixes(script: Script) -> None:
     assert check_log(script.history()).valid is True
 
 
-def test_message_above_the_base_of_the_log_is_lost(script: Script) -> None:
+def test_missing_message_above_the_log_base_is_an_anomaly(script: Script) -> None:
     for node in NODES:
         script.final([C] if node == "n1" else [B, C], node=node, first=2 if node == "n1" else 1, base=1000)
     assert check_log(script.history()).anomalies == {"lost-write": 1}
 
 
-def test_missing_message_of_unknown_position_is_lost() -> None:
+def test_missing_message_of_unknown_position_is_an_anomaly() -> None:
     script = Script(sent=(A, B))
     script.final_everywhere([B], first=1, base=1000)
     assert check_log(script.history()).anomalies == {"lost-write": 3}
 
 
-def test_message_that_was_only_read_is_excused_below_the_log_base() -> None:
+def test_message_known_from_a_read_may_miss_below_the_log_base() -> None:
     script = Script()
     script.failed(A, 5, "info")
     script.read({0: A})
@@ -72,7 +72,7 @@ def test_hole_behind_the_first_message_is_a_gap(script: Script) -> None:
     assert {"gap", "replicas-differ"} <= anomalies.keys()
 
 
-def test_removed_messages_were_never_consumed_and_are_not_lost(script: Script) -> None:
+def test_messages_deleted_before_consumption_are_not_anomalies(script: Script) -> None:
     script.received(B, 1)
     script.received(C, 2)
     script.final_everywhere([B, C], first=1, base=1000)

@@ -52,7 +52,7 @@ def test_unreached_queue_end_is_not_skipped(script: Script) -> None:
     assert check_skipped(script.history()).anomalies == {}
 
 
-def test_late_delivery_does_not_count_as_skipped(script: Script) -> None:
+def test_late_delivery_is_not_reported_as_skipped(script: Script) -> None:
     for value, offset in ((A, 0), (C, 2), (B, 1)):
         script.received(value, offset)
     for node in ("n0", "n1", "n2"):

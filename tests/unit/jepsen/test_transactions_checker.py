@@ -74,7 +74,7 @@ def test_checker_accepts_committed_visible_and_rolled_back_hidden_messages() -> 
     assert check_log(history).anomalies == {}
 
 
-def test_unconfirmed_commit_may_be_lost_or_visible() -> None:
+def test_unconfirmed_commit_may_be_missing_or_visible() -> None:
     for final in ([A, C], [A, C, "1.3.0"]):
         script = usual()
         half(script, "1.3.0")
@@ -98,7 +98,7 @@ def committed_and_lost(script: Script) -> None:
         ("commit-lost", committed_and_lost),
     ],
 )
-def test_checker_finds_broken_transactions(anomaly: str, broken: Callable[[Script], None]) -> None:
+def test_checker_finds_wrong_transactions(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = usual()
     broken(script)
     assert check_transactions(script.history()).anomalies == {anomaly: 1}

@@ -34,7 +34,7 @@ def test_messages_are_acknowledged_while_the_store_is_gone() -> None:
     assert result.counts["acknowledged meanwhile"] == 3
 
 
-def test_group_that_waits_for_the_store_is_broken() -> None:
+def test_checker_finds_a_group_waiting_for_the_store() -> None:
     result = check_archive(without_store(sends=0).history())
     assert result.anomalies == {"stalled-by-store": 1}
     assert "for 5.0 s" in result.examples["stalled-by-store"][0]
@@ -117,7 +117,7 @@ def test_stored_acknowledged_messages_are_valid_in_any_order(script: Script) -> 
     assert check_log(script.history()).valid is True  # and it is not out of nowhere
 
 
-def test_acknowledged_message_that_a_replica_lacks_is_lost(script: Script) -> None:
+def test_acknowledged_message_missing_on_a_replica_is_an_anomaly(script: Script) -> None:
     sent(script, A)
     sent(script, B)
     finally_stored(script, A)
@@ -147,7 +147,7 @@ def test_pop_checker_finds_an_acknowledged_message_never_received(script: Script
     assert check_pops(script.history()).anomalies == {"unseen": 1}
 
 
-def test_only_a_message_stored_twice_by_a_proxy_may_be_popped_twice() -> None:
+def test_only_messages_stored_twice_may_be_popped_twice() -> None:
     for copies, anomalies in ((2, {}), (1, {"popped-too-soon": 1})):
         script = Script()
         sent(script, A)
@@ -187,7 +187,7 @@ def test_sends_to_the_slow_replica_may_be_slow() -> None:
     assert check_slow_node(slowed(FAST).history()).valid is True
 
 
-def test_group_that_waits_for_its_slowest_replica_is_broken() -> None:
+def test_checker_finds_a_group_waiting_for_its_slowest_replica() -> None:
     result = check_slow_node(slowed(SLOW).history())
     assert result.anomalies == {"slowed-by-one": 1}
     assert "took 601 ms, 11 ms without a fault" in result.examples["slowed-by-one"][0]

@@ -34,7 +34,7 @@ async def test_longest_step_is_between_two_checkpoints() -> None:
     assert work.steps.longest() == pytest.approx((0.003, 0.003))
 
 
-async def test_step_in_which_the_block_ends_counts() -> None:
+async def test_step_times_include_the_last_step_of_the_block() -> None:
     work = Work()
     with work.steps.measured():
         await trio.lowlevel.checkpoint()

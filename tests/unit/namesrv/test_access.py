@@ -114,7 +114,7 @@ def test_queries_need_no_account() -> None:
     assert [code.name for code, fields in QUERIES.items() if refusal(code, fields)] == []
 
 
-def test_each_request_of_a_name_server_is_a_query_or_a_change() -> None:
+def test_name_server_requests_are_queries_or_changes() -> None:
     """A request that is added later has to be put into one of the tables here."""
     limits = TableLimits(broker_groups_max=1, brokers_max=1, routes_max=1, topics_max=1)
     handlers = Handlers(

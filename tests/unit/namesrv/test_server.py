@@ -279,7 +279,7 @@ async def test_of_too_many_connections_without_a_request_the_oldest_is_closed() 
             assert (await peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
 
 
-async def test_many_clients_that_come_at_once_do_not_cut_each_other_off() -> None:
+async def test_many_clients_connecting_at_once_are_all_served() -> None:
     async with name_server(unidentified_connections_max=2) as server:
         peers = [await server.connect() for _ in range(50)]
         for peer in peers:

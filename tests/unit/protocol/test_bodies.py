@@ -161,7 +161,7 @@ def test_compressed_registration_is_decoded() -> None:
         zlib.compress(sized(b"{}") + struct.pack(">i", 0) + sized(b"{}")),
     ],
 )
-def test_broken_compressed_registration_is_refused(data: bytes) -> None:
+def test_malformed_compressed_registration_is_refused(data: bytes) -> None:
     with pytest.raises(BodyError):
         RegisterBrokerBody.decode(data, compressed=True)
 
@@ -170,7 +170,7 @@ def test_broken_compressed_registration_is_refused(data: bytes) -> None:
     "text",
     [b"", b"x", b"[]", b"null", b"{}", b'{"clientID":5}', b'{"clientID":"c","consumerDataSet":{}}', b"[" * 10_000],
 )
-def test_broken_heartbeats_are_refused(text: bytes) -> None:
+def test_malformed_heartbeats_are_refused(text: bytes) -> None:
     with pytest.raises(BodyError):
         HeartbeatData.decode(text)
 
@@ -299,7 +299,7 @@ def test_numbers_above_java_integer_are_refused(number: int) -> None:
 
 @steady
 @given(PLAIN_JSON)
-def test_plain_json_is_in_the_dialect(value: object) -> None:
+def test_fastjson_parser_accepts_standard_json(value: object) -> None:
     assert fastjson.parse(msgspec.json.encode(value)) == value
 
 
@@ -332,7 +332,7 @@ def test_batch_survives_encoding(messages: list[BatchedMessage]) -> None:
 
 @pytest.mark.parametrize("at", [0, 16, 20 + 1])
 @pytest.mark.parametrize("value", [-1, 2**31 - 1, 0x7F000000])
-def test_broken_batch_is_refused(at: int, value: int) -> None:
+def test_malformed_batch_is_refused(at: int, value: int) -> None:
     data = bytearray(encode_batch([BatchedMessage(b"x", "a\x01b\x02")]))
     struct.pack_into(">i", data, at, value)
     with pytest.raises(BodyError, match="message 0 of a batch"):

@@ -41,7 +41,7 @@ def mistakes(store: QueueStore, queue: ConsumeQueue, records: LogRecords, stored
     Receipt(stored.physical_offset, 1, 1, 0, "0", "b", 0, stored.queue_offset)  # type: ignore[arg-type]
 
 
-def test_offsets_are_plain_integers_at_run_time() -> None:
+def test_offsets_are_of_type_int_at_run_time() -> None:
     assert (type(QueueOffset(7) + 1), type(PhysicalOffset(7) - 1)) == (int, int)
     assert {QueueOffset, PhysicalOffset} == {int}
     assert offset_range is range

@@ -60,7 +60,7 @@ def test_shortest_waiting_request_is_read_first() -> None:
     assert long.reads
 
 
-def test_request_larger_than_all_the_room_goes_alone() -> None:
+def test_request_larger_than_all_the_room_is_read_alone() -> None:
     receiver = Receiver(MIB)
     first, second = receiver.begin(2 * MIB), receiver.begin(2 * MIB)
     assert [first.reads, second.reads] == [True, False]
@@ -98,7 +98,7 @@ def test_request_arriving_quickly_enough_is_not_closed() -> None:
     assert quick.closed
 
 
-def test_lone_request_is_closed_only_for_silence() -> None:
+def test_only_silent_requests_are_closed_if_room_is_left() -> None:
     receiver = Receiver(seconds_max=30)
     drips, stopped = receiver.begin(MIB), receiver.begin(MIB)
     for now in range(31):

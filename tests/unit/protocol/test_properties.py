@@ -184,7 +184,7 @@ def test_every_reader_takes_the_last_value(text: str) -> None:
 
 @steady
 @given(TEXTS)
-def test_last_repetition_of_a_key_property_counts(text: str) -> None:
+def test_last_repetition_of_a_key_property_is_used(text: str) -> None:
     expected = as_java(text)
     data = b"T" + text.encode() + b"KEYS\x01Q\x02"
     record = KeyedRecord(0, 1 + len(text.encode()), 0, b"T", 1)

@@ -165,7 +165,7 @@ def test_head_joined_with_its_parts_is_the_record() -> None:
     assert decode_record(memoryview(record)).body == body
 
 
-def test_long_topic_takes_the_second_version() -> None:
+def test_topic_of_128_bytes_uses_record_version_two() -> None:
     assert struct.unpack_from(">i", simple_record(topic="t" * 127), 4) == (MAGIC_V1,)
     assert struct.unpack_from(">i", simple_record(topic="t" * 128), 4) == (MAGIC_V2,)
 
@@ -279,7 +279,7 @@ def test_scan_returns_the_tag_code_of_a_record(text: str, code: int) -> None:
     assert [row[-1] for row in scan_fixed(simple_record(properties=text))] == [code]
 
 
-def test_limits_of_a_record_are_a_bug_of_the_caller() -> None:
+def test_too_large_record_raises_assertion_error() -> None:
     with pytest.raises(AssertionError, match="properties of 32768 bytes"):
         simple_record(properties="x" * 32768)
 

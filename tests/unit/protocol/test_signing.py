@@ -50,7 +50,7 @@ def test_changed_request_is_not_signed(change: dict[str, str]) -> None:
     assert not Signer("12345678").is_signed(fields | change, b"")
 
 
-def test_message_queries_are_accepted_signed_with_or_without_the_unique_key_field() -> None:
+def test_message_queries_may_omit_unique_key_from_the_signature() -> None:
     """RocketMQ's clients up to 4.9.3 add it after they have signed, later ones before."""
     query, flag = {"topic": "T", "key": "k"}, {"_UNIQUE_KEY_QUERY": "true"}
     for fields in (

@@ -93,7 +93,7 @@ def test_find_agrees_with_decode(text: str, name: str) -> None:
     ("text", "expected"),
     [("", {}), ("\x02\x02", {}), ("a\x01", {}), ("\x01b\x02", {}), ("ab\x02", {}), ("a\x01b", {"a": "b"})],
 )
-def test_broken_properties_are_dropped(text: str, expected: dict[str, str]) -> None:
+def test_malformed_properties_are_dropped(text: str, expected: dict[str, str]) -> None:
     assert props.decode(text) == expected
 
 

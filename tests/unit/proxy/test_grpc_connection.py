@@ -113,7 +113,7 @@ def test_unfinished_calls_of_clients_are_bounded(loop: Loop) -> None:
     assert resets == [ErrorCodes.NO_ERROR] * 50 + [None] * 100
 
 
-def test_call_that_its_client_ends_after_the_answer_is_not_reset(loop: Loop) -> None:
+def test_call_ended_after_its_answer_is_not_reset(loop: Loop) -> None:
     stream_id = begin(loop, end=False)
     loop.answer(loop.begun[0], status=Status.INTERNAL)
     loop.client.http2.end_stream(stream_id)
@@ -146,7 +146,7 @@ def test_cancelled_unread_calls_give_their_window_back() -> None:
     assert loop.client.http2.outbound_flow_control_window > WINDOW // 2
 
 
-def test_method_that_does_not_read_stops_its_client_and_no_other() -> None:
+def test_method_without_reads_stops_only_its_client() -> None:
     loop = Loop(GrpcLimits(stream_window_bytes=WINDOW))
     stream_id = begin(loop, end=False)
     message = framed(bytes(10_000), compress=False)
@@ -441,7 +441,7 @@ def test_silent_client_is_pinged_and_stays() -> None:
     assert 3 <= loop.client.server_pings <= 6
 
 
-def test_silently_lost_client_is_detected() -> None:
+def test_unreachable_client_is_disconnected() -> None:
     loop = Loop(GrpcLimits(ping_after_seconds=60, ping_seconds_max=20))
     begin(loop, end=False)
     [call] = loop.begun

@@ -62,7 +62,7 @@ def test_unannounced_message_flags_are_refused() -> None:
     assert refusal(MessageReader("gzip", LIMIT), b"\2\0\0\0\0") is Status.INTERNAL
 
 
-def test_compressed_and_plain_messages_mix() -> None:
+def test_compressed_and_uncompressed_messages_mix() -> None:
     packed = framed(bytes(COMPRESS_FROM_BYTES), compress=True)
     assert packed[0] == 1
     assert len(packed) < COMPRESS_FROM_BYTES

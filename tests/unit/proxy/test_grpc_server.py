@@ -97,7 +97,7 @@ async def test_call_that_its_client_cancels_is_cancelled(autojump_clock: MockClo
         assert server.counters.calls["/raftmq.Test/Wait", Status.CANCELLED] == 1
 
 
-async def test_calls_of_a_lost_client_are_cancelled(autojump_clock: MockClock) -> None:
+async def test_calls_of_a_disconnected_client_are_cancelled(autojump_clock: MockClock) -> None:
     async with serving() as server:
         client = await server.connect()
         for _ in range(3):
@@ -243,7 +243,7 @@ def verifying(server: SelfSigned | None = None, cafile: Path | None = None, alpn
     return context
 
 
-async def test_tls_by_its_own_certificate_and_plain_text_on_one_port(tmp_path: Path) -> None:
+async def test_one_port_serves_tls_and_plaintext(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = authority.sign("server", "localhost")
     tls = OwnCertificate(Certificate(*files, None, structlog.get_logger(), lambda: time.time_ns() // 1_000_000))

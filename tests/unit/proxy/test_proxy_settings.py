@@ -22,7 +22,7 @@ def test_only_configured_networks_are_trusted() -> None:
     assert not ProxySettings().configuration().trusts("127.0.0.1")
 
 
-def test_ipv4_mapped_ipv6_address_counts_as_its_ipv4_address() -> None:
+def test_ipv4_mapped_ipv6_address_equals_its_ipv4_address() -> None:
     settings = ProxySettings(haproxy_networks="10.0.0.0/8").configuration()
     assert settings.trusts("::ffff:10.1.2.3")
     assert not settings.trusts("::ffff:11.1.2.3")

@@ -107,7 +107,7 @@ def test_other_frames_do_not_wait_for_the_synced_frame(pair: Pair, writer: HeldW
     assert pair.came(5) == [b"other", b"ack 1"]
 
 
-def test_rest_of_a_part_goes_before_other_frames(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_rest_of_a_part_is_sent_before_other_frames(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     writer.sync(1, bytes_max=3)
     after.before_use(pair.stream)

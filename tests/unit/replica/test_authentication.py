@@ -93,7 +93,7 @@ def test_calls_and_challenges_of_another_size_are_refused(size: int) -> None:
         authentication.accept(PURPOSE, authentication.call(NONCE_1, [SECRET]), bytes(size), [SECRET])
 
 
-def test_during_a_rotation_every_pair_of_replicas_has_a_secret_in_common() -> None:
+def test_replicas_share_a_secret_during_every_rotation_step() -> None:
     old, both, new = [OTHER], [SECRET, OTHER], [SECRET]
     for mine, theirs, chosen in (
         (old, both, OTHER),

@@ -97,7 +97,7 @@ async def test_reads_for_a_past_leadership_are_dropped(tmp_path: Path, monkeypat
         assert leader.runs == 2, "what nobody needs was taken for damage"
 
 
-async def test_files_that_go_while_read_are_fetched_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entries_deleted_meanwhile_are_fetched_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Job] = []
     async with group(tmp_path) as nodes:
         leader, late = await behind(nodes)

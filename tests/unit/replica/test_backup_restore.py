@@ -102,7 +102,7 @@ def test_restored_logs_have_every_entry_and_are_equal(entries: int) -> None:
     assert len({log.store_id for log in logs} | {home.log.store_id}) == 4
 
 
-def test_restored_replica_has_the_new_members_and_elects_in_a_new_term() -> None:
+def test_restored_replica_elects_new_members_in_a_new_term() -> None:
     home = Home()
     home.put(50, term=7)
     home.back_up()
@@ -170,7 +170,7 @@ def test_log_without_its_beginning_is_restored_with_its_snapshot() -> None:
     assert home.restore(N2, lambda found: found <= body(150)).meta.commit_hint == 150
 
 
-def test_log_of_one_unfinished_file_that_lost_its_beginning_is_restored() -> None:
+def test_log_without_its_beginning_is_restored_from_one_file() -> None:
     home = Home()
     home.put(60)
     home.log.drop_prefix(home.log.segments()[-1].start, encode_conf(OLD))
@@ -193,7 +193,7 @@ def test_directory_restored_from_a_damaged_backup_is_not_a_log(start: int) -> No
         home.open("/new/n0", N0)
 
 
-def test_steps_lead_from_any_configuration_to_the_wanted_members() -> None:
+def test_steps_lead_from_any_configuration_to_the_requested_members() -> None:
     joint = ConfState((N0, N1, N3), (N0, N1, N2), (), OLD.addresses)
     for before in (OLD, joint, ConfState((N3,), (), (N0,)), ConfState((N0, N1, N2), (), (N3,))):
         for goal in (NEW, {N0: "d:1"}, {N3: "g:1"}):

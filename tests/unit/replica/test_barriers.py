@@ -6,7 +6,7 @@ from raftlog.log_numbers import LogIndex
 from raftlog.read_barrier import READ_SECONDS_MAX, ReadBarriers
 
 
-def test_follower_read_applied_wait_is_not_over_before_the_index_is_applied() -> None:
+def test_follower_read_applied_wait_lasts_until_the_index_is_applied() -> None:
     barriers, answers = ReadBarriers(), list[bool]()
     barriers.add(answers.append)
     ctx = barriers.ask(0.0)

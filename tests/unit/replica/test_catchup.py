@@ -80,7 +80,7 @@ async def test_copied_log_keeps_the_early_beginning_note(tmp_path: Path, early: 
         assert (EARLY in new.replica.log.notes) is early
 
 
-async def test_empty_learner_fetches_files_of_a_log_that_has_its_beginning(tmp_path: Path) -> None:
+async def test_empty_learner_fetches_files_of_a_complete_log(tmp_path: Path) -> None:
     async with led_group(tmp_path, ["n0"], bodies=BODIES) as (nodes, leader):
         new = await add_learner(nodes, leader, installs=BODIES)
         assert new.replica.log.base == (0, 0)

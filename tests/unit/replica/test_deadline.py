@@ -137,7 +137,7 @@ def test_new_reactor_lingers() -> None:
     assert pays_after() == (True, True)
 
 
-def test_distant_requests_end_lingering_for_requests_but_not_for_messages_in_flight() -> None:
+def test_distant_requests_end_lingering_only_for_requests() -> None:
     message = [(True, SOON), (True, SOON), (False, LATE)]
     assert pays_after(*10 * message) == (False, True)
 

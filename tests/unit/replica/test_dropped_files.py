@@ -140,7 +140,7 @@ def test_configuration_that_is_cut_off_after_older_ones_were_dropped() -> None:
     assert follower.log.chain == table[C].log.chain
 
 
-def test_files_are_kept_while_the_first_entry_behind_them_may_be_truncated() -> None:
+def test_files_are_kept_while_their_next_entry_may_be_truncated() -> None:
     """The next leader has a smaller entry in its place, which fits into the file before."""
     table = Table()
     leader = table.elect(A)

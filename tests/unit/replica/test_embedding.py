@@ -107,7 +107,7 @@ async def test_single_node_compacts_and_comes_back(tmp_path: Path) -> None:
     assert raised.group_contains(SnapshotMissing)
 
 
-async def test_follower_names_the_leader_and_a_lone_leader_is_uncertain(tmp_path: Path) -> None:
+async def test_leader_without_its_follower_reports_unknown_outcomes(tmp_path: Path) -> None:
     ports = dict(zip(("n0", "n1"), free_ports(2), strict=True))
     async with raftlog.open_node(node_settings(tmp_path, "n0", ports), Words) as first:
         async with raftlog.open_node(node_settings(tmp_path, "n1", ports), Words) as second:

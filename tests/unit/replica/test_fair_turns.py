@@ -117,7 +117,7 @@ def test_descriptor_that_was_left_and_closed_is_not_served(stage: Stage) -> None
     assert "gone" not in [*stage.turn(), *stage.turn()]
 
 
-def test_client_that_took_more_than_its_share_comes_behind_the_others(stage: Stage) -> None:
+def test_client_above_its_share_is_served_after_others(stage: Stage) -> None:
     for number in range(10):
         stage.add_client(f"slow {number}", 5 * TURN_SECONDS)
     for _ in range(30):  # each of them has been measured

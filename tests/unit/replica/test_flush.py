@@ -68,7 +68,7 @@ async def test_turn_sends_the_bytes_of_every_stream() -> None:
 
 
 @pytest.mark.usefixtures("flushing")
-async def test_data_queued_after_an_early_flush_in_a_turn_is_sent_once() -> None:
+async def test_data_queued_after_an_early_flush_is_sent_once() -> None:
     """The stream is marked twice in such a turn."""
     with many(3) as (reactor, servers, clients):
         for server in servers:
@@ -117,7 +117,7 @@ async def test_stalled_reader_gets_the_rest_later_and_delays_no_other() -> None:
 
 
 @pytest.mark.usefixtures("flushing")
-async def test_lost_connection_closes_no_other() -> None:
+async def test_closed_connection_closes_no_other() -> None:
     with many(4) as (reactor, servers, clients):
         _reset(clients[0])
         clients[1].shutdown(socket.SHUT_WR)  # it still reads
@@ -139,7 +139,7 @@ def _reset(client: socket.socket) -> None:
 
 
 @pytest.mark.usefixtures("flushing")
-async def test_socket_that_may_speak_tls_is_left_to_its_own_methods() -> None:
+async def test_possible_tls_socket_is_flushed_by_its_own_methods() -> None:
     with many(2) as (reactor, peers, clients), socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname())
         sock, _ = listener.accept()

@@ -227,7 +227,7 @@ def other_entries(member: Member) -> int:
     )
 
 
-async def test_lone_node_serves_with_a_damaged_entry(tmp_path: Path) -> None:
+async def test_group_of_one_serves_with_a_damaged_entry(tmp_path: Path) -> None:
     async with led_group(tmp_path, ["n0"], bodies=BODIES) as (nodes, leader):
         await leader.stop()
         await nodes.start(leader)
@@ -328,7 +328,7 @@ async def test_follower_without_room_takes_nothing_and_catches_up_later(tmp_path
         await full.until(lambda member: member.application.bodies == [b"before", *BODIES[:20]])
 
 
-async def test_disk_without_room_for_a_file_counts_as_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_disk_without_room_for_a_file_refuses_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = SEGMENT_BYTES - 1
     monkeypatch.setattr(RealDisk, "usage", lambda disk, path: (free, 5 * SEGMENT_BYTES))
     async with led_group(tmp_path, ["n0"], limits=NodeLimits(disk_poll_seconds=0.01)) as (_, leader):

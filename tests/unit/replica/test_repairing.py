@@ -70,9 +70,7 @@ def all_damaged(log: list[Any], member: Member, members: list[Member]) -> bool:
 
 @pytest.mark.parametrize("where", ["middle", "end"])
 @pytest.mark.parametrize("knows_commit", [True, False])
-async def test_two_replicas_damaged_at_the_same_place_are_repaired_from_the_third(
-    tmp_path: Path, where: str, knows_commit: bool
-) -> None:
+async def test_third_replica_repairs_two_with_the_same_damage(tmp_path: Path, where: str, knows_commit: bool) -> None:
     async with group(tmp_path, limits=IMPATIENT) as nodes:
         await filled(nodes)
         whole = file_of(nodes.members["n0"]).read_bytes()
@@ -89,7 +87,7 @@ async def test_two_replicas_damaged_at_the_same_place_are_repaired_from_the_thir
             assert file_of(member).read_bytes()[: len(whole.rstrip(b"\0"))] == whole.rstrip(b"\0")
 
 
-async def test_entries_lost_by_two_and_absent_at_the_third_are_cut(tmp_path: Path) -> None:
+async def test_entries_damaged_at_two_and_absent_at_the_third_are_cut(tmp_path: Path) -> None:
     async with led_group(tmp_path, limits=IMPATIENT) as (nodes, leader):
         short = nodes.others(leader)[0]
         await filled(nodes, short)
@@ -164,7 +162,7 @@ async def test_entry_damaged_everywhere_costs_no_later_ones_without_consent(
 
 
 @pytest.mark.parametrize("how", ["its first configuration", "what its host reads"])
-async def test_damage_that_a_start_finds_behind_an_intact_end_is_repaired(
+async def test_start_repairs_damage_after_an_intact_end(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with led_group(tmp_path, limits=IMPATIENT) as (nodes, leader):

@@ -122,7 +122,7 @@ class BadBlock:
         return write
 
 
-async def test_scrub_finds_a_lost_sector_that_peers_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peers_restore_a_sector_unreadable_in_a_scrub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with led_group(tmp_path, bodies=BODIES) as (nodes, leader):
         for member in nodes.others(leader):
             await member.until(lambda member: member.application.bodies == BODIES)

@@ -115,7 +115,7 @@ async def test_oldest_unidentified_connections_are_closed_first(tmp_path: Path) 
             await trio.aclose_forcefully(stream)
 
 
-async def test_many_strangers_from_one_host_do_not_interrupt_a_handshake_from_another(tmp_path: Path) -> None:
+async def test_unknown_callers_do_not_interrupt_handshakes_from_another_host(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         member = await Caller.open(port, node.secrets.current)
         strangers = [await call(port, source="127.0.0.2") for _ in range(UNIDENTIFIED_MAX + 20)]

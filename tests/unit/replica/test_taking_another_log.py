@@ -69,7 +69,7 @@ def test_copy_that_begins_later_than_the_present_leader_is_noted(leader_base: in
 
 
 @pytest.mark.parametrize("leader_base", [100, 200, None])
-def test_copy_that_begins_as_early_as_the_leader_is_not_noted(leader_base: int | None) -> None:
+def test_copy_as_long_as_the_leaders_log_is_not_noted(leader_base: int | None) -> None:
     assert not noted(leader_base)
 
 

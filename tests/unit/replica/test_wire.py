@@ -237,7 +237,7 @@ def test_checksummed_frames_decode_or_are_refused(body: bytes, kind: Kind) -> No
         b"",
     ],
 )
-def test_strange_cbor_is_refused(body: bytes) -> None:
+def test_invalid_cbor_is_refused(body: bytes) -> None:
     for kind in (Kind.HELLO, Kind.VOTE, Kind.HEARTBEAT_RESPONSE):
         data = struct.pack(">IBBHI", 8 + len(body), kind, HANDSHAKE_VERSION, 0, zlib.crc32(body, kind)) + body
         with pytest.raises(WireError):

@@ -74,7 +74,7 @@ async def test_jobs_of_one_turn_share_one_thread_run() -> None:
     assert found == {1: 10, 2: 20, 3: 30}
 
 
-async def test_error_of_one_job_goes_to_its_caller_alone() -> None:
+async def test_error_of_one_job_is_raised_only_by_its_caller() -> None:
     machine, found = Machine(), list[object]()
 
     def fail() -> int:

@@ -114,14 +114,14 @@ def test_operations_are_taken_up_to_the_size_of_a_sync(home: Home) -> None:
 @pytest.mark.parametrize(
     "field", [{"cut": object()}, {"hard_state": (2, "n1")}, {"notes": {}}, {"base": object()}, {"closed": ((0, b""),)}]
 )
-def test_only_writes_of_entries_are_plain(home: Home, field: dict[str, object]) -> None:
+def test_compiled_queue_runs_only_writes_of_entries(home: Home, field: dict[str, object]) -> None:
     plain = home.op(b"body")
     home.writes.submit(WriteOp(plain.ticket, plain.entries, plain.nbytes, **field))  # type: ignore[arg-type]
     assert home.run()
     assert (home.content(), home.writes.done_ticket) == (b"", 0)
 
 
-def test_operation_behind_a_gap_or_past_the_limit_is_not_plain(home: Home) -> None:
+def test_compiled_queue_leaves_operations_beyond_gaps_and_limits(home: Home) -> None:
     home.writes.submit(home.op(b"first"))
     limit = home.pos
     home.writes.submit(home.op(b"past the limit"))

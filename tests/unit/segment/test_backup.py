@@ -276,7 +276,7 @@ def test_missing_file_of_a_backup_is_named() -> None:
         operator.bodies()
 
 
-def test_manifest_is_read_as_written_and_damage_and_newer_formats_are_refused() -> None:
+def test_damaged_or_newer_manifest_is_refused() -> None:
     manifest = Operator(10).run()
     data = encode_backup_manifest(manifest)
     assert decode_backup_manifest(data) == manifest

@@ -170,7 +170,7 @@ def test_failure_at_any_operation_leaves_the_backup_unchanged_or_finished(
     assert failed > 4
 
 
-def test_leftovers_of_a_run_that_died_are_removed_a_day_later(home: LogHome, bucket: Bucket) -> None:
+def test_leftovers_of_a_killed_run_are_removed_a_day_later(home: LogHome, bucket: Bucket) -> None:
     filled(home, 60)
     bucket.fails_at = 4
     with pytest.raises(StoreFailed):

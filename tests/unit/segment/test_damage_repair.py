@@ -202,7 +202,7 @@ def test_bytes_that_do_not_belong_here_are_refused(home: LogHome, peer: LogHome)
 
 
 @pytest.mark.parametrize("term", [TERM_JUMP_MAX + 10, TERM_MAX, 2**64 - 1])
-def test_entries_of_a_term_that_no_election_led_to_are_refused(home: LogHome, peer: LogHome, term: int) -> None:
+def test_entries_of_a_term_without_an_election_are_refused(home: LogHome, peer: LogHome, term: int) -> None:
     """With one of them at its end, the log could never be opened again."""
     log = home.open()
     home.put(log, *[bytes([number]) * 50 for number in range(10)])

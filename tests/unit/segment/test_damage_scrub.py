@@ -50,7 +50,7 @@ def test_scrub_reports_the_position_of_damage(home: LogHome) -> None:
     assert caught.value.physical_offset == 4596
 
 
-def test_scrub_counts_lost_data_but_not_failing_disks_as_damage(home: LogHome) -> None:
+def test_scrub_reports_unreadable_data_but_not_failing_calls_as_damage(home: LogHome) -> None:
     log = home.open()
     home.put(log, *[b"x" * 4000] * 3)
     home.close_all()
@@ -201,7 +201,7 @@ def test_torn_end_behind_a_damaged_range_is_none_itself(home: LogHome) -> None:
     assert found(home) == [(200, 300, 4)]
 
 
-def test_foreign_files_are_left_alone(home: LogHome) -> None:
+def test_unknown_files_are_left_alone(home: LogHome) -> None:
     for name in ("README", "00000000000000000123", "000000000000000099999999999999"):
         home.disk.mkdir("/data/log")
         home.disk.open(f"/data/log/{name}", create=True)

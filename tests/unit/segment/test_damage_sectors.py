@@ -121,7 +121,7 @@ def test_stale_sector_read_of_a_shorter_last_entry_is_caught(old_size: int) -> N
 
 
 @pytest.mark.parametrize("old_size", [100, 140])
-def test_stale_sector_read_of_the_very_last_entry_is_caught_and_repaired(old_size: int) -> None:
+def test_stale_sector_read_of_the_last_entry_is_repaired(old_size: int) -> None:
     home, bodies = aged(100, old_size)
     with pytest.raises(LogDamaged) as caught:
         home.open()
@@ -143,7 +143,7 @@ def test_stale_sector_read_of_the_very_last_entry_is_caught_and_repaired(old_siz
     assert "abstaining" not in log.notes
 
 
-def test_stale_end_is_not_completed_by_other_bytes_that_are_as_long() -> None:
+def test_repair_rejects_replaced_entry_of_the_same_length() -> None:
     """Another damaged replica may offer what it had before the same entry was replaced: that is not all there was."""
     home, bodies = aged(100, 100)
     with pytest.raises(LogDamaged) as caught:
@@ -174,7 +174,7 @@ def test_vote_file_without_the_chain_of_the_end_still_opens() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_lost_fsync_power_cut(seed: int) -> None:
+def test_power_cut_keeps_every_synced_entry(seed: int) -> None:
     """Of what no sync covered any sectors survive, in any order; of what was acknowledged nothing is ever lost."""
     rng = random.Random(seed)
     home = LogHome(segment_bytes=2048)

@@ -100,7 +100,7 @@ def test_gap_between_segments_is_reported(full: LogHome) -> None:
     assert "the segment file is missing" in said(found)
 
 
-def test_foreign_file_is_named(full: LogHome) -> None:
+def test_report_names_unknown_files(full: LogHome) -> None:
     for name in ("notes.txt", "00000000000000000123"):
         full.disk.open(f"{DIRECTORY}/{name}", create=True)
     found = report(full)

@@ -22,7 +22,7 @@ from tests.unit.segment.log_home import CLUSTER_ID, LogHome, all_bodies
         ("segment_bytes", 8192, "made for segment_bytes 4096, opened with 8192"),
     ],
 )
-def test_foreign_directory_is_refused(home: LogHome, field: str, value: Any, message: str) -> None:
+def test_directory_of_another_log_is_refused(home: LogHome, field: str, value: Any, message: str) -> None:
     home.put(home.open(), b"body")
     home.close_all()
     with pytest.raises(DirectoryMismatch, match=message):
@@ -103,7 +103,7 @@ def test_real_directory_is_made_locked_and_reopened(tmp_path: Path) -> None:
     assert sorted(name.name for name in path.iterdir()) == ["0" * 20, "LOCK", "meta"]
 
 
-def test_foreign_and_unfinished_files(home: LogHome) -> None:
+def test_start_removes_unfinished_files_and_keeps_unknown_ones(home: LogHome) -> None:
     """A preparation that was cut off goes; what is not one of ours stays."""
     home.put(home.open(), b"body")
     home.close_all()

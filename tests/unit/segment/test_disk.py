@@ -324,7 +324,7 @@ def test_failed_sync_cleans_pages_and_a_power_cut_restores_old_content(synced_wr
     assert len(survived) > 1, "part of it may have got there all the same"
 
 
-def test_bytes_lost_by_a_failed_sync_are_durable_when_written_again() -> None:
+def test_bytes_of_a_failed_sync_are_durable_when_written_again() -> None:
     disk, fd = synced_file(bytes(2000))
     disk.fail("fdatasync", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):

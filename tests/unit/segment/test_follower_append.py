@@ -40,7 +40,7 @@ def test_follower_holds_the_same_bytes_and_chain() -> None:
     assert follower.pread(entry.pos + HEADER_BYTES, 700) == bytes([19]) * 700
 
 
-def test_entry_that_does_not_link_to_the_last_own_one_diverges() -> None:
+def test_entry_not_linked_to_the_last_own_one_diverges() -> None:
     """Same index, same term, same size before it, and still another history."""
     leader, follower = open_log("leader"), open_log("follower")
     leader.append(1, LogIndex(1), Term(1), b"one history")

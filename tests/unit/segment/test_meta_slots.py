@@ -116,7 +116,7 @@ def test_bit_flip_meta_one_slot(home: LogHome) -> None:
         home.disk = MemoryDisk()
 
 
-def test_lost_vote_is_not_given_twice(home: LogHome) -> None:
+def test_vote_in_a_damaged_slot_is_not_given_twice(home: LogHome) -> None:
     """The slot that held the vote is gone; of this term nothing is known but that a vote may have been given."""
     log = home.open()
     home.submit(log, term=5)
@@ -215,7 +215,7 @@ def test_unsynced_log_abstains_after_a_disorderly_stop(
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_unreadable_slot_counts_as_damaged(lost: int) -> None:
+def test_unreadable_slot_is_reported_as_damaged(lost: int) -> None:
     disk = written(7, 8)
     terms = [slot[1].term for at in (0, SLOT_BYTES) if (slot := decode_slot(disk.content(PATH)[at : at + SLOT_BYTES]))]
     disk.lose_sectors(PATH, lost * SLOT_BYTES, SLOT_BYTES)
@@ -228,7 +228,7 @@ def test_unreadable_slot_counts_as_damaged(lost: int) -> None:
     assert MetaFile(disk, PATH).damaged_slots == 0
 
 
-def test_vote_file_that_the_disk_does_not_give_is_damaged(home: LogHome) -> None:
+def test_unreadable_vote_file_raises_meta_corrupt(home: LogHome) -> None:
     home.open().close()
     home.disk.lose_sectors("/data/log/meta", 0, 2 * SLOT_BYTES)
     with pytest.raises(MetaCorrupt):

@@ -57,7 +57,7 @@ def test_store_id_stays_for_ever_and_differs_between_directories(home: LogHome) 
     assert LogHome().open(store_id="given").store_id == "given"
 
 
-def test_vote_file_of_an_older_version_opens_and_gets_a_store_id(home: LogHome) -> None:
+def test_older_vote_file_opens_and_gets_a_store_id(home: LogHome) -> None:
     log = home.open()
     home.put(log, b"body", term=2)
     log.close()

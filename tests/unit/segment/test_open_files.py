@@ -117,7 +117,7 @@ def test_disk_read_bypasses_and_preserves_the_page_cache(tmp_path: Path) -> None
     os.close(fd)
 
 
-def test_unwritten_pages_do_not_count_as_read_from_disk(tmp_path: Path) -> None:
+def test_unwritten_pages_are_not_counted_as_disk_reads(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     os.fdatasync(fd)
     for _ in range(20):  # the kernel may write it back at any time

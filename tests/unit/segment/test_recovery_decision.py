@@ -73,7 +73,7 @@ def test_recovery_finds_an_intact_entry_at_any_position(pos: int) -> None:
     assert find_intact(read, 0, len(content)) is None
 
 
-def test_entry_at_another_position_does_not_count() -> None:
+def test_copy_of_an_entry_at_another_position_is_not_intact() -> None:
     """A message may hold a copy of an entry; only at its own position it counts."""
     header, _ = frame(NORMAL, LogIndex(5), Term(2), 700, b"body", initial_chain("c"))
     content = random.Random(1).randbytes(500) + header + b"body" + bytes(1000)

@@ -162,7 +162,7 @@ def test_completed_reset_is_durable_despite_a_failed_sync_of_an_attempt(home: Lo
     assert snapshot_failed
 
 
-def test_foreign_pieces_are_refused_and_requested_again(home: LogHome, leader: LogHome) -> None:
+def test_wrong_pieces_are_refused_and_requested_again(home: LogHome, leader: LogHome) -> None:
     source = leader.opened[0]
     manifest = manifest_of(source)
     staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)

@@ -149,7 +149,7 @@ def test_sidecar_with_a_false_chain_is_exposed_by_the_next_file(home: LogHome) -
         home.open()
 
 
-def test_first_entry_behind_sidecars_that_does_not_link_makes_everything_be_read(home: LogHome) -> None:
+def test_unlinked_entry_after_sidecars_makes_everything_be_read(home: LogHome) -> None:
     log = fill(home)
     expected = state(log)
     log.close()

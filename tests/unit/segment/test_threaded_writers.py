@@ -169,7 +169,7 @@ def test_closing_the_writer_makes_all_queued_writes_durable(home: Home) -> None:
     assert not home.log.stopped_unclean
 
 
-def test_operations_of_more_than_a_sync_and_of_more_than_a_file(home: Home) -> None:
+def test_operations_may_span_several_syncs_and_files(home: Home) -> None:
     home.log.close()
     home.directory = home.directory / "large"
     home.segment_bytes = 4 * SYNC_BYTES_MAX
@@ -296,7 +296,7 @@ def test_failed_write_is_reported_once_and_never_retried(home: Home) -> None:
     assert all_bodies(home.open()) == [b"good"]
 
 
-def test_disk_that_takes_only_a_part_fails_with_the_next_error(home: Home) -> None:
+def test_partial_write_fails_with_the_next_error(home: Home) -> None:
     home.put(b"good")
     home.wait()
     good_end = home.log.durable_pos
@@ -322,7 +322,7 @@ def test_failed_vote_is_not_reported_as_done(home: Home) -> None:
     assert home.log._writer.done_ticket == 1
 
 
-def test_thread_that_cannot_be_started_leaves_a_directory_that_can_be_opened(
+def test_failed_thread_start_leaves_the_directory_usable(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(tmp_path, kind)
@@ -337,7 +337,7 @@ def test_thread_that_cannot_be_started_leaves_a_directory_that_can_be_opened(
 
 
 @needs_compiled
-def test_plain_operations_do_not_need_the_interpreters_lock(tmp_path: Path) -> None:
+def test_entry_writes_do_not_need_the_interpreters_lock(tmp_path: Path) -> None:
     home = Home(tmp_path, "compiled")
     log = home.open()
     home.put(b"first")

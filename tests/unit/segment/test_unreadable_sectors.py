@@ -57,7 +57,7 @@ def test_running_log_reports_an_unreadable_sector_as_damage(home: LogHome) -> No
 
 
 @pytest.mark.parametrize(("block", "start"), [(0, 0), (2, 0), (7, 0), (3, SEGMENT_BYTES), (0, 2 * SEGMENT_BYTES)])
-def test_lost_sectors_found_at_start_are_refetched_from_peers(home: LogHome, block: int, start: int) -> None:
+def test_unreadable_sectors_found_at_start_are_refetched_from_peers(home: LogHome, block: int, start: int) -> None:
     peer = LogHome()
     source, _ = filled(peer)
     log, bodies = filled(home)

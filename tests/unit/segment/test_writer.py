@@ -121,7 +121,7 @@ def test_writes_queued_during_a_sync_share_the_next_sync(home: LogHome, gated: G
     assert len(all_bodies(home.open())) == 101
 
 
-def test_nothing_counts_as_durable_before_its_sync(home: LogHome, gated: GatedDisk) -> None:
+def test_entry_is_not_durable_before_its_sync(home: LogHome, gated: GatedDisk) -> None:
     reports, log = reported(home)
     gated.gate.clear()
     home.put(log, b"one", b"two")
@@ -277,7 +277,7 @@ def test_bug_in_the_writer_is_reported_too(home: LogHome) -> None:
     assert reports.tickets == []
 
 
-def test_markers_are_written_when_time_has_passed_and_not_with_every_batch(home: LogHome) -> None:
+def test_markers_are_written_at_intervals_and_not_per_batch(home: LogHome) -> None:
     now = 0.0
     log = home.open(writer=InlineWriter(clock=lambda: now))
     operations = home.disk.operations

@@ -203,7 +203,7 @@ def test_archive_reader_waits_for_a_failing_store(group: Group) -> None:
     assert -40 <= group.now < -30, "after a minute"
 
 
-def test_store_that_fails_at_planning_is_named_or_brokers_are_read(group: Group) -> None:
+def test_store_failing_at_planning_is_named_or_replaced(group: Group) -> None:
     group.home.bucket.fails = 1.0
     with pytest.raises(ReadFailed, match=r"topic 'T', broker group a: the archive cannot be read: .*onArchiveFailure"):
         group.planned(*WHOLE)

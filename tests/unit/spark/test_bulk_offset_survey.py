@@ -132,7 +132,7 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def test_latest_ends_are_asked_of_a_follower_that_asks_the_leader(cluster: Cluster) -> None:
+def test_follower_asks_the_leader_for_latest_ends(cluster: Cluster) -> None:
     found = cluster.survey("latest")
     assert found.ends == ends(10)
     assert found.identities == {("T", "a"): "1-1000"}

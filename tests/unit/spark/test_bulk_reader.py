@@ -171,7 +171,7 @@ def cluster() -> BulkCluster:
     return BulkCluster()
 
 
-def test_messages_come_in_the_order_of_the_log_from_the_first_replica(cluster: BulkCluster) -> None:
+def test_first_replica_returns_messages_in_log_order(cluster: BulkCluster) -> None:
     reader = cluster.reader(*RANGES)
 
     assert rows(reader) == cluster.expected(*RANGES)
@@ -372,7 +372,7 @@ def test_reader_uses_the_leader_if_followers_deleted_the_messages(cluster: BulkC
     assert rows(cluster.reader(*RANGES)) == cluster.expected(*RANGES)
 
 
-def test_messages_are_lost_only_if_deleted_on_all_replicas(cluster: BulkCluster) -> None:
+def test_message_deleted_on_some_replicas_is_not_reported_lost(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].first = 30
     cluster.bulk_replicas["f2:1"].first = 10
     cluster.bulk_replicas["leader:1"].first = 20
@@ -404,7 +404,7 @@ def test_reading_a_recreated_topic_as_its_predecessor_fails(cluster: BulkCluster
 
 
 @pytest.mark.parametrize("tag", ["even", "odd"])
-def test_task_reads_only_messages_with_a_wanted_tag(cluster: BulkCluster, tag: str) -> None:
+def test_task_reads_only_messages_with_a_selected_tag(cluster: BulkCluster, tag: str) -> None:
     reader = cluster.reader(*RANGES, tags=(tag,))
 
     assert rows(reader) == [row for row in cluster.expected(*RANGES) if (row[1] % 2 == 0) == (tag == "even")]

@@ -202,7 +202,7 @@ def test_invalid_utf_8_text_gets_replacement_characters() -> None:
     assert row["properties"] == [("name", "v\ufffd\ufffdue")]
 
 
-def test_of_equal_names_the_last_one_counts() -> None:
+def test_last_of_equal_property_names_is_used() -> None:
     (row,) = rows_of(decoded([record(properties="a\x011\x02b\x012\x02a\x013\x02")], ("properties",)))
 
     assert row["properties"] == [("a", "3"), ("b", "2")]

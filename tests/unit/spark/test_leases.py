@@ -73,7 +73,7 @@ def test_each_replica_is_asked_for_a_lease_once() -> None:
     assert asked == [("f1:1", fields), ("f1:1", {}), ("f2:1", fields), ("f2:1", {})]
 
 
-def test_lost_replica_is_omitted() -> None:
+def test_unreachable_replica_gets_no_lease() -> None:
     def connect(address: str, timeout: float) -> Connection:
         raise Unreachable(address, "cannot connect")
 
@@ -123,7 +123,7 @@ def test_stream_moves_its_one_lease_on_once_a_minute() -> None:
     assert stream.taken() == []
 
 
-def test_topic_that_comes_later_is_held_at_once() -> None:
+def test_later_topic_gets_a_lease_at_once() -> None:
     stream = Stream()
     assert stream.batch(0, topic="Other") == ("", 0)  # nothing is known of its place in the log
     assert stream.batch(0, topic="Other") == ("", 0)

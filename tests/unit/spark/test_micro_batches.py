@@ -109,7 +109,7 @@ def test_micro_batch_starts_only_with_new_messages() -> None:
     assert next_position(position(a0=5), seen(), Limits()) is None
 
 
-def test_ends_never_go_back() -> None:
+def test_ends_of_batches_never_fall() -> None:
     assert next_position(position(a0=5), seen(a0=(0, 3)), Limits()) is None
     assert next_position(position(a0=5, a1=0), seen(a0=(0, 3), a1=(0, 1)), Limits()) == position(a0=5, a1=1)
 

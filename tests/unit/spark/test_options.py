@@ -130,7 +130,7 @@ def test_sink_options_are_parsed() -> None:
         parse_write_options(NEEDED)
 
 
-def test_stream_that_is_written_may_have_a_name_and_a_checkpoint() -> None:
+def test_written_stream_may_have_a_name_and_a_checkpoint() -> None:
     written = {"namesrv": "a:1", "topic": "Out"}
     assert parse_write_options({**written, "checkpointlocation": "x", "queryname": "copy"}) == parse_write_options(
         written

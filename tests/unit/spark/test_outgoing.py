@@ -70,9 +70,7 @@ def properties(message: Message) -> dict[str, str]:
         ([("value", "string"), ("body", "string")], "T", "columns value and body are the same column of the sink"),
     ],
 )
-def test_column_that_the_sink_does_not_accept_is_reported_by_name(
-    fields: list[tuple[str, str]], topic: str | None, told: str
-) -> None:
+def test_unaccepted_column_is_reported_by_name(fields: list[tuple[str, str]], topic: str | None, told: str) -> None:
     with pytest.raises(OptionInvalid) as refused:
         sink_columns(fields, topic)
     assert told in str(refused.value)

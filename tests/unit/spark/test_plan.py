@@ -93,7 +93,7 @@ def test_pieces_of_queues_hold_each_message_once_and_keep_the_limits(
 
 @steady
 @given(RANGES, st.lists(st.lists(st.integers(0, 300), min_size=5, max_size=5), max_size=6), SPLITTING)
-def test_stripes_hold_each_message_once(ranges: list[QueueRange], steps: list[list[int]], splitting: Splitting) -> None:
+def test_each_message_is_in_one_stripe(ranges: list[QueueRange], steps: list[list[int]], splitting: Splitting) -> None:
     reached = [0] * 5
     boundaries = []
     for step in steps:

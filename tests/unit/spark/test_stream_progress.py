@@ -430,7 +430,7 @@ def test_offsets_are_stored_once_a_second_and_when_the_query_stops(cluster: Clus
     assert cluster.open_lines == 0
 
 
-def test_group_that_may_not_be_moved_is_logged_and_ends_nothing(
+def test_group_without_permission_is_logged_and_ends_nothing(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.refuses_offsets = True
@@ -449,7 +449,7 @@ def test_group_that_may_not_be_moved_is_logged_and_ends_nothing(
     assert ("lag", 0, 5) in cluster.group_offsets
 
 
-def test_positions_are_plain_json() -> None:
+def test_positions_are_written_as_json() -> None:
     begin = Cluster().progress().beginning()
     assert json.loads(json.dumps(begin)) == begin
 
@@ -463,7 +463,7 @@ def test_name_servers_are_asked_every_few_seconds_only(cluster: Cluster) -> None
     assert (cluster.surveys, cluster.routes_asked) == (11, 3)
 
 
-def test_name_servers_are_asked_at_once_when_something_is_missed(cluster: Cluster) -> None:
+def test_name_servers_are_asked_at_once_about_missing_queues(cluster: Cluster) -> None:
     progress = cluster.progress(readDeadline="3s")
     start = progress.beginning()
     progress.latest(start, is_limited=False)

@@ -147,7 +147,7 @@ def test_fully_deleted_range_ends(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("tag", ["even", "odd"])
-def test_task_reads_only_messages_with_a_wanted_tag(tag: str) -> None:
+def test_task_reads_only_messages_with_a_selected_tag(tag: str) -> None:
     reader = Cluster().reader(*RANGES, tags=(tag,))
 
     assert rows(reader) == [row for row in expected(*RANGES) if (row[1] % 2 == 0) == (tag == "even")]

@@ -279,7 +279,7 @@ def test_rows_in_flight_are_bounded() -> None:
     assert large.groups["a"].requests == 5
 
 
-def test_lost_leader_is_searched_among_the_others() -> None:
+def test_unreachable_leader_is_searched_among_the_others() -> None:
     cluster, sent = Cluster(), bodies(100)
     group = cluster.groups["a"]
     group.faults = ["", "", "lost after"]
@@ -310,7 +310,7 @@ def test_write_deadline_fails_the_task(cluster: Cluster, fault: str) -> None:
     assert 30 <= cluster.now < 40
 
 
-def test_time_without_rows_does_not_count_as_time_without_progress(cluster: Cluster) -> None:
+def test_time_without_rows_is_not_time_without_progress(cluster: Cluster) -> None:
     group = cluster.groups["a"]
 
     def slowly() -> Iterator[pa.RecordBatch]:

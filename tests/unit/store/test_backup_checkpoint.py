@@ -34,7 +34,7 @@ def test_oldest_checkpoint_in_the_range_is_taken_with_its_queue_ends(tmp_path: P
     assert (loaded.applied_index, loaded.queues, loaded.state) == (20, {"T": [(0, 9, 9, b"")]}, b"state")
 
 
-def test_checkpoints_outside_of_the_range_and_damaged_ones_do_not_count(tmp_path: Path) -> None:
+def test_damaged_and_out_of_range_checkpoints_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, CHECKPOINT_NAME, 30)
     write(tmp_path, PREVIOUS_NAME, 20)
     newer = snapshot_between(str(tmp_path), LogIndex(21), LogIndex(40))

@@ -68,7 +68,7 @@ def test_entries_are_readable_before_and_after_flush(tmp_path: Path) -> None:
     assert queue.read(QueueOffset(11), 1) == entries(11, 12)
 
 
-def test_files_are_named_by_first_byte_and_hold_equal_numbers_of_entries(tmp_path: Path) -> None:
+def test_files_are_named_by_their_first_byte(tmp_path: Path) -> None:
     flushed_queue(tmp_path, 10)
     assert file_sizes(tmp_path) == {
         "00000000000000000000": 2 * BLOCK_BYTES,
@@ -81,7 +81,7 @@ def test_files_are_named_by_first_byte_and_hold_equal_numbers_of_entries(tmp_pat
 
 
 @pytest.mark.parametrize(("offset", "count"), [(-1, 5), (10, 1), (11, 1), (3, 0)])
-def test_reading_outside_gives_nothing(tmp_path: Path, offset: int, count: int) -> None:
+def test_reading_outside_the_queue_returns_no_bytes(tmp_path: Path, offset: int, count: int) -> None:
     queue = make_queue(tmp_path)
     queue.append(QueueOffset(0), entries(0, 10))
     assert queue.read(QueueOffset(offset), count) == b""
@@ -335,7 +335,7 @@ def test_older_entries_are_put_in_front_wherever_files_end(tmp_path: Path, low: 
     assert reopened.read(QueueOffset(0), 20) == entries(0, 15)
 
 
-def test_restart_without_checkpoint_goes_back_to_the_former_beginning(tmp_path: Path) -> None:
+def test_restart_without_checkpoint_begins_where_prepending_began(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.append(QueueOffset(7), entries(7, 12))
     queue.flush()

@@ -155,7 +155,7 @@ def test_file_truncated_or_removed_at_runtime_is_restored(tmp_path: Path, size: 
     assert queue.read(QueueOffset(0), END) == entries(0, END)
 
 
-def test_block_that_has_grown_meanwhile_is_not_restored_from_too_little(tmp_path: Path) -> None:
+def test_block_with_new_entries_is_not_restored_from_too_few(tmp_path: Path) -> None:
     queue = written(tmp_path, 0, 2)
     path = tmp_path / "T" / "3" / "00000000000000000000"
     path.write_bytes(b"\xff" + path.read_bytes()[1:])

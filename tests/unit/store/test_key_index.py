@@ -213,7 +213,7 @@ def test_search_detects_key_files_of_another_log(tmp_path: Path) -> None:
     assert one.search(wanted("U1")).damaged == [path]
 
 
-def test_files_go_with_the_log(home: Home) -> None:
+def test_key_index_files_are_deleted_with_the_log(home: Home) -> None:
     fill(home)
     home.make()
     home.log.drop_prefix(2 * SEGMENT_BYTES, b"", home.log.last_index)

@@ -26,7 +26,7 @@ def test_floors_are_read_as_written(tmp_path: Path) -> None:
     assert load_floors(str(tmp_path), INDEX) == floors
 
 
-def test_floors_that_a_checkpoint_has_left_behind_are_unknown(tmp_path: Path) -> None:
+def test_floors_older_than_the_checkpoint_are_ignored(tmp_path: Path) -> None:
     write_floors(str(tmp_path), {("T", 0): QueueOffset(7)}, INDEX)
     assert load_floors(str(tmp_path), LogIndex(INDEX - 1)) == {("T", 0): 7}, "a crash came before the checkpoint"
     assert load_floors(str(tmp_path), LogIndex(INDEX + 1)) is None, "a former release wrote the checkpoint"

@@ -92,7 +92,7 @@ def test_invalid_topic_name_is_refused_before_writing(tmp_path: Path, store: Que
     assert len(store) == 0
 
 
-def test_grown_queues_are_reported_once_with_their_new_entries(store: QueueStore) -> None:
+def test_queues_with_new_entries_are_reported_once(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 3))
     store.append_run(run_of("B", 7, 0, 1))
     store.append_run(run_of("A", 0, 3, 5))
@@ -202,7 +202,7 @@ def test_dropping_a_topic_without_queues_changes_nothing(store: QueueStore) -> N
     assert store.dropped_count == 0
 
 
-def test_expiry_goes_through_all_queues_in_pieces(store: QueueStore) -> None:
+def test_expiry_visits_all_queues_in_steps(store: QueueStore) -> None:
     for queue_id in range(5):
         store.append_run(run_of("A", queue_id, 0, 10))
     store.flush_all()

@@ -106,14 +106,14 @@ async def test_possibly_stored_message_is_retried_at_its_group_until_timeout(aut
     assert trio.current_time() == pytest.approx(began + 30)
 
 
-async def test_message_certainly_not_stored_by_a_lost_group_goes_elsewhere(autojump_clock: MockClock) -> None:
+async def test_unstored_message_is_sent_to_another_group(autojump_clock: MockClock) -> None:
     began = trio.current_time()
     groups = _Groups(NoRoute, {"a": began + 20, "b": began})
     assert cast("Any", await sent_to(groups)) == "b"
     assert groups.sent == ["a", "b"]
 
 
-async def test_message_maybe_stored_earlier_goes_to_no_other_group(autojump_clock: MockClock) -> None:
+async def test_message_maybe_stored_earlier_is_sent_to_no_other_group(autojump_clock: MockClock) -> None:
     began = trio.current_time()
     groups = _Groups(NoRoute, {"a": began + 40, "b": began})
     with pytest.raises(SendOutcomeUnknown, match=r"earlier attempt may have stored it; the last one: .*lost"):
@@ -121,7 +121,7 @@ async def test_message_maybe_stored_earlier_goes_to_no_other_group(autojump_cloc
     assert groups.sent == ["a"]
 
 
-async def test_maybe_stored_message_goes_nowhere_else_if_its_group_is_unrouted(autojump_clock: MockClock) -> None:
+async def test_maybe_stored_message_is_sent_to_no_other_group_if_unrouted(autojump_clock: MockClock) -> None:
     """Name servers forget a group that is away; the turn of the message would mean another one then."""
     began = trio.current_time()
     groups = _Groups(NoRoute, {"a": began + 40, "b": began}, in_route=["b"])

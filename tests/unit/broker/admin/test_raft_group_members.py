@@ -52,7 +52,7 @@ def test_self_removed_leader_answers_the_change() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CauseKind if kind is not CauseKind.NOT_A_VOTER])
-def test_leader_that_lost_a_change_under_way_does_not_know(kind: CauseKind) -> None:
+def test_resigned_leader_reports_an_unknown_outcome(kind: CauseKind) -> None:
     answers: list[tuple[bool, str, str]] = []
     admin_with(answers).role_changed(resigned(kind))
     [(done, code, _)] = answers

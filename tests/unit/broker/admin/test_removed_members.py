@@ -50,7 +50,7 @@ class Started:
         self.registry.heartbeat(0.0, client_id, HeartbeatData(client_id=client_id, consumers=[data]), "JAVA", 409)
 
 
-def test_many_are_kept_out_at_once_and_dealt_with_bit_by_bit() -> None:
+def test_thousands_of_removed_members_are_handled_in_steps() -> None:
     started = Started()
     rows = [("g", f"c{number:05}", NOW_MS + 600_000, "", "") for number in range(REMOVED_MEMBERS_MAX)]
     started.state.restore(rows)

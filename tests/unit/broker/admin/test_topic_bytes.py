@@ -56,7 +56,7 @@ def entries(queue: ConsumeQueue) -> list[tuple[int, int]]:
     return [(place, size) for place, size, _ in QUEUE_ENTRY.iter_unpack(read)]
 
 
-def test_oldest_messages_go_and_the_limit_stays(tmp_path: Path) -> None:
+def test_oldest_messages_are_deleted_down_to_the_limit(tmp_path: Path) -> None:
     topic, limited = Topic(tmp_path, 2), TopicBytes(4 * CHUNK_BYTES)
     topic.add(0, CHUNK_BYTES // 2, 8)
     topic.add(1, CHUNK_BYTES // 2, 8)
@@ -75,7 +75,7 @@ def test_topic_below_its_byte_limit_loses_no_message(tmp_path: Path) -> None:
     assert topic.expire(limited) == [0]
 
 
-def test_small_messages_go_in_chunks(tmp_path: Path) -> None:
+def test_small_messages_are_deleted_in_chunks(tmp_path: Path) -> None:
     topic, limited = Topic(tmp_path, 1), TopicBytes(100 * CHUNK_ENTRIES)
     topic.add(0, 100, 2 * CHUNK_ENTRIES)
     topic.expire(limited)

@@ -267,7 +267,7 @@ def test_refused_report_is_logged_and_not_repeated() -> None:
     assert replica.looks() is not None, "it looks at the archive again"
 
 
-def test_failures_are_logged_once_in_a_while_and_delay_the_next_attempt() -> None:
+def test_archiving_failures_are_logged_rarely_and_delay_attempts() -> None:
     replica = Replica()
     assert replica.looks() is not None
     failed = ArchiveStep(is_last=True, trouble=Trouble.STORE, reason="503")
@@ -317,7 +317,7 @@ def test_replica_without_an_archive_url_archives_nothing() -> None:
     assert replica.service.counters()["archive_lag_bytes"] == 0
 
 
-def test_state_keeps_the_highest_index_of_one_archive_and_survives_a_snapshot() -> None:
+def test_snapshot_keeps_the_highest_archived_index() -> None:
     metadata = Metadata()
     assert metadata.archived.end_at(URL) == NOTHING
     low, high = Base(10, 1, 4096, 7), Base(20, 2, 8192, 8)  # type: ignore[arg-type]
@@ -525,7 +525,7 @@ def told(replica: Replica, member: str, seconds: int, nbytes: int = 0) -> dict[s
     return answers[0]
 
 
-def test_longest_time_and_largest_size_of_all_members_count() -> None:
+def test_longest_time_and_largest_size_of_all_members_apply() -> None:
     leader = tiered(leader="n1")
     leader.service._settings.archive_retention_hours = 2  # type: ignore[misc]
     leader.service._settings.archive_retention_bytes = 500  # type: ignore[misc]

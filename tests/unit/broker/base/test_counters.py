@@ -172,7 +172,7 @@ def test_stats_of_few_queues_are_refreshed_on_request(monkeypatch: pytest.Monkey
     assert kept.figures.puts.nums == 3
 
 
-def test_stats_omit_a_topic_deleted_during_the_count(tmp_path: Path) -> None:
+def test_stats_omit_a_topic_deleted_during_counting(tmp_path: Path) -> None:
     store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=LOG_BEGIN)
     entry = QUEUE_ENTRY.pack(0, 50, 0)
     now = 0.0

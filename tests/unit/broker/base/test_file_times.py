@@ -64,7 +64,7 @@ def test_old_files_are_deleted() -> None:
     assert Files((ago(100), ago(90)), (ago(90), ago(80)), (ago(80), ago(70)), (ago(70),)).deleted() == 2
 
 
-def test_file_from_the_future_goes_after_its_successor() -> None:
+def test_file_with_a_future_time_is_deleted_like_its_successor() -> None:
     files = Files((ago(100), ago(99)), (ago(98), NOW + YEAR), (ago(97), ago(90)), (ago(71), ago(70)), (ago(1),))
     with capture_logs() as logs:
         assert files.deleted() == 3
@@ -185,7 +185,7 @@ def test_many_differences_are_noted_in_little_room_and_none_gets_smaller() -> No
     assert all(again.of(start) >= ms for start, ms in wanted.items() if start >= 5000)
 
 
-def test_replica_that_copies_files_deletes_none_early_because_their_leader_was_behind() -> None:
+def test_copied_files_of_a_slow_clock_are_not_deleted_early() -> None:
     leader = Files((ago(100), ago(99)))
     leader.deleted(ago(99))
     leader.stamps.append((NOW,))
@@ -200,7 +200,7 @@ def test_replica_that_copies_files_deletes_none_early_because_their_leader_was_b
     assert copy.deleted(NOW + 73 * HOUR) == 1
 
 
-def test_larger_of_own_and_copied_corrections_counts() -> None:
+def test_larger_of_own_and_copied_corrections_applies() -> None:
     own, other = (ClockCorrections(BootClock("boot", lambda: 0), None) for _ in range(2))
     own.add(0, 10, 70_000)
     own.add(20, 30, 90_000)
@@ -237,7 +237,7 @@ def test_jump_ahead_counts_after_an_hour() -> None:
     assert watch.after(30) == watch.wall_ms
 
 
-def test_jump_ahead_and_back_never_counts() -> None:
+def test_jump_ahead_and_back_makes_no_correction() -> None:
     watch = Watch(NOW)
     watch.after(10)
     assert watch.after(10, YEAR) == NOW + 20_000

@@ -119,7 +119,7 @@ def test_resting_action_that_gets_work_runs_right_after_the_turn() -> None:
     assert max(told) < 0.001, "it was not late: it had nothing to do before"
 
 
-def test_work_from_a_turn_that_another_task_takes_runs_in_time() -> None:
+def test_work_of_a_turn_taken_by_another_task_runs_in_time() -> None:
     """The timer of consensus reads what is ready: the reactor does not wake up for it, and the action came a second
     later.
     """
@@ -161,7 +161,7 @@ def test_work_from_a_turn_that_another_task_takes_runs_in_time() -> None:
     assert ran[0] - came_at <= 0.021
 
 
-def test_look_that_finds_nothing_due_takes_no_turn_of_the_reactor() -> None:
+def test_check_without_due_work_takes_no_reactor_turn() -> None:
     clock = MockClock(autojump_threshold=0)
     ran, reactions = list[float](), 0
 

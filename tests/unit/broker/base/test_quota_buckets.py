@@ -45,7 +45,7 @@ def test_full_first_bucket_avoids_throttling_after_an_election() -> None:
     assert len([at for at in passed if at == 0.0]) == 51
 
 
-def test_rate_that_is_used_up_first_counts() -> None:
+def test_first_exhausted_rate_limits_the_client() -> None:
     buckets, both = QuotaBuckets(), Quota(produce_messages=1000, produce_bytes=1000)
     assert len(sent(buckets, both, 10.0)) == pytest.approx(110, abs=3)
 

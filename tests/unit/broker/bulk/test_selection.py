@@ -118,7 +118,7 @@ def test_repeated_reads_give_each_record_once_in_log_order(log: Log, bytes_max: 
 
 
 @given(_logs, st.frozensets(st.integers(0, 2), min_size=1))
-def test_selection_returns_wanted_tags_and_skips_the_rest(log: Log, codes: frozenset[int]) -> None:
+def test_selection_returns_subscribed_tags_and_skips_the_rest(log: Log, codes: frozenset[int]) -> None:
     found = select(log.spans(), codes, 1 << 30, PhysicalOffset(LIMIT))
     codes_at = {at: code for queue in log.entries.values() for at, _, code in queue}
     assert list(found.positions) == [at for at, *_ in log.records if codes_at[at] in codes]

@@ -131,7 +131,7 @@ def test_lock_being_revoked_is_not_reported() -> None:
     assert stage.metadata.lock_holder("G", "T", 0) is None
 
 
-def test_grants_of_an_earlier_leadership_leave_counts_alone() -> None:
+def test_grants_of_an_earlier_leadership_do_not_change_counts() -> None:
     """A request is given back after the leadership ended and another host got the queue."""
     stage = Stage()
     stage.lock("c1", b"aaaa")

@@ -128,7 +128,7 @@ def test_pulls_expire_at_their_deadline_earliest_first(polling: LongPolling[Pull
     assert len(polling) == 0
 
 
-def test_pulls_woken_in_portions_are_held_until_their_turn(polling: LongPolling[Pull]) -> None:
+def test_pulls_woken_in_portions_wait_for_their_turn(polling: LongPolling[Pull]) -> None:
     for number in range(6):
         polling.hold(KEY, QueueOffset(0), 10.0 + number, Pull(str(number)), f"c{number}")
     woken = polling.growing(KEY, entries(0))
@@ -200,7 +200,7 @@ def test_pulls_beyond_the_total_limit_are_refused() -> None:
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c3")
 
 
-def test_held_pulls_are_bounded_in_bytes() -> None:
+def test_waiting_pulls_are_bounded_in_bytes() -> None:
     polling: LongPolling[Pull] = LongPolling(held_bytes_max=100)
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1", 60)
     assert not polling.hold(KEY, QueueOffset(0), 10.0, Pull("b"), "c2", 41)

@@ -219,7 +219,7 @@ def test_commit_with_a_pull_of_an_invalid_group_changes_nothing(stage: Stage) ->
     assert stage.stored == 7
 
 
-def test_commit_up_to_last_entry_in_log_counts(stage: Stage) -> None:
+def test_commit_up_to_last_entry_in_log_is_accepted(stage: Stage) -> None:
     """A consumer may have read from a follower that has applied more than the leader."""
     stage.tails.get("T", 0).next_offset = QueueOffset(120)
     stage.check_commit(120)

@@ -97,7 +97,7 @@ def test_broadcast_groups_are_never_notified(registry: ClientRegistry[str]) -> N
     assert registry.consumer_ids("g") == ["two"]
 
 
-def test_newest_version_of_a_subscription_counts(registry: ClientRegistry[str]) -> None:
+def test_newest_version_of_a_subscription_applies(registry: ClientRegistry[str]) -> None:
     for expression, version, wanted in (("A", 5, "A"), ("B", 4, "A"), ("C", 5, "A"), ("D", 6, "D")):
         beat(registry, "c1", "one", consumer("g", subscription("T", expression, version)))
         known = registry.subscription("g", "T")

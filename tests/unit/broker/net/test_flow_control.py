@@ -51,7 +51,7 @@ def test_client_over_half_its_limit_waits_until_it_has_read() -> None:
     assert [other.waits, kept.kept_waiting] == [False, 0]
 
 
-def test_beyond_the_limit_only_the_clients_with_the_most_unread_are_dropped() -> None:
+def test_clients_with_the_most_unread_bytes_are_dropped_at_the_limit() -> None:
     clients = [Connection(3 * MIB), Connection(4 * MIB), Connection(MIB), Connection(3 * MIB)]
     replica = Connection(5 * MIB // 4, trusted=True)
     kept = unread(*clients, replica)

@@ -63,7 +63,7 @@ def test_clients_of_a_silent_proxy_are_gone_and_of_others_stay() -> None:
     registry.check_invariants()
 
 
-def test_heartbeat_parts_beyond_a_limit_are_dropped_and_the_rest_is_kept() -> None:
+def test_heartbeat_parts_beyond_a_limit_are_dropped() -> None:
     limits = replace(HeartbeatLimits(), proxied_clients_max=3)
     registry: ClientRegistry[str] = ClientRegistry(limits)
     beat(

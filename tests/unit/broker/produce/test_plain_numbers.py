@@ -73,7 +73,7 @@ def test_numbered_sends_give_the_same_log_and_replies(chunks: list[bytes]) -> No
     compare(chunks)
 
 
-def test_new_numbers_are_plain_in_both_receivers() -> None:
+def test_both_fast_receivers_take_new_numbers() -> None:
     chunk = numbered(3) + numbered(4) + batch(5, 3) + numbered(8) + numbered(0, "q") + frame() + numbered(20)
     for form in ("compiled", "python"):
         broker, client = Broker(form=form), Connection(HOST)
@@ -111,7 +111,7 @@ def test_new_lower_number_is_stored_too(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_numbers_that_were_not_stored_count_as_new(form: str) -> None:
+def test_unstored_numbers_are_stored_when_sent_again(form: str) -> None:
     broker, client, other = Broker(form=form), Connection(HOST), Connection(HOST)
     broker.receive(client, numbered(1) + numbered(2) + batch(3, 2))
     broker.receive(other, numbered(2))
@@ -127,7 +127,7 @@ def test_numbers_that_were_not_stored_count_as_new(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_lost_leadership_returns_sends_and_their_waiting_repeats(form: str) -> None:
+def test_end_of_leadership_returns_sends_and_their_waiting_repeats(form: str) -> None:
     broker, client, other = Broker(form=form), Connection(HOST), Connection(HOST)
     broker.receive(client, numbered(1) + numbered(2))
     broker.receive(other, numbered(2))

@@ -189,7 +189,7 @@ def test_both_forms_read_the_same_headers(raw: str) -> None:
     compare([frame(raw=raw.encode())])
 
 
-def test_common_sends_of_stock_clients_are_plain() -> None:
+def test_common_sends_of_stock_clients_take_the_fast_path() -> None:
     chunk = b"".join(frame(b"%d" % n, e=str(n % 4), n="broker-a", l="16", header={"opaque": n}) for n in range(100))
     broker = compare([chunk])
     assert broker.taken_plain == len(chunk)
@@ -201,7 +201,7 @@ def test_sends_to_more_queues_than_a_block_knows_are_stored() -> None:
     assert broker.taken_plain > 0
 
 
-def test_block_of_requests_is_given_back_whole_when_leadership_is_lost() -> None:
+def test_end_of_leadership_returns_a_block_of_requests_whole() -> None:
     chunk = b"".join(frame(b"%d" % n, header={"opaque": n}) for n in range(3))
     seen = []
     for form in FORMS:
@@ -276,7 +276,7 @@ def test_full_disk_refuses_requests_of_a_block_and_drops_oneway_sends() -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_replica_that_is_not_ready_keeps_blocks_for_the_next_round() -> None:
+def test_unready_replica_keeps_blocks_for_the_next_round() -> None:
     chunks = [b"".join(frame(b"%d" % n, header={"opaque": n}) for n in range(9)) for _ in range(3)]
     seen = []
     for form in FORMS:

@@ -163,7 +163,7 @@ def test_messages_beyond_a_block_begin_another_block(form: str, undo: ExitStack)
 
 
 @both_forms
-def test_tags_of_an_unaccepted_request_are_not_given_to_the_next_sender(form: str, undo: ExitStack) -> None:
+def test_tags_of_an_unaccepted_request_do_not_reach_other_senders(form: str, undo: ExitStack) -> None:
     """Both requests would have their tags, of the same length, at the same place in the block."""
     crowd = Crowd(form, 2, undo)
     without_key = batched(b"one", "UNIQ_KEY\x01A\x02TAGS\x01aaaa\x02") + batched(b"two", "TAGS\x01aaaa\x02")
@@ -221,7 +221,7 @@ def test_round_waits_for_as_many_senders_as_were_answered(form: str, undo: ExitS
 
 
 @both_forms
-def test_lost_round_closes_the_connections_of_all_its_senders(form: str, undo: ExitStack) -> None:
+def test_round_of_unknown_outcome_closes_its_senders_connections(form: str, undo: ExitStack) -> None:
     crowd = Crowd(form, 5, undo)
     for number, client in enumerate(crowd.clients):
         client.write(frame(header={"flag": 2 if number == 3 else 0}))

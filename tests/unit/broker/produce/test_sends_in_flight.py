@@ -139,7 +139,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("complaint", BROKEN)
-def test_invariants_name_broken_tables_of_sends_in_flight(complaint: str) -> None:
+def test_invariants_name_inconsistent_tables_of_sends_in_flight(complaint: str) -> None:
     model = InFlightModel()
     model.send_block([("p", 0, 0)])
     if complaint.startswith("p: 0"):

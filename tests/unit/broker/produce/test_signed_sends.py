@@ -113,7 +113,7 @@ def test_signatures_and_permissions_are_checked_as_by_the_reference(tmp_path: Pa
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_signed_sends_are_plain(tmp_path: Path, own: bool) -> None:
+def test_signed_sends_take_the_fast_path(tmp_path: Path, own: bool) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     log: Any = None
     access = AccessControl(tmp_path / "plain_acl.yml", log)
@@ -123,7 +123,7 @@ def test_signed_sends_are_plain(tmp_path: Path, own: bool) -> None:
 
 
 @pytest.mark.parametrize("named", [{}, {"n": "broker-a"}, {"n": ""}])
-def test_sends_that_name_this_broker_are_plain(tmp_path: Path, named: dict[str, Any]) -> None:
+def test_sends_naming_this_broker_take_the_fast_path(tmp_path: Path, named: dict[str, Any]) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     log: Any = None
     access = AccessControl(tmp_path / "plain_acl.yml", log, "broker-a")
@@ -177,7 +177,7 @@ def sha1(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.usefixtures("sha1")
 @pytest.mark.parametrize("secret_key", ["secret-1", "s" * 63, "s" * 64, "s" * 65, "s" * 200, "geheim-ü"])
-def test_sends_of_any_size_are_plain_only_with_a_correct_signature(tmp_path: Path, secret_key: str) -> None:
+def test_only_correctly_signed_sends_take_the_fast_path(tmp_path: Path, secret_key: str) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(f"accounts:\n- {{accessKey: producer, secretKey: {secret_key}, topicPerms: [T=PUB]}}\n")
     log: Any = None
@@ -284,7 +284,7 @@ def test_account_key_is_requested_for_each_topic_and_access_key() -> None:
     assert broker.sends.take(sender, chunk) == 0
 
 
-def test_signature_of_a_body_that_fits_no_block_is_checked_once() -> None:
+def test_fast_path_leaves_signatures_of_too_large_bodies_unchecked() -> None:
     broker, sender = Broker(form="compiled", is_signed=True, entry_bytes_max=1000), cast("Any", Connection(HOST))
     asked: list[bytes] = []
 

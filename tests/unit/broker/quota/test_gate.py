@@ -145,7 +145,7 @@ def test_each_user_pays_for_messages_of_passed_pulls() -> None:
     assert clients.buckets.wait([(Limited("user", "bob", CONSUME), clients.quotas.of("bob"))], clients.now)[0] == 10.0
 
 
-def test_requests_that_wait_for_a_removed_quota_go_at_once() -> None:
+def test_removing_a_quota_releases_its_waiting_requests() -> None:
     clients = Clients(Quota(produce_messages=5, consume_messages=1))
     connection = clients.connection()
     for number in range(8):

@@ -154,7 +154,7 @@ def test_due_tick_is_sent(catch_up: str) -> None:
 
 
 @pytest.mark.parametrize("catch_up", CATCH_UPS)
-def test_clock_that_went_back_repeats_nothing(catch_up: str) -> None:
+def test_clock_set_back_repeats_no_tick(catch_up: str) -> None:
     assert tick(5 * MINUTE, 5 * MINUTE, catch_up=catch_up) is None
     assert tick(5 * MINUTE, 2 * MINUTE, catch_up=catch_up) is None
     assert tick(5 * MINUTE, 0, catch_up=catch_up) is None
@@ -168,7 +168,7 @@ def test_only_the_latest_due_tick_is_sent() -> None:
     assert tick(0, thirty, catch_up="last", every_ms=1000) == Tick(thirty, thirty, thirty // 1000 - 1)
 
 
-def test_last_missed_cron_tick_is_searched_by_bisection() -> None:
+def test_last_skipped_cron_tick_is_searched_by_bisection() -> None:
     now_ms = 365 * DAY + 30_000
     found = tick(0, now_ms, every_ms=0, anchor_ms=None, cron="* * * * *", catch_up="last")
     assert found == Tick(365 * DAY, 365 * DAY, 1000)  # of the given up ones, a thousand are counted

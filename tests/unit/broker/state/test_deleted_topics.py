@@ -176,7 +176,7 @@ def test_restoring_a_topic_restores_its_retry_topics(group: Group) -> None:
     assert "%RETRY%G_T" in group.metadata.topics
 
 
-def test_creation_drops_retry_topics_deleted_with_the_former_topic(group: Group) -> None:
+def test_creating_a_topic_drops_its_deleted_retry_topics(group: Group) -> None:
     group.apply(put("%RETRY%G_T", queues=1))
     group.apply(DeleteTopic(name="%RETRY%G_T", timestamp_ms=2, continued=True, restorable=True, along_with="T"))
     group.apply(DELETED)

@@ -84,7 +84,7 @@ def test_invalid_filter_commands_are_refused(wrong: PutFilter) -> None:
         encode_command(wrong)
 
 
-def test_programs_go_with_their_topic_and_their_group() -> None:
+def test_programs_are_deleted_with_their_topic_or_group() -> None:
     metadata = Metadata()
     for each in (command(), command(topic="U"), command(group="h")):
         metadata.apply(each)

@@ -61,7 +61,7 @@ def test_late_offset_of_deleted_topic_becomes_first_offset(command: CommitOffset
     assert metadata.consumer_offset("G", "T", 0) == 101
 
 
-def test_queue_ends_never_go_back_over_repeated_deletions() -> None:
+def test_queue_ends_never_fall_over_repeated_deletions() -> None:
     metadata = recreated()
     delete(metadata, q0=100)
     delete(metadata, q0=130)  # messages came while it did not exist
@@ -99,7 +99,7 @@ def test_deletion_of_older_release_begins_at_zero() -> None:
     assert metadata.consumer_offsets == {}
 
 
-def test_snapshot_restores_former_topics() -> None:
+def test_snapshot_restores_earlier_topics_of_the_same_name() -> None:
     metadata = recreated()
     metadata.apply(put("U"))
     delete(metadata, "U", q0=5)

@@ -89,7 +89,7 @@ def test_acknowledgements_move_the_lite_offset_which_snapshots_keep() -> None:
     assert restored(replica).consumer_offset("G", A, 0) == 2
 
 
-def test_lite_topic_that_has_grown_since_its_end_was_decided_stays() -> None:
+def test_lite_topic_with_a_later_message_is_not_ended() -> None:
     replica = Replica()
     replica.pop(A, 0, before=-1)
     replica.ack(A, 0)

@@ -234,7 +234,7 @@ def test_topic_older_than_identities_gets_one_only_when_recreated() -> None:
     assert metadata.topic_identity("T") != ""
 
 
-def test_offset_that_arrives_after_its_topic_is_deleted_is_not_kept(metadata: Metadata) -> None:
+def test_offset_of_a_deleted_topic_is_not_kept(metadata: Metadata) -> None:
     for command in (put("T"), DeleteTopic(name="T", timestamp_ms=9)):
         metadata.apply(command)
     assert metadata.apply(commit(("g", "T", 0, 5))) == Changes()
@@ -344,7 +344,7 @@ def test_same_commands_give_the_same_bytes_also_through_a_snapshot(commands: lis
     assert whole.delay_offsets == restarted.delay_offsets
 
 
-def test_delays_never_go_back(metadata: Metadata) -> None:
+def test_delays_never_fall(metadata: Metadata) -> None:
     for level, offset in ((2, 5), (1, 3), (2, 4)):
         metadata.apply(AdvanceDelay(level=level, offset=QueueOffset(offset)))
     assert metadata.delay_offsets == {1: 3, 2: 5}
@@ -356,7 +356,7 @@ def test_snapshot_of_a_release_without_delays_can_be_read() -> None:
 
 
 @given(commands=st.lists(_commands, max_size=30))
-def test_offsets_go_back_only_by_reset_or_with_their_topic(commands: list[Command], metadata: Metadata) -> None:
+def test_offsets_fall_only_by_reset_or_with_their_topic(commands: list[Command], metadata: Metadata) -> None:
     for command in commands:
         before = {key: dict(rows) for key, rows in metadata.consumer_offsets.items()}
         metadata.apply(command)

@@ -185,7 +185,7 @@ def test_run_of_records_changes_the_table_like_single_records(
 
 
 @pytest.mark.slow
-def test_sequence_table_agrees_with_a_plain_model() -> None:
+def test_sequence_table_agrees_with_a_simple_model() -> None:
     @given(NOTES, st.sets(st.integers(0, 59)), st.integers(0, 60))
     def agrees(notes: list[tuple[str, tuple[int, int], int]], snapshots: set[int], raised_at: int) -> None:
         metadata, model, now_ms = Metadata(limits=SMALL), Model(), 0
@@ -297,7 +297,7 @@ def test_sequences_per_producer_and_producers_are_bounded() -> None:
     assert (sequences.producers, sequences.count) == (10_000, 10_000)
 
 
-def test_producer_that_counts_without_gaps_is_known_whole() -> None:
+def test_numbers_without_gaps_are_remembered_as_one_range() -> None:
     sequences, start = ProducerSequences(), 7 << 32
     for first in range(start, start + 500_000, 100):
         sequences.committed("p", first, first + 99, PhysicalOffset(first), 1)

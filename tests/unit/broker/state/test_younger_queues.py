@@ -46,7 +46,7 @@ def test_existing_queues_are_not_younger(metadata: Metadata, config: PutTopic) -
     assert younger(metadata) == []
 
 
-def test_queue_that_is_only_written_counts_as_added(metadata: Metadata) -> None:
+def test_write_only_queue_is_reported_as_added(metadata: Metadata) -> None:
     metadata.apply(put(4, 5))
     assert younger(metadata, queues=5) == [4]
 

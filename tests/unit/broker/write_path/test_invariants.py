@@ -61,7 +61,7 @@ BROKEN: dict[str, Callable[[Appender], object]] = {
 
 
 @pytest.mark.parametrize("named", BROKEN)
-def test_broken_appender_is_named(named: str) -> None:
+def test_inconsistent_appender_is_named(named: str) -> None:
     appender = busy()
     BROKEN[named](appender)
     with pytest.raises(AssertionError, match=named):

@@ -63,7 +63,7 @@ def test_new_queue_beyond_a_shrunk_topic_starts_at_zero() -> None:
     assert applied.tails.get("T", 3).next_offset == 0
 
 
-def test_last_of_several_deletions_counts() -> None:
+def test_last_of_several_deletions_resets_the_tail() -> None:
     applied = Applied()
     applied.ends["T", 0] = 5
     applied.tails.reset("T")
@@ -136,7 +136,7 @@ def test_tails_of_lite_topics_are_forgotten_once_their_messages_are_applied(tmp_
     store.close()
 
 
-def test_message_behind_a_lite_topics_end_goes_to_its_next_queue(tmp_path: Path) -> None:
+def test_message_after_a_lite_topics_end_is_stored_in_its_next_queue(tmp_path: Path) -> None:
     store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
     store.append_run(QueueRun(LITE, 0, QueueOffset(0), b"e" * 3 * QUEUE_ENTRY_BYTES))
     former = store.get(LITE, 0)

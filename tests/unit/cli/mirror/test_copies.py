@@ -109,7 +109,7 @@ def test_sender_sequence_number_keeps_its_other_name_through_a_second_mirror() -
     assert copied_properties(stored(properties=at_target)) == first
 
 
-def test_run_ends_at_a_gap_or_another_flag_or_retry_count() -> None:
+def test_run_ends_at_a_gap_or_another_flag_or_retries() -> None:
     messages = [stored(0), stored(1), stored(3), stored(4, sys_flag=1), stored(5, sys_flag=1), stored(6)]
     messages += [stored(7, reconsume_times=1), stored(8, reconsume_times=2)]
     batches = [[each.queue_offset for each in batch.messages] for batch in batches_of(messages)]

@@ -86,7 +86,7 @@ def test_columns_are_added_and_breaking_changes_are_named() -> None:
         ("timestamp", "date", False),
     ],
 )
-def test_only_types_that_keep_every_value_fit(value: str, column: str, does: bool) -> None:
+def test_value_type_fits_column_only_if_no_value_changes(value: str, column: str, does: bool) -> None:
     assert fits(parse_type(value), parse_type(column)) is does
 
 

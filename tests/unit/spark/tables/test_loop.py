@@ -229,7 +229,7 @@ def test_two_processes_at_once_write_each_row_once(seed: int) -> None:
     assert first.figures.overtaken > 0 or seed not in (0, 1, 2)
 
 
-def test_dead_letters_of_a_killed_commit_are_repeated_with_the_same_range() -> None:
+def test_repeated_commit_has_the_same_dead_letters() -> None:
     world = World(ends=dict.fromkeys(QUEUES, 6))
 
     def die(name: str) -> None:

@@ -256,7 +256,7 @@ def test_commit_before_a_store_failure_is_recognized(storage: ObjectStorage) -> 
 
 
 @pytest.mark.parametrize("name", ["part-0.parquet", "day=1/part-0000000001-0-r.parquet", "x/y.parquet"])
-def test_foreign_objects_are_refused(storage: ObjectStorage, name: str) -> None:
+def test_unknown_objects_are_refused(storage: ObjectStorage, name: str) -> None:
     where = directory(storage)
     where.open()
     add(storage, where, 0)

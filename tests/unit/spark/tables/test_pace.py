@@ -61,7 +61,7 @@ def test_backlog_is_committed_at_once_before_it_waits() -> None:
     assert Day(1300, {0.0: 25, 10.0: 1}).run(600) == [(0, 10), (2, 10), (4, 5), (604, 1)]
 
 
-def test_commit_that_takes_longer_than_its_interval_is_followed_at_once() -> None:
+def test_commit_longer_than_its_interval_is_followed_at_once() -> None:
     arrivals = {float(at): 1 for at in range(100)}
     assert [at for at, _ in Day(100, arrivals, seconds_per_commit=30).run(20)] == [0, 30, 60, 90]
 

@@ -159,7 +159,7 @@ def test_field_that_differs_from_a_column_in_case_is_refused(new_fields: Any) ->
     assert json_check("ignore", EXACT)(b'{"ID": 1}') is None  # ignored, as other fields
 
 
-def test_unknown_fields_are_dead_letters_if_wanted() -> None:
+def test_option_makes_unknown_fields_dead_letters() -> None:
     check = json_check("dead-letter", EXACT)
     assert check(b'{"id": 1, "new": 2}') == "it has the field 'new', which decode.schema does not have"
     assert check(b"[]") == "it is not a JSON object but an array"

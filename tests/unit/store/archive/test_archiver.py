@@ -85,7 +85,7 @@ def test_only_complete_files_are_archived() -> None:
 
 
 @pytest.mark.parametrize("files", [0, 3])
-def test_run_that_is_killed_at_any_operation_leaves_a_valid_archive(files: int) -> None:
+def test_run_killed_at_any_operation_leaves_a_valid_archive(files: int) -> None:
     log, whole = MessageLog(), new_bucket()
     log.send(100)
     runs = steps(log, whole)
@@ -267,7 +267,7 @@ def test_files_deleted_before_archiving_are_reported() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_two_archivers_and_a_failing_store_lose_nothing_that_was_reported(seed: int) -> None:
+def test_two_archivers_with_a_failing_store_lose_no_reported_file(seed: int) -> None:
     """The store refuses, and loses answers of what it did; runs are killed; the log grows meanwhile."""
     rng, log, bucket = random.Random(seed), MessageLog(), new_bucket(seed)
     bucket.fails = 0.08
@@ -352,7 +352,7 @@ def test_group_restored_from_an_archive_does_not_continue_that_archive(more: int
     assert dict(bucket.objects) == before
 
 
-def test_files_of_a_backup_get_their_index_whenever_a_run_is_killed() -> None:
+def test_killed_run_still_indexes_files_of_a_backup() -> None:
     log, bucket = sent(60)
     backup_run(log, bucket, BEGIN_MS)
     complete = len([each for each in log.log.segments() if each.closed])

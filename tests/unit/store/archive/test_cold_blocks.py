@@ -173,7 +173,7 @@ def test_unwritable_cache_is_skipped(tmp_path: Path) -> None:
     assert cache.nbytes == 0
 
 
-def test_sound_archive_of_a_former_group_is_not_read(tmp_path: Path) -> None:
+def test_intact_archive_of_an_earlier_group_is_not_read(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path / "cache", cache_bytes=0)
     intact = dict(archive.bucket.objects)
     manifest = decode_backup_manifest(intact[MANIFEST_NAME])

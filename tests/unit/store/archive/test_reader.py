@@ -30,7 +30,7 @@ def read(bucket: Bucket, wanted: Wanted) -> list[tuple[str, int, int, bytes]]:
     return [(each.topic, each.queue_id, each.queue_offset, each.body) for each in reader.messages(wanted)]
 
 
-def test_only_wanted_messages_are_returned() -> None:
+def test_only_selected_messages_are_returned() -> None:
     log, bucket = filled()
     sent = log.sent[: log.complete_index]
     numbered = list(enumerate(sent))
@@ -50,7 +50,7 @@ def test_only_wanted_messages_are_returned() -> None:
     assert read(bucket, Wanted(topic="T", tag_code=12345)) == []
 
 
-def test_blocks_without_wanted_messages_are_not_read() -> None:
+def test_blocks_without_selected_messages_are_not_read() -> None:
     log, bucket = filled()
     files = [name for name in bucket.objects if name.startswith("log/")]
     touched: set[str] = set()

@@ -44,7 +44,7 @@ def test_part_is_deleted_when_the_group_needs_the_rest(tmp_path: Path) -> None:
     home.check()
 
 
-def test_files_go_by_the_age_of_their_newest_message(tmp_path: Path) -> None:
+def test_file_is_deleted_when_its_newest_message_expires(tmp_path: Path) -> None:
     home = Home(tmp_path)
     reader = ArchiveReader(BucketStore(home.bucket))
     newest = [max(block.newest_ms for block in file.index.blocks) for file in reader.files() if file.index]
@@ -57,7 +57,7 @@ def test_files_go_by_the_age_of_their_newest_message(tmp_path: Path) -> None:
     home.check()
 
 
-def test_messages_with_a_time_in_the_future_do_not_hold_their_files(tmp_path: Path) -> None:
+def test_messages_with_a_future_time_do_not_keep_files(tmp_path: Path) -> None:
     home = Home(tmp_path, now_ms=BEGIN_MS - 1000 * DAY_MS)
     files = home.manifest.objects.files  # type: ignore[union-attr]
     archived = [stored_at_ms(each) or 0 for each in files]

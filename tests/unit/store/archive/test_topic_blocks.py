@@ -63,7 +63,7 @@ def everything(archive: ReadArchive, topic: str = "T") -> dict[int, tuple[int, i
     }
 
 
-def test_all_messages_of_a_topic_come_in_the_order_of_the_log(archive: ReadArchive) -> None:
+def test_messages_of_a_topic_come_in_log_order(archive: ReadArchive) -> None:
     blocks = opened(archive)
     wanted = everything(archive)
     rows, following = read(blocks, "T", wanted, 0, archive.end.pos)
@@ -149,7 +149,7 @@ def test_refused_credentials_are_reported_as_final(archive: ReadArchive) -> None
     assert not error.value.may_pass
 
 
-def test_deleted_files_of_the_archive_count_as_deleted(tmp_path: Path) -> None:
+def test_files_deleted_from_the_archive_are_reported_as_deleted(tmp_path: Path) -> None:
     home = Home(tmp_path, files=8)
     end = home.manifest.archived
     known = ArchivePlace("s3://bucket", None, "c", SEGMENT_BYTES, (end.index, end.term, end.pos, end.chain))

@@ -61,7 +61,7 @@ def test_each_block_is_read_once(tmp_path: Path) -> None:
     assert reads == sorted(reads)
 
 
-def test_archive_of_a_former_group_is_refused(tmp_path: Path) -> None:
+def test_archive_of_an_earlier_group_is_refused(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path)
     manifest = decode_backup_manifest(archive.bucket.objects[MANIFEST_NAME])
     assert manifest.objects
