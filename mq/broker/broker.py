@@ -230,7 +230,7 @@ class Broker:
         self._reads.try_again()
 
     def outcome_unknown(self, first_index: LogIndex) -> None:
-        """Leadership was lost with entries in flight."""
+        """Called when leadership was lost with entries in flight: close the connections of their senders."""
         self.appender.outcome_unknown(first_index)
 
     def end_turn(self) -> None:
@@ -259,7 +259,7 @@ class Broker:
         assert self._applied_index <= committed, f"entry {self._applied_index} is applied, {committed} is committed"
 
     def _lead(self, term: Term) -> None:
-        """Everything before this term is applied: queue offsets are known, so messages can be accepted."""
+        """Accept messages: all entries before this term are applied, so queue offsets are known."""
         assert not self.appender.is_open, f"term {term} begins while messages of term {self._led_term} are accepted"
         assert term > self._led_term, f"this broker leads in term {term} after term {self._led_term}"
         self._led_term = term

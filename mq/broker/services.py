@@ -433,7 +433,7 @@ class Services:
                 of_service(topic, queue_id, entries)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """An operator changed settings."""
+        """Tell services that an operator changed settings."""
         for service in self._services:
             service.settings_changed(settings)
 
@@ -451,7 +451,7 @@ class Services:
             service.check_invariants()
 
     def stopped(self) -> None:
-        """The broker stops, and has closed the connections of its clients."""
+        """Tell all services that the broker stops, and has closed the connections of its clients."""
         for service in self._services:
             service.stopped()
 

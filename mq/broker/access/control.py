@@ -99,8 +99,8 @@ class AccessControl:
         self._file.refresh()
 
     def checked(self, address: str, incoming: Iterable[Incoming], chunk: bytes) -> list[tuple[Any, bytes, int]]:
-        """The requests at the beginning of ``chunk``, with an `AccessDenied` in place of each denied one, and an
-        `OfLimitedUser` in place of those of users that have a quota.
+        """Decode the requests at the beginning of ``chunk``; `AccessDenied` replaces each denied one, and
+        `OfLimitedUser` each request of a user with a quota.
 
         ``address`` is that of the client, without its port.
         """

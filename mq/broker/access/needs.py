@@ -83,12 +83,12 @@ def _consumption(request: Any, body: bytes) -> Needs:
 
 
 def _upload(request: Any, body: bytes) -> Needs:
-    """Code for others to run is more than consumption."""
+    """The permissions for a program upload: FILTER in addition to consumption, since other machines run the program."""
     return *_consumption(request, body), (retry_topic(request.ext.consumer_group), FILTER)
 
 
 def _send(request: Any, body: bytes) -> Needs:
-    """A message to a retry topic is sent back by a consumer, so the permission is that of a consumer."""
+    """The permission for a send: SUB for a retry topic, to which consumers send messages back, else PUB."""
     topic = request.ext.topic
     return ((topic, SUB if topic.startswith("%RETRY%") else PUB),)
 
@@ -346,7 +346,7 @@ THROUGH_PROXIES: Final = frozenset(
 
 
 def _ending(request: Any, body: bytes) -> Needs:
-    """Clients of proxies produce for a group with the name of the topic, and a broker compares it with the message."""
+    """The permission to end a transaction. Clients behind proxies produce for a group with the name of the topic."""
     return ((request.ext.producer_group, PUB),)
 
 

@@ -306,7 +306,7 @@ def proxied_data(client: ClientBehindProxy, at: ClientConnection) -> ClientConne
 def _subscriptions_of(
     group: ConsumerGroup[ClientConnection] | None, proxied: Iterable[ClientBehindProxy]
 ) -> dict[str, SubscriptionData]:
-    """The subscriptions of a group by topic. Clients behind proxies may disagree; then it is that of one of them."""
+    """The subscriptions of a group by topic. If clients behind proxies disagree, one of them decides."""
     found = {
         topic: SubscriptionData(topic=topic, expression=expression, expression_type=kind)
         for client in proxied

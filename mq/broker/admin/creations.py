@@ -28,7 +28,7 @@ class Creations:
         self._waiting: Final[weakref.WeakSet[Creation]] = weakref.WeakSet()
 
     def begin(self, names: Collection[str], existing: Collection[str]) -> Creation:
-        """A request creates ``names``, of which some may exist."""
+        """Note that a request creates ``names``, of which some may exist."""
         creation = Creation({name for name in names if name not in existing})
         self._waiting.add(creation)
         return creation

@@ -392,7 +392,7 @@ class BrokerMetrics:
     # -- metrics by RocketMQ's names -----------------------------------------------------------------------------------
 
     def _family(self, name: str, kind: Kind, text: str, labels: tuple[str, ...], samples: list[Sample]) -> Family:
-        """``samples`` have the values of the common labels before those of ``labels``."""
+        """Make a family; ``samples`` have the values of the common labels before the values of ``labels``."""
         return Family(f"rocketmq_{name}", kind, text, (*self._rocketmq, *labels), samples)
 
     def _topics(self) -> Generator[None, None, list[Family]]:

@@ -59,7 +59,7 @@ class NewestKeys:
         return self._offsets.get(key) == offset
 
     def forget(self, key: bytes, offset: QueueOffset) -> None:
-        """The message at this offset goes, and with it its key, unless there is a newer one."""
+        """Forget the key of a message that is deleted, unless a newer message has the key."""
         assert key in self._offsets, f"the message at {offset} was not learned"
         if self._offsets.get(key) == offset:
             del self._offsets[key]

@@ -184,7 +184,7 @@ class RaftMembers(Service):
             self._answer(lambda waiting: 0 < waiting.first_index <= index, True, "", None)
 
     def role_changed(self, change: RoleChange) -> None:
-        """The leader changed, or was lost."""
+        """Answer the changes that wait: leadership moved, or was lost before they were committed."""
         if change.role is Role.LEADER or not self._waiting:
             return
         if change.cause is None or change.cause.kind is not CauseKind.NOT_A_VOTER:

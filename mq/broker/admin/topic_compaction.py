@@ -437,7 +437,7 @@ class TopicCompaction(Service):
 
 
 def _copy(record: RawRecord, offset: QueueOffset, tail: QueueTail) -> InternalRecord:
-    """A message for the end of its queue, with the properties of the original, and where that was."""
+    """Copy a message for the end of its queue, with its properties, its offset and its store time."""
     # Clients may have sent anything as the place and the time: the time is never later than that of storing.
     text = props.find(record.properties.decode("utf-8", "replace"), props.CARRIED) or ""
     original = text.partition(" ")[0]

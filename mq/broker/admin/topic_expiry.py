@@ -128,7 +128,7 @@ class TopicExpiry(Service):
                 self._sizes[name].bytes_max = bytes_max
 
     def _too_many(self) -> list[tuple[str, int, QueueOffset]]:
-        """Count some queues of topics that have a limit, and take what exceeds it of the first topic that has more."""
+        """Count some queues of limited topics; returns the new beginnings of the first topic that exceeds its limit."""
         left = _COUNTED_AT_ONCE
         while left > 0 and self._uncounted is not None:
             topic = self._counting or next(self._uncounted, None)
@@ -150,7 +150,7 @@ class TopicExpiry(Service):
         return []
 
     def _too_old(self) -> list[tuple[str, int, QueueOffset]]:
-        """Look at some queues of topics that keep messages for less time."""
+        """Look at some queues of topics with shorter retention; returns the new beginnings of some of them."""
         if self._unlooked is None:
             return []
         some = list(islice(self._unlooked, _LOOKED_AT_ONCE))
@@ -159,7 +159,7 @@ class TopicExpiry(Service):
         return [row for key in some if (row := self._expiring(key)) is not None]
 
     def _find_places(self, hours: set[int]) -> dict[int, PhysicalOffset]:
-        """The physical offset before which everything is older than so many hours."""
+        """Map each number of hours to the physical offset before which all messages are older."""
         now_ms = self._now_ms()
         found: dict[int, PhysicalOffset] = {}
         for each in sorted(hours):
@@ -206,7 +206,7 @@ class TopicExpiry(Service):
 def without_hidden(
     rows: list[tuple[str, int, QueueOffset]], metadata: Metadata, store: QueueStore, now_ms: int
 ) -> list[tuple[str, int, QueueOffset]]:
-    """The rows, but no queue is to begin behind a message that was popped and may be redelivered."""
+    """Lower the new beginnings, so that no queue begins behind a popped message that may be redelivered."""
     hidden: dict[QueueKey, QueueOffset] = {}
     wanted = {(topic, queue_id) for topic, queue_id, _ in rows}
     for (_, *place), popped in metadata.pops.queues.items():

@@ -98,7 +98,7 @@ class ArchiveWatch(Service):
 
 
 def _drop_cache(settings: BrokerSettings) -> None:
-    """Without an archive, what was read from one takes room for nothing."""
+    """Delete the disk cache of an archive, since no archive is configured."""
     directory = settings.data_dir / CACHE_DIRECTORY
     DiskCache(str(directory), 0, lambda: False)
     with suppress(OSError):  # it is not there, or somebody has put something else into it

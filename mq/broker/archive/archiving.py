@@ -151,7 +151,7 @@ class Archiving(Service):
         return self._metadata.archived.end_at(self._settings.archive_url)
 
     def _complete_pos(self) -> int:
-        """The physical offset up to which files are complete: the log goes on behind them, by a committed entry."""
+        """The physical offset up to which files are complete: a committed entry follows behind them."""
         end = self._replica.log.base_pos
         for segment in self._replica.log.segments():
             if not segment.closed or segment.last_index >= self._replica.commit_index:
@@ -226,7 +226,7 @@ class Archiving(Service):
         return known or KeptLimits(NOT_SET, NOT_SET)
 
     def _tell_of_level(self, now: float) -> None:
-        """Warn if the group is below the format level that the settings need: nothing else would say why."""
+        """Warn if the format level of the group is too low for the settings; nothing else would give that reason."""
         level, needed = self._metadata.format_level.level, LEVEL_OF_ARCHIVE
         waits_long = self._waits_since is not None and now >= self._waits_since + self._limits.turn_seconds
         if self._tier.is_wanted and level >= LEVEL_OF_ARCHIVE:
@@ -318,7 +318,7 @@ class Archiving(Service):
         return is_of_use and self._archived_end.index > 0 and now >= self._check_at
 
     def handle_step(self, step: ArchiveStep) -> None:
-        """A step of the process that archives."""
+        """Note the progress that the archiving process has reported."""
         if step.is_older:
             self._log.error("archive_rolled_back", archive_index=step.index, known_index=self._archived_end.index)
         self._uploaded_bytes += step.nbytes
@@ -482,7 +482,7 @@ class Archiving(Service):
             self._appender.add_command(encode_command(NoteTier(url=url, begin_pos=begin_pos, is_held=is_held)))
 
     def _deletable_to(self, expired_pos: int) -> int:
-        """Up to where archived messages may be given up, at most ``expired_pos``: the beginning of a file."""
+        """The physical offset up to which archived files may be deleted, at most ``expired_pos``."""
         try:
             needed = self._needed_pos()
         except (StoreError, OSError):

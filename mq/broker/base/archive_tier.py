@@ -108,7 +108,7 @@ class Tier:
         return self.lacks_older and self._archived.end_at(self._url).pos < self.queues_from
 
     def open_from(self, pos: int) -> None:
-        """Queues are about to get entries from the physical offset ``pos`` on: their messages are served."""
+        """Serve messages from the physical offset ``pos`` on, whose entries the queues are about to get."""
         self._opened = min(self._opened, pos)
         if QUEUES_FROM not in self._log.notes:
             self._log.set_note(QUEUES_FROM, b"%d" % self._log.base_pos)
@@ -124,7 +124,7 @@ class Tier:
         return int(self._log.notes.get(QUEUES_FROM, POS_MAX))
 
     def deletable_pos(self) -> int:
-        """Files below this physical offset may be deleted here, because the archive has them; 0 for none."""
+        """The physical offset below which files may be deleted here, because the archive has them; 0 for none."""
         if self.begin_pos is None or self._archived.is_held:
             return 0
         if QUEUES_FROM not in self._log.notes:  # durable together with the next deletion

@@ -365,12 +365,12 @@ class TieredLog:
 
     @property
     def base_pos(self) -> int:
-        """Records before this physical offset are not local."""
+        """The physical offset before which records are not local."""
         return self._log.base_pos
 
     @property
     def begin_pos(self) -> int:
-        """Records before this physical offset are gone."""
+        """The physical offset before which records are deleted, also from the archive."""
         return self._tier.visible_pos
 
     @property
@@ -436,7 +436,7 @@ def _chunks(places: Sequence[LogSpan]) -> list[int]:
 
 
 def _groups(chunks: Sequence[int]) -> Iterator[list[int]]:
-    """Consecutive chunks, as many as one request has."""
+    """Split chunks into groups of consecutive chunks, each read by one request."""
     group: list[int] = []
     for chunk in chunks:
         if group and (chunk != group[-1] + 1 or len(group) == REQUEST_CHUNKS):

@@ -51,7 +51,7 @@ class PlausibleTime:
         self._proven_at = 0.0
 
     def plausible_ms(self, wall_ms: int) -> int:
-        """The time by which files are deleted, at the time ``wall_ms``; to be called every some seconds."""
+        """The time by which files are deleted, when the clock shows ``wall_ms``; to be called every few seconds."""
         now = self._clock()
         if self._seen is not None:
             jump_ms = wall_ms - self._seen[1] - round((now - self._seen[0]) * 1000)
@@ -156,7 +156,7 @@ class FileTimes:
                 self.added.add(segment.start, segment.end, late_ms)
 
     def _limit_added(self, newest: SegmentInfo) -> None:
-        """If the newest closed file would be from the future, the clock was set back before a reboot."""
+        """Reduce corrections that put the newest closed file into the future: the clock was set back at a reboot."""
         added_ms = self.added.of(newest.start)
         if added_ms and (stamps := self._readable_stamps(newest)) and max(stamps) <= self._wall_ms:
             ahead_ms = max(stamps) + added_ms - self._wall_ms
@@ -174,7 +174,7 @@ class FileTimes:
         return self._before_ms(self._first_seen[segment.start])
 
     def _before_ms(self, at: float) -> int:
-        """The time when the monotonic clock was there."""
+        """Convert a time of the monotonic clock to epoch milliseconds."""
         return self._now_ms - round((self._clock() - at) * 1000)
 
     def _readable_stamps(self, segment: SegmentInfo) -> Sequence[int]:

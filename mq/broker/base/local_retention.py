@@ -272,7 +272,7 @@ class Retention:
         return successor is not None and replica.transfer(successor) is None
 
     def _copied_pos(self) -> PhysicalOffset:
-        """Below this position another replica in reach has everything; 0 if none is known to have the oldest file."""
+        """The position below which a reachable replica has all entries; 0 if none is known to have the oldest file."""
         core, own = self._replica.core, self._replica.core.base.index
         if not self._replica.is_leader:
             return self._floor_pos() if core.leader_base is not None and core.leader_base <= own else LOG_BEGIN
@@ -356,7 +356,7 @@ class Retention:
         return deletion
 
     def _wanted_pos(self) -> PhysicalOffset:
-        """Below this position no peer needs the log, unless it lags too far to be waited for."""
+        """The position below which no peer needs the log, except peers that lag too far to be waited for."""
         log, core = self._replica.log, self._replica.core
         if any(peer.active and peer.state is PeerState.SNAPSHOT for peer in core.status().peers):
             return PhysicalOffset(log.base_pos)  # the peer is fetching these files
@@ -369,7 +369,7 @@ class Retention:
         return PhysicalOffset(wanted if wanted + grace >= min(log.end_pos, self._floor_pos()) else log.end_pos)
 
     def plausible_ms(self) -> int:
-        """The time by which messages expire: without what a recent jump of the clock ahead has added to it.
+        """The time by which messages expire; a recent jump ahead of the clock is left out.
 
         The first call compares the clock with the newest message of the log. So it comes when the broker starts: later,
         this replica may have stamped that one itself, by a wrong clock.

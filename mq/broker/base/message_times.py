@@ -46,7 +46,7 @@ def newest_ms(log: StampedLog, last: LogIndex) -> int | None:
 
 
 def old_until(log: StampedLog, before_ms: int) -> PhysicalOffset | None:
-    """The physical offset before which all messages were stored before then; None if not even the first entry was.
+    """The physical offset before which all messages were stored before ``before_ms``; None if no entry was.
 
     It is the end of an entry. Reads some entries, since it is a binary search. Raises SegmentError.
     """

@@ -47,7 +47,7 @@ class QueueBytes:
         self.end = queue.min_offset
 
     def count(self, queue: ConsumeQueue, entries_max: int) -> int:
-        """Subtract what the queue does not have any more, and count so many new entries at most; returns how many.
+        """Subtract expired entries of the queue, and count up to ``entries_max`` new ones; returns the number read.
 
         Raises OSError, QueueFileDamaged.
         """
@@ -123,7 +123,7 @@ class TopicBytes:
         return sum(queue.nbytes for queue in self.queues.values())
 
     def count(self, queues: Iterable[ConsumeQueue], entries_max: int) -> int:
-        """Count up to so many new entries; returns how many. Raises OSError, QueueFileDamaged."""
+        """Count up to ``entries_max`` new entries; returns the number read. Raises OSError, QueueFileDamaged."""
         read = 0
         for queue in queues:
             counted = self.queues.get(queue.queue_id)
@@ -135,7 +135,7 @@ class TopicBytes:
         return read
 
     def exceeding(self, before: PhysicalOffset) -> Sequence[tuple[int, QueueOffset]]:
-        """The queues with the oldest chunks that exceed the limit, and where each is to begin.
+        """The queues with the oldest chunks that exceed the limit, each with its new beginning.
 
         Nothing from the physical offset ``before`` on exceeds it. What has expired is subtracted by `count`.
         """

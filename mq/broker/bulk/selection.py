@@ -81,7 +81,7 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
 def select_in_python(
     spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, limit_pos: PhysicalOffset
 ) -> Selection:
-    """Works like `select`; the reference of what is compiled."""
+    """Works like `select`; the reference for the compiled code."""
     horizon = limit_pos
     places_of_all: list[PhysicalOffset] = []
     sizes_of_all: list[int] = []
@@ -118,7 +118,7 @@ def select_in_python(
 
 
 def _merged(spans: Sequence[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> Selection | None:
-    """Selects for all tags in compiled code, in a thirtieth of the time; None where it is not compiled."""
+    """Select for all tags in compiled code, in a thirtieth of the time; None where it is not compiled."""
     queue_ids = [span.queue_id for span in spans]
     found = merged_entries(
         [span.entries for span in spans], queue_ids, [span.is_whole for span in spans], bytes_max, limit_pos
@@ -171,7 +171,7 @@ def _read(selection: Selection, read_runs: ReadRuns) -> Iterator[bytes | memoryv
 
 
 def _whole_or_joined(records: list[memoryview], run_bytes: int) -> Iterable[bytes | memoryview]:
-    """Pieces that take little more memory than their bytes, and are not many."""
+    """The records as they are, or joined to one piece if they are small or keep much larger runs in memory."""
     nbytes = sum(map(len, records))
     if nbytes >= PIECE_BYTES_MIN * len(records) and nbytes * 4 >= run_bytes * 3:
         return records

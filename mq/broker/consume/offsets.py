@@ -156,7 +156,7 @@ class Offsets(Service):
         offset: QueueOffset,
         forward_only: bool = False,
     ) -> None:
-        """A client pulls at ``offset``. Below the group's offset it has gone back, for example by `seek`.
+        """Note that a client pulls at ``offset``. Below the group's offset it has gone back, for example by `seek`.
 
         Until another client reads the queue, this client's commits from there on take effect although they are lower.
         Not with ``forward_only``: then the client has not gone back; the former owner of the queue committed late.

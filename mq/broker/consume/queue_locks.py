@@ -329,7 +329,7 @@ class QueueLockService(Service):
                 self._appender.add_command(command)
 
     def _serve_elsewhere(self, call: Call[Any]) -> None:
-        """Leadership was lost. Locking is idempotent, so the new leader serves the request again."""
+        """Send a request to the new leader after a loss of leadership; locking is idempotent."""
         if not self._appender.is_open:
             call.dispatch()
             return

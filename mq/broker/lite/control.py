@@ -284,7 +284,7 @@ class _Planned:
         return _ALL if client.queues is None else client.queues
 
     def put(self, key: ClientKey, queues: set[str] | None) -> None:
-        """A client subscribes to these."""
+        """Replace the planned subscriptions of a client."""
         self.count += len(queues or ()) - len(self.of(key))
         self._changed[key] = queues or set()
 

@@ -184,11 +184,11 @@ class LitePops(Service):
             self._resume_all(client.key)
 
     def group_changed(self, group: str, queue: str) -> None:
-        """The offset of a group was set: it may get messages again."""
+        """Serve the clients of a group whose offset was set: it may get messages again."""
         self._serve_clients_of(queue, group)
 
     def kept(self, queue: str) -> None:
-        """The end of a lite topic was on its way into the log, and it stays."""
+        """Serve the clients of a lite topic that was about to end, and stays."""
         self._serve_clients_of(queue, None)
 
     def notify(self, client: Client, queues: Sequence[str]) -> None:
@@ -384,7 +384,7 @@ class LitePops(Service):
         return len(self._metadata.pops.queues) >= self._limits.pop.checkpoints_max
 
     def _take(self, client: Client, pop: HeldLitePop, pop_time_ms: int) -> list[PopBatch]:
-        """Messages of queues where there may be some; what is looked at leaves `LiteClient.ready`."""
+        """Take messages of queues that may have some; removes the queues that it looks at from `LiteClient.ready`."""
         ext = pop.call.request.ext
         group, attempt = client.key[0], ext.attempt_id or ""
         taken: list[PopBatch] = []
@@ -560,5 +560,5 @@ def is_connected(client: Client) -> bool:
 
 
 def _polling_key(key: tuple[str, str]) -> tuple[str, int]:
-    """A client among those whose requests wait: group and client id in one text."""
+    """The key of a client in the table of waiting requests: group and client id in one text."""
     return f"{len(key[0])} {key[0]} {key[1]}", 0

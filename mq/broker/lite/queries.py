@@ -260,7 +260,7 @@ class LiteQueries(Service):
         return info
 
     def _lags(self, group: LiteGroup, count: int, info: LiteGroupInfo) -> Iterator[None]:
-        """Fill in all that a group is behind in. The log is in the order of time, so few records are read."""
+        """Fill in the lags of a group. The log is in the order of time, so few records are read."""
         longest: list[tuple[int, str]] = []
         oldest: list[tuple[int, str]] = []
         for number, (lite, offset) in enumerate(self._read_by(info.group, group)):

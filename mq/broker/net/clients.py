@@ -222,7 +222,7 @@ class ClientRegistry(Generic[ConnectionT]):
     def unregister(
         self, connection: ConnectionT, client_id: str, producer_group: str | None, consumer_group: str | None
     ) -> list[Notice[ConnectionT]]:
-        """A client leaves a producer group, a consumer group, or both. Unknown ones are ignored.
+        """Remove a client from a producer group, a consumer group, or both. Unknown ones are ignored.
 
         Removes only what ``connection`` itself registered under ``client_id``. Returns the members to notify.
         """
@@ -524,7 +524,7 @@ class ClientRegistry(Generic[ConnectionT]):
         )
 
     def _leave_as_another(self, connection: ConnectionT, name: str) -> list[Notice[ConnectionT]]:
-        """A connection now names a client that is kept out: what it named before is a member no longer."""
+        """Remove the former client of a connection that now names a client which is kept out."""
         group = self._consumers.get(name)
         return [] if group is None or connection not in group.members else self._remove_consumers([(group, connection)])
 

@@ -325,7 +325,7 @@ class ClientConnection:
         self._read_or_wait()
 
     def _begin(self, nbytes: int) -> None:
-        """A request of ``nbytes`` begins to arrive; if there is no room for it, the rest stays in the kernel."""
+        """Reserve room for a request of ``nbytes`` that begins to arrive; without room, its rest is not read."""
         if nbytes > SMALL_BYTES and not self.trusted and not self.closed:
             self._unfinished = True
             if not self._partial_requests.begin(self, nbytes):
@@ -340,7 +340,7 @@ class ClientConnection:
             self._stream.go_on_reading()
 
     def _much_waits(self) -> None:
-        """Pass as much as possible to the kernel; a client that does not read the rest is closed eventually."""
+        """Pass as much as possible to the kernel; closes the connection if the client leaves too much unread."""
         stream = self._stream
         stream.flush()
         if stream.out_bytes > self.output_bytes_max:

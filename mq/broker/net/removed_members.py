@@ -86,7 +86,7 @@ class RemovedMemberTable(Generic[ConnectionT]):
             self.add_connection(member, connection)
 
     def add_connection(self, member: RemovedMember[ConnectionT], connection: ConnectionT) -> None:
-        """A removed client wanted to be a member on this connection."""
+        """Note that a removed client wanted to be a member on this connection."""
         known = self.table.get((member.group, member.client_id))
         assert known is member, (
             f"{member.client_id} was readmitted to {member.group}: nobody would forget its connection"
@@ -96,7 +96,7 @@ class RemovedMemberTable(Generic[ConnectionT]):
         self._at.setdefault(connection, {})[member.group] = member
 
     def renamed(self, connection: ConnectionT, group: str) -> None:
-        """A connection names another client of a group from now on: what is said of the former one is not for it."""
+        """Forget the removed client of a connection that names another client of the group from now on."""
         known = self._at.get(connection, {}).get(group)
         if known is not None:
             assert connection in known.connections, (
@@ -111,7 +111,7 @@ class RemovedMemberTable(Generic[ConnectionT]):
         return member if member is not None and now < member.until else None
 
     def heard(self, group: str, client_id: str, now: float) -> bool:
-        """A client said at ``now`` that it would be a member; returns whether it is removed."""
+        """Note that a client asked at ``now`` to be a member; returns whether it is removed."""
         member = self.of(group, client_id, now)
         if member is not None:
             member.heard = now
@@ -145,7 +145,7 @@ class RemovedMemberTable(Generic[ConnectionT]):
         return over
 
     def connection_closed(self, connection: ConnectionT) -> None:
-        """The client stays out if it returns on another connection."""
+        """Forget a closed connection; its client stays removed if it returns on another one."""
         for member in self._at.pop(connection, {}).values():
             del member.connections[connection]
 

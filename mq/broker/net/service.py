@@ -94,7 +94,7 @@ class Service:
         """Assert what holds between two turns in the state of this service; for tests, it may look at everything."""
 
     def stopped(self) -> None:
-        """The broker stops, and has closed the connections of its clients: close all others."""
+        """Called when the broker stops and has closed the connections of its clients: close all others."""
 
     def counters(self) -> Mapping[str, int]:
         """Figures for operators, by name; all replicas of a group have the same names.

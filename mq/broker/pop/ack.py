@@ -94,7 +94,7 @@ class AcksInFlight:
         return self._queues.keys()
 
     def wait(self, checkpoint_id: CheckpointId, call: Call[Any]) -> None:
-        """A request about a message that is in flight must wait for the outcome of that: it may be the same request."""
+        """Hold a request about a message in flight until its outcome is known: it may be a repetition."""
         assert self._bits.get(checkpoint_id), f"a request waits for {checkpoint_id}, of which nothing is in flight"
         self._waiting.setdefault(checkpoint_id, []).append(call)
 
@@ -453,7 +453,7 @@ class PopAcks:
         return checkpoint_id, 1 << at
 
     def _moved(self, key: QueueOfGroup, ack: AckRow, bits: int) -> Iterator[tuple[CheckpointId, int]]:
-        """The checkpoints of those messages of a receipt that have moved to their own."""
+        """Yield the own checkpoints of messages of a receipt that have moved to one."""
         if moved := self._metadata.pops.of(key).moved:
             for offset in offsets_of(ack.start, bits):
                 if (pop_time_ms := moved.get((ack.start, ack.pop_time_ms, offset))) is not None:

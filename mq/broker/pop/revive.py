@@ -277,7 +277,7 @@ class PopRevival:
 def _copy(
     message: StoredMessage, tail: QueueTail, group: str, pop_time_ms: int, broker_name: str, attempts: int
 ) -> InternalRecord:
-    """A message in the form of the retry topic, delivered so many times more than before."""
+    """Copy a message for its retry topic, and add ``attempts`` to its number of deliveries."""
     properties = with_origin(message, broker_name)
     properties.setdefault(props.FIRST_POP_TIME, str(pop_time_ms))
     properties[props.ORIGIN_GROUP] = group

@@ -180,7 +180,7 @@ class PopSelection:
 
 
 def _planned(plan: Plan, count_max: int) -> Iterator[tuple[str, int, int]]:
-    """The queues of a plan, with how many messages each may give: first what a lower level is owed."""
+    """Yield the queues of a plan, each with the most messages to take; first the messages owed to a lower level."""
     assert not plan.owed or plan.owed_level in plan.levels, f"level {plan.owed_level} is owed, of {[*plan.levels]}"
     owed = plan.levels[plan.owed_level] if plan.owed else []
     for key in owed[:1]:

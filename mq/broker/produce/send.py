@@ -152,7 +152,7 @@ class Sends(Service):
         return ready, [(descriptor, partial(connection.serve_rest, rest)) for descriptor, connection, rest in unserved]
 
     def forget(self, descriptor: int) -> None:
-        """The client with this descriptor is closed, or must not be received from by `receive`."""
+        """Called when the client with this descriptor is closed, or `receive` must not receive from it."""
         self.receiver.forget(descriptor)
 
     def handle(self, call: Call[SendRequest]) -> None:

@@ -93,7 +93,7 @@ class SendReceiver(Protocol):
         """
 
     def forget(self, descriptor: int) -> None:
-        """The client with this descriptor is closed, or must not be received from: it does not produce."""
+        """Stop receiving from the client with this descriptor, which is closed, or served by its handler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -280,7 +280,7 @@ class NumberedBlock(NumberedSends):
         return super().end()
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """The outcome of the block's entry. Those who waited are served again, or do not know it either."""
+        """Serve the waiting requests again; close their connections if the outcome of the block's entry is unknown."""
         waiting = self.end()
         if isinstance(outcome, Unknown):
             for call in waiting:

@@ -154,8 +154,8 @@ class ArchivedKeys:
         return self._index.copied_job(part, begin, end)
 
     def indexed(self, job: IndexJob, *, is_made: bool) -> None:
-        """The copy for a job is not needed any more. If no file was made of it, the next part waits: what is wrong may
-        be wrong for all of them, and each copy costs. Raises OSError.
+        """Delete the copy for a finished job. If no file was made of it, wait before the next part: all may fail for
+        the same reason, and each copy costs. Raises OSError.
         """
         if not is_made:
             self._copy_at = self._clock() + self._limits.index_retry_seconds

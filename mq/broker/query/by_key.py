@@ -89,7 +89,7 @@ class KeyQueries(Service):
         assert most <= most_max, f"{most} queries of one client wait; maximum: {most_max}"
 
     def free_disk(self, is_full: bool) -> None:
-        """While the disk is too full, do without index files: searches scan the log, as far as they get in time."""
+        """Remove index files while the disk is too full: searches then scan the log, as far as they get in time."""
         if is_full and not self._index.is_suspended:
             self._log.warning("key_index_removed", reason="the disk is too full", files=len(self._index.local_parts))
         self._index.suspend(is_full)
@@ -224,7 +224,7 @@ class KeyQueries(Service):
         call.answer(reply)
 
     def _served(self, topic: str, records: list[bytes]) -> list[bytes]:
-        """The records without those that only the log still has: of a deleted topic of this name, and expired ones."""
+        """Drop the records of a deleted topic of this name, and expired ones, which only the log still has."""
         former = self._metadata.former_topics
         places = ((record, *_PLACE.unpack_from(record, _PLACE_AT)) for record in records)
         return [

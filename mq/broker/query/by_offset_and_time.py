@@ -99,7 +99,7 @@ class OffsetAndTimeQueries(Service):
         return -1
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, upper: bool = False) -> QueueOffset:
-        """The queue offset of the first message stored at or after a time; that of the next message if there is none.
+        """The queue offset of the first message stored at or after a time; the end of the queue without one.
 
         With ``upper``, the last message stored at or before that time; the first message if all are later. 0 for a
         queue that never had messages. For decreasing store times, see the module. Raises as `store_time`.

@@ -82,7 +82,7 @@ class TopicUseQueries(Service):
             times_by_host.setdefault(host, []).append(stored_ms)
 
     def _senders(self, times_by_host: Mapping[bytes, list[int]]) -> list[Sender]:
-        """One for each client that is connected, and one for each address of others."""
+        """List one sender for each connected client, and one for each address of other senders."""
         known: dict[bytes, tuple[str, str, Member]] = {
             at.host: (at.peer, group, member)
             for group, members in self._clients.producer_groups()

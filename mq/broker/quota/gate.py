@@ -169,7 +169,7 @@ class QuotaGate(Service):
             self._release_early()
 
     def begin(self) -> None:
-        """Look at requests from now on: a topic has a quota, or a user that has one makes a request."""
+        """Check requests from now on: a topic has a quota, or a user with a quota makes a request."""
         self._requests.put_gate(self)
         self._buckets.on_consumed = self.consumed
 
@@ -342,7 +342,7 @@ class QuotaGate(Service):
             self._buckets.charge(limits, messages, nbytes, self._clock())
 
     def consumed_elsewhere(self, user: str, messages: int, nbytes: int) -> float:
-        """Count what a filter server gave to a limited user. Returns in how many seconds it may give the next ones."""
+        """Count what a filter server gave to a limited user. Returns the seconds until it may give more."""
         now, limit = self._clock(), (Limited(USER, user, CONSUME), self._metadata.user_quotas.of(user))
         self._buckets.charge([limit], messages, nbytes, now)
         seconds, by = self._buckets.wait([limit], now)

@@ -26,7 +26,7 @@ class StoredBytes:
         return len(self._topics)
 
     def limit(self, topic: str, bytes_max: int) -> None:
-        """Count a topic from now on, or for 0 no more."""
+        """Count a topic from now on; stop counting it if ``bytes_max`` is 0."""
         assert bytes_max >= 0, f"topic {topic} may store {bytes_max} bytes"
         if not bytes_max:
             self._topics.pop(topic, None)

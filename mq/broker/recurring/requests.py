@@ -195,7 +195,7 @@ class ScheduleRequests(Service):
             raise _invalid(f"the schedule {definition.name} would never tick: its rule has no time in the future")
 
     def _anchored(self, definition: ScheduleDefinition, now_ms: int) -> ScheduleDefinition:
-        """The definition with a time from which its intervals are counted; that of the present one, if it may be."""
+        """Add the time from which intervals are counted to a definition; keeps the present one if possible."""
         if not definition.every_ms or definition.anchor_ms is not None:
             return definition
         there = self._schedules.table.get(definition.name)

@@ -170,9 +170,7 @@ class Ticks(Service):
     # -- changes by requests -------------------------------------------------------------------------------------------
 
     def change(self, name: str) -> Callable[[], None]:
-        """A change of a schedule is about to be appended: it does not tick until the result is called, when the outcome
-        of the change is known.
-        """
+        """Stop the ticks of a schedule while a change of it is appended; call the result when the outcome is known."""
         changing = self._changing
         changing[name] += 1
 
@@ -198,8 +196,8 @@ class Ticks(Service):
         self._appender.add_atomically([self._message(definition, tail, sent_ms, sent_ms, finish)])
 
     def tail_for(self, definition: ScheduleDefinition) -> QueueTail | None:
-        """The queue of a schedule's messages: always the same one, so that they are in order; None without a topic that
-        may be written.
+        """The queue of a schedule's messages, always the same one, so that they are in order; None without a writable
+        topic.
 
         A deleted topic that can be restored counts as none, unlike for messages that clients have sent and that wait: a
         tick that nobody can consume is skipped, and its message is not there after the restore.

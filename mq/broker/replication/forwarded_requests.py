@@ -127,7 +127,7 @@ class ForwardedRequests(Service):
         connection.send(self._wrap(opaque, inner))
 
     def failed(self, error: Exception, sender: ForwardedSender, inner: Any, serialization: int) -> bytes:
-        """The client's answer to a failed request. Raises our own bugs again."""
+        """Return the answer to a failed request. Raises the failure of an assertion again."""
         return answer_failure(error, inner, serialization, sender.peer, self._log)
 
     def again(self, sender: ForwardedSender, inner: Any, body: bytes, serialization: int) -> bool:

@@ -177,11 +177,11 @@ class Forwarder(Service):
             self._advance()
 
     def role_changed(self, change: RoleChange) -> None:
-        """The leader changed, or was lost."""
+        """Connect to the new leader, if it changed."""
         self.replicas_changed()
 
     def replicas_changed(self) -> None:
-        """The leader, or its address, may be another one."""
+        """Close the connection if the leader or its address is another one now, and send waiting requests."""
         address = self._leader_address()
         if self._upstream is not None and self._upstream.address != address:
             self._shut()

@@ -206,7 +206,7 @@ class Timers(Service):
         return TimerWheel(self._queue, self._marks, self._again)
 
     def _look_into_the_future(self, now_ms: int) -> None:
-        """Gather the messages again that a clock ahead has stamped: this clock went back, or this leader begins."""
+        """Gather messages again that a clock ahead has stamped: this clock was set back, or this leader begins."""
         log = self._context.replica.log
         try:
             begin = first_from_the_future(log, now_ms)
@@ -306,7 +306,7 @@ class Timers(Service):
         return commands, finish
 
     def _skip_lost(self, queue_id: int, offset: QueueOffset) -> None:
-        """Entries that the log deleted before they were due are done."""
+        """Mark the entries as done that the log deleted before they were due."""
         lost = self._marks(queue_id).count_open(offset)
         if not lost:
             return

@@ -66,7 +66,7 @@ class DeletedTopics(StateTable):
         return [name for name, row in self.rows.items() if row.along_with == topic]
 
     def remove_group(self, group: str) -> None:
-        """The offsets of a group were removed: it does not get them back."""
+        """Drop the kept offsets of a group whose offsets were removed: a restore does not bring them back."""
         for name, row in self.rows.items():
             if group in row.offsets:
                 changed = {

@@ -131,7 +131,7 @@ class FormerTopics(StateTable):
         assert len(self.deleted) <= self._deleted_max, f"{len(self.deleted)} deleted topics are remembered"
 
     def remove_group(self, group: str) -> None:
-        """The offsets of a group were removed: it begins again at its start position everywhere."""
+        """Forget a group whose offsets were removed: it begins at its start position again in all topics."""
         for topic, former in self.deleted.items():
             if group in former.groups:
                 kept = tuple(each for each in former.groups if each != group)

@@ -86,7 +86,7 @@ class LiteOffsets(StateTable):
         self._groups.setdefault(parent, set()).add(group)
 
     def forget(self, queue: str) -> None:
-        """The lite topic with this queue ended."""
+        """Drop all offsets in a lite topic that ended."""
         parent, lite = split_lite_queue(queue)
         for group in sorted(self._groups.get(parent, ())):
             key = group, parent, _part(lite)

@@ -491,7 +491,7 @@ class Metadata:
         return True
 
     def _not_of_former(self, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset:
-        """An offset of a queue, or its first one if a client still means the deleted topic of this name."""
+        """Raise an offset to the first one of a queue if a client still means the deleted topic of this name."""
         if topic not in self.former_topics.begins:
             return offset
         return max(offset, self.former_topics.begin(topic, queue_id))

@@ -207,7 +207,7 @@ class PopQueue:
         return queue
 
     def note_moved(self, start: QueueOffset, pop_time_ms: int, offset: QueueOffset, new_pop_time_ms: int) -> None:
-        """A message moved to a checkpoint of its own; the answer that says so may be lost."""
+        """Note that a message moved to a checkpoint of its own; the client may not have got the answer that says so."""
         former = self._former.setdefault((offset, new_pop_time_ms), [])
         if start == offset:
             former += self._former.get((start, pop_time_ms), ())

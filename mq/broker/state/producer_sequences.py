@@ -239,7 +239,7 @@ class _Part:
             self.count -= excess
 
     def replace(self, windows: OrderedDict[str, _Window]) -> None:
-        """Have these windows from now on, in their order."""
+        """Replace all windows, in this order."""
         self.windows = windows
         self.wide = OrderedDict.fromkeys(name for name, window in windows.items() if window.count > self._narrow)
         self.count = sum(window.count for window in windows.values())
@@ -320,7 +320,7 @@ class ProducerSequences(StateTable):
         return _NONE if window is None else window.last
 
     def run_committed(self, run: SequencedRun) -> None:
-        """`committed` for each of these records. All at once if they are new, and nothing has to be trimmed."""
+        """Call `committed` for each of these records; in one step if they are new, and nothing has to be trimmed."""
         producer, firsts, lasts, positions, store_ms = run
         count = len(firsts)
         assert count == len(positions), f"{count} ranges of {producer} at {len(positions)} places"
@@ -336,7 +336,7 @@ class ProducerSequences(StateTable):
         part.grew(producer, window, count, self._epoch)
 
     def committed(self, producer: str, first: int, last: int, physical_offset: PhysicalOffset, store_ms: int) -> None:
-        """The messages with these numbers were committed, beginning with the record at that offset."""
+        """Note that the messages with these numbers were committed, beginning with the record at an offset."""
         part = self._part_of(producer)
         window = part.windows.get(producer)
         if window is not None and first <= window.last and window.find(first, last) != []:

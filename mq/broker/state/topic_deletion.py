@@ -139,7 +139,7 @@ def forget_topic(metadata: Tables, command: ForgetTopic, queue_ends: QueueEnds) 
 
 
 def replace_deleted(metadata: Tables, name: str) -> tuple[str, ...]:
-    """A topic of this name is created: a deleted one cannot be restored any more.
+    """Give up the deleted topic whose name a new topic gets: it can no longer be restored.
 
     Returns the topics that were deleted along with it, whose queues go. Its own queues begin where they ended.
     """
@@ -211,7 +211,7 @@ def _row_of(metadata: Tables, command: DeleteTopic, ends: Mapping[int, QueueOffs
 
 
 def _unacknowledged(metadata: Tables, group: str, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset:
-    """A group's offset, or its first popped message that it has not acknowledged: nobody would redeliver that."""
+    """A group's offset, or its first popped message without an acknowledgement, which would not be redelivered."""
     first = metadata.pops.of((group, topic, queue_id)).first_open()
     return offset if first is None else max(min(offset, first), metadata.former_topics.begin(topic, queue_id))
 

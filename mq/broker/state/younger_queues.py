@@ -22,7 +22,7 @@ class YoungerQueues(StateTable):
         """By (group, topic): the id of the first queue that was added later."""
 
     def topic_grew(self, topic: str, queues_before: int, groups: Iterable[str]) -> None:
-        """Queues were added to a topic that had ``queues_before``, and in which ``groups`` had stored offsets."""
+        """Note that queues were added to a topic with ``queues_before``, in which ``groups`` had stored offsets."""
         for group in groups:
             first = self._first.get((group, topic), queues_before)
             self._first[group, topic] = min(first, queues_before)
@@ -41,7 +41,7 @@ class YoungerQueues(StateTable):
         return self._first.keys()
 
     def offsets_removed(self, *, group: str | None = None, topic: str | None = None) -> None:
-        """The offsets of a group, or of all groups in a topic, were removed: the next ones are those of new groups."""
+        """Forget a group, or all groups of a topic, whose offsets were removed: they are new groups from now on."""
         for key in [key for key in self._first if key[0] == group or key[1] == topic]:
             del self._first[key]
 

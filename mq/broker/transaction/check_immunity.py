@@ -40,7 +40,7 @@ class CheckImmunity:
             yield offset
 
     def wait(self, offset: QueueOffset, now: float, seconds: float) -> None:
-        """Do not check it yet."""
+        """Postpone the check of a half message by ``seconds``, at most by `LOOK_SECONDS`."""
         self._turns[offset] = now + min(seconds, LOOK_SECONDS), self._turns[offset][1]
 
     def ask(self, offset: QueueOffset, now: float) -> int:

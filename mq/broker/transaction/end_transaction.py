@@ -305,7 +305,7 @@ class Transactions(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"half message {offset} was {how} before")
 
     def _check_in_time(self, raw: RawRecord, text: str) -> None:
-        """An end that relies on immunity is too late once check-backs have begun. Raises RequestRefused."""
+        """Refuse the end of a transaction with immunity once check-backs have begun. Raises RequestRefused."""
         immunity = props.find(text, props.CHECK_IMMUNITY_SECONDS)
         if immunity is None:
             return

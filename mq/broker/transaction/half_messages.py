@@ -45,7 +45,7 @@ class HalfMessages:
 
     @property
     def marks(self) -> QueueMarks:
-        """The marks of ended ones. Do not keep the result: the first command creates a new object."""
+        """The marks of ended half messages. Do not keep the result: the first command creates a new object."""
         return self._metadata.marks.of(HALF_TOPIC, HALF_QUEUE_ID)
 
     def is_discarded(self, offset: QueueOffset) -> bool | None:
@@ -55,7 +55,7 @@ class HalfMessages:
         return discarded.is_done(place) if place >= discarded.low else None
 
     def discards(self, offsets: Sequence[QueueOffset]) -> list[Command]:
-        """The commands that record discarded ones, and drop old records."""
+        """The commands that mark half messages as discarded, and drop old marks."""
         if not offsets:
             return []
         assert min(offsets) >= 0, f"half messages are discarded from {min(offsets)} on"
@@ -69,12 +69,12 @@ class HalfMessages:
 
     @property
     def queue(self) -> ConsumeQueue | None:
-        """Their queue, None before the first one."""
+        """The queue of half messages; None before the first one."""
         return self._store.get(HALF_TOPIC, HALF_QUEUE_ID)
 
     @property
     def open_count(self) -> int:
-        """Number of open ones, as far as this replica knows."""
+        """The number of open half messages, as far as this replica knows."""
         queue, marks = self.queue, self.marks
         return 0 if queue is None else marks.count_open(queue.max_offset) - marks.count_open(queue.min_offset)
 
@@ -109,8 +109,8 @@ class HalfMessages:
 
 
 def _discarded_at(offset: QueueOffset) -> QueueOffset:
-    """The offset of a half message in the marks of discarded ones: only every second is used, so that the low end never
-    moves past it, below which everything counts as finished.
+    """The place of a half message in the marks of discarded ones. Only every second place is used, so that the low end,
+    below which all are finished, never moves past one.
     """
     return offset + offset + 1
 

@@ -258,7 +258,7 @@ class Appender:
         return None
 
     def outcome_unknown(self, first_index: int) -> None:
-        """The outcome of entries from ``first_index`` on is unknown.
+        """Give up the entries from ``first_index`` on, whose outcome is unknown.
 
         Closes the connections of their senders: the only answer in the protocol that promises nothing.
         """

@@ -62,7 +62,7 @@ class QueueTail:
 
     @classmethod
     def of_lite(cls, queue: str, next_offset: QueueOffset, known: ConsumeQueue | None) -> QueueTail:
-        """The tail of a lite topic: without what only records need, since these are in the queue of its parent.
+        """Make the tail of a lite topic, without the fields for records, which are in the queue of its parent.
 
         Most sends to very many lite topics make one, and this takes less than half the time.
         """
@@ -120,7 +120,7 @@ class QueueTails(Service):
         self.deletions_asked.clear()
 
     def reset(self, topic: str) -> None:
-        """The topic's deletion is in the log, and its offsets begin at 0 again: messages behind it go to empty queues.
+        """Begin the offsets of a topic at 0 again: its deletion is in the log. Later messages get empty queues.
 
         Until `deletion_applied`, this also applies to queues without a tail: they still exist in the store, whether or
         not the metadata has the topic. Tails stay, since pending messages may refer to them.
@@ -131,7 +131,7 @@ class QueueTails(Service):
                 tail.next_offset = FIRST_OFFSET
 
     def deletion_applied(self, topic: str) -> None:
-        """The store drops the topic's queues next, for a deletion in the log, possibly one of an earlier leader."""
+        """Note that the store drops the topic's queues next, for a deletion in the log, maybe of an earlier leader."""
         tail = self._lite.get(topic)
         if tail is not None and tail.next_offset == self._next_offset(topic, 0):
             # Otherwise messages behind the end of this lite topic are in flight, and go on from there.
