@@ -72,8 +72,8 @@ class QueueCatchUp:
         self._ends = snapshot.queues
 
     def add_ends(self, queues: QueueStore) -> None:
-        """Entry ``until_index`` was dispatched: add queues whose entries are all deleted to the table, and drop those
-        of topics that cannot be restored any more.
+        """Add the queues whose entries are all deleted to the table, and drop the queues of topics that can no longer
+        be restored; called after entry ``until_index``.
 
         Raises RunInvalid if snapshot and log disagree about a queue.
         """

@@ -171,7 +171,7 @@ class QueueFiles:
         self._changes = self._changes.merge(Changes(set(), set(), set(), {directory}))
 
     def note_new_names(self, directory: str) -> None:
-        """``directory``, or its name, is new, or has new names: the next checkpoint syncs it and all above it."""
+        """Have the next checkpoint sync ``directory``, which is new or has new names, and all directories above it."""
         while directory:
             self._changes.directories.add(directory)
             directory = os.path.dirname(directory)

@@ -278,7 +278,7 @@ class QueueStore:
             self.floors[topic, queue_id] = offset
 
     def begin_refill(self, pos: PhysicalOffset) -> None:
-        """Entries of records from the physical offset ``pos`` on will be put in front of queues: they do not expire."""
+        """Keep queue entries from expiring from the physical offset ``pos`` on: they will be put in front of queues."""
         self._expire_before = min(self._expire_before, pos)
 
     def prepend(self, run: QueueRun) -> int:

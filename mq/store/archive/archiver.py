@@ -125,7 +125,7 @@ class _Archiver:
         yield ArchiveStep(is_last=True)
 
     def _indexed(self, known: BackupManifest) -> BackupManifest:
-        """Files that `raftmq backup` has stored get an index: brokers read messages by it, and retention needs it."""
+        """Add indexes for files of `raftmq backup`: brokers read messages by them, and retention needs them."""
         objects, end = known.objects, known.next_file.pos
         assert objects is not msgspec.UNSET, "an archive without objects"
         if all(each.index is not None for each in objects.files if each.start < end):
@@ -173,7 +173,7 @@ class _Archiver:
         return state_for
 
     def _next_snapshot(self) -> LogIndex:
-        """The next snapshot to be stored is of this entry or a later one."""
+        """The lowest entry of which the next snapshot may be."""
         known = self._target.manifest
         if known is None or known.objects is msgspec.UNSET:
             return LogIndex(1)

@@ -124,7 +124,7 @@ class ColdBlocks:
         return found
 
     def index_of(self, start: int) -> FileIndex:
-        """The index of the file that begins at a physical offset, verified as what `fetch` returns. Raises as it."""
+        """The index of the file that begins at a physical offset, verified like blocks. Raises as `fetch`."""
         return self._again(start, partial(self._read_index, start))
 
     def close(self) -> None:

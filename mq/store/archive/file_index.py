@@ -108,7 +108,7 @@ class FileIndexBuilder:
         self._blocks: list[Block] = []
 
     def add(self, run: EntryRun) -> None:
-        """The next entries; they become one block."""
+        """Add the next entries as one block."""
         if not run.entries:
             return
         last, oldest, newest = self._last, run.entries[0], run.entries[-1]
@@ -147,7 +147,7 @@ class FileIndexBuilder:
 
     @property
     def index(self) -> FileIndex:
-        """The index of what was added."""
+        """The index of the added entries."""
         end = Base(self._last.index, self._last.term, self._file_end, self._last.chain)
         return FileIndex(tuple(self._blocks), end)
 

@@ -164,7 +164,7 @@ class KeyIndex:
             _remove(path)
 
     def failed(self, path: str) -> None:
-        """The file of a job could not be built; it is skipped until `retry`."""
+        """Skip the part of a job whose file could not be built, until `retry`."""
         self._failed.add(self._part_of(path))
 
     def report_damage(self, pos: int) -> None:
@@ -212,7 +212,7 @@ class KeyIndex:
         return max(0, stop - self._begin) // self._segment_bytes * shares - have
 
     def archived_jobs(self, end: int) -> int:
-        """The number of these parts that have not failed: those are left to copy."""
+        """The number of parts that `archived_missing` counts and that have not failed: they are left to copy."""
         stop = min(end, self._base_pos)
         failed = sum(self._begin <= part < stop and part not in self._indexed for part in self._failed)
         return self.archived_missing(end) - failed
@@ -265,7 +265,7 @@ class KeyIndex:
         )
 
     def _first_kept(self) -> int:
-        """Parts from here on keep their files."""
+        """The first part that keeps its file."""
         kept = min(self._log.base_pos, self._kept_from())
         return -(-kept // self._segment_bytes) * self._segment_bytes
 
