@@ -95,7 +95,7 @@ def parse_tags(topic: str, expression: str) -> Subscription:
 
 
 def filtered_by(topic: str, program: FilterProgram, tags: str = ALL_TAGS) -> Subscription:
-    """A subscription to what a program lets through of the messages with these tags; to all messages of a retry topic.
+    """A subscription to the messages with these tags that a program lets through; to all messages of a retry topic.
 
     Raises SubscriptionError.
     """

@@ -41,7 +41,7 @@ class Figures:
         self.programs = 0
 
     def filtered(self, group: str, *, examined: int, passed: int, failed: int, seconds: float) -> None:
-        """A filter looked at messages, for so many seconds of a processor."""
+        """Count messages that a filter examined, and the processor seconds it took."""
         figures = self._of(group)
         figures.examined += examined
         figures.passed += passed
@@ -53,7 +53,7 @@ class Figures:
         self._of(group).passed_bytes += nbytes
 
     def throttled(self, group: str, seconds: float) -> None:
-        """A filter had to wait, since its group had used too much of the processors."""
+        """Add the seconds that a filter waited because its group had used too much of the processors."""
         self._of(group).throttled_seconds += seconds
 
     def _of(self, group: str) -> GroupFigures:

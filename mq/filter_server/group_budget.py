@@ -16,7 +16,7 @@ class GroupBudget:
         self._at = now
 
     def spend(self, seconds: float, now: float) -> None:
-        """The group's filters used a processor for `seconds`."""
+        """Charge `seconds` of a processor to the group."""
         self._remaining = min(self._remaining + (now - self._at) * self._share, self._share * _BURST_SECONDS) - seconds
         self._at = now
 

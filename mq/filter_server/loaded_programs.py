@@ -141,7 +141,7 @@ class Programs:
         return await self._once(key, name, partial(self._fetch, group, topic, name))
 
     async def add(self, group: str, topic: str, name: ProgramName, content: bytes) -> Program:
-        """A program that a consumer uploads, for each of its queues. Raises ProgramInvalid if it cannot be used."""
+        """Load a program that a consumer uploads for each of its queues. Raises ProgramInvalid if it is unusable."""
         if not name.is_of(content):
             raise ProgramInvalid(f"the SHA-256 of the program differs from its name {name.text}")
         key = group, topic, name.text
@@ -171,7 +171,7 @@ class Programs:
         return (group, topic, name.text) in self._loaded
 
     async def current(self, group: str, topic: str) -> ProgramName:
-        """The filter that a group has for a topic, for clients that do not name it when they pull: those of RocketMQ.
+        """The filter of a group for a topic, for RocketMQ's clients, which do not name it when they pull.
 
         Raises ProgramInvalid if that cannot be used, ClientError: BrokerError with FILTER_DATA_NOT_EXIST without one.
         """

@@ -95,7 +95,7 @@ class PullProgress:
         return self.offset == self._first
 
     def replied(self, reply: PullHead, now: float) -> PullResponse | None:
-        """A broker answered a read. If it has an answer for the consumer as it is, that is returned."""
+        """Note a broker's answer to a read; returns it if the consumer is to get it unchanged, else None."""
         self._low, self._high = reply.low, reply.high
         if reply.code == ResponseCode.PULL_OFFSET_MOVED:
             self._is_over = True

@@ -85,7 +85,7 @@ class Sandbox:
         self._driver = wasmtime.Module(self._engine, DRIVER)
 
     def tick(self) -> None:
-        """`EPOCH_SECONDS` have passed."""
+        """Called every `EPOCH_SECONDS`: interrupts calls that have run for too long."""
         self._engine.increment_epoch()
 
     def load(self, content: bytes) -> WasmFilter:

@@ -130,7 +130,7 @@ class RouteTable:
         expiry_seconds: float | None = None,
         whole: bool = False,
     ) -> Registered:
-        """A broker registers with its id and its topics.
+        """Register a broker with its id and its topics.
 
         The topics count only if it leads its group, and only if their version is new, or if they are missing. With
         ``whole`` they are all topics of the group, and others are removed; without, others stay. If it had another id
@@ -177,7 +177,7 @@ class RouteTable:
         return Registered(leader_address=leader.broker.address, leader_ha_address=leader.ha_address)
 
     def unregister_broker(self, broker: BrokerId) -> Hashable | None:
-        """A broker unregisters. Returns the connection over which it last registered; None if it is not known."""
+        """Remove a broker. Returns the connection over which it last registered; None if it is not known."""
         live = self._live.get(broker.address)
         if live is None:
             return None
@@ -416,7 +416,7 @@ def _check_name(what: str, name: str) -> None:
 
 
 def _check_characters(what: str, name: str) -> None:
-    """Names are shown in terminals, logs and dashboards; legitimate names contain none of these characters."""
+    """Refuse characters that legitimate names lack: names are shown in terminals, logs and dashboards."""
     if not name.isprintable() or "/" in name or "\\" in name:
         raise NameUnusual(what, name)
 

@@ -252,7 +252,7 @@ class Brokers:
     # What brokers know of clients.
 
     def announce_clients(self) -> None:
-        """Producer groups, or members of consumer groups, have changed: tell the brokers now."""
+        """Tell the brokers now that producer groups, or members of consumer groups, have changed."""
         self._core.heartbeat_soon()
 
     async def stay_connected(self) -> None:

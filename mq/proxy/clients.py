@@ -47,7 +47,7 @@ class TelemetryStream:
         self._cut = False
 
     async def send(self, command: pb.TelemetryCommand) -> None:
-        """Waits until there is room for it. Cancelled, the stream can only be ended.
+        """Send a command, and wait until there is room for it. Cancelled, the stream can only be ended.
 
         Raises BrokenCall: the client is gone, or has not read for too long, or an earlier command was cut off.
         """
@@ -149,8 +149,8 @@ class Clients:
     # Members of consumer groups.
 
     def members(self) -> list[ClientBehindProxy]:
-        """The members of consumer groups, `MEMBERS_MAX` and `MEMBERS_BYTES_MAX` at most; those that do not fit are left
-        out. Of the streams of one client, the newest counts.
+        """The members of consumer groups, at most `MEMBERS_MAX` with `MEMBERS_BYTES_MAX`; further ones are left out.
+        The newest stream of a client names its member.
         """
         found: list[ClientBehindProxy] = []
         room = MEMBERS_BYTES_MAX
@@ -173,7 +173,7 @@ class Clients:
     # Producers of transactions.
 
     def produces(self, stream: TelemetryStream, topics: frozenset[str]) -> bool:
-        """The client of a stream sends transactional messages to these topics. Returns whether a topic is new."""
+        """Note the topics to which the client of a stream sends transactional messages. Returns whether one is new."""
         for topic in stream.transaction_topics - topics:
             del self._of_topic[topic][stream]
             if not self._of_topic[topic]:

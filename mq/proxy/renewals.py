@@ -154,7 +154,7 @@ class Renewals:
 
     @asynccontextmanager
     async def taken(self, client_id: str, group: str, text: str) -> AsyncGenerator[Handle]:
-        """The present handle of a message that a client settles; afterwards it is not kept hidden any more.
+        """Yield the present handle of a message that a client settles; afterwards it is no longer kept hidden.
 
         If the block fails, it stays as it was. Raises CodedError for an invalid handle.
         """

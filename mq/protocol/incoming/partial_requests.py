@@ -33,7 +33,7 @@ class Receiving(Hashable, Protocol):
     def close(self, reason: str, /) -> None: ...
 
     def admitted(self) -> None:
-        """Continue reading: the waiting frame is admitted."""
+        """Called when the waiting frame is admitted: continue reading."""
         ...
 
 
@@ -80,8 +80,7 @@ class PartialRequests(Generic[ConnectionT]):
         return len(self._waiting)
 
     def begin(self, connection: ConnectionT, nbytes: int) -> bool:
-        """A frame of ``nbytes`` begins. Returns whether it is admitted; if not, read nothing until `admitted` is
-        called.
+        """Admit a frame of ``nbytes`` if there is room. If it returns False, read nothing until `admitted` is called.
 
         If too many wait already, the connection is closed.
         """
@@ -100,7 +99,7 @@ class PartialRequests(Generic[ConnectionT]):
         return False
 
     def finished(self, connection: ConnectionT) -> None:
-        """The frame of a connection is complete, or never will be; no effect if it has none."""
+        """Release the room of a frame that is complete, or never will be; no effect if the connection has none."""
         frame = self._admitted.pop(connection, None)
         if frame is None:
             if self._waiting.pop(connection, None) is not None and len(self._shortest) > 2 * len(self._waiting) + 64:

@@ -303,7 +303,7 @@ class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_trace(message_id: str, records: Iterable[TraceRecord], unreadable: int = 0) -> MessageTrace:
-    """The trace of one message from records of many; duplicates count once."""
+    """Build the trace of one message from records of many messages; duplicates are ignored."""
     of_it = [each for each in dict.fromkeys(records) if message_id in each.message_id.split(",")]
     ended = {each.request_id: each for each in of_it if isinstance(each, HandlingEnded)}
     begun = [each for each in of_it if isinstance(each, HandlingBegun)]

@@ -96,5 +96,5 @@ class CallStream:
         self.connection.give_back(self)
 
     def close(self, reason: str, /) -> None:
-        """The message did not arrive in time."""
+        """Refuse the call, whose message did not arrive in time."""
         self.connection.refuse(self, CallRefused(Status.RESOURCE_EXHAUSTED, reason))

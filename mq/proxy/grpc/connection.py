@@ -102,7 +102,7 @@ class GrpcConnection:
     # ---------------------------------------------------------------------------------- from the client
 
     def receive(self, data: bytes, now: float) -> None:
-        """Bytes of the client have arrived. Raises ConnectionFailed; then all calls have ended."""
+        """Handle bytes of the client. Raises ConnectionFailed; then all calls have ended."""
         self._now = self._received_at = now
         self._pinged_at = None
         guard, http2 = self._guard, self._http2
@@ -213,7 +213,7 @@ class GrpcConnection:
             self._half_close(stream)
 
     def data(self, stream_id: int, data: bytes, nbytes: int, *, ended: bool) -> None:
-        """Data of a call."""
+        """Add data to a call."""
         stream = self.streams.get(stream_id)
         if stream is None:
             if ended:

@@ -32,7 +32,7 @@ class Allowance:
         return True
 
     def earn(self, amount: float) -> None:
-        """More may be spent, at most the burst at once."""
+        """Allow ``amount`` more to be spent, at most the burst at once."""
         self._remaining = min(self._burst, self._remaining + amount)
 
 

@@ -67,7 +67,7 @@ class Http2Error(Exception):
 
     @property
     def flood(self) -> bool:
-        """The client sends too much, and not something wrong."""
+        """Whether the client sends too much, rather than something invalid."""
         return self.code is ErrorCode.ENHANCE_YOUR_CALM
 
 

@@ -68,7 +68,7 @@ class MessageReader:
         return messages
 
     def end(self) -> None:
-        """The client sends no more. Raises CallRefused within a message."""
+        """Called when the client sends no more. Raises CallRefused within a message."""
         if self.begun or self._received:
             raise CallRefused(Status.INTERNAL, "the last message is incomplete")
 

@@ -122,7 +122,7 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
 
 @lru_cache(maxsize=1024)
 def _remembered(code: bytes) -> bytes:
-    """Names and most values come again and again."""
+    """Decode a Huffman code; cached, since names and most values are repeated."""
     return bytes(decode_huffman(code))
 
 

@@ -83,7 +83,7 @@ class _Stream:
 
     @property
     def lacks_data(self) -> bool:
-        """The client has announced more than has arrived."""
+        """Whether more or less data has arrived than the client has announced."""
         return self.announced is not None and self.announced != self.arrived
 
 
@@ -377,7 +377,7 @@ class Http2:
         self.unsent += frame(Kind.RST_STREAM, 0, stream_id, _NUMBER.pack(code))
 
     def give_back(self, stream_id: int, nbytes: int) -> None:
-        """Data of so many bytes has been used: the client may send as much again."""
+        """Let the client send ``nbytes`` more: as much of its data has been used."""
         self._give_connection(nbytes)
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.remote_ended:

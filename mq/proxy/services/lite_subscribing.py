@@ -62,7 +62,7 @@ class Subscribed:
         self._count = 0
 
     def __len__(self) -> int:
-        """Lite topics of all clients; a client counts as one more."""
+        """The number of lite topics of all clients; each client counts as one more."""
         return self._count
 
     def get(self, client_id: str, group: str, topic: str) -> set[str] | None:
@@ -71,7 +71,7 @@ class Subscribed:
         return found[1] if found is not None and found[0] == topic else None
 
     def changed(self, client_id: str, group: str, topic: str, action: Action, lites: set[str]) -> None:
-        """All broker groups have accepted a change."""
+        """Note a change that all broker groups have accepted."""
         known = self.get(client_id, group, topic)
         self._forget((client_id, group))
         match action:
@@ -89,7 +89,7 @@ class Subscribed:
             self._forget(next(iter(self._of)))
 
     def lost(self, client_id: str, group: str, lite: str) -> None:
-        """Another client has taken over a lite topic."""
+        """Forget a lite topic that another client has taken over."""
         found = self._of.get((client_id, group))
         if found is not None and lite in found[1]:
             found[1].discard(lite)
@@ -141,7 +141,7 @@ class LiteSubscribing:
         return self._subscribed.get(caller.client_id, group, topic) is not None
 
     async def say_again(self, caller: Caller, group: str, topic: str, broker_name: str) -> None:
-        """A broker group does not know what a client subscribes to. Raises CodedError, ClientError."""
+        """Send a client's subscriptions to a broker group that does not know them. Raises CodedError, ClientError."""
         lites = self._subscribed.get(caller.client_id, group, topic)
         if lites is None:
             return  # noqa: ASYNC910 - it has left meanwhile
@@ -149,12 +149,12 @@ class LiteSubscribing:
         await self._control(topic, broker_name, entry, caller.extra, _SECONDS)
 
     def leave(self, caller: Caller) -> None:
-        """A client leaves: it subscribes to nothing any more."""
+        """End all subscriptions of a client that leaves."""
         for group, topic in self._subscribed.left(caller.client_id):
             self._nursery.start_soon(self._end, caller, group, topic)
 
     def taken_over(self, notice: NotifyUnsubscribeLite) -> None:
-        """A broker says that another client of the group has subscribed to a lite topic: tell the one that had it."""
+        """Tell a client that another client of its group has taken over a lite topic, as a broker says."""
         ext = notice.ext
         self._subscribed.lost(ext.client_id, ext.consumer_group, ext.lite_topic)
         command = pb.TelemetryCommand(

@@ -50,7 +50,7 @@ class Pulling:
         self._identify = identify
 
     async def pull(self, call: Call) -> None:
-        """The status, the messages, and the offset at which the next pull goes on."""
+        """The status, the messages, and the offset at which the next pull continues."""
         request = parsed(pb.PullMessageRequest, await call.receive())
         try:
             answers = await self._pull(request, await self._identify(call))
@@ -126,7 +126,7 @@ class Pulling:
         return pb.UpdateOffsetResponse(status=OK)
 
     async def get_offset(self, request: pb.GetOffsetRequest, caller: Caller) -> pb.GetOffsetResponse:
-        """The offset at which a group goes on. Raises CodedError, ClientError."""
+        """The offset at which a group continues. Raises CodedError, ClientError."""
         group, queue = group_of(request.group), _Queue(request.message_queue)
         ext = QueryConsumerOffsetExt(
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False

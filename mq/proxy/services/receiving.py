@@ -374,7 +374,7 @@ class Receiving:
         )
 
     def _start_giving_back(self, receive: _Receive, messages: list[PoppedMessage[Any]]) -> None:
-        """Messages that did not reach the client."""
+        """Give messages that did not reach the client back to the brokers, in the background."""
         if messages:
             self._giving_back += 1
             self._nursery.start_soon(self._give_back, receive, messages)

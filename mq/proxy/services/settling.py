@@ -45,7 +45,7 @@ class PoppedMessages:
         return receipt
 
     async def acknowledge(self, group: str, topic: str, handle: Handle, extra: Fields, seconds: float) -> None:
-        """Raises CodedError if it is visible again; ClientError."""
+        """Acknowledge a message. Raises CodedError if it is visible again; ClientError."""
         receipt = await self._receipt(topic, handle)
         ext = AckExt(
             consumer_group=group,
@@ -133,7 +133,7 @@ class Settling:
         self._renewals = renewals
 
     async def acknowledge(self, request: pb.AckMessageRequest, caller: Caller) -> pb.AckMessageResponse:
-        """Each message has a status. Raises CodedError."""
+        """Acknowledge messages; each gets a status of its own. Raises CodedError."""
         group, topic = group_of(request.group), topic_of(request.topic)
         entries = [
             pb.AckMessageResultEntry(message_id=each.message_id, receipt_handle=each.receipt_handle)
@@ -191,7 +191,7 @@ class Settling:
     async def forward_to_dead_letters(
         self, request: pb.ForwardMessageToDeadLetterQueueRequest, caller: Caller
     ) -> pb.ForwardMessageToDeadLetterQueueResponse:
-        """The client gives a message up. Raises CodedError, ClientError."""
+        """Make a dead letter of a message that the client gives up. Raises CodedError, ClientError."""
         group, topic = group_of(request.group), topic_of(request.topic)
         async with self._renewals.taken(caller.client_id, group, request.receipt_handle) as handle:
             await self._popped.bury(group, topic, handle, request.message_id, caller.extra)
