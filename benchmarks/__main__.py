@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 
 class Case(NamedTuple):
-    """``module`` measures it; ``about`` says what, and what it writes."""
+    """``module`` runs the measurement; ``about`` says what it measures, and which page it writes."""
 
     module: str
     about: str
@@ -72,7 +72,7 @@ def table() -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run one case with the rest of the arguments. Ends the process with exit code 2 if there is no such case."""
+    """Run one case with the rest of the arguments. Ends the process with exit code 2 if the case does not exist."""
     name = arguments[0] if arguments else ""
     if name in ("-h", "--help"):
         print(f"usage: python -m benchmarks CASE [options]\n\n{table()}")

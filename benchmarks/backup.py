@@ -1,8 +1,8 @@
-"""What a backup costs the producers of a group, and how fast a group is restored from it.
+"""Measures the cost of a backup for the producers of a group, and how fast a group is restored from it.
 
 - ``backup``: three replicas hold 10 GB of messages, all on the same disk. Then messages of 1 KiB are sent at 20,000 a
   second, while `raftmq backup` copies the log of a follower at its default rate. In one window of four the backup is
-  stopped (SIGSTOP), so that windows with and without it are neighbours. A latency counts from when its message was due.
+  stopped (SIGSTOP), so that windows with and without it are neighbours. A latency begins when its message was due.
   The load survives a change of the leader: it counts failed sends, and sends to the new leader from the next round on.
 - ``restore``: `raftmq restore` makes a replica from a backup of 3 GB. In front of it and after it, the rate is measured
   at which the same disk takes a plain file. Neither finds what it reads in the page cache.
@@ -77,14 +77,13 @@ DISK_PERCENT = 80.0
 
 
 def data_bytes(quick: bool, free: int) -> int:
-    """Of the messages: what fits into the ``free`` bytes of the disk, beside the load, and leaves a tenth of them."""
+    """The bytes of messages to store: as many as fit into ``free`` bytes of the disk beside the load, less a tenth."""
     return (
         DATA_BYTES // 100 if quick else max(DATA_BYTES_MIN, min(DATA_BYTES, (int(0.9 * free) - LOAD_BYTES) // COPIES))
     )
 
 
 async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
-    """See the module."""
     until = trio.current_time() + plan.limit - RESTORE_SECONDS
     data = data_bytes(plan.quick, _free_bytes(directory))
     async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
@@ -107,7 +106,6 @@ async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:
-    """See the module."""
     _free_bytes(directory)
     data, probe = (nbytes // 100 if plan.quick else nbytes for nbytes in (RESTORED_BYTES, PROBE_BYTES))
     backup, replicas = directory / "backup", directory / "replicas"
@@ -123,13 +121,13 @@ async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:
 
 
 def _free_bytes(directory: Path) -> int:
-    """On the disk of a directory, which is made."""
+    """Create a directory, and return the free bytes of its disk."""
     directory.mkdir(parents=True)
     return shutil.disk_usage(directory).free
 
 
 async def _fill(cluster: DevCluster, leader: str, wanted: int) -> tuple[int, float]:
-    """Store so many bytes of bodies or a few more, unless that takes too long; returns how many in how many seconds."""
+    """Store at least ``wanted`` bytes of bodies, unless that takes too long; returns stored bytes and seconds."""
     stored, seconds = 0, 0.0
     while stored < wanted and seconds < FILL_SECONDS_MAX:
         job = _job(cluster, leader, FILL_BODY_BYTES, 8, FILL_SECONDS if wanted > 1e9 else 1.0, 1)
@@ -161,7 +159,7 @@ def _job(
 
 
 class Copying(Protocol):
-    """What copies the log beside the load; see `BackupProcess`."""
+    """A process that copies the log beside the load; see `BackupProcess`."""
 
     seconds: float
     cpu: float
@@ -174,10 +172,10 @@ class Copying(Protocol):
 
 
 class BackupProcess:
-    """`raftmq backup`, which is stopped and goes on.
+    """`raftmq backup`, which is stopped and continued.
 
-    ``seconds`` are those in which it was not stopped, ``cpu`` what it used in them; ``nbytes`` is what it has copied,
-    once it has ended.
+    ``seconds`` is the time while it was not stopped, ``cpu`` its CPU seconds in that time; ``nbytes`` is the number of
+    copied bytes, once it has ended.
     """
 
     def __init__(self, command: Sequence[str], output: Path) -> None:
@@ -229,9 +227,9 @@ class BackupProcess:
 class LoadWithBackup:
     """Messages at a rate in rounds of windows, while `raftmq backup` copies the log of a follower to ``target``.
 
-    ``off`` are the windows without the backup, ``on`` those during all of which it worked. ``failed`` sends were
-    refused or got no answer; ``refusals`` counts the connections on which this happened, by the error. ``moves`` says
-    for each change of the leader why the old one stopped leading.
+    ``off`` are the windows without the backup, ``on`` the windows that it worked through. ``failed`` sends were refused
+    or got no answer; ``refusals`` is the number of connections on which this happened, by the error. ``moves`` says for
+    each change of the leader why the old one stopped leading.
     """
 
     def __init__(
@@ -244,8 +242,8 @@ class LoadWithBackup:
         rate: float = RATE,
         connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
-        """``copying`` is what copies the log, if not `raftmq backup`; ``rate`` is that of the messages, and
-        their generators begin ``connect_seconds`` before the first window.
+        """``copying`` copies the log, by default `raftmq backup`; ``rate`` is in messages a second; load generators
+        begin ``connect_seconds`` before the first window.
         """
         self.off = list[Window]()
         self.on = list[Window]()
@@ -260,10 +258,10 @@ class LoadWithBackup:
         self._backup = copying
 
     async def run(self, until: float) -> None:
-        """Rounds until the backup has ended, or until a time of trio's clock.
+        """Run rounds until the backup has ended, or until a time of trio's clock.
 
         Raises:
-            ServersFailed, GeneratorFailed: what was measured before stays.
+            ServersFailed, GeneratorFailed: earlier windows stay.
         """
         cluster = self._cluster
         leader = await cluster.leader()
@@ -300,7 +298,7 @@ class LoadWithBackup:
         self.on += [window for window, has_worked in zip(windows, worked, strict=True) if has_worked]
 
     def figures(self) -> list[Figure]:
-        """What was measured so far."""
+        """Return the figures of the windows so far."""
         found = figures_of(self.off, self.on) if self.off and self.on else []
         found.append(Figure("producers", "sends that failed", self.failed, "", 0))
         for error, count in sorted(self.refusals.items()):
@@ -317,7 +315,7 @@ class LoadWithBackup:
 
 
 def causes_of_moves(log: Path) -> list[str]:
-    """Why a replica stopped leading, each time that it did, by its log; see docs/recovery.md."""
+    """The reason each time that a replica stopped leading, from its log; see docs/recovery.md."""
     causes, role = list[str](), ""
     for line in log.read_text().splitlines():
         event = json.loads(line) if line.startswith("{") else {}

@@ -19,7 +19,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As in the tables and for ``--case``."""
+        """The name in the tables and for ``--case``."""
         return f"{self.nodes}n-{self.body_bytes}-{self.connections}x{self.in_flight}"
 
     @property
@@ -44,7 +44,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """All windows of a case, and what was measured once: memory of the replicas (leader first), load average before."""
+    """All windows of a case, and figures measured once: memory of the replicas (leader first), load average before."""
 
     case: Case
     windows: tuple[Window, ...]

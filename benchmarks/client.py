@@ -1,4 +1,4 @@
-"""What the Python SDK can send from one process, and what a message costs it.
+"""Measures how much the Python SDK can send from one process, and its CPU time per message.
 
 `raftmq bench produce` is the client: one process, one producer, bodies of 128 B and 1 KiB. It sends single messages,
 single messages that the producer batches by itself (``linger``), and batches that the application makes. Then `raftmq
@@ -41,12 +41,12 @@ RECEIVED_AT = ("one replica", 128)
 
 
 async def measure_one(plan: Plan, directory: Path, note: Note) -> None:
-    """With one replica. Raises ServersFailed."""
+    """Measure with one replica. Raises ServersFailed."""
     await _measure("one replica", 1, plan, directory, note)
 
 
 async def measure_three(plan: Plan, directory: Path, note: Note) -> None:
-    """With three replicas. Raises ServersFailed."""
+    """Measure with three replicas. Raises ServersFailed."""
     await _measure("three replicas", 3, plan, directory, note)
 
 
@@ -77,7 +77,7 @@ async def _bench(what: str, namesrv: str, body: int, plan: Plan, options: Sequen
 
 
 def figures_of(case: str, load: str, body: int, result: Mapping[str, Mapping[str, float]]) -> list[Figure]:
-    """Of one load with bodies of ``body`` bytes; ``result`` is the JSON of `raftmq bench produce`."""
+    """The figures of one load with bodies of ``body`` bytes; ``result`` is the JSON of `raftmq bench produce`."""
     cpu = result["cpu_us_per_message"]
     name = f"{load}, {body} B"
     goal = GOALS.get((case, load, body))
@@ -91,7 +91,7 @@ def figures_of(case: str, load: str, body: int, result: Mapping[str, Mapping[str
 
 
 def figures_of_received(case: str, body: int, result: Mapping[str, Mapping[str, float]]) -> list[Figure]:
-    """Of a backlog that was read; ``result`` is the JSON of `raftmq bench backlog`."""
+    """The figures of reading a backlog; ``result`` is the JSON of `raftmq bench backlog`."""
     goal = RECEIVED_GOAL if (case, body) == RECEIVED_AT else None
     rate = result["consumed"]["messages_per_second"]
     return [

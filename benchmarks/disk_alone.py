@@ -1,11 +1,11 @@
-"""What the disk does alone: a plain program that writes as a group of brokers does, and nothing else.
+"""Measures the disk alone: a plain program writes as a group of brokers does, and does nothing else.
 
 One thread per replica writes to a file of its own, preallocated as a segment is, at fixed times; each write is synced
-by the same call (``RWF_DSYNC``). Beside the latency of a broker group at the same rate, it tells which part of that is
-the disk's.
+by the same call (``RWF_DSYNC``). Beside the latency of a broker group at the same rate, it tells the disk's part of
+that.
 
-Run as ``python -m benchmarks.disk_alone``: one JSON object on standard input (`DiskJob`), one on standard output: how
-many writes are in each bucket of `benchmarks.load.closed_loop`.
+Run as ``python -m benchmarks.disk_alone``: one JSON object on standard input (`DiskJob`), one on standard output: the
+number of writes in each bucket of `benchmarks.load.closed_loop`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.load.report import buckets
 class DiskJob:
     """Each of ``writers`` writes ``nbytes`` to a file in ``directory``, ``rate`` times a second, for ``seconds``.
 
-    ``file_bytes``: size of a file, where a writer begins again; by default that of a segment.
+    ``file_bytes``: size of a file, where a writer begins again; by default the size of a segment.
     """
 
     directory: str
@@ -68,7 +68,7 @@ class _Writer(threading.Thread):
 
 
 def write_alone(job: DiskJob) -> dict[int, int]:
-    """How many writes are in each bucket. Raises OSError."""
+    """Run the job; returns the number of writes in each bucket. Raises OSError."""
     ready = threading.Barrier(job.writers)
     writers = [_Writer(job, number, ready) for number in range(job.writers)]
     for writer in writers:

@@ -1,4 +1,4 @@
-"""How much clients of a broker disturb one another. ``python -m benchmarks.fairness`` (``make bench-fairness``).
+"""Measures how clients of a broker disturb one another. ``python -m benchmarks.fairness`` (``make bench-fairness``).
 
 A producer and a push consumer of our client library pass 200 messages a second through three replicas, sent on schedule
 regardless of responses, and record the time to the acknowledgement and to the callback of each. They run alone
@@ -140,7 +140,7 @@ async def _come_later(seconds: float, job: Job) -> None:
 
 
 async def measure_alone(plan: Plan, directory: Path, note: Note) -> None:
-    """No other clients."""
+    """Measure without other clients."""
     async with _three(directory) as (cluster, leader):
         await _measure("alone", cluster, leader, plan, note, SECONDS, goal=None)
 

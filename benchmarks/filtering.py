@@ -7,7 +7,7 @@ them, one connection for each queue, each with one pull in flight for 32 message
 - ``property``: through a filter server, with the module of ``tests/filters/by_property.wat``, which looks for that
   property. ``expression``: with a ``BodyFilter`` that does, which is compiled to Python.
 
-CPU is that of the process, divided by the messages that were read from the broker. The consumers have the cores, too.
+CPU is the CPU time of the process per message read from the broker. The consumers use the cores, too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ANSWERS = (0, 20)
 
 @dataclass(frozen=True, slots=True)
 class ReadOutcome:
-    """All queues were read once."""
+    """The result of reading all queues once."""
 
     messages: int
     nbytes: int
@@ -115,7 +115,7 @@ async def filter_server(cluster: DevCluster) -> AsyncIterator[tuple[tuple[str, i
     try:
         async with Admin(cluster.namesrv) as admin:
             with trio.fail_after(30):
-                # Nobody but the name server knows when it is in the route.
+                # Only the name server knows when it is in the route.
                 while not any((await admin.route(TOPIC)).filter_servers.values()):  # noqa: ASYNC110
                     await trio.sleep(0.1)
         yield (HOST, port), process.pid

@@ -1,14 +1,14 @@
-"""Which functions of ours a sent message walks through: ``python -m benchmarks.hops [--walk]``.
+"""Prints the functions of ours that a sent message walks through: ``python -m benchmarks.hops [--walk]``.
 
 A broker with a single replica, in this process, gets sends from a client that already produces; its log is synced. A
-*hop* is an entry of a Python function of `mq` or `raftlog` on the event loop's thread, from the turn in which the
-sends are received to the one in which their replies leave. Comprehensions are no hops, nor is compiled code: what it
-does by itself does not appear, what it calls does. The walk of the fewest hops of several is counted, as a turn of
-something else may come in between.
+*hop* is an entry of a Python function of `mq` or `raftlog` on the event loop's thread, from the turn in which the sends
+are received to the one in which their replies leave. Comprehensions and compiled code are not hops, but functions that
+compiled code calls are. The walk of the fewest hops of several is counted, as a turn of something else may come in
+between.
 
-Hops that come with each further message of a chunk are *per message*; all others are *per round*: that many messages
-share them as are received and stored together. ``--walk`` prints each function of the walk of one message, indented by
-its callers. With ``RAFTMQ_PURE_PYTHON=1`` it is that of the form without compiled modules.
+Hops that come with each further message of a chunk are *per message*; all others are *per round*: messages that are
+received and stored together share them. ``--walk`` prints each function of the walk of one message, indented by its
+callers. With ``RAFTMQ_PURE_PYTHON=1``, no compiled modules are used.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _walking(on_call: Callable[[FrameType, str, object], None]) -> Iterator[None
 
 
 async def walks(directory: Path, clock: MockClock) -> dict[int, Walk]:
-    """The shortest walk of a chunk with so many messages."""
+    """The shortest walk of a chunk, by its number of messages."""
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     ports = Ports.free(1)
     settings = BrokerSettings(
@@ -114,8 +114,8 @@ async def walks(directory: Path, clock: MockClock) -> dict[int, Walk]:
 
 
 def per_message(few: int, many: int) -> int:
-    """Hops that come with each further message, by those of the two chunks. A hop more or less in one of them, as when
-    a write is durable sooner, is none for each message.
+    """The hops that come with each further message, from the hops of a chunk of few and one of many. A hop more or less
+    in one chunk, as when a write is durable sooner, does not change it.
     """
     return round((many - few) / (MANY - FEW))
 

@@ -35,7 +35,7 @@ _SILENCE_SECONDS_MAX = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``warmup`` messages that do not count, then ``messages`` that do, each of ``body_bytes``."""
+    """``warmup`` messages, which are not measured, then ``messages`` measured ones, each of ``body_bytes``."""
 
     namesrv: str
     topic: str
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """In seconds, in the order of the messages: to the callback, and to the producer's acknowledgement."""
+    """The seconds to the callback, and to the producer's acknowledgement, in the order of the messages."""
 
     delivered: list[float]
     acknowledged: list[float]

@@ -1,4 +1,4 @@
-"""What may make messages slow in the open loop of `benchmarks.paced`: cores and writes."""
+"""Measures possible causes of slow messages in the open loop of `benchmarks.paced`: cores and writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DISK_SECONDS = 20.0
 
 
 def core_meters(pids: Sequence[int]) -> list[Meter]:
-    """For `core_figures`; the first process is the leader."""
+    """The meters for `core_figures`; the first process is the leader."""
 
     def index_seconds() -> float:
         return sum(cpu_seconds(pid) - own_cpu_seconds(pid) for pid in pids)
@@ -37,7 +37,7 @@ def core_meters(pids: Sequence[int]) -> list[Meter]:
 
 
 def core_figures(used: Sequence[Sequence[float]], seconds: float) -> list[Figure]:
-    """What `core_meters` counted in windows of so many seconds: pure."""
+    """The figures from the counts of `core_meters` in windows of ``seconds``: pure."""
     cores, index, waited = (max(0.0, statistics.mean(column) / seconds) for column in zip(*used, strict=True))
     return [
         Figure(CASE, f"cores in use, of {os.cpu_count()}", cores, ""),
@@ -56,7 +56,7 @@ class Writes:
 
     @property
     def count(self) -> float:
-        """All of them."""
+        """The number of all writes."""
         return self.below[-1]
 
     def since(self, start: Writes) -> Writes:
@@ -66,7 +66,7 @@ class Writes:
 
 
 async def writes_of(cluster: DevCluster, node_id: str) -> Writes:
-    """From the metrics of a replica, which are at most a second old."""
+    """The write counters of a replica, read from its metrics, which are at most a second old."""
     _, samples = await scrape(cluster, node_id)
     below = tuple(
         float(line.rpartition(b" ")[2]) for line in samples if line.startswith(b"raftmq_log_sync_seconds_bucket")

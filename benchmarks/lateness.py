@@ -1,7 +1,7 @@
-"""How late delayed messages arrive: 1,000 a second at the shortest level, from send to a push consumer's callback.
+"""Measures how late delayed messages arrive: 1,000 a second at the shortest level, from send to callback.
 
 Producer and consumer are our client library, in a separate process: ``python -m benchmarks.lateness`` reads one JSON
-object from standard input (`Job`) and writes one to standard output (`Report`). Lateness counts from the call of
+object from standard input (`Job`) and writes one to standard output (`Report`). Lateness begins with the call of
 `send`, so it includes the time until the message is stored; a message is early if it arrives before its delay has
 passed since then.
 """
@@ -37,7 +37,7 @@ _SILENCE_SECONDS_MAX = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``rate`` messages a second for so many seconds."""
+    """``rate`` messages a second for ``seconds``."""
 
     namesrv: str
     topic: str

@@ -56,7 +56,7 @@ class NeighbourFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``topics``, ``groups`` and ``rate``, messages a second, are those of the kind ``groups``."""
+    """``topics``, ``groups`` and ``rate``, in messages a second, are for the kind ``groups``."""
 
     kind: str
     host: str
@@ -68,7 +68,7 @@ class Job:
 
 @asynccontextmanager
 async def neighbours(job: Job) -> AsyncIterator[None]:
-    """They run within the block. Raises NeighbourFailed if they cannot start."""
+    """Run the neighbours within the block. Raises NeighbourFailed if they cannot start."""
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "benchmarks.noisy_clients"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
     )
@@ -89,7 +89,7 @@ async def neighbours(job: Job) -> AsyncIterator[None]:
 
 
 class _Client:
-    """A connection that counts responses."""
+    """A connection that waits for as many responses as it has sent requests."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream

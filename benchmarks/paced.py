@@ -1,11 +1,11 @@
 """The latency at half of the maximum rate: an open loop, three replicas, messages of 1 KiB.
 
 First the maximum: 4 connections with 256 single sends in flight each. Then half of its median rate at fixed times,
-whether earlier messages were acknowledged or not. A latency counts from when a message was due, so that a pause of the
-servers counts for all messages that were due in it.
+whether earlier messages were acknowledged or not. A latency begins when a message was due, so that a pause of the
+servers delays all messages that were due in it.
 
-Beside it are the possible causes: the synced writes of the replicas, and the disk alone when a plain program writes as
-much in as many writes; how late the load generators sent; and the cores, which all processes share.
+Beside it are the possible causes: the synced writes of the replicas, and the disk alone when a plain program makes the
+same number of writes with the same bytes; how late the load generators sent; and the cores, which all processes share.
 
 Real processes and files, the default durability; two minutes. ``python -m benchmarks paced`` (``make
 bench-paced``).
@@ -91,7 +91,7 @@ def _begin(plan: Plan) -> float:
 
 
 def figures_of(maximum: float, reports: Sequence[Report], windows: Sequence[Window]) -> list[Figure]:
-    """Of all windows of the open loop together: pure."""
+    """The figures of all windows of the open loop together: pure."""
     counts = added(latencies for report in reports for latencies in report.latencies)
     late = added(report.late for report in reports)
     rate = statistics.mean(window.messages_per_second for window in windows)

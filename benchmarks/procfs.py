@@ -13,7 +13,7 @@ REAL_TIME_HELP = "servers and clients get the processors before all other progra
 
 
 def run_before_others() -> None:
-    """Give this process, and those that it starts, the processor before all programs of normal priority.
+    """Give this process, and its later child processes, the processor before all programs of normal priority.
 
     On a machine that others use, latencies are nearly those of a quiet one then. Ends the process without permission.
     """
@@ -43,7 +43,7 @@ def own_cpu_seconds(pid: int) -> float:
 
 
 def wait_seconds(pid: int) -> float:
-    """How long the main thread of the process was ready to run and waited for a core. 0 once it is gone."""
+    """The seconds for which the process's main thread was ready to run and waited for a core. 0 once it is gone."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (FileNotFoundError, ProcessLookupError):
@@ -51,12 +51,12 @@ def wait_seconds(pid: int) -> float:
 
 
 def ran_seconds(pid: int) -> float:
-    """How long the threads of the process that live now have run, in steps of a nanosecond. 0 once it is gone."""
+    """The seconds for which the living threads of the process have run, in steps of a nanosecond. 0 once it is gone."""
     return sum(_thread_numbers(pid, "schedstat", lambda text: int(text.split()[0]))) / 1e9
 
 
 def wake_ups(pid: int) -> float:
-    """How often threads of the process that live now have waited for something. 0 once it is gone."""
+    """The number of times that the living threads of the process have waited for something. 0 once it is gone."""
     return sum(_thread_numbers(pid, "status", lambda text: _number_in(text, "voluntary_ctxt_switches:")))
 
 
@@ -116,7 +116,7 @@ def _number_in(text: str, name: str) -> int:
 
 
 def load_average() -> float:
-    """Of the last minute."""
+    """The load average of the last minute."""
     return os.getloadavg()[0]
 
 

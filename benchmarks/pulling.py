@@ -1,8 +1,8 @@
-"""What it costs a broker to serve pulls: pipelined pulls of one consumer, from the page cache.
+"""Measures the cost of serving pulls for a broker: pipelined pulls of one consumer, from the page cache.
 
     python -m benchmarks.pulling [--seconds 3] [--messages 100000]
 
-starts a group of one replica, fills a topic, and prints for each case how many messages the broker serves per second,
+starts a group of one replica, fills a topic, and prints for each case the messages that the broker serves per second,
 and its CPU time per response. Other measurements use `pull`: it pulls from one address and counts.
 """
 
@@ -36,7 +36,7 @@ _LENGTHS = struct.Struct(">II")
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The messages received in ``seconds``; the CPU seconds are those of the server process."""
+    """The messages received in ``seconds``; ``cpu_seconds`` are the server process's."""
 
     answers: int
     messages: int
@@ -55,7 +55,7 @@ def pull(
 ) -> Pulled:
     """Send ``frames``, an endless iterator, on one connection, ``in_flight`` of them at a time, for some seconds.
 
-    Each counts as ``count`` messages; a response with another code than 0 is an error. Blocks.
+    Each response stands for ``count`` messages; a response with another code than 0 is an error. Blocks.
     """
     with socket.create_connection(address) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -89,12 +89,12 @@ def _check(answer: bytes) -> None:
 
 
 def fill(address: tuple[str, int], messages: int, body_bytes: int, queues: int = QUEUES) -> None:
-    """Send so many messages to the benchmark's topic, round robin over the queues. Blocks."""
+    """Send ``messages`` messages to the benchmark's topic, round robin over the queues. Blocks."""
     fill_with(address, messages, [send_frame(number + 1, body_bytes, number % queues) for number in range(queues)])
 
 
 def fill_with(address: tuple[str, int], messages: int, frames: Sequence[bytes]) -> None:
-    """Send these frames in turn until there are so many messages. Blocks."""
+    """Send these frames in turn until ``messages`` were acknowledged. Blocks."""
     with socket.create_connection(address) as sock:
         buffer, sent, acknowledged = b"", 0, 0
         while acknowledged < messages:
@@ -126,7 +126,7 @@ def sequential(messages: int, count: int, expression: str = "*", kind: str = "TA
 
 
 def walk(messages: int, step: int, queues: Sequence[int], *, asked: int = 32) -> Iterator[bytes]:
-    """Pulls over queues of so many messages, from one after the other in turn, repeatedly; does not end.
+    """Yield pulls over queues of ``messages`` messages each, from one queue after the other in turn; does not end.
 
     Each requests ``asked`` messages, and should get ``step`` of them.
     """

@@ -105,7 +105,7 @@ class Probe:
     _into: list[float] | None = None
 
     async def run(self, cluster: DevCluster) -> None:
-        """Send requests for ever. Those that began or ended in a window count for it."""
+        """Send requests for ever. A request that begins or ends in a window is a sample of it."""
         async with ClientCore.open([cluster.namesrv]) as remoting:
             while True:
                 began_in, begin = self._into, time.perf_counter()
@@ -117,7 +117,7 @@ class Probe:
 
     @contextmanager
     def window(self, into: list[float]) -> Iterator[None]:
-        """Until the end of the block, requests count in this list."""
+        """Collect the samples in this list until the end of the block."""
         self._into = into
         try:
             yield
@@ -140,7 +140,7 @@ async def measure_large(plan: Plan, directory: Path, note: Note) -> None:
                 await trio.sleep(KEPT_SECONDS / 2)
                 with probe.window(probe.quiet):
                     await trio.sleep(seconds[-1] if seconds else KEPT_SECONDS / 10)
-                await trio.sleep(KEPT_SECONDS / 2)  # until nothing is cached any more
+                await trio.sleep(KEPT_SECONDS / 2)  # until nothing is cached
                 before = cpu_seconds(pid)
                 with probe.window(probe.scraped):
                     taken, _ = await scrape(cluster)

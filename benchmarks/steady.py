@@ -1,4 +1,4 @@
-"""A sustained load: what a group does after the first seconds, and the cost of deferred work.
+"""Puts a sustained load on a group: measures it after the first seconds, and the cost of deferred work.
 
 Three replicas, messages of 1 KiB, for at least 60 s and 2 GB of bodies: ``pipelined``, 4 connections with 256 single
 sends in flight each, and ``batches``, 4 connections with 2 batches of 32 messages. *Steady* is the second half of the
@@ -89,7 +89,7 @@ async def _measure(case: str, in_flight: int, batch: int, plan: Plan, directory:
 
 
 def _meters(pids: Sequence[int]) -> list[Meter]:
-    """The CPU time of each replica itself, then that of each one's children."""
+    """Meters of the CPU time of each replica itself, then of each one's children."""
 
     def of_children(pid: int) -> float:
         return cpu_seconds(pid) - own_cpu_seconds(pid)

@@ -63,8 +63,7 @@ class Bucket:
 class BucketStore:
     """A bucket as one process sees it; a `mq.store.archive.archiver.ArchiveStore`.
 
-    As the store for S3, this reads the present object if its condition is not fulfilled: an earlier attempt may have
-    succeeded.
+    As the store for S3, it reads the object if its condition is not fulfilled: an earlier attempt may have succeeded.
     """
 
     def __init__(self, bucket: Bucket) -> None:

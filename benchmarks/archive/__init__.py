@@ -1,1 +1,1 @@
-"""What an archive in object storage costs, and how fast messages and log files come from it."""
+"""Measures the cost of an archive in object storage, and how fast messages and log files come from it."""

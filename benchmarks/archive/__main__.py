@@ -1,9 +1,9 @@
-"""What an archive in object storage costs, and how fast messages and log files come from it.
+"""Measures the cost of an archive in object storage, and how fast messages and log files come from it.
 
 - ``archiving``: three replicas with a backlog; a follower archives it at 50 MB/s, while messages of 1 KiB are sent at
   10,000 a second. In one window of four its process is stopped, so that windows with and without it are neighbours.
 - ``cold``: consumers read a topic from its beginning, whose messages are in the archive only. Each request to the store
-  takes 20 ms longer. Beside it, what a program gets that only reads ranges of the same objects.
+  takes 20 ms longer. Beside it, the rate of a program that only reads ranges of the same objects.
 - ``hot``: a producer and a consumer of new messages, while the store takes 2 s for each request, and while ten readers
   of old messages wait for it or not, in turns.
 - ``join``: a new replica takes the place of a dead one, and gets the log from the archive; then another one, from

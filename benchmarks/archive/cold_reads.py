@@ -1,4 +1,4 @@
-"""How fast messages come that are in the archive only, and what new ones notice of their readers."""
+"""Measures how fast messages come from the archive, and how much their readers slow down new messages."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def queues_of(cluster: DevCluster, topic: str, base_share: float) -> list[
 
 
 def range_rate(endpoint_url: str, objects: Path, threads: int) -> float:
-    """MB/s of ranges of the log files in a directory of the store, from first to last, so many at a time. Blocks."""
+    """Read the log files in a directory of the store in order, ``threads`` ranges at a time; returns MB/s. Blocks."""
     store = open_s3(URL, endpoint_url)
     names = sorted(path for path in objects.iterdir() if path.stat().st_size > RANGE_BYTES // 4)  # not the indexes
     pieces = [(f"log/{path.name}", at) for path in names for at in range(0, path.stat().st_size, RANGE_BYTES)]
@@ -105,7 +105,7 @@ def range_rate(endpoint_url: str, objects: Path, threads: int) -> float:
 
 
 async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
-    """See the package."""
+    """Measure the case ``cold`` of the package."""
     settings = {"local_retention_bytes": str(1 << 20), "archive_cache_bytes": "0"}
     async with archiving_group(directory, 1, quick=plan.quick, settings=settings) as (cluster, storage):
         await create_topics(cluster, 1, "n0")
@@ -141,7 +141,7 @@ def _read_all(address: tuple[str, int], queues: Sequence[Queue]) -> list[int]:
 
 
 class ColdReaders:
-    """Ten readers, each from another place on; they go on when they come to the end."""
+    """Ten readers, which begin at different offsets, and begin again at the first one when they come to the end."""
 
     def __init__(self, address: tuple[str, int], queues: Sequence[Queue]) -> None:
         self._address = address
@@ -170,7 +170,7 @@ class ColdReaders:
 
 
 async def measure_hot(plan: Plan, directory: Path, note: Note) -> None:
-    """See the package."""
+    """Measure the case ``hot`` of the package."""
     settings = {"local_retention_bytes": str(1 << 20), "archive_cache_bytes": "0"}
     seconds, pairs = (1.0, 1) if plan.quick else (HOT_SECONDS, HOT_PAIRS)
     p99: dict[str, dict[bool, list[float]]] = {name: {False: [], True: []} for name in ("acknowledged", "delivered")}

@@ -1,4 +1,4 @@
-"""What archiving costs the leader, its clients, and the follower that archives."""
+"""Measures the cost of archiving for the leader, its clients, and the follower that archives."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ WORKER = b"mq.store.archive.worker"
 
 
 class ArchiverProcess:
-    """The process of whichever replica archives, which is stopped and goes on; see `Copying`.
+    """The process that archives, on whichever replica; it is stopped and continued, see `Copying`.
 
-    ``nbytes`` is what has come into the store while it was not stopped.
+    ``nbytes`` is the number of bytes that came into the store while it was not stopped.
     """
 
     def __init__(self, cluster: DevCluster, storage: ObjectStorage) -> None:
@@ -82,7 +82,6 @@ class ArchiverProcess:
         return not self._is_running
 
     async def work(self, seconds: float) -> bool:
-        """See `Copying.work`."""
         self._signal(signal.SIGCONT)
         begin, used, stored = trio.current_time(), cpu_seconds(self._pid), size_of(self._objects)
         with trio.move_on_after(seconds):
@@ -95,12 +94,12 @@ class ArchiverProcess:
         return self._is_running
 
     def kill(self) -> None:
-        """It goes on: its broker will end it."""
+        """Let the process continue; its broker will end it."""
         self._signal(signal.SIGCONT)
 
 
 async def measure_archiving(plan: Plan, directory: Path, note: Note) -> None:
-    """See the package."""
+    """Measure the case ``archiving`` of the package."""
     settings = {"archive_bytes_per_second": str(RATE_BYTES)}
     async with archiving_group(directory, 3, quick=plan.quick, settings=settings) as (cluster, storage):
         await storage.kill()  # nothing is archived before the load
@@ -142,7 +141,7 @@ def sha256_seconds(nbytes: int = 1 << 28, piece_bytes: int = 1 << 20) -> float:
 
 
 def _cores_percent(off: list[Window], on: list[Window]) -> float:
-    """What followers use more with it, in percent of a core."""
+    """Return the additional CPU use of followers while one archives, in percent of a core."""
 
     def used(windows: list[Window]) -> float:
         return statistics.median(sum(each.follower_us) * each.messages_per_second / 1e4 for each in windows)

@@ -1,4 +1,4 @@
-"""Groups that archive their logs in a store of the benchmark, and waiting for what they do."""
+"""Starts groups that archive their logs in a store of the benchmark, and waits for their archives."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def archiving_group(
 
 
 async def fill_group(cluster: DevCluster, leader: str, nbytes: int, body_bytes: int = 64 * 1024) -> None:
-    """Send bodies of so many bytes to the topic of the benchmarks."""
+    """Send bodies of ``nbytes`` in total to the topic of the benchmarks."""
     frames = [send_frame(number + 1, body_bytes, number % QUEUES) for number in range(QUEUES)]
     fill = partial(fill_with, (HOST, cluster.port(leader)), -(-nbytes // body_bytes), frames)
     await trio.to_thread.run_sync(fill)

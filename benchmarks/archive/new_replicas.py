@@ -1,4 +1,4 @@
-"""How fast a replica gets its log from the archive, in a running group and in a new one."""
+"""Measures how fast a replica gets its log from the archive, in a running group and in a new one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WITHOUT_ARCHIVE = ("archive_", "local_retention_")
 
 
 async def measure_join(plan: Plan, directory: Path, note: Note) -> None:
-    """See the package."""
+    """Measure the case ``join`` of the package."""
     data, kept, probe = (each // (100 if plan.quick else 1) for each in (DATA_BYTES, KEPT_BYTES, PROBE_BYTES))
     settings = {"local_retention_bytes": str(kept)}
     async with archiving_group(directory, 3, quick=plan.quick, settings=settings) as (cluster, storage):
@@ -76,15 +76,15 @@ async def measure_join(plan: Plan, directory: Path, note: Note) -> None:
 
 
 def _cpu_of_children() -> float:
-    """Seconds of those that have ended."""
+    """CPU seconds of the child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 async def _joined(cluster: DevCluster, joined: Processes, dead: str, source: str) -> tuple[float, int, int]:
-    """A new replica takes the place of ``dead``, which is killed, and gets the log from ``source``.
+    """Kill ``dead``, and let a new replica take its place, which gets the log from ``source``.
 
-    Returns the seconds from then on until it has what the leader had, the bytes of its log, and how many of them came
+    Returns the seconds from then until it has the leader's log, the bytes of its log, and the number of them that came
     from the archive.
     """
     node = NODE_IDS[source]

@@ -1,1 +1,1 @@
-"""Celery on raftmq: what becomes of tasks while workers, leaders and connections are broken, and what a task costs."""
+"""Celery on raftmq: the fate of tasks while workers, leaders and connections are broken, and the cost of a task."""

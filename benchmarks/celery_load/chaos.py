@@ -77,7 +77,7 @@ class Plan(argparse.Namespace):
 
 @dataclass(slots=True)
 class Chaos:
-    """One run: its processes, and what was broken."""
+    """One run: its processes, and the numbers of faults."""
 
     plan: Plan
     directory: Path
@@ -89,7 +89,7 @@ class Chaos:
 
     @property
     def notes(self) -> Path:
-        """What the tasks have written down."""
+        """The file in which tasks note their steps."""
         return self.directory / "notes"
 
     async def produce(self) -> None:
@@ -154,7 +154,7 @@ class Chaos:
         await self.cluster.wait_ready()
 
     async def wait_for_tasks(self, breaking: trio.CancelScope) -> None:
-        """Until all tasks that were sent have ended, and everything that may come again has come.
+        """Wait until all sent tasks have ended, and until redeliveries have come.
 
         Things are broken until the former. Returns also if nothing more happens: the account says what is lost.
         """
@@ -180,7 +180,7 @@ class Chaos:
                     return
 
     def sent(self) -> tuple[dict[str, str | None], int, list[str]]:
-        """What the producers have printed."""
+        """Return the lines that the producers have printed, parsed by `sent_of`."""
         lines: list[str] = []
         for number in range(PRODUCERS):
             lines += (self.directory / f"sent-{number}").read_text().splitlines()

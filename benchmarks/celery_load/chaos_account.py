@@ -1,4 +1,4 @@
-"""What became of each task: run once, again because a process died, too early, or never. Pure."""
+"""Accounts for each task: run once, again because a process died, too early, or never. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Account:
 
     @property
     def untraced(self) -> list[Again]:
-        """Those that ran again though no process died."""
+        """The tasks that ran again although no process died."""
         return [each for each in self.again if not each.is_traced]
 
     @property
@@ -69,7 +69,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came out."""
+    """The result of a run."""
 
     account: Account
     errors: list[str]
@@ -102,7 +102,7 @@ def runs_of(notes: Iterable[str]) -> list[TaskRun]:
 
 
 class Progress:
-    """What has ended so far, from notes that grow. A task that ends twice counts once: others may still run."""
+    """The tasks that have ended so far, from notes that grow. A task that ends twice is one: others may still run."""
 
     def __init__(self) -> None:
         self.ended: set[str] = set()
@@ -147,8 +147,8 @@ def account(
     *,
     may_be_sent: bool,
 ) -> Account:
-    """The whole account. `kills` says when each process was killed; `may_be_sent` whether errors left tasks that nobody
-    knows.
+    """Account for every task. `kills` says when each process was killed; `may_be_sent` whether errors left tasks that
+    the producers do not know.
     """
     by_task: dict[str, list[TaskRun]] = defaultdict(list)
     for run in runs:

@@ -67,7 +67,7 @@ def part(self: Task[Any, Any], number: int) -> int:
 
 @app.task(bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def body(self: Task[Any, Any], numbers: list[int], expected: int) -> None:
-    """What follows the parts of a chord; fails if a result is missing or there twice."""
+    """Follow the parts of a chord; raises ValueError if a result is missing or there twice."""
     with _Noting(self):
         if sum(numbers) != expected:
             raise ValueError(f"the results {numbers} are not {expected} in all")

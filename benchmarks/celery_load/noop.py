@@ -1,8 +1,8 @@
-"""What a task that does nothing costs with raftmq, Redis and RabbitMQ as Celery's broker.
+"""Measures the cost of a task that does nothing with raftmq, Redis and RabbitMQ as Celery's broker.
 
 For each of them a worker with one process in its pool runs, all at the same time; they are measured in turn, several
-times. Latency is that of `noop.delay().get()`, one after the other; tasks/s is for many that are sent at once, until
-the last result is there. Results are in a Redis of their own, in memory, whatever the broker is.
+times. Latency is the time of `noop.delay().get()`, one after the other; tasks/s is for many that are sent at once,
+until the last result is there. Results are in a Redis of their own, in memory, whatever the broker is.
 
 `python -m benchmarks celery` writes docs/celery.md's section.
 """
@@ -56,7 +56,7 @@ class Plan(argparse.Namespace):
 
 @dataclass(slots=True)
 class Measured:
-    """One system: its processes, and what was measured of it."""
+    """One system: its processes, and its figures."""
 
     system: System
     broker: Broker
@@ -84,7 +84,7 @@ class Measured:
             self.stages.append((sent - began, running - sent, done - running))
 
     def run(self, count: int) -> None:
-        """Run so many at once."""
+        """Run ``count`` tasks at once."""
         noop = self.app.tasks["noop"]
         before, began = self._cpu_seconds(), time.perf_counter()
         for each in [noop.delay() for _ in range(count)]:

@@ -23,7 +23,7 @@ def application(broker: str, backend: str, settings: Mapping[str, Any]) -> Celer
 
     @made.task(name="noop", shared=False)  # type: ignore[untyped-decorator]
     def noop() -> float:
-        """When it began, in seconds since the epoch."""
+        """Return the time at which the task began, in seconds since the epoch."""
         return time.time()
 
     return made

@@ -16,7 +16,7 @@ READY_SECONDS_MAX = 10.0
 
 
 def redis_missing() -> str | None:
-    """How to install it, if it is missing."""
+    """The command to install Redis, if it is missing; else None."""
     return package_missing(PROGRAM, "redis-server")
 
 

@@ -32,7 +32,7 @@ class Relays:
         self._streams: set[trio.SocketStream] = set()
 
     async def stand_still(self, seconds: float) -> None:
-        """No byte comes through, and nobody is told: as when a cable is pulled. Then all arrives."""
+        """Hold all bytes back for ``seconds``, as when a cable is pulled: no side is told. Then pass them on."""
         self._flows = trio.Event()
         try:
             await trio.sleep(seconds)

@@ -42,7 +42,7 @@ class Workers:
         await self._processes.wait_said(name, READY, begin, READY_SECONDS_MAX)
 
     def pids(self, name: str) -> list[int]:
-        """The worker's process and those of its pool."""
+        """The ids of the worker's process and of its pool's processes."""
         return process_tree(self._processes.pid(name))
 
     def kill(self, name: str) -> None:

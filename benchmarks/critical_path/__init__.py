@@ -1,1 +1,1 @@
-"""Who waits for what while a message is stored: `make bench-critical-path`."""
+"""Measures which threads wait for which while a message is stored: `make bench-critical-path`."""

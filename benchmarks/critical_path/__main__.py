@@ -1,7 +1,7 @@
-"""Who waits for what while a message of 1 KiB is stored by three replicas, and for how long.
+"""Measures which threads wait for which, and how long, while three replicas store a message of 1 KiB.
 
 Brokers note when an entry passes certain points: in the event loop and in the writer's thread of all three replicas, by
-one clock. With one message in flight (1x1), and with 64 on as many connections (64x1). The trace itself costs CPU: to
+one clock. With one message in flight (1x1), and with 64 on 64 connections (64x1). The trace itself costs CPU: to
 compare CPU, use ``make bench``. ``python -m benchmarks.critical_path`` (``make bench-critical-path``).
 """
 

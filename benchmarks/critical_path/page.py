@@ -30,10 +30,10 @@ _LANES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A load and what was found.
+    """A load and its figures.
 
     ``entries`` were traced. ``path_us``: median from when the leader wakes up with a request to its reply; ``p50_ms``:
-    what the client saw. CPU in us per message, and turns of the event loop per entry, the leader's first.
+    as the client saw it. CPU in us per message, and turns of the event loop per entry, the leader's first.
     """
 
     load: str
@@ -48,17 +48,17 @@ class Traced:
 
     @property
     def name(self) -> str:
-        """For names of files."""
+        """The load in names of files."""
         return self.load.rpartition(" ")[2]
 
 
 def is_wait(row: Row) -> bool:
-    """Whether nobody works in this step: a thread or process has something to do, and does not run yet."""
+    """Whether no thread works in this step: a thread or process has something to do, and does not run yet."""
     return row.name.startswith(_WAITS)
 
 
 def section(traced: Sequence[Traced], *, command: str, machine: str, date: str) -> str:
-    """How it was measured, and a picture and a table for each load."""
+    """The section of the page: how the loads were measured, and a picture and a table for each load."""
     lines = [
         f"Command: `{command}`. Date: {date}.",
         f"Machine: {machine}; servers and load generator share it.",

@@ -1,4 +1,4 @@
-"""What the events of all replicas say about one entry: who waited for whom, and for how long. Pure."""
+"""Derives from the events of all replicas the steps of one entry: which threads waited, and for how long. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Trace = Sequence[Event]
 
 
 class Lane(enum.StrEnum):
-    """Who does a step."""
+    """The thread, or the kernel, that does a step."""
 
     LEADER = "leader: event loop"
     LEADER_WRITER = "leader: writer"
@@ -71,7 +71,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
+        """The seconds that the step takes."""
         return self.end - self.begin
 
 
@@ -100,7 +100,7 @@ class _Turns:
                         times.append(event.at)
 
     def passed(self, point: Point, index: int, peer: str = "") -> float:
-        """When entry ``index`` passed the point. Raises KeyError."""
+        """The time at which entry ``index`` passed the point. Raises KeyError."""
         indices, times = self._by_point[point, peer]
         place = bisect.bisect_left(indices, index)
         if place == len(indices):
@@ -108,7 +108,7 @@ class _Turns:
         return times[place]
 
     def turn_of(self, at: float) -> float:
-        """When the turn began in which ``at`` was. Raises KeyError."""
+        """The time at which the turn began that contains ``at``. Raises KeyError."""
         place = bisect.bisect_right(self._begins, at)
         if not place:
             raise KeyError(at)
@@ -181,7 +181,7 @@ def _path(index: int, leader: _Turns, followers: Mapping[str, _Turns]) -> Path:
 
 def _write(replica: _Turns, index: int, lane: Lane, queued: float, *, is_critical: bool) -> list[Step]:
     began, ended = replica.passed(Point.WRITE_BEGAN, index), replica.passed(Point.WRITE_ENDED, index)
-    # The writer may begin before the event loop, which has woken it, goes on and notes that.
+    # The writer may begin before the event loop, which has woken it, continues and notes that.
     return [
         Step(lane, "wake up", min(queued, began), began, is_critical),
         Step(lane, "write and sync", began, ended, is_critical),
@@ -189,7 +189,7 @@ def _write(replica: _Turns, index: int, lane: Lane, queued: float, *, is_critica
 
 
 def _of_follower(index: int, replica: _Turns, lane: Lane, writer: Lane, sent: float, taken: float) -> list[Step]:
-    """From the leader's sending to its turn with the acknowledgement."""
+    """The steps from the leader's sending to its turn with the acknowledgement."""
     is_critical = lane is Lane.FOLLOWER
     received = replica.passed(Point.ENTRIES_RECEIVED, index)
     turn = replica.turn_of(received)

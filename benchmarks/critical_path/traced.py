@@ -146,7 +146,7 @@ def install() -> None:
 
 
 def main() -> None:
-    """Run ``raftmq`` with the arguments of this process, and write what was noted."""
+    """Run ``raftmq`` with the arguments of this process, and write the noted events."""
     arguments = sys.argv[1:]
     if arguments[0] != "broker":
         run_raftmq()

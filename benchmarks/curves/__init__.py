@@ -1,1 +1,1 @@
-"""`make bench-curves`: what a message costs when there is more of something: connections, queues, bytes, replicas."""
+"""`make bench-curves`: measures the cost of a message with more connections, queues, bytes, replicas."""

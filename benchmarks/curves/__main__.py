@@ -1,5 +1,5 @@
-"""What a message costs when there is more of something. For each curve a table and a picture
-in docs/benchmarks/curves.md.
+"""Measures the cost of a message when there is more of something. For each curve a table and a picture in
+docs/benchmarks/curves.md.
 
 - ``connections``: 1 to 10,000 connections with one send in flight each.
 - ``idle``: 0 to 10,000 connections that do nothing, beside the load of 4 others.

@@ -138,7 +138,7 @@ async def _measure(clusters: Sequence[DevCluster], shape: Shape, plan: Plan, at:
 
 
 def begin_after(connections: float, plan: Plan) -> float:
-    """When the windows of a job with so many connections begin that is started now."""
+    """The time at which the windows of a job begin that is started now and opens ``connections``."""
     connecting = START_SECONDS + connections / CONNECTS_PER_SECOND
     return time.clock_gettime(time.CLOCK_MONOTONIC) + connecting + plan.sizes.curve_warm_up_seconds
 

@@ -1,4 +1,4 @@
-"""The curve of lite topics: what a send to one of them costs, and what an idle one takes."""
+"""The curve of lite topics: the cost of a send to one of them, and the memory and disk of an idle one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def _create_topic(cluster: DevCluster) -> None:
 
 
 def _fill(address: tuple[str, int], numbers: range) -> None:
-    """Send a message to each of these lite topics. Blocks. Raises GeneratorFailed, OSError."""
+    """Send a message to each lite topic in ``numbers``. Blocks. Raises GeneratorFailed, OSError."""
     with socket.create_connection(address) as sock:
         received, waiting = b"", 0
         for frames in filling(numbers):
@@ -103,7 +103,7 @@ def _fill(address: tuple[str, int], numbers: range) -> None:
 
 
 def filling(numbers: range) -> Iterator[list[bytes]]:
-    """A frame to each of these lite topics, in chunks; at last an empty one, for the answers that are still missing."""
+    """Yield a frame for each lite topic, in chunks; at last an empty one, to wait for the missing answers."""
     sample = send_frame(1, BODY_BYTES, 0, lite_topic=lite_name(0))
     head, _, tail = sample.partition(lite_name(0).encode())
     for at in range(0, len(numbers), _CHUNK):
@@ -112,6 +112,6 @@ def filling(numbers: range) -> Iterator[list[bytes]]:
 
 
 def _state_bytes(directory: Path) -> int:
-    """Of all files of a replica but the log."""
+    """The bytes of all files of a replica except its log."""
     files = [path for path in directory.rglob("*") if "commitlog" not in path.parts and path.is_file()]
     return sum(path.stat().st_size for path in files if path.exists())

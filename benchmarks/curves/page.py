@@ -9,13 +9,13 @@ from mq.cli.bench import plot
 
 
 def marks(curve: Curve) -> tuple[str, str]:
-    """What the section of the curve stands between."""
+    """The marks around the section of the curve."""
     mark = f"<!-- measured by `make bench-curves`, {curve.name}:"
     return f"{mark} begin -->", f"{mark} end -->"
 
 
 def section(curve: Curve, samples: Sequence[Sample], *, machine: str, date: str) -> str:
-    """How it was measured, the picture, and a row for each point."""
+    """The section of the page: how the curve was measured, the picture, and a row for each point."""
     loads = [sample.load_average for sample in samples]
     return "\n".join(
         [
@@ -35,7 +35,7 @@ def section(curve: Curve, samples: Sequence[Sample], *, machine: str, date: str)
 
 
 def _of_each(curve: Curve, samples: Sequence[Sample]) -> list[str]:
-    """What one of those takes by which the last two points differ."""
+    """The sentence about the memory and disk of one more, from the difference of the last two points; may be empty."""
     if not curve.each or len(samples) < 2:
         return []
     one, other = samples[-2:]
@@ -48,7 +48,7 @@ def _of_each(curve: Curve, samples: Sequence[Sample]) -> list[str]:
 
 
 def _times_first(samples: Sequence[Sample]) -> list[str]:
-    """How the last point compares with the first one in the same process."""
+    """The paragraph that compares the last point with the first one in the same process; may be empty."""
     if (times := samples[-1].times_first) is None:
         return []
     return [
@@ -73,7 +73,7 @@ def _with_spread(spread: Spread) -> str:
 
 
 def picture(curve: Curve, samples: Sequence[Sample]) -> str:
-    """Two panels, SVG: CPU per message with its spread, and p99. Points are evenly spaced."""
+    """Draw two panels as SVG: CPU per message with its spread, and p99. Points are evenly spaced."""
     cpu = {"leader": [sample.leader_us for sample in samples]}
     followers = [sample.follower_us for sample in samples if sample.follower_us is not None]
     if len(followers) == len(samples):

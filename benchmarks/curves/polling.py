@@ -1,4 +1,4 @@
-"""A load generator: messages at a steady rate to as many queues as there are consumers, one long poll on each queue.
+"""A load generator: messages at a steady rate to one queue per consumer, with one long poll on each queue.
 
 Raw sockets in one process: a connection for all sends, and one for each consumer, which has sent a heartbeat as a
 member of a group. Latency is from the time at which a message was due to the return of the receive call that brought
@@ -50,7 +50,7 @@ class Job:
     windows: int
 
     def at(self, begin: float) -> Job:
-        """The same at another time."""
+        """Copy the job with another begin."""
         return replace(self, begin=begin)
 
 
@@ -68,7 +68,7 @@ class _Consumer:
         self.sock.sendall(pull_frame(_PULL_OPAQUE, self._queue_id, offset, PULLED_MAX, topic=self._topic, waits=True))
 
     def receive(self) -> Iterator[float]:
-        """When each message was due that has arrived; pulls again. Raises LoadFailed."""
+        """Take an answer and pull again; yields the time at which each arrived message was due. Raises LoadFailed."""
         chunk = self.sock.recv(256 * 1024)
         if not chunk:
             raise LoadFailed(f"the connection of the consumer of queue {self._queue_id} was closed")
@@ -95,7 +95,7 @@ def due_times(records: bytes | memoryview) -> Iterator[float]:
 
 
 class _Sender:
-    """Sends what is due, and throws the answers away."""
+    """Sends due messages, and discards the answers."""
 
     def __init__(self, job: Job) -> None:
         self.sock = socket.create_connection(job.address)

@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 def up_and_down(points: Sequence[T]) -> list[T]:
-    """So that what the machine does otherwise, and what was there before, is in the points of both ends alike."""
+    """Return the points forward and backward, so that slow changes of the machine affect both ends alike."""
     return [*points, *reversed(points)]
 
 
@@ -67,7 +67,7 @@ async def _group(directory: Path, nodes: int) -> AsyncIterator[DevCluster]:
 
 
 async def connections(plan: Plan, directory: Path, note: Note) -> None:
-    """One message in flight on each of so many connections."""
+    """One message in flight on each of 1 to 10,000 connections."""
     counts = (1, 16, 200) if plan.quick else (1, 4, 16, 64, 256, 1000, 4000, 10_000)
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
@@ -76,7 +76,7 @@ async def connections(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def idle(plan: Plan, directory: Path, note: Note) -> None:
-    """The same load beside connections of which each has sent a heartbeat and then nothing."""
+    """One load beside 0 to 10,000 idle connections, each of which has sent only a heartbeat."""
     counts = (0, 50) if plan.quick else (0, 10, 100, 1000, 4000, 10_000)
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
@@ -89,7 +89,7 @@ async def idle(plan: Plan, directory: Path, note: Note) -> None:
 
 @contextmanager
 def _idle_connections(address: tuple[str, int], count: int) -> Iterator[None]:
-    """Connections of so many producers. Blocks."""
+    """Open ``count`` connections of producers within the block. Blocks."""
     with ExitStack() as stack:
         for number in range(count):
             sock = stack.enter_context(socket.create_connection(address))
@@ -99,7 +99,7 @@ def _idle_connections(address: tuple[str, int], count: int) -> Iterator[None]:
 
 
 async def queues(plan: Plan, directory: Path, note: Note) -> None:
-    """Every message in flight belongs to another queue, where there are so many. All topics exist from the start."""
+    """Messages in flight in 1 to 10,000 queues, each in its own where enough exist. Topics exist from the start."""
     topics = (1, 10, 40) if plan.quick else (1, 10, 125, 1250)
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, topics[-1], await cluster.leader())
@@ -142,7 +142,7 @@ async def _log_gigabytes(cluster: DevCluster) -> float:
 
 
 async def _fill(cluster: DevCluster, seconds: float) -> None:
-    """Store as many messages of 4 KiB as go into so many seconds."""
+    """Store messages of 4 KiB for ``seconds``."""
     job = Job(
         address=(HOST, cluster.port("n0")),
         connections=4,

@@ -1,4 +1,4 @@
-"""A curve and its points as values; what was measured at a point: pure."""
+"""The points of a curve and their figures as values: pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from benchmarks.cases import Window
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured at one point in one pass.
+    """The figures of one point in one pass.
 
     Attributes:
-        at: what the point is called, as "1,000" or "64 KiB".
+        at: the name of the point, as "1,000" or "64 KiB".
         windows: each with the CPU of the leader itself, then of a follower itself, then of the child processes of a
             replica.
         rss_mib: resident memory of the leader.
         load_average: of the machine, before the point.
-        state_mib: of its files that are not the log; None where that is not of interest.
-        times_first: the leader's CPU for a message, as a multiple of that at the first point. Each number comes from
-            two windows, one after the other, in the same process; empty where that was not compared.
+        state_mib: of its files except the log; None where that is not of interest.
+        times_first: the leader's CPU for a message, divided by its CPU at the first point. Each number comes from two
+            windows, one after the other, in the same process; empty where that was not compared.
     """
 
     at: str
@@ -35,7 +35,7 @@ class Measured:
 
 
 class Spread(NamedTuple):
-    """Of the windows of a point."""
+    """The spread of a figure over the windows of a point."""
 
     median: float
     least: float
@@ -70,9 +70,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """``name`` as for ``--curve``; ``title`` and ``axis`` for people; ``load`` says what is held fixed.
+    """``name`` as for ``--curve``; ``title`` and ``axis`` for people; ``load`` describes the fixed part.
 
-    ``each``: one of what there is more of, for curves that say how much memory and disk it takes.
+    ``each``: the thing that the curve adds, in the singular, where the page tells its memory and disk.
     """
 
     name: str
@@ -115,7 +115,7 @@ def _spread(values: list[float]) -> Spread:
 
 
 def bytes_name(size: int) -> str:
-    """As "64 B", "16 KiB", "1 MiB"."""
+    """Format a size, as "64 B", "16 KiB", "1 MiB"."""
     for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
         if size >= unit:
             return f"{size // unit} {name}"

@@ -1,1 +1,1 @@
-"""What clients notice while leaders fail and replicas are upgraded."""
+"""Measures the effects on clients while leaders fail and replicas are upgraded."""

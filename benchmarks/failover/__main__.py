@@ -1,4 +1,4 @@
-"""How long writes are unavailable when a leader fails, measured from outside: by our client with its default settings.
+"""Measures from outside how long writes are unavailable when a leader fails: by our client with its default settings.
 
 A producer sends a message of 100 bytes every 5 ms to a group of three real brokers throughout. Unavailability is the
 longest time between two acknowledgements around the event; 5 ms of it is the send interval. Events: the leader is
@@ -172,7 +172,7 @@ class Bench:
         return await self.around(transfer, moves=True)
 
     async def restarted(self, node: str) -> float:
-        """A node is stopped cleanly, restarted, and catches up."""
+        """Stop a node cleanly, restart it, and wait until it has caught up."""
 
         async def restart() -> None:
             await self.cluster.end(node, signal.SIGTERM)

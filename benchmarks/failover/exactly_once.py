@@ -48,7 +48,7 @@ DELAYED, TIMED, TRANSACTIONS = "OnceDelayed", "OnceTimed", "OnceTransactions"
 
 
 class Fate(Enum):
-    """How often a message must be visible."""
+    """The allowed number of visible copies of a message."""
 
     ONCE = "once"
     MAYBE = "at most once"
@@ -64,7 +64,7 @@ class Ledger:
     seen: Counter[bytes] = field(default_factory=Counter)
 
     def count(self, fate: Fate) -> int:
-        """How many messages have this fate."""
+        """The number of messages with this fate."""
         return sum(each is fate for each in self.fates.values())
 
     @property
@@ -99,7 +99,7 @@ class Plan(argparse.Namespace):
 
 @dataclass(slots=True)
 class ExactlyOnceRun:
-    """One run: what was sent, and the kills."""
+    """One run: the sent messages, and the kills."""
 
     plan: Plan
     ledgers: Mapping[str, Ledger] = field(
@@ -201,7 +201,7 @@ async def send_transactions(producer: TransactionProducer, run: ExactlyOnceRun) 
 
 
 def wanted(body: bytes) -> bool:
-    """How the transaction of this message ends."""
+    """Whether the transaction of this message is to be committed."""
     return int(body) % 10 not in (1, 6, 8)
 
 

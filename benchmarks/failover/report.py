@@ -40,7 +40,7 @@ class Events:
 
 
 def markdown(measured: Sequence[Events], *, command: str, machine: str, date: str) -> str:
-    """The whole page."""
+    """Write the page."""
     lines = [
         "# Failover, measured",
         "",

@@ -7,8 +7,8 @@ half way; 3. that one of the earlier version again; 4. all of this version, foll
 `raftmq group upgrade-check` would allow it; 5. one of the earlier version once more, which must refuse to start, or be
 refused by the others, now that the level has risen.
 
-Exit code 1 unless every send succeeded, and every message that was stored is there. With ``--write`` the figures go
-into docs/upgrade.md.
+Exit code 1 unless every send succeeded, and every message that was stored is there. With ``--write`` the figures are
+written into docs/upgrade.md.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UpgradeFailed(Exception):
 
 
 class Load:
-    """Sends so many messages a second, and records the outcomes.
+    """Sends ``rate`` messages a second, and records the outcomes.
 
     At most a second's worth are in flight; beyond that it sends fewer, so that this process can still observe the
     group.
@@ -70,7 +70,7 @@ class Load:
         self.failed: list[str] = []
 
     async def run(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-        """Send until the scope that it starts with is cancelled; then wait for what is in flight."""
+        """Send until the scope that it starts with is cancelled; then wait for the sends in flight."""
         async with trio.open_nursery() as sends:
             with trio.CancelScope() as scope:
                 task_status.started(scope)
@@ -112,7 +112,7 @@ class Step:
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcomes of all sends; ``waits_ms`` are those of the acknowledged ones, in ascending order."""
+    """The outcomes of all sends; ``waits_ms`` are the times until acknowledgement, in ascending order."""
 
     steps: list[Step] = field(default_factory=list)
     seconds: float = 0.0
@@ -128,7 +128,7 @@ class Outcome:
         return not self.failed and not self.lost
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The outcomes for people."""
         waits = self.waits_ms
         p99 = waits[len(waits) * 99 // 100]
         return [
@@ -140,7 +140,7 @@ class Outcome:
         ]
 
     def section(self, *, command: str, earlier: str, load: float) -> str:
-        """For the document."""
+        """The section of the document."""
         rows = [f"| {s.what} | {s.seconds:.1f} s | {s.pause_ms:.0f} ms | {s.failed} |" for s in self.steps]
         return "\n".join(
             [
@@ -279,7 +279,7 @@ def _lines_with(words: tuple[str, ...], log: Path) -> list[str]:
 
 
 async def read_all(namesrv: str, wanted: int) -> Counter[bytes]:
-    """Every body in the topic, with its number of copies; waits until nothing more arrives."""
+    """Read every body in the topic, with its number of copies; waits until nothing more arrives."""
     found: Counter[bytes] = Counter()
     consumer = PushConsumer(namesrv, "check", consume_from="first")
     consumer.subscribe(TOPIC)

@@ -40,7 +40,7 @@ class CannotTell(Exception):
 
 
 def interpreter() -> str:
-    """What the figures depend on besides the code: another build of Python has other instructions."""
+    """The build of Python, on which the figures depend, too: another build has other instructions."""
     compiled = f"{platform.python_compiler()}, {platform.machine()}"
     return f"{platform.python_implementation()} {platform.python_version()}, {compiled}"
 

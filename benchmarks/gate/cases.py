@@ -1,6 +1,6 @@
 """The measured code, in the measured process: ``python -m benchmarks.gate.cases FILE [--by-callgrind]``.
 
-Each case warms up and then counts. ``FILE`` gets the names and the numbers of messages as JSON, in order.
+Each case warms up, then instructions are counted. ``FILE`` gets names and numbers of messages as JSON, in order.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ class _Log:
         self.pos = ENTRY_HEAD_BYTES
 
     def append(self, nbytes: int, build: Callable[[int], tuple[bytes, bytes]]) -> int | Refusal:
-        """See `mq.broker.write_path.appender.Log`."""
         body, _ = build(self.pos)
         assert len(body) == nbytes, f"{len(body)} bytes, {nbytes} were announced"
         self.pos += nbytes + ENTRY_HEAD_BYTES
@@ -137,7 +136,7 @@ def count_reply(counting: Counting) -> None:
 
 
 def main() -> None:
-    """Run all cases, and write what was counted."""
+    """Run all cases, and write their names and numbers of messages."""
     file, *options = sys.argv[1:]
     counting = Counting(by_callgrind=BY_CALLGRIND in options)
     with tempfile.TemporaryDirectory(prefix="raftmq-gate-") as name:

@@ -20,7 +20,7 @@ CONTROL = "callgrind_control"
 
 
 class Counting:
-    """Records what was counted, in order: names, and numbers of messages.
+    """Records the counted cases, in order: names, and numbers of messages.
 
     ``by_callgrind``: this process runs under callgrind, which instruments nothing yet.
     """

@@ -66,26 +66,24 @@ class _Member:
         )
 
     def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool:
-        """See `raftlog.replica.PeerSender`."""
         self.sent.append(b"".join(buffers))
         return True
 
     def send_after(self, ticket: int, peer: NodeId, frame: bytes) -> bool:
-        """See `raftlog.replica.PeerSender`: the writer has no thread that could send."""
+        """Return False: the writer has no thread that could send."""
         return False
 
     def has_left(self) -> bool:
-        """See `raftlog.replica.PeerSender`."""
         return False
 
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
-        """See `raftlog.replica.Application`."""
+        """Do nothing with committed entries."""
 
     def role_changed(self, change: RoleChange) -> None:
-        """See `raftlog.replica.Application`."""
+        """Do nothing: roles are fixed."""
 
     def outcome_unknown(self, first_index: int) -> None:
-        """See `raftlog.replica.Application`."""
+        """Do nothing: every outcome is known."""
 
     def take(self, source: NodeId, frame: bytes) -> None:
         """Handle a frame of a peer."""
@@ -105,7 +103,7 @@ class _Member:
 
 
 def _exchange(leader: _Member, follower: _Member, taken: list[bytes]) -> None:
-    """Pass frames until there are none; ``taken`` are those that the follower got."""
+    """Pass frames until none are left; appends the frames that the follower got to ``taken``."""
     while leader.sent or follower.sent:
         frames, leader.sent = leader.sent, []
         for frame in frames:

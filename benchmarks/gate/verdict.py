@@ -11,7 +11,7 @@ _SUMMARY = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 
 class DumpUnreadable(Exception):
-    """A callgrind file has no instruction count, or there are too few files."""
+    """A callgrind file has no number of instructions, or files are missing."""
 
 
 def instructions_in(dump: str) -> int:

@@ -1,8 +1,8 @@
 """A broker with a single replica on a loopback socket, and a client of it, in one process and one event loop.
 
-Nothing is left to chance, so that each run counts the same: the clock stops while instructions are counted, so no timer
-runs; messages are acknowledged from memory, and the log is written without a thread of its own (`log_writer` counts
-that), so nothing depends on the speed of the disk; tasks run in the same order each time.
+Nothing is left to chance, so that each run has the same instructions: the clock stops while instructions are counted,
+so no timer runs; messages are acknowledged from memory, and the log is written without a thread of its own
+(`log_writer` measures that), so nothing depends on the speed of the disk; tasks run in the same order each time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def ask(stream: trio.SocketStream, frames: Sequence[bytes]) -> list[bytes]
 
 
 def _codes(frames: bytes) -> list[bytes]:
-    """From the headers only: bodies may hold anything."""
+    """The codes of replies, from the headers only: bodies may hold anything."""
     codes, at = list[bytes](), 0
     while at < len(frames):
         found = CODE.search(frames, at + 8)
@@ -60,7 +60,7 @@ def _codes(frames: bytes) -> list[bytes]:
 
 
 async def create_topic(stream: trio.SocketStream) -> None:
-    """As soon as the broker leads."""
+    """Create the topic as soon as the broker leads."""
     frame = request_frame(RequestCode.UPDATE_AND_CREATE_TOPIC, 1, topic_ext(TOPIC))
     with trio.fail_after(_READY_SECONDS_MAX):
         while await ask(stream, [frame]) != [b"0"]:  # noqa: ASYNC110 - no event to wait for
@@ -70,7 +70,7 @@ async def create_topic(stream: trio.SocketStream) -> None:
 def _writer(
     done_fd: int, on_failed: Callable[[Exception], None], observe: object, *, sync_bytes_max: int
 ) -> InlineWriter:
-    """In the place of `threaded_writer`; reports in the same way, which the event loop hears in its next turn.
+    """Replaces `threaded_writer`; reports in the same way, which the event loop reads in its next turn.
 
     It syncs after each write, so nothing is gathered up to ``sync_bytes_max``.
     """

@@ -72,7 +72,7 @@ class Connection:
         return False
 
     def send_later(self, data: bytes) -> None:
-        """Append to what the kernel did not take yet."""
+        """Append to the bytes that the kernel has not taken yet."""
         assert self.unsent is not None, "the socket has room"
         self.unsent = memoryview(bytes(self.unsent) + data)
 
@@ -124,7 +124,7 @@ def generate(job: Job) -> Report:
 
 def _send_again(connection: Connection, answered: Sequence[Hashable], epoll: select.epoll) -> None:
     following, data = connection.wire.again(answered)
-    # The latency of a request that must wait for room in the socket also counts from here.
+    # The latency of a request that must wait for room in the socket also begins here.
     connection.started.update(dict.fromkeys(following, monotonic_seconds()))
     if not data:
         return

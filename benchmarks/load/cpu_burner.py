@@ -15,7 +15,7 @@ _SLICE_SECONDS = 0.0005
 
 
 def burn(share: float, seconds: float) -> None:
-    """Be busy for ``share`` (0 to 1) of the time, for so many seconds, in short pieces."""
+    """Be busy for ``share`` (0 to 1) of the time, for ``seconds``, in short pieces."""
     begin, used = time.monotonic(), time.process_time()
     while (elapsed := time.monotonic() - begin) < seconds:
         if time.process_time() - used < share * elapsed:

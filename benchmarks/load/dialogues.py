@@ -47,10 +47,10 @@ _EMPTY = (ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_FULL, ResponseCode.P
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``flows`` of one kind (a name in `FLOWS`) on so many ``connections``.
+    """``flows`` of one kind (a name in `FLOWS`) on a number of ``connections``.
 
-    ``begin``: when the first window begins, on CLOCK_MONOTONIC. ``total``: end after so many operations, 0 for never.
-    ``options`` are the flow's own.
+    ``begin``: when the first window begins, on CLOCK_MONOTONIC. ``total``: the number of operations after which to end,
+    0 for never. ``options`` are the flow's own.
     """
 
     address: tuple[str, int]

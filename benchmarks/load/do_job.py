@@ -1,4 +1,4 @@
-"""What is common to load generators as processes: a job comes in, a report goes out, both dataclasses as JSON.
+"""The common part of load generators as processes: a job comes in, a report is printed, both dataclasses as JSON.
 
 Imports little: a generator must be ready when its first window begins.
 """

@@ -101,9 +101,9 @@ def send_frame(
 ) -> bytes:
     """A whole frame: length, header length, a JSON header of about 360 bytes, and a body.
 
-    With ``batch`` the body is so many messages of ``body_bytes`` each, and the request a SEND_BATCH_MESSAGE. The same
-    frame may be sent repeatedly: a broker does not look at the unique key. With ``keys``, access key and secret key, it
-    is signed. With ``body``, each message has this one. ``more`` are further properties, encoded.
+    With ``batch`` above 1 the body is ``batch`` messages of ``body_bytes`` each, and the request a SEND_BATCH_MESSAGE.
+    The same frame may be sent repeatedly: a broker does not look at the unique key. With ``keys``, access key and
+    secret key, it is signed. With ``body``, each message has this one. ``more`` are further properties, encoded.
     """
     properties = f"UNIQ_KEY\x017F0000010000{opaque:020X}\x02WAIT\x01true\x02TAGS\x01TagA{more}"
     if lite_topic is not None:
@@ -241,7 +241,7 @@ def _rows(text: str | None) -> Iterator[list[str]]:
 
 
 def complete_bytes(buffer: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """How many whole frames ``buffer`` begins with, and their bytes in total."""
+    """Return the number of whole frames at the beginning of ``buffer``, and their bytes in total."""
     unpack = _LENGTH.unpack_from
     position, frames, end = 0, 0, len(buffer) - 4
     while position <= end:

@@ -60,7 +60,7 @@ async def run_generator(module: str, job: object, report: type[R], environment: 
 
 
 def share_out(job: Job, workers: int = WORKERS_MAX) -> list[Job]:
-    """The connections of ``job``, divided among at most so many processes."""
+    """Divide the connections of ``job`` among at most ``workers`` processes."""
     workers = min(workers, job.connections)
     jobs, first = list[Job](), 0
     for worker in range(workers):

@@ -1,4 +1,4 @@
-"""What a load generator does that keeps messages in flight."""
+"""The job of a load generator that keeps messages in flight."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.load.frames import QUEUES
 @dataclass(frozen=True, slots=True)
 class Job:
     """``begin``: when the first window begins, on CLOCK_MONOTONIC, which all processes share; before it is warm-up.
-    ``first_slot``: number of the first message slot, so that workers differ in opaque and unique key. ``topics``: slots
-    take turns in the queues of so many topics, ``queues`` in each. ``batch``: messages in each request; 1 for requests
-    without batches. ``wire``: what the server speaks, a name of `closed_loop.WIRES`. ``cores``: run on these only;
-    none for all. ``keys``: sign requests with this access key and secret key. ``tls_ca``: use TLS; the authority of
-    the server's certificate. ``must_be_in_time``: end with `STARTED_LATE` if the first window began before all
-    connections were there; else that window counts less. ``lite_topics``: slots take turns in so many lite topics; 0
-    for none.
+    ``first_slot``: number of the first message slot, so that workers differ in opaque and unique key. ``topics``: the
+    number of topics in whose queues slots take turns, ``queues`` in each. ``batch``: messages in each request; 1 for
+    requests without batches. ``wire``: what the server speaks, a name of `closed_loop.WIRES`. ``cores``: run on these
+    only; none for all. ``keys``: sign requests with this access key and secret key. ``tls_ca``: use TLS; the authority
+    of the server's certificate. ``must_be_in_time``: end with `STARTED_LATE` if the first window began before all
+    connections were there; else that window has fewer messages. ``lite_topics``: the number of lite topics in which
+    slots take turns; 0 for none.
     """
 
     address: tuple[str, int]
@@ -39,5 +39,5 @@ class Job:
     lite_topics: int = 0
 
     def at(self, begin: float) -> Job:
-        """The same at another time."""
+        """Copy the job with another begin."""
         return replace(self, begin=begin)

@@ -1,6 +1,6 @@
-"""A server that acknowledges every frame at once and does nothing: shows how fast the load generator can go.
+"""A server that acknowledges every frame at once and does nothing: shows the highest rate of the load generator.
 
-A broker's measurement is valid only where the generator could have gone faster. Run as ``python -m
+A broker's measurement is valid only where the generator could have been faster. Run as ``python -m
 benchmarks.load.null_server PORT``; ends with its standard input.
 """
 

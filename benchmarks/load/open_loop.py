@@ -1,10 +1,10 @@
 """A load generator with a rate: requests are sent when they are due, whether those before them were answered or not.
 
-As `benchmarks.load.closed_loop`, with the same connections and frames; only the sending differs. A latency counts from
-when the message was due. Where no slot is free, messages wait for one, and their wait is part of their latency.
+As `benchmarks.load.closed_loop`, with the same connections and frames; only the sending differs. A latency begins when
+the message was due. Where no slot is free, messages wait for one, and their wait is part of their latency.
 
-A load may survive failures, such as those when another replica becomes the leader: then it opens a connection again on
-which a request was refused, or which the server closed, and counts the requests in flight on it as failed.
+A load may survive failures, as when another replica becomes the leader: then it opens a connection again on which a
+request was refused, or which the server closed, and counts the requests in flight on it as failed.
 
 Run as ``python -m benchmarks.load.open_loop``: a `PacedJob` on standard input, a `Report` on standard output.
 """
@@ -42,28 +42,25 @@ class PacedJob:
 
     @property
     def begin(self) -> float:
-        """See `Job`."""
         return self.job.begin
 
     @property
     def window_seconds(self) -> float:
-        """See `Job`."""
         return self.job.window_seconds
 
     @property
     def windows(self) -> int:
-        """See `Job`."""
         return self.job.windows
 
     def at(self, begin: float) -> PacedJob:
-        """The same at another time."""
+        """Copy the job with another begin."""
         return replace(self, job=self.job.at(begin))
 
 
 class Sender:
     """Hands due requests to the connections in turn; each connection keeps at most ``job.in_flight`` of them.
 
-    ``late``: how long after they were due requests were sent, in seconds, of those due at ``counts_from`` or later.
+    ``late``: the seconds by which requests were sent late, for requests due at ``counts_from`` or later.
     """
 
     def __init__(self, connections: list[Connection], rate: float, begin: float, counts_from: float = math.inf) -> None:
@@ -76,14 +73,14 @@ class Sender:
         self.free: dict[Connection, deque[Hashable]] = {each: deque(each.wire.first()[0]) for each in connections}
 
     def replace(self, old: Connection, new: Connection | None) -> None:
-        """Use ``new`` in place of a connection that failed; None: only the others, until there is a new one."""
+        """Replace a failed connection by ``new``; None: use only the others, until there is a new one."""
         self.free.pop(old, None)
         if new is not None:
             self.free[new] = deque(new.wire.first()[0])
         self._turns = itertools.cycle(self.free)
 
     def send_due(self, now: float) -> tuple[list[Connection], list[tuple[Connection, OSError]]]:
-        """Send what is due. Returns the connections whose sockets are full, and those that failed."""
+        """Send due requests. Returns the connections whose sockets are full, and the failed ones."""
         blocked, broken = list[Connection](), list[tuple[Connection, OSError]]()
         for _ in self.free:
             due = int((now - self._begin) * self._rate) - self._sent
@@ -132,7 +129,7 @@ class Connections:
         return connection
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the sockets of all connections."""
         for connection in self.numbers:
             connection.sock.close()
 
@@ -149,7 +146,7 @@ class Connections:
         self._lost.append((connection, self.numbers.pop(connection)))
 
     def reopen(self, sender: Sender, now: float) -> None:
-        """Try to open what was lost, now and then."""
+        """Try to open a lost connection again, now and then."""
         if not self._lost or now < self._retry_at:
             return
         self._retry_at = now + RETRY_SECONDS

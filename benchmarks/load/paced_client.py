@@ -28,7 +28,7 @@ _ERRORS_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``rate`` messages a second: for ``warmup`` seconds, which do not count, then for ``seconds``."""
+    """``rate`` messages a second: for ``warmup`` seconds, which are not measured, then for ``seconds``."""
 
     namesrv: str
     topic: str
@@ -39,7 +39,7 @@ class Job:
 
 @dataclass(slots=True)
 class Report:
-    """In seconds from when a message was due, for each that counts; in order of arrival."""
+    """The seconds from when a message was due, for each measured message, in order of arrival."""
 
     acknowledged: list[float] = field(default_factory=list)
     delivered: list[float] = field(default_factory=list)

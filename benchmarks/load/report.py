@@ -1,4 +1,4 @@
-"""What load generators measure: windows, latencies in buckets, and CPU time."""
+"""The figures of load generators: windows, latencies in buckets, and CPU time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Report:
     """Per window: messages acknowledged, CPU seconds this process used, and latency buckets (see `bucket_seconds`).
 
     ``failed``: requests in all windows and before them that were refused, or whose connection was closed; only loads
-    that survive such failures count them. ``refusals``: in which words, and on how many connections. ``late``: how long
-    after they were due requests were sent, in all windows, in buckets; only loads with a rate have it. ``wake_ups``:
-    how often this process waited, by window.
+    that survive such failures have this. ``refusals``: in which words, and on how many connections. ``late``: by how
+    much requests were sent late, in all windows, in buckets; only loads with a rate have it. ``wake_ups``: the number
+    of waits of this process, by window.
     """
 
     messages: list[int]
@@ -35,7 +35,7 @@ class Report:
 
 
 class StartedLate(Exception):
-    """The first window would count what was not sent yet."""
+    """The first window began before its load."""
 
 
 class Recorder:
@@ -84,7 +84,7 @@ def process_cpu_seconds() -> float:
 
 
 def buckets(latencies: array[float]) -> dict[int, int]:
-    """How many of the latencies, in seconds, are in each logarithmic bucket."""
+    """The number of latencies, in seconds, in each logarithmic bucket."""
     counts: dict[int, int] = {}
     log = math.log
     for seconds in latencies:

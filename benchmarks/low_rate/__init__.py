@@ -1,1 +1,1 @@
-"""What a message costs, and how long it takes, when there are few of them: `make bench-low-rate`."""
+"""Measures the cost and the latency of messages when there are few of them: `make bench-low-rate`."""

@@ -1,8 +1,8 @@
-"""What a message costs, and how long it takes, when there are few of them.
+"""Measures the cost and the latency of messages when there are few of them.
 
 Messages of 1 KiB at fixed times, 10 to 2,000 a second, whether earlier ones were acknowledged or not; the time to the
-acknowledgement counts from when a message was due. CPU and wake-ups (voluntary context switches) of each server and of
-the client are from /proc, and nothing else runs on the servers. Also raftmq and its client library when idle, the least
+acknowledgement begins when a message was due. CPU and wake-ups (voluntary context switches) of each server and of the
+client are from /proc, and nothing else runs on the servers. Also raftmq and its client library when idle, the least
 that a synced write takes (floor), and the alternatives that this machine can run. ``python -m benchmarks.low_rate``
 (``make bench-low-rate``).
 """

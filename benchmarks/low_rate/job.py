@@ -1,4 +1,4 @@
-"""What a client of `make bench-low-rate` does, and when its messages are due."""
+"""The job of a client of `make bench-low-rate`, and the times at which its messages are due."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class LowRateJob:
-    """``rate`` messages a second of ``body_bytes``, due at fixed times until the last window ends; 0: only be there.
+    """``rate`` messages a second of ``body_bytes``, due at fixed times until the last window ends; 0: only connect.
 
-    The messages acknowledged before ``begin``, on CLOCK_MONOTONIC, do not count. ``wire``, ``address``: a protocol of
+    Messages acknowledged before ``begin``, on CLOCK_MONOTONIC, are not measured. ``wire``, ``address``: a protocol of
     `benchmarks.load.closed_loop.WIRES` and the server; ``namesrv``, ``topic``: for our client library.
     """
 
@@ -27,15 +27,15 @@ class LowRateJob:
 
     @property
     def end(self) -> float:
-        """When the last window ends."""
+        """The time at which the last window ends."""
         return self.begin + self.windows * self.window_seconds
 
     def at(self, begin: float) -> LowRateJob:
-        """The same at another time."""
+        """Copy the job with another begin."""
         return replace(self, begin=begin)
 
     def due_times(self, now: float) -> Iterator[float]:
-        """When messages are due, from soon after ``now``; one of them is at ``begin``."""
+        """The times at which messages are due, from soon after ``now``; one of them is ``begin``."""
         number = math.ceil((now - self.begin) * self.rate)
         while (due := self.begin + number / self.rate) < self.end:
             yield due

@@ -21,12 +21,12 @@ CPU_MS_MAX = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LowRateSample:
-    """What a system did in ``seconds`` with ``rate`` messages due a second; 0: it was idle. Servers in the order of
-    their processes.
+    """The figures of a system in ``seconds`` with ``rate`` messages due a second; 0: it was idle. Servers in the order
+    of their processes.
 
     ``acknowledged`` messages in these seconds: fewer than were due if the machine was too busy for this rate. CPU of
-    the servers and of the client in cores, and how often a second they woke up. Times in ms from when a message was
-    due; 0 while idle.
+    the servers and of the client in cores, and their wake-ups a second. Times in ms from when a message was due; 0
+    while idle.
     """
 
     rate: float
@@ -59,7 +59,7 @@ Samples = Mapping[str, Sequence[LowRateSample]]
 def section(
     about: Mapping[str, str], samples: Samples, left_out: Mapping[str, str], *, command: str, machine: str, date: str
 ) -> str:
-    """How it was measured, a table of all, and the goals."""
+    """The section of the page: how the systems were measured, a table of all, and the goals."""
     loads = [sample.load_average for each in samples.values() for sample in each]
     longest = [
         f"Command: `{command}`. Date: {date}. Load average before each row: {min(loads):.1f} to {max(loads):.1f}.",

@@ -1,4 +1,4 @@
-"""What is measured: the floor, raftmq by its own client library and by the generator of all, and the alternatives."""
+"""The measured systems: the floor, raftmq by its own client library and by the common generator, the alternatives."""
 
 from __future__ import annotations
 

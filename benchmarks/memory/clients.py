@@ -3,10 +3,10 @@
 ``python -m benchmarks.memory.clients`` reads one JSON object from standard input (`Job`) and writes one to standard
 output (`Report`).
 
-Messages go to the topics in turn, in bursts of `TICK_SECONDS`, but to the last topic only one in twenty; each has a key
-and a tag, and one in a hundred a delay. Two groups of push consumers read: one all topics, one the first topic with a
-filter. A group of pop consumers reads the last topic. A handler fails one message in a thousand, so that messages are
-redelivered too.
+Messages are sent to the topics in turn, in bursts of `TICK_SECONDS`, but to the last topic only one in twenty; each has
+a key and a tag, and one in a hundred a delay. Two groups of push consumers read: one all topics, one the first topic
+with a filter. A group of pop consumers reads the last topic. A handler fails one message in a thousand, so that
+messages are redelivered too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Report:
 
 
 class _HandlerFailed(Exception):
-    """What the handler raises for some messages."""
+    """The error that the handler raises for some messages."""
 
 
 class _Clients:
@@ -139,7 +139,7 @@ class _Clients:
             raise _HandlerFailed
 
     async def _pop(self, consumer: PopConsumer) -> None:
-        """Acknowledge as many messages at once as have come."""
+        """Acknowledge messages as they come, all at once."""
         async with trio.open_nursery() as nursery:
             async for message in consumer:
                 self.report.popped += 1

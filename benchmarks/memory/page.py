@@ -22,7 +22,7 @@ class Sample(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Resident memory of one name, in MiB; ``per_hour`` is the slope of the line through the samples that count."""
+    """Resident memory of a process, in MiB; ``per_hour`` is the slope of the line through samples after the warm-up."""
 
     first: float
     last: float
@@ -31,7 +31,7 @@ class Growth(NamedTuple):
 
 
 def growths(samples: Sequence[Sample], warm_up_seconds: float = WARM_UP_SECONDS) -> dict[str, Growth]:
-    """By name, over the samples after ``warm_up_seconds``, two or more."""
+    """The growth of each process over the samples after ``warm_up_seconds``, two or more."""
     counted = [sample for sample in samples if sample.seconds >= warm_up_seconds]
     assert len(counted) >= 2, f"{len(counted)} samples after {warm_up_seconds:g} s"
     hours = [sample.seconds / 3600 for sample in counted]
@@ -52,7 +52,7 @@ def section(
     load_average: float,
     warm_up_seconds: float = WARM_UP_SECONDS,
 ) -> str:
-    """How it was measured, the picture, and a row for each name."""
+    """The section of the page: how memory was measured, the picture, and a row for each process."""
     counted = growths(samples, warm_up_seconds)
     first = next(sample.seconds for sample in samples if sample.seconds >= warm_up_seconds)
     return "\n".join(

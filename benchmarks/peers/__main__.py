@@ -1,4 +1,4 @@
-"""The same loads on raftmq and on its alternatives, in one run.
+"""Puts the same loads on raftmq and on its alternatives, in one run.
 
 Messages of 1 KiB: one at a time, 64 single sends in flight, 4 connections with 256 in flight each, and batches where
 the system has them. Systems take turns, round by round; each starts in an empty directory. Only produce is measured.
@@ -69,7 +69,7 @@ def say(text: str) -> None:
 
 
 def prepare(peer: Peer, outcome: Outcome) -> str | None:
-    """Why a peer cannot run on this machine; None when it can from now on. Raises as `Peer.prepare`."""
+    """Make a peer ready to run; returns the reason if this machine cannot run it. Raises as `Peer.prepare`."""
     if (reason := peer.missing()) is None:
         peer.prepare()
         before = outcome.measured.setdefault(peer.name, Measured(peer.version()))
@@ -87,7 +87,7 @@ def run(
 ) -> None:
     """Measure the peers with these names, all without names, in a temporary directory. Ends the process on Ctrl-C.
 
-    ``prepares`` is as `prepare`; the reason goes to ``left_out``.
+    ``prepares`` is as `prepare`; the reason is added to ``left_out``.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # cleans up in the same way

@@ -92,7 +92,7 @@ def _create_topics(port: int, settings: dict[str, str]) -> None:
 
 
 def missing() -> str | None:
-    """What this machine lacks to run Kafka, with how to get it, or None."""
+    """The programs that this machine lacks to run Kafka, with the command to get them; None if it lacks none."""
     if (reason := tools_missing("java")) is not None:
         return f"{reason}: apt-get install openjdk-17-jre-headless"
     if not _is_fetched() and (reason := tools_missing("mvn")) is not None:
@@ -105,7 +105,7 @@ def _is_fetched() -> bool:
 
 
 def prepare() -> None:
-    """Download what the servers and the load need, once. Raises BuildFailed."""
+    """Download the files of the servers and of the load, once. Raises BuildFailed."""
     install_package(CRC_PACKAGE)
     if not _is_fetched():
         fetch_jars("kafka.xml", {"kafka.version": VERSION}, JARS.parent)

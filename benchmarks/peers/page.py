@@ -17,7 +17,7 @@ END = "<!-- measured by `make bench-peers`: end -->"
 
 
 def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str, machine: str, date: str) -> str:
-    """How it was measured, the systems, and a table for each load."""
+    """The section of the page: how the systems were measured, the systems, and a table for each load."""
     loads = outcome.load_averages
     lines = [
         f"Command: `{command}`. Date: {date}. Load average before each turn: {min(loads):.1f} to {max(loads):.1f}, "
@@ -62,7 +62,7 @@ def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str
 
 
 def _others(outcome: Outcome) -> str:
-    """How much other load the machine had."""
+    """The sentence about other load on the machine."""
     each = [
         sample.others
         for measured in outcome.measured.values()

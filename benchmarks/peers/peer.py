@@ -1,4 +1,4 @@
-"""A system that is compared: what it is, how it is started, and what its acknowledgement guarantees."""
+"""A system that is compared: its description, its start, and the guarantee of its acknowledgement."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Running servers. ``address``: where messages go, the leader's. ``pids``: of all server processes. ``namesrv``:
-    the name server, for our client library.
+    """Running servers. ``address``: the leader's, which gets the messages. ``pids``: of all server processes.
+    ``namesrv``: the name server, for our client library.
 
     ``check`` raises ServersFailed if one of them has ended.
     """
@@ -30,14 +30,14 @@ class Peer:
 
     Attributes:
         name: for ``--peer``.
-        system: what it is, without its version.
-        replicas: how many servers keep each message.
+        system: its name, without its version.
+        replicas: the number of servers that keep each message.
         durability: where a message is when it is acknowledged.
-        settings: what differs from its defaults, and why; for the page.
+        settings: the differences from its defaults, and the reasons; for the page.
         wire: its protocol, a name of `benchmarks.load.closed_loop.WIRES`.
         has_batches: whether one request may carry many messages.
-        missing: what this machine lacks to run it, with how to get it, or None.
-        prepare: download what is needed once. Raises BuildFailed.
+        missing: the programs that this machine lacks to run it, with the command to get them, or None.
+        prepare: download its files, once. Raises BuildFailed.
         version: of the servers, once they are available.
         open: start the servers in an empty directory, create the topics or queues, and kill them at the end.
         is_jvm: whether a compiler makes its servers faster in their first minute, so that they get a longer warm-up.
@@ -58,7 +58,7 @@ class Peer:
 
 
 def package_missing(program: str, package: str) -> str | None:
-    """That a program is not on PATH, and the remedy; None if it is."""
+    """The message that a program is not on PATH, and the remedy; None if it is."""
     return None if shutil.which(program) else f"{program} is not installed: apt-get install {package}"
 
 
@@ -68,4 +68,4 @@ def words_of(command: Sequence[str]) -> str:
 
 
 def nothing_to_prepare() -> None:
-    """For peers that are installed separately."""
+    """Do nothing, for peers that are installed separately."""

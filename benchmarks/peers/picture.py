@@ -64,7 +64,7 @@ def _panel(
 
 
 def _bar(peer: Peer, spread: Spread, y: int, scale: float, end: float, value: str) -> list[str]:
-    """A spread that goes beyond ``end`` is cut there, and has no stroke across."""
+    """Draw a bar with its spread; a spread beyond ``end`` is cut there, and has no stroke across."""
     middle = y + BAR / 2
     least, most = LABEL + spread.least * scale, LABEL + min(spread.most, end) * scale
     across = f"M{most:.1f} {y + 4}v8" if spread.most <= end else ""

@@ -1,4 +1,4 @@
-"""RabbitMQ: a cluster of three nodes with quorum queues, as many as a topic of the others has."""
+"""RabbitMQ: a cluster of three nodes with quorum queues, the same number as a topic of the others has."""
 
 from __future__ import annotations
 

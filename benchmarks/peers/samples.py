@@ -77,7 +77,7 @@ def samples_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], second
     """The counts of the generators and the CPU use of the servers, window by window. Windows without messages are left
     out.
 
-    ``cpu`` has for each window the use of each server, and last that of the whole machine.
+    ``cpu`` has for each window the use of each server, and last the whole machine's.
     """
     samples = []
     for number, (*used, whole_machine) in enumerate(cpu):

@@ -1,1 +1,1 @@
-"""The gRPC proxy beside that of RocketMQ."""
+"""The gRPC proxy beside RocketMQ's."""

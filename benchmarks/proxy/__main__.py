@@ -2,7 +2,7 @@
 
 Each proxy has a broker of its own system behind it, a single one that syncs before it acknowledges. The same client
 (`benchmarks.proxy.load`) sends messages of 1 KiB to both by turns, and receives and acknowledges them, with 1 and with
-64 in flight; and the same with 256 lite topics. CPU is that of the proxy's process, and in brackets the broker's.
+64 in flight; and the same with 256 lite topics. CPU is the use of the proxy's process, and in brackets the broker's.
 
 ``python -m benchmarks.proxy`` (``make bench-proxy``) prints a table, and puts it into docs/grpc-clients.md.
 """
@@ -63,7 +63,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one turn: CPU in microseconds per message, latency in milliseconds."""
+    """The figures of one turn: CPU in microseconds per message, latency in milliseconds."""
 
     proxy_us: float
     broker_us: float

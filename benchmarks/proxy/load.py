@@ -104,7 +104,7 @@ class Client:
                 raise RuntimeError(f"{answer.status.code}: {answer.status.message}")
 
     def send(self, in_flight: int, count: int) -> None:
-        """Send so many messages."""
+        """Send ``count`` messages."""
         begin = self.unary("SendMessage", pb.SendMessageResponse)
         room = threading.Semaphore(in_flight)
         refused: list[str] = []
@@ -137,7 +137,7 @@ class Client:
             raise RuntimeError(f"{len(refused)} sends were refused: {refused[0]}")
 
     def receive(self, in_flight: int, count: int) -> None:
-        """Receive and acknowledge so many messages: of each receive, all acknowledgements are in flight at once."""
+        """Receive and acknowledge ``count`` messages: of each receive, all acknowledgements are in flight at once."""
         assigned = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
         request = pb.QueryAssignmentRequest(topic=self._topic, group=self._group, endpoints=self._endpoints)
         answer = assigned(request).result()
@@ -214,7 +214,7 @@ class Client:
         return len(messages)
 
     def report(self, seconds: float) -> dict[str, float]:
-        """What was measured. For receives the times are those of receives that brought messages."""
+        """The latencies. For receives, only receives that brought messages are included."""
         ordered = sorted(self._latencies) or [0.0]
         at = {name: ordered[min(len(ordered) - 1, int(len(ordered) * share))] for name, share in SHARES.items()}
         return {"seconds": seconds, **{name: 1_000 * value for name, value in at.items()}}

@@ -30,13 +30,13 @@ Samples = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 
 
 def median(samples: Samples, system: str, case: str, figure: str) -> float | None:
-    """Of a figure over all rounds; None if it was not measured."""
+    """The median of a figure over all rounds; None if it was not measured."""
     found = [float(sample[figure]) for sample in samples.get(system, {}).get(case, ())]
     return statistics.median(found) if found else None
 
 
 def samples_of(raw: Mapping[str, Any]) -> Samples:
-    """From the raw results of a run."""
+    """The samples in the raw results of a run."""
     return {name: measured["samples"] for name, measured in raw["measured"].items()}
 
 

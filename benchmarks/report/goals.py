@@ -1,7 +1,7 @@
-"""All goals of performance, with what was measured last: which are met, which are missed, and by how much.
+"""Lists all goals of performance with the last measurements: which are met, which are missed, and by how much.
 
 Measures nothing: reads the newest results of each benchmark in benchmarks/results/, and writes the tables of
-docs/benchmarks/goals.md and those of docs/performance.md. ``python -m benchmarks.report.goals`` (``make bench-goals``).
+docs/benchmarks/goals.md and docs/performance.md. ``python -m benchmarks.report.goals`` (``make bench-goals``).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ BUSY: Final = 2.0
 
 
 def section(judged: Sequence[Judged]) -> str:
-    """How many, and a table of what is missed and one of what is met."""
+    """The section of the page: the number of goals, a table of the missed ones and one of the met ones."""
     missed = [each for each in judged if not each.figure.is_met]
     met = [each for each in judged if each.figure.is_met]
     busy = sorted({each.benchmark for each in judged if each.load_average >= BUSY})

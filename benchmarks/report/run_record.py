@@ -100,11 +100,11 @@ class RunRecord:
 
     @property
     def about(self) -> dict[str, str]:
-        """How it was measured, for a section."""
+        """The command, machine and date of the run, for a section."""
         return {"command": self.command, "machine": self.machine, "date": self.date}
 
     def keep(self, **figures: object) -> None:
-        """Write raw figures to benchmarks/results, and remove those of earlier runs, which the history of git keeps."""
+        """Write raw figures to benchmarks/results, and remove earlier runs, which the history of git keeps."""
         directory = self._root / "benchmarks" / "results"
         for earlier in directory.glob(f"{self._name}-2*.json"):
             earlier.unlink()
@@ -113,14 +113,14 @@ class RunRecord:
         print(f"wrote {path.relative_to(self._root)}")
 
     def publish(self, section: str, marks: tuple[str, str] = (BEGIN, END), page: str = "") -> None:
-        """Replace what the page of the benchmark has between two marks."""
+        """Replace the part of the benchmark's page between two marks."""
         path = self._root / page_of(page or self._name).relative_to(ROOT)
         path.write_text(replace_section(path.read_text(), section, *marks))
         print(f"wrote {path.relative_to(self._root)}")
 
 
 def earlier_run(results: Path, kind: type[OutcomeT]) -> OutcomeT:
-    """What a run wrote into benchmarks/results. Raises OSError, and ValueError for the results of another benchmark."""
+    """Read the results that a run wrote into benchmarks/results. Raises OSError; ValueError for another benchmark's."""
     try:
         outcome = msgspec.json.decode(results.read_bytes(), type=kind)
     except msgspec.DecodeError as error:

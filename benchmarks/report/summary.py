@@ -24,7 +24,7 @@ PEERS: Final = {
 
 
 def sending(raw: Mapping[str, Any]) -> list[str]:
-    """Of the last `make bench`: three replicas, the window with the median rate."""
+    """The rows of the last `make bench`: three replicas, the window with the median rate."""
     lines = [
         f"Measured {raw['date'][:10]} by `make bench` ([all cases](benchmarks/produce.md)).",
         "",
@@ -47,7 +47,7 @@ def sending(raw: Mapping[str, Any]) -> list[str]:
 
 
 def beside_others(sends: Mapping[str, Any] | None, consuming: Mapping[str, Any] | None) -> list[str]:
-    """Medians of the last runs beside other systems; "-" for what was not measured."""
+    """Medians of the last runs beside other systems; "-" for missing measurements."""
     consumed = {} if consuming is None else samples_of(consuming)
     about = []
     if sends is not None:
@@ -84,7 +84,7 @@ def beside_others(sends: Mapping[str, Any] | None, consuming: Mapping[str, Any] 
 
 
 def by_benchmark(judged: Iterable[tuple[str, str, bool, str]]) -> list[str]:
-    """How many goals each benchmark meets. ``judged``: benchmark, date, whether it is met, what it is."""
+    """The number of goals that each benchmark meets. ``judged``: benchmark, date, whether it is met, name."""
     found: dict[str, list[tuple[str, bool, str]]] = {}
     for benchmark, date, is_met, what in judged:
         found.setdefault(benchmark, []).append((date, is_met, what))

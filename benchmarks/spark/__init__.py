@@ -1,1 +1,1 @@
-"""What Spark reads from brokers and writes to them, and beside Kafka."""
+"""Measures how fast Spark reads from brokers and writes to them, and beside Kafka."""

@@ -7,9 +7,9 @@ the log as by producers: 4 connections with 256 sends in flight each.
   counted by their offsets alone; a partition per stripe of the log against one per queue, read by plain pulls.
 - ``cold``: bytes that the replicas read from the disk for a scan, when no page of the log is in memory.
 - ``planning``: the first and the last offsets of 10,000 queues, as a stream queries them ten times a second.
-- ``sink``: rows of 1 KiB written to a topic; a row counts when a majority has it on disk.
+- ``sink``: rows of 1 KiB written to a topic; a row is written when a majority has it on disk.
 - ``batches``: the overhead of a micro-batch besides its rows.
-- ``leader``: what a scan costs the leader's producers, beside a process that burns as much CPU.
+- ``leader``: the cost of a scan for the leader's producers, beside a process that burns as much CPU.
 
 ``python -m benchmarks.spark``; needs Java 17 and PySpark.
 """
@@ -55,7 +55,7 @@ SINK_ROWS = 200_000
 
 @asynccontextmanager
 async def filled(directory: Path, plan: Plan, messages: int) -> AsyncIterator[tuple[DevCluster, int]]:
-    """Three replicas that hold so many messages, and a few more; and how many."""
+    """Run three replicas that hold ``messages`` messages, and a few more; yields the exact number, too."""
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
@@ -125,7 +125,7 @@ async def measure_scan(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
-    """A scan of a log of which nothing is in memory."""
+    """Measure a scan of a log that is not in memory."""
     async with (
         filled(directory / "cluster", plan, wanted(plan, MESSAGES)) as (cluster, sent),
         SparkProcess.open() as spark,
@@ -238,7 +238,7 @@ async def measure_batches(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_leader(plan: Plan, directory: Path, note: Note) -> None:
-    """What a scan costs the producers at the leader."""
+    """Measure the cost of a scan for the producers at the leader."""
     async with (
         filled(directory / "cluster", plan, wanted(plan, MESSAGES)) as (cluster, _),
         SparkProcess.open() as spark,

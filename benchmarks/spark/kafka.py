@@ -63,7 +63,7 @@ class Uses:
 
 @dataclass
 class System:
-    """A running system, and what Spark has to know to use it.
+    """A running system, and the options with which Spark uses it.
 
     Attributes:
         reads: options for a topic, without its name; ``counts`` are further ones for counting.
@@ -122,7 +122,7 @@ async def measure_kafka(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def _report_stages(system: System, rows: int, note: Note) -> None:
-    """Where the time of the Python processes and of the replicas goes in a scan."""
+    """Report the CPU time of the stages of a scan in the Python process, and of the replicas."""
     gigabytes = rows * BODY_BYTES / 1e9
     before = sum(map(cpu_seconds, system.pids))
     stages = await trio.to_thread.run_sync(seconds_of_stages, system.of(topic_name(1)))
@@ -161,7 +161,7 @@ async def _stream(spark: SparkProcess, system: System, rows: int, path: str, not
 async def _use(
     spark: SparkProcess, system: System, what: str, do: str, source: str, options: Mapping[str, str], **more: object
 ) -> QueryResult:
-    """One request, whose cost is noted as that of ``what``, if it is not empty."""
+    """Send one request to Spark; its cost is added to the uses of ``what``, if that is not empty."""
     before = spark.cpu_seconds(), sum(map(cpu_seconds, system.pids))
     answer = await spark.ask(do, source, options, **more)
     if what:
@@ -235,7 +235,7 @@ async def _open_raftmq(directory: Path, nodes: int) -> AsyncIterator[System]:
 
 
 def _prepare(directory: Path) -> None:
-    """Download what is needed once, and create the directory of the servers of Kafka. Raises OSError."""
+    """Download the files once, and create the directory of the servers of Kafka. Raises OSError."""
     if (reason := kafka.missing()) is not None:
         raise OSError(reason)
     try:

@@ -114,7 +114,7 @@ class SparkProcess:
                 pin(pid, cores)
 
     def _workers(self) -> Iterator[int]:
-        """The Python processes among them. One that ended counts with its parent."""
+        """The Python processes among the children. The use of one that ended is included in its parent's."""
         for pid in self._processes():
             with suppress(FileNotFoundError, ProcessLookupError):
                 if pid != self._process.pid and Path(f"/proc/{pid}/comm").read_text().startswith("python"):

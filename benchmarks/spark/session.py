@@ -2,8 +2,8 @@
 
 ``{"do": "scan", "format": F, "options": {...}, "path": P}`` reads a table to its end and discards the rows; ``count``
 counts them; ``digest`` counts them and adds the checksums of a column; ``copy`` writes them with ``to``; ``batches``
-reads a topic as a stream to its end; ``make`` writes so many ``rows`` of 1 KiB with a key to Parquet files. The
-response has ``seconds``, and ``rows`` where they were counted. An empty line, or the end of the input, ends it.
+reads a topic as a stream to its end; ``make`` writes ``rows`` rows of 1 KiB with a key to Parquet files. The response
+has ``seconds``, and ``rows`` where they were counted. An empty line, or the end of the input, ends it.
 
 The first argument, if there is one, has jars for Spark, separated by commas.
 """
@@ -79,7 +79,7 @@ def run(session: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read requests until there are no more."""
+    """Answer requests until the input ends."""
     session = open_session()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

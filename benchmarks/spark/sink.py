@@ -39,7 +39,7 @@ TOPIC = "Out"
 
 
 class Plan(NamedTuple):
-    """What each task writes."""
+    """The rows of each task."""
 
     rows: int
     tasks: int
@@ -95,7 +95,7 @@ def run_tasks(plan: Plan, namesrv: str, pids: list[int]) -> Iterator[str]:
 
 
 async def main(plan: Plan) -> None:
-    """Three replicas, and the tasks."""
+    """Start three replicas and run the write tasks."""
     with tempfile.TemporaryDirectory(prefix="bench-sink-") as directory:
         async with DevCluster.open(Path(directory), ports=Ports.free(3), settings=ANY_DISK) as cluster:
             async with Admin(cluster.namesrv) as admin:

@@ -1,11 +1,11 @@
 """The goals for the message store: many queues, restarts, and the other cases in `CASES`.
 
 - ``queues``: one broker with 8 queues, and one with 10,000 (1,250 topics), under the same load: 128 B messages, 4
-  connections with 2,500 in flight each, so that each slot has its own queue where there are so many.
+  connections with 2,500 in flight each, so that each slot of the latter has its own queue.
 - ``restart``: a broker with 10 million messages is stopped and started, killed and started, and started without
   any derived state. Time is from the start of the process until it leads and is registered.
 - ``backlog``, ``random``: the throughput of one consumer, see `benchmarks.store.reads`.
-- ``follower``: what it costs the leader that a consumer reads from a follower, see `benchmarks.store.follower`.
+- ``follower``: the cost for the leader of a consumer that reads from a follower, see `benchmarks.store.follower`.
 - ``latency``: from a send to a consumer's callback, see `benchmarks.latency`.
 
 Real processes and files, the default durability. ``python -m benchmarks.store`` (``make bench-store``).

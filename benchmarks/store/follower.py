@@ -1,4 +1,4 @@
-"""What it costs the leader's producers that a consumer reads old messages from a follower.
+"""Measures the cost for the leader's producers of a consumer that reads old messages from a follower.
 
 Three replicas hold 5 million messages of 128 B. One connection's pull shows that the leader redirects such a consumer
 to a follower, whose log is then dropped from the page cache. Four connections with 256 messages in flight each produce
@@ -11,7 +11,7 @@ that is measured, too. The disk and the memory are shared either way.
 
 Two followers and a consumer share what would be a core for each. To separate that from the cost of the reading, it is
 measured once more with processes in the reader's place that burn as much CPU time as the reader used, at the follower
-and at the consumer, and read nothing: the rest is what the leader pays for.
+and at the consumer, and read nothing: the rest is the leader's cost.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _BLOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Messages a second and the leader's CPU us per message, without and with a reader, and what the reader got."""
+    """Messages a second and the leader's CPU us per message, without and with a reader, and the reader's messages."""
 
     rates: tuple[float, float]
     leader_us: tuple[float, float]
@@ -159,7 +159,7 @@ class _Reader:
 
 
 async def burn(cores: Sequence[int], share: float, seconds: float) -> None:
-    """Let a process use a share of these cores' time for so long."""
+    """Let a process use a share of the time of ``cores`` for ``seconds``."""
     command = [sys.executable, "-m", "benchmarks.load.cpu_burner", f"{min(max(share, 0.0), 1.0):.3f}", f"{seconds:.3f}"]
     async with trio.open_nursery() as nursery:
         process = await nursery.start(partial(trio.run_process, command, cwd=ROOT))
@@ -236,7 +236,7 @@ def suggested_broker(address: tuple[str, int]) -> int:
 
 
 def pin(pid: int, cores: Sequence[int]) -> None:
-    """Let all threads of a process run on these cores only; those that it starts later inherit that."""
+    """Let all threads of a process run on these cores only; threads that it starts later inherit that."""
     for thread in os.listdir(f"/proc/{pid}/task"):
         os.sched_setaffinity(int(thread), cores)
 

@@ -31,7 +31,7 @@ _READ_SECONDS = 3.0
 
 
 async def measure_backlog(plan: Plan, directory: Path, note: Note) -> None:
-    """A consumer that is far behind."""
+    """Measure a consumer that is far behind."""
     messages = plan.sizes.backlog_messages // (3 if plan.quick else 1)  # more than a broker caches itself
     for queues in (1, QUEUES):
         async with one_broker(directory / f"{queues}") as cluster:
@@ -60,7 +60,7 @@ async def _fill(cluster: DevCluster, messages: int, body_bytes: int, queues: int
 
 
 async def _read(cluster: DevCluster, plan: Plan, frames: Iterable[bytes], count: int, in_flight: int) -> list[Pulled]:
-    """Windows of the plan, after a short one that does not count."""
+    """Measure the windows of the plan, after a short one that is discarded."""
     address, pid = ("127.0.0.1", cluster.port("n0")), cluster.pid("n0")
     windows: list[Pulled] = []
     for number in range(plan.windows + 1):

@@ -1,6 +1,6 @@
-"""How much the cases of benchmarks store and wait, as a value: a run uses the defaults, tests smaller ones.
+"""The sizes and waits of the cases of benchmarks, as a value: a run uses the defaults, tests smaller ones.
 
-They are not on the command line, so that figures of two runs can be compared.
+The command line does not set them, so that figures of two runs can be compared.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What benchmarks with several cases share: command line, load, figures with goals."""
+"""The common parts of benchmarks with several cases: command line, load, figures with goals."""

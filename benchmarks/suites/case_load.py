@@ -1,4 +1,4 @@
-"""What the cases of `make bench-store` share: the command line, a broker to measure, and load on it."""
+"""The common parts of the cases of `make bench-store`: the command line, a broker to measure, and load on it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def run_beside(
 
 
 async def send_messages(cluster: DevCluster, plan: Plan, wanted: int, node_id: str = "n0") -> int:
-    """Store so many small messages, as fast as batches allow, and a few more; returns the number counted."""
+    """Store ``wanted`` small messages and a few more, as fast as batches allow; returns the number counted."""
     seconds = 1.0 if plan.quick else 5.0
     fill = Plan(**vars(plan) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
     sent = 0

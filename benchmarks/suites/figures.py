@@ -11,7 +11,7 @@ _TIMES_MIN = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number. ``goal`` is what it should reach: at least that, or at most if ``is_limit``; None for no goal."""
+    """One number. ``goal`` is the least value to reach, or the most if ``is_limit``; None for no goal."""
 
     case: str
     name: str
@@ -29,7 +29,7 @@ class Figure:
 
     @property
     def distance(self) -> str:
-        """By how much the goal is met or missed, in words; empty without one."""
+        """The distance to the goal in words, as "met: 3 % above"; empty without a goal."""
         if self.goal is None:
             return ""
         verdict = "met" if self.is_met else "missed"

@@ -64,7 +64,7 @@ class Suite:
         return plan
 
     async def run(self, plan: Plan, directory: Path, figures: list[Figure]) -> list[str]:
-        """All cases of the plan, also after one that failed; returns what is missing, in sentences."""
+        """Run all cases of the plan, also after one that failed; returns sentences about missing figures."""
         missing, case = list[str](), ""
 
         def note(figure: Figure) -> None:

@@ -35,7 +35,7 @@ def queue_name(number: int) -> str:
 
 
 class AmqpConnection:
-    """What a client must do before messages are published; ``sock`` blocks."""
+    """The steps of a client before messages are published; ``sock`` blocks."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -67,7 +67,7 @@ class AmqpConnection:
         self._ask(1, _CONFIRM, b"\x00", _CONFIRM_OK)
 
     def limit(self, prefetch: int) -> None:
-        """Have at most so many unacknowledged messages delivered to each consumer. Raises LoadFailed, OSError."""
+        """Have at most ``prefetch`` unacknowledged messages delivered to each consumer. Raises LoadFailed, OSError."""
         self._ask(1, _QOS, struct.pack(">IHB", 0, prefetch, 0), _QOS_OK)
 
     def declare_fan_out(self, name: str) -> None:
@@ -96,7 +96,7 @@ class AmqpConnection:
 
 
 class AmqpWire:
-    """A request is identified by its delivery tag, which counts up on the channel."""
+    """Speaks AMQP: a request is identified by its delivery tag, which increases on the channel."""
 
     def __init__(self, slots: Slots) -> None:
         self._count = slots.count
@@ -112,15 +112,15 @@ class AmqpWire:
         connection.confirm()
 
     def first(self) -> tuple[Iterable[int], bytes]:
-        """All of them."""
+        """Publish the message of each slot."""
         return self._publish(self._count)
 
     def idle(self) -> Sequence[int]:
-        """Only how many there are matters: tags count up."""
+        """Return any ``count`` keys: tags increase, so only their number matters."""
         return range(self._count)
 
     def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
-        """Only confirms may arrive."""
+        """Read confirms; any other method raises LoadFailed."""
         keys, unconfirmed = list[int](), self._unconfirmed
         end = len(data) - len(data) % _CONFIRMED.size
         for kind, _, _, group, method, tag, with_earlier, _ in _CONFIRMED.iter_unpack(data[:end]):
@@ -133,7 +133,7 @@ class AmqpWire:
         return keys, end
 
     def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
-        """As many messages with the next tags."""
+        """Publish ``len(keys)`` messages with the next tags."""
         return self._publish(len(keys))
 
     def _publish(self, count: int) -> tuple[Iterable[int], bytes]:
@@ -159,7 +159,7 @@ def consume(queue: str) -> bytes:
 
 
 def acknowledgement(tag: int, *, with_earlier: bool) -> bytes:
-    """That a delivery was processed, and with it all earlier ones of the channel or none."""
+    """Encode that a delivery was processed, and with it all earlier ones of the channel or none."""
     return _method(1, _ACK, struct.pack(">QB", tag, with_earlier))
 
 

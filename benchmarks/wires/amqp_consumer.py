@@ -42,7 +42,7 @@ class AmqpConsumer:
         return b"".join(map(consume, self._queues))
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """A message is there with its body, in one frame."""
+        """Read the messages that are there with their bodies in one frame, and acknowledge them."""
         at, end, unpack = 0, len(data), _FRAME.unpack_from
         tags, whole = list[int](), 0
         while at + 7 <= end:
@@ -61,7 +61,7 @@ class AmqpConsumer:
             elif not channel and kind == _METHOD:
                 raise LoadFailed(f"rabbitmq-server ends the connection: {data[at : at + 200]!r}")
             at = following
-        # Without a body, what was read of the next message is read again.
+        # Without a body, the beginning of the next message is read again.
         if not self._share.confirms_each:
             tags = tags[-1:]
         said = b"".join([acknowledgement(tag, with_earlier=not self._share.confirms_each) for tag in tags])

@@ -1,7 +1,7 @@
-"""One consumer's connection, as bytes: what it asks for, which messages came, what it says next.
+"""One consumer's connection, as bytes: its requests, the messages that came, and its next requests.
 
-The time at which a message was due is in its body (`DueSlots`), so that consumers of every protocol find it in the
-same way, and a message counts as soon as its body is there.
+The time at which a message was due is in its body (`DueSlots`), so that consumers of every protocol find it in the same
+way, and a message is received as soon as its body is there.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def stamped(request: bytes, due: float) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one of ``consumers`` of a group reads: number ``number``, from 0.
+    """The part of a load that consumer ``number`` (from 0) of a group of ``consumers`` reads.
 
     ``group``: one name for all of the group, and new in each measurement. ``confirms_each``: each message is confirmed
     by itself; otherwise a position, or the last of many. ``joins``: with one request for all that came together, where
-    the protocol has that. ``is_late``: only what is sent from now on. ``fan_out``: for
-    servers whose groups read from a queue of their own, that messages come from the exchange `FAN_OUT`. ``pulled_max``:
-    messages per answer, where a consumer says that.
+    the protocol has that. ``is_late``: only messages sent from now on. ``fan_out``: for servers whose groups read from
+    a queue of their own, that messages come from the exchange `FAN_OUT`. ``pulled_max``: messages per answer, where a
+    consumer says that.
     """
 
     group: str
@@ -76,6 +76,6 @@ class ConsumerWire(Protocol):
         """The first requests for messages."""
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """How many bytes of ``data`` were read, the rest is incomplete; and what to send: confirmations and new
-        requests. Raises LoadFailed if a request was refused.
+        """Read whole messages from ``data``. Returns the number of bytes read, the rest is incomplete, and the
+        confirmations and new requests to send. Raises LoadFailed if a request was refused.
         """

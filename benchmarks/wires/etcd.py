@@ -24,7 +24,7 @@ _HEAD = struct.Struct(">BHBBI")
 
 
 class EtcdWire:
-    """A request is identified by its stream, whose numbers are odd and count up."""
+    """Speaks gRPC to etcd: a request is identified by its stream, whose odd number increases."""
 
     def __init__(self, slots: Slots) -> None:
         puts = [_put(b"bench/%d" % slot, slots.body(slot)) for slot in slots.numbers]
@@ -51,15 +51,15 @@ class EtcdWire:
         sock.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b"") + _frame(_WINDOW, 0, 0, more))
 
     def first(self) -> tuple[Iterable[int], bytes]:
-        """All of them."""
+        """Put the message of each slot."""
         return self._ask(len(self._messages))
 
     def idle(self) -> Sequence[int]:
-        """Only how many there are matters: streams count up."""
+        """Return any keys, one per slot: streams increase, so only their number matters."""
         return range(len(self._messages))
 
     def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
-        """Every response must have a message."""
+        """Read responses, each of which must have a message."""
         keys, position, end = list[int](), 0, len(data)
         while position + 9 <= end:
             high, low, kind, flags, stream = _HEAD.unpack_from(data, position)
@@ -88,7 +88,7 @@ class EtcdWire:
         return keys, position
 
     def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
-        """The same puts on new streams, as far as the server's window allows."""
+        """Send the puts again on new streams, as far as the server's window allows."""
         control, self._control = self._control, b""
         streams, data = self._ask(len(keys))
         return streams, control + data

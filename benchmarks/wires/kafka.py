@@ -69,7 +69,7 @@ def request(kind: int, version: int, number: int, body: bytes) -> bytes:
 
 
 def encoded_text(text: str) -> bytes:
-    """With its length before it."""
+    """Encode a text with its length before it."""
     return struct.pack(">h", len(text)) + text.encode()
 
 
@@ -113,7 +113,7 @@ def ends_of(sock: socket.socket, partitions: Sequence[int]) -> dict[int, int]:
 def create_topic(
     sock: socket.socket, topic: str, partitions: int, nodes: Sequence[int], settings: dict[str, str]
 ) -> None:
-    """Every partition is led by the first of the nodes; nothing changes if the topic exists.
+    """Create a topic with the first node as leader of every partition; nothing changes if the topic exists.
 
     Raises LoadFailed, OSError.
     """
@@ -148,7 +148,7 @@ def castagnoli() -> Callable[[bytes], int]:
 
 
 class KafkaWire:
-    """A request is identified by its slot; those of one produce request are answered together."""
+    """Speaks Kafka's protocol: a slot identifies a request; slots of a produce request are answered together."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -161,7 +161,7 @@ class KafkaWire:
         self._number = 0
 
     def open(self, sock: socket.socket) -> None:
-        """No handshake before the first request."""
+        """Do nothing: there is no handshake before the first request."""
 
     def first(self) -> tuple[Iterable[int], bytes]:
         """All of them, in `REQUESTS_MAX` requests."""
@@ -172,7 +172,7 @@ class KafkaWire:
         return list(self._bodies)
 
     def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
-        """Every partition of a request must have error 0."""
+        """Read answers, in which every partition must have error 0."""
         keys, at = list[int](), 0
         for number, begin, end in answers(data):
             fields = Fields(data, begin)
@@ -188,7 +188,7 @@ class KafkaWire:
         return keys, at
 
     def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
-        """The same messages again; what does not go now goes with the next call."""
+        """Send the messages again; messages beyond the request limit are sent by the next call."""
         self._waiting += [(slot, self._bodies[slot]) for slot in keys]
         return keys, self._requests()
 
@@ -216,7 +216,7 @@ class KafkaWire:
 
 
 def record_batch(bodies: Sequence[bytes], crc_of: Callable[[bytes], int]) -> bytes:
-    """Messages without keys as a batch of format 2, not compressed, of now: Kafka deletes those of last week."""
+    """Encode messages without keys as a batch of format 2, uncompressed, of now: Kafka deletes old ones."""
     records = []
     for delta, body in enumerate(bodies):
         content = b"\0\0" + _varint(delta) + b"\1" + _varint(len(body)) + body + b"\0"
@@ -230,7 +230,7 @@ def record_batch(bodies: Sequence[bytes], crc_of: Callable[[bytes], int]) -> byt
 
 
 def _varint(number: int) -> bytes:
-    """A number that is not negative, in zigzag code."""
+    """Encode a number that is not negative, in zigzag code."""
     number <<= 1
     encoded = bytearray()
     while number > 0x7F:

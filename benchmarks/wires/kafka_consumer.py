@@ -25,7 +25,7 @@ _LAST_DELTA_AT = 23
 
 
 class KafkaConsumer:
-    """The next fetch goes out when the answer of the one before is there."""
+    """Fetches as a consumer: sends the next fetch when the previous answer is there."""
 
     def __init__(self, share: Share) -> None:
         assert not share.confirms_each, "a position is all that this one confirms"
@@ -50,7 +50,7 @@ class KafkaConsumer:
         return request(_FETCH, 11, _FETCHED, body + struct.pack(">i", 0) + encoded_text(""))
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """An answer is followed by the next fetch."""
+        """Read answers, and send the next fetch after each."""
         at, said, self._cut = 0, b"", []
         for number, begin, end in answers(data):
             at = end
@@ -63,7 +63,7 @@ class KafkaConsumer:
         return at, said
 
     def due(self, data: bytes, end: int) -> list[bytes]:
-        """When each message was due that the last `take` read; what is cut off at its end comes again."""
+        """The times at which the messages of the last `take` were due; a message cut off at its end comes again."""
         found, begin = list[bytes](), 0
         for cut_from, cut_to in self._cut:
             found += DUE.findall(data, begin, cut_from)
@@ -82,7 +82,7 @@ class KafkaConsumer:
                 partition, error = fields.read("i"), fields.read("h")
                 if error:
                     raise LoadFailed(f"Kafka refused a fetch of partition {partition}: error {error}")
-                fields.skip(24)  # the end, the end of what is stable, the begin
+                fields.skip(24)  # the end, the end of stable messages, the begin
                 fields.skip(16 * max(fields.read("i"), 0))  # aborted transactions
                 fields.read("i")
                 size = max(fields.read("i"), 0)

@@ -37,7 +37,7 @@ class NatsWire:
             raise LoadFailed(f"nats-server says {said!r}")
 
     def first(self) -> tuple[Iterable[bytes], bytes]:
-        """All of them."""
+        """Publish the message of each slot."""
         return self._frames, b"".join(self._frames.values())
 
     def idle(self) -> Sequence[bytes]:
@@ -45,7 +45,7 @@ class NatsWire:
         return list(self._frames)
 
     def read_answers(self, data: bytes) -> tuple[Sequence[bytes], int]:
-        """Every acknowledgement must have a sequence number in the stream."""
+        """Read acknowledgements, each of which must have a sequence number in the stream."""
         keys, position, match = list[bytes](), 0, _ACK.match
         while position < len(data):
             found = match(data, position)
@@ -62,7 +62,7 @@ class NatsWire:
         return keys, position
 
     def again(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
-        """The same messages."""
+        """Publish the messages again."""
         pongs, self._pongs = self._pongs, b""
         frame_of = self._frames
         return keys, pongs + b"".join([frame_of[key] for key in keys])

@@ -23,11 +23,11 @@ _PING, _PONG, _END = b"PING\r\n", b"PONG\r\n", b"\r\n"
 
 
 class NatsConsumer:
-    """Asks for more when half of what it asked for has come."""
+    """Pulls as a consumer: asks for more messages when half of the requested ones have come."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
-        # A position is that of the whole group: consumers that share it confirm each message.
+        # A position is the whole group's: consumers that share it confirm each message.
         self._confirms_each = share.confirms_each or share.consumers > 1
         self._inbox = f"_INBOX.{os.getpid()}.{share.group}.{share.number}".encode()
         self._missing = 0

@@ -28,10 +28,10 @@ class RocketMQWire:
         }
 
     def open(self, sock: socket.socket) -> None:
-        """No handshake before the first request."""
+        """Do nothing: there is no handshake before the first request."""
 
     def first(self) -> tuple[Iterable[bytes], bytes]:
-        """All of them."""
+        """Send the frame of each slot."""
         return self._frames, b"".join(self._frames.values())
 
     def idle(self) -> Sequence[bytes]:
@@ -39,7 +39,7 @@ class RocketMQWire:
         return list(self._frames)
 
     def read_answers(self, data: bytes) -> tuple[Sequence[bytes], int]:
-        """Every response must have code 0."""
+        """Read responses, each of which must have code 0."""
         frames, end = complete_bytes(data)
         replies = data if end == len(data) else data[:end]
         opaques = OPAQUE.findall(replies)
@@ -52,6 +52,6 @@ class RocketMQWire:
         return opaques, end
 
     def again(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
-        """The same frames."""
+        """Send the frames again."""
         frame_of = self._frames
         return keys, b"".join([frame_of[opaque] for opaque in keys])

@@ -90,8 +90,8 @@ class RocketMQPop:
         self._acks = 0
 
     def open(self, sock: socket.socket) -> None:
-        """A group begins with its first pop, at the first message of a queue that has all of its messages in memory.
-        One that is late commits the ends of the queues before.
+        """Commit the ends of the queues for a late group. Other groups begin with their first pop, at the first message
+        of a queue that has all of its messages in memory.
         """
         if not self._share.is_late:
             return
@@ -143,7 +143,7 @@ class RocketMQPop:
 
 
 def _ends(sock: socket.socket, queues: Iterable[int]) -> dict[int, int]:
-    """Where each queue ends. Raises LoadFailed."""
+    """The end of each queue. Raises LoadFailed."""
     asked = {
         queue: request_frame(RequestCode.GET_MAX_OFFSET, queue, QueueExt(topic=TOPIC, queue_id=queue))
         for queue in queues

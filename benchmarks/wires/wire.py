@@ -16,12 +16,12 @@ class LoadFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What one connection keeps in flight: ``count`` requests, numbered from ``first`` over all connections.
+    """The requests that one connection keeps in flight: ``count``, numbered from ``first`` over all connections.
 
-    ``body_bytes``: of each message. ``batch``: messages in each request. ``topics``: RocketMQ's protocol only; slots
-    take turns in the queues of so many topics, ``queues`` in each. ``keys``: as ``topics``; sign with this access key
-    and secret key. ``lite_topics``: as ``topics``; slots take turns in so many lite topics, 0 for none.
-    ``exchange``: AMQP only; where messages are published, the default exchange unless it is named.
+    ``body_bytes``: of each message. ``batch``: messages in each request. ``topics``: RocketMQ's protocol only; the
+    number of topics in whose queues slots take turns, ``queues`` in each. ``keys``: as ``topics``; sign with this
+    access key and secret key. ``lite_topics``: as ``topics``; the number of lite topics in which slots take turns, 0
+    for none. ``exchange``: AMQP only; where messages are published, the default exchange unless it is named.
     """
 
     first: int
@@ -56,7 +56,7 @@ class Wire(Protocol):
         """The keys of all requests in flight, and their bytes."""
 
     def idle(self) -> Sequence[Hashable]:
-        """For loads that send no `first`: what to give to `again` for so many requests, one or more at a time."""
+        """The keys to pass to `again`, one or more at a time, in loads that do not send `first`."""
 
     def read_answers(self, data: bytes) -> tuple[Sequence[Any], int]:
         """The keys of the requests that ``data`` answers, and how many bytes of it were read: the rest is incomplete.
@@ -65,11 +65,11 @@ class Wire(Protocol):
         """
 
     def again(self, keys: Sequence[Any]) -> tuple[Iterable[Hashable], bytes]:
-        """As many new requests as were answered: their keys, and what to send now; called after each `read_answers`."""
+        """Make a new request for each answered one; returns their keys, and bytes to send. Follows `read_answers`."""
 
 
 def receive_until(sock: socket.socket, end: bytes) -> bytes:
-    """What a server sends, up to ``end`` at the end of a piece. Raises LoadFailed if it hangs up."""
+    """Receive bytes of a server, up to ``end`` at the end of a piece. Raises LoadFailed if it hangs up."""
     data = b""
     while not data.endswith(end):
         data += receive_some(sock)

@@ -105,9 +105,7 @@ class Archive(Workload):
         }
 
     def _kept_bytes(self, drawn: int | None) -> int | None:
-        """Draw the bytes that a replica's archive keeps: mostly equal on all, since a replica without limit deletes
-        nothing.
-        """
+        """Draw the bytes that an archive keeps: mostly equal on all, since a replica without limit deletes nothing."""
         rng = random.Random(f"{self.cluster.scenario.seed} kept bytes")
         return drawn if rng.random() < 0.2 else rng.choice((None, self.cluster.scenario.segment_bytes * 5))
 

@@ -103,9 +103,7 @@ class BrokerCluster(Cluster):
         return chosen.model_copy(update=small | self.workload.settings())
 
     def _read_settings(self, node_id: NodeId, level: int) -> BrokerSettings:
-        """Read a node's settings as from a file. Called once for each level, since it takes as long as many broker
-        turns.
-        """
+        """Read a node's settings as from a file: once for each level, since that takes as long as many broker turns."""
         peers = ",".join(f"{name}@10.0.0.{number}:{PEER_PORT}" for name, number in self._numbers.items())
         return BrokerSettings(
             node_id=node_id,

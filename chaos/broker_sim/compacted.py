@@ -189,9 +189,7 @@ class Compacted(Workload):
 
     @property
     def has_read_all(self) -> bool:
-        """Whether readers have read up to the ends. A deleted topic cannot be read; kept messages are carried
-        repeatedly.
-        """
+        """Whether readers are at the ends. A deleted topic cannot be read; kept messages are carried repeatedly."""
         return not self._exists or all(self._read_to[each] >= end for each, end in self._ends.items())
 
     def unfinished(self) -> int:

@@ -243,9 +243,7 @@ class Lite(OrderedPop):
                 self._forget((group, queue, 0))
 
     def _check_old(self, queue: str, last: Stored) -> None:
-        """Check that a lite topic that ends is old enough: no message came for a minute, or the log has dropped its
-        last one.
-        """
+        """Check that an ending lite topic is old enough: no message for a minute, or the log has dropped its last."""
         if not self._expires:
             raise Violation(f"alive: {queue} ended, but its topic does not allow that")
         if last.record.physical_offset < self.cluster.dropped_pos:

@@ -178,9 +178,7 @@ class SetTransactions:
         return not TransactionSet.decode(half.record.body)[0]
 
     def outcome(self, half: Stored, visible: dict[int, list[Stored]]) -> int | None:
-        """Take the copies of a set out of ``visible``. Returns `COMMITTED` if it was committed in this entry, else
-        None.
-        """
+        """Take a set's copies out of ``visible``; returns `COMMITTED` if it was committed in this entry, else None."""
         messages, consumed = TransactionSet.decode(half.record.body)
         keys = {props.find(message.properties, props.UNIQUE_KEY) for message in messages}
         found = [

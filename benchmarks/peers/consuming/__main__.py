@@ -1,9 +1,9 @@
-"""What consuming costs on raftmq and on its alternatives, in one run.
+"""Measures the cost of consuming on raftmq and on its alternatives, in one run.
 
 Messages of 1 KiB. A backlog is drained by one consumer and by eight, with positions or with an acknowledgement of each
-message (POP); messages are sent at a steady rate, each when it is due, to 1, 4 and 16 groups, and latency counts from
-when a message was due to when a consumer has it. All systems have the same load generator; then the usual Python client
-of some. Systems that cannot run on this machine are left out and named. ``python -m benchmarks.peers.consuming``
+message (POP); messages are sent at a steady rate, each when it is due, to 1, 4 and 16 groups, and latency is the time
+from when a message was due to when a consumer has it. All systems have the same load generator; then the usual Python
+client of some. Systems that cannot run on this machine are left out and named. ``python -m benchmarks.peers.consuming``
 (``make bench-peers-consuming``).
 """
 

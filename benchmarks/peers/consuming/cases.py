@@ -1,4 +1,4 @@
-"""What is measured of each system: values."""
+"""The measured cases of each system: values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONSUMERS = 8
 class Case:
     """``about``: as a heading. ``by_client``: by the usual Python client of each system, not by our load generator.
     ``joins``: only where a request can confirm several messages, each by itself. ``many_at_once``: only where consumers
-    say how many messages an answer may have; as many as our library asks for, not as few as stock clients.
+    say how many messages an answer may have; our library's number, not the smaller one of stock clients.
     """
 
     name: str
@@ -71,7 +71,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement. CPU in microseconds per message that was received; of `PACE`, that of sending it is in it."""
+    """One measurement. CPU in microseconds per received message; in `PACE`, CPU of sending it is included."""
 
     messages_per_second: float
     p50_ms: float

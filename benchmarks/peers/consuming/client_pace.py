@@ -1,4 +1,4 @@
-"""What programs of Python clients share: when a message is due is in its body, and what was found goes to JSON."""
+"""The common part of programs of Python clients: the body of a message says when it is due, and results are JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tally:
         self.begin()
 
     def begin(self) -> None:
-        """Start to count."""
+        """Start the measurement."""
         self._started = monotonic_seconds()
         self._servers, self._own = self._of_servers(), process_cpu_seconds()
         self._samples = array("d")
@@ -33,7 +33,7 @@ class Tally:
         return sum(map(cpu_seconds, self._job.pids))
 
     def take(self, body: bytes) -> None:
-        """A message has come."""
+        """Take a received message."""
         found = DUE.match(body)
         assert found is not None, "every message says when it was due"
         self.count += 1
@@ -42,11 +42,11 @@ class Tally:
             self._samples.append(monotonic_seconds() - due)
 
     def body(self, due: float) -> bytes:
-        """A message that is due then."""
+        """Build a message that is due at a time."""
         return stamped(self._body, due)
 
     def due_times(self) -> Iterator[float]:
-        """From now on for the warm-up, after which `begin` is called, and the seconds of the job."""
+        """Yield the times at which messages are due: of the warm-up, then, after calling `begin`, of the job."""
         job, now = self._job, monotonic_seconds()
         for number in range(round(job.rate * job.warm_up)):
             yield now + number / job.rate
@@ -55,7 +55,7 @@ class Tally:
             yield now + number / job.rate
 
     def consumed(self) -> Consumed:
-        """What came until now; all, or all that were sent since `begin`."""
+        """The messages that came until now: all, or all that were sent since `begin`."""
         return Consumed(
             self.count if self._job.kind == DRAIN else len(self._samples),
             monotonic_seconds() - self._started,
@@ -66,5 +66,5 @@ class Tally:
 
 
 def run(generate: Callable[[Job], Consumed]) -> None:
-    """Read a job, do it, write what was found; ends the process with the last line of an error of any library."""
+    """Read a job, do it, write the result; ends the process with the last line of an error of any library."""
     do_job(Job, generate, Exception)

@@ -18,7 +18,7 @@ class Client:
     module: str
 
     def environment(self) -> Mapping[str, str]:
-        """Where its packages are."""
+        """The environment in which Python finds its packages."""
         return {"PYTHONPATH": str(CACHE / self.requirement)} if self.requirement else {}
 
     def install(self) -> None:

@@ -1,4 +1,4 @@
-"""What a load generator of consumers does, and what it found: values."""
+"""The job and the result of a load generator of consumers: values."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ FILL, DRAIN, PACE = "fill", "drain", "pace"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is done with the servers at ``address``, which speak ``wire``.
+    """The work to do with the servers at ``address``, which speak ``wire``.
 
     Attributes:
         kind: `FILL`: send ``messages``. `DRAIN`: receive that many, as fast as they come. `PACE`: send ``rate`` a
             second for ``seconds``, each when it is due, while every group receives all of them.
         pids: of the servers, for their CPU time.
         group: of consumers; a new name for each job.
-        groups: how many, of one consumer each, in `PACE`.
+        groups: their number, of one consumer each, in `PACE`.
         consumers: of the one group in `DRAIN`.
         confirms_each, joins, pulled_max: see `benchmarks.wires.consumer.Share`.
         namesrv: for our own client library.
-        warm_up: seconds of load before those that count, in `PACE`.
+        warm_up: seconds of load before the measured ones, in `PACE`.
     """
 
     kind: str

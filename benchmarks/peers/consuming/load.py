@@ -52,7 +52,7 @@ LAST_SECONDS = 5.0
 
 
 class _Socket:
-    """A connection that does not block; what the kernel does not take is kept."""
+    """A connection that does not block; bytes that the kernel does not take are kept."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.sock = socket.create_connection(address)
@@ -69,7 +69,7 @@ class _Socket:
         self.flush()
 
     def flush(self) -> None:
-        """Send what was not sent, as far as there is room."""
+        """Send unsent bytes, as far as there is room."""
         if self.unsent:
             try:
                 self.unsent = self.unsent[self.sock.send(self.unsent) :]
@@ -127,7 +127,7 @@ class _Consumer(_Socket):
         self.sock.setblocking(False)
 
     def take(self) -> list[bytes]:
-        """When each message was due that has come; confirms them, and asks for more. Raises LoadFailed."""
+        """Read an answer, confirm its messages, and ask for more; returns their due times. Raises LoadFailed."""
         data = self.receive()
         end, said = self.wire.take(data)
         self.received = data[end:]
@@ -245,7 +245,7 @@ def _pace(job: Job) -> Consumed:
 
 
 def _ready(sockets: Sequence[S], wait: float) -> list[S]:
-    """Those that have something to read, within so many seconds; sends what was not sent."""
+    """Return the sockets that have something to read, within ``wait`` seconds; sends unsent bytes of all."""
     unsent = [each for each in sockets if each.unsent]
     readable, writable, _ = select.select(sockets, unsent, (), max(0.0, wait))
     for each in writable:

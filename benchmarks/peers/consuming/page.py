@@ -26,7 +26,7 @@ HOW: Mapping[str, tuple[str, str]] = {
 
 
 def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str, machine: str, date: str) -> str:
-    """How it was measured, the systems, and a table for each case."""
+    """The section of the page: how the systems were measured, the systems, and a table for each case."""
     measured = [peer for peer in peers if peer.name in outcome.measured]
     loads = [
         sample.load_average
@@ -106,7 +106,7 @@ def _median(measured: Measured, case: str, figure: Callable[[Sample], float]) ->
 
 
 def _goals(measured: Mapping[str, Measured]) -> list[str]:
-    """What can be compared of one run: all groups against one, and ours against the others."""
+    """The comparisons within one run: all groups with one, and ours with the other systems."""
     lines = []
     for name, each in measured.items():
         if {BASE, "pace-16"} <= each.samples.keys():

@@ -51,7 +51,7 @@ class Plan(argparse.Namespace):
 
     @property
     def messages(self) -> int:
-        """In a backlog."""
+        """The number of messages in a backlog."""
         return round(self.megabytes * 1e6 / BODY_BYTES)
 
 
@@ -152,7 +152,7 @@ async def run_load(job: Job, client: Client | None = None) -> Consumed:
 
 
 def cases_of(peer: Peer, plan: Plan) -> list[Case]:
-    """Those that a system has, and that were asked for."""
+    """The cases that a system has, and that were asked for."""
     cases = [case for case in CASES if not plan.case or case.name in plan.case]
     return [
         case
