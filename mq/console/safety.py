@@ -1,4 +1,4 @@
-"""The checks of each request, and the headers of each answer. Pure."""
+"""Where a console may listen, the checks of each request, and the headers of each answer. Pure."""
 
 from __future__ import annotations
 
@@ -27,6 +27,20 @@ HEADERS: Final = {
 FORM_BYTES_MAX: Final = 256 * 1024
 PORT_DIGITS: Final = 5
 TOKEN_FIELD: Final = "token"  # noqa: S105 - the name of a field
+
+
+def exposure_fault(listen_host: str, *, login: bool, encrypts: bool, plain_http: bool) -> str | None:
+    """Why a console must not listen at this address with these settings; None if it may."""
+    if is_loopback(listen_host):
+        return None
+    if not login:
+        return f"listen_host {listen_host} can be reached by others: set login, or use 127.0.0.1"
+    if not encrypts and not plain_http:
+        return (
+            f"listen_host {listen_host} would get passwords in clear: set tls_certificate and tls_key, or "
+            "plain_http behind a proxy that adds TLS"
+        )
+    return None
 
 
 def host_fault(host: str | None, *, loopback_only: bool) -> str | None:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.client.net.client_core import parse_addresses
-from mq.protocol.access.address_patterns import is_loopback
+from mq.console.safety import exposure_fault
 from mq.settings import ProcessSettings, checked
 
 
@@ -48,15 +48,11 @@ class ConsoleSettings(ProcessSettings):
     def _is_safe(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key must be set together")
-        if is_loopback(self.listen_host):
-            return self
-        if not self.login:
-            raise ValueError(f"listen_host {self.listen_host} can be reached by others: set login, or use 127.0.0.1")
-        if self.tls_certificate is None and not self.plain_http:
-            raise ValueError(
-                f"listen_host {self.listen_host} would get passwords in clear: set tls_certificate and tls_key, or "
-                "plain_http behind a proxy that adds TLS"
-            )
+        fault = exposure_fault(
+            self.listen_host, login=self.login, encrypts=self.tls_certificate is not None, plain_http=self.plain_http
+        )
+        if fault is not None:
+            raise ValueError(fault)
         return self
 
     @property
