@@ -1,4 +1,6 @@
-"""Schedules the checks of postponed half messages: later than others, and the same number of times."""
+"""For how long a producer may postpone the checks of a half message, and when such messages are checked: later than
+others, and the same number of times.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,9 @@ from mq.protocol.numbers import QueueOffset
 
 LOOK_SECONDS: Final = 60.0
 """Interval for noticing that a clock was set, or that a disk is readable again."""
+
+IMMUNITY_MS_MAX: Final = 24 * 3_600_000
+"""Maximum immunity that a producer can request."""
 
 
 class CheckImmunity:
@@ -52,3 +57,17 @@ class CheckImmunity:
             return 0
         self._turns[offset] = now + self._interval_seconds, asked + 1
         return asked + 1
+
+
+def immunity_ms(text: str | None, timeout_ms: int) -> int:
+    """Milliseconds after it was stored in which a message is not checked; ``text`` is its property, in seconds.
+
+    Anything but a number, and -1, stands for ``timeout_ms``; without the property it is 0.
+    """
+    if text is None:
+        return 0
+    try:
+        seconds = int(text)
+    except ValueError:
+        return timeout_ms
+    return timeout_ms if seconds == -1 else min(max(seconds, 0) * 1000, IMMUNITY_MS_MAX)

@@ -23,7 +23,8 @@ from mq.broker.net.service import Route, Service
 from mq.broker.schedule.placement import Destination, WaitingQueues, tail_of
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries
-from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, immunity_ms
+from mq.broker.transaction.check_immunity import immunity_ms
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
 from mq.broker.transaction.staged_sets import StagedSets
 from mq.broker.write_path.outcome import DiskFull, OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand

@@ -25,9 +25,6 @@ HALF_QUEUE_ID = 0
 DISCARDED_QUEUE_ID = 1
 """Not a real queue: marks with this number record which half messages were rolled back, given up, or deleted."""
 
-IMMUNITY_MS_MAX = 24 * 3_600_000
-"""Maximum immunity that a producer can request."""
-
 
 class HalfMessages:
     """The committed half messages of a broker group.
@@ -113,20 +110,6 @@ def _discarded_at(offset: QueueOffset) -> QueueOffset:
     below which all are finished, never moves past one.
     """
     return offset + offset + 1
-
-
-def immunity_ms(text: str | None, timeout_ms: int) -> int:
-    """Milliseconds after it was stored in which a message is not checked; ``text`` is its property, in seconds.
-
-    Anything but a number, and -1, stands for ``timeout_ms``; without the property it is 0.
-    """
-    if text is None:
-        return 0
-    try:
-        seconds = int(text)
-    except ValueError:
-        return timeout_ms
-    return timeout_ms if seconds == -1 else min(max(seconds, 0) * 1000, IMMUNITY_MS_MAX)
 
 
 def is_half(properties: dict[str, str], reconsume_times: int) -> bool:

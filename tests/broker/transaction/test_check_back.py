@@ -12,7 +12,7 @@ from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandInvalid, SnapshotDamaged
 from mq.broker.transaction.check_back import CheckTrack
-from mq.broker.transaction.half_messages import IMMUNITY_MS_MAX, immunity_ms
+from mq.broker.transaction.check_immunity import IMMUNITY_MS_MAX, immunity_ms
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
