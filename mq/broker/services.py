@@ -87,10 +87,10 @@ from mq.broker.replication.peer_addresses import PeerAddresses
 from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.broker.replication.peer_calls import PeerCalls
 from mq.broker.retention_floor import KeptMessages, RetentionFloor
-from mq.broker.schedule.delay_levels import Delays
-from mq.broker.schedule.placement import WaitingQueues
+from mq.broker.schedule.level_delivery import LevelDelivery
 from mq.broker.schedule.recall import Recalls
 from mq.broker.schedule.timers import Timers
+from mq.broker.schedule.waiting_queues import WaitingQueues
 from mq.broker.settings import INDEX_DIRECTORY, BrokerSettings
 from mq.broker.state.format_level import LEVEL_OF_BOUND_PROOFS
 from mq.broker.transaction.check_back import CheckBacks
@@ -215,7 +215,7 @@ class Services:
 
     def _waiting_messages(self, context: BrokerContext) -> tuple[Service, ...]:
         """Delayed messages, timers, schedules and transactions."""
-        self.delays = Delays(context)
+        self.delays = LevelDelivery(context)
         self.timers = Timers(context)
         recalls = Recalls(context, timers=self.timers)
         ticks = Ticks(context)

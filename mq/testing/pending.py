@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from mq.broker.context import BrokerContext
 from mq.broker.recurring.rule import next_due, rule_of
-from mq.broker.schedule.delay_levels import marks_of
+from mq.broker.schedule.level_delivery import marks_of
 from mq.broker.transaction.check_back import SAMPLES
 from mq.client.message import ReceivedMessage
 from mq.protocol import properties as props

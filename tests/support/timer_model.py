@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mq.broker.limits import DEFAULT, WaitingLimits
 from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused
-from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.schedule.recall import Recalls
 from mq.broker.schedule.timers import Timers
+from mq.broker.schedule.waiting_queues import WaitingQueues
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.outcome import DiskFull, LeadershipLost, Outcome, Stored

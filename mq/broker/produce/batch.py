@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce.dedup import Dedup, numbers_of
-from mq.broker.schedule.placement import wanted_priority
+from mq.broker.schedule.visible_queues import wanted_priority
 from mq.broker.state.producer_sequences import Stored
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.entry_builder import QueuedMessage

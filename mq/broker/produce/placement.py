@@ -10,7 +10,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.lite_topics import LiteTopics
-from mq.broker.schedule.placement import WaitingQueues
+from mq.broker.schedule.waiting_queues import WaitingQueues
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import is_half
 from mq.broker.write_path.outcome import Stored

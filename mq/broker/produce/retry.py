@@ -17,7 +17,7 @@ from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.pop.retry_topics import PopRetryTopics
 from mq.broker.produce.batch import is_copied
-from mq.broker.schedule.placement import WaitingQueues
+from mq.broker.schedule.waiting_queues import WaitingQueues
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored, answer_outcome
 from mq.broker.write_path.pending import PendingCommand, PendingGroup, SendRequest

@@ -21,7 +21,7 @@ from mq.broker.produce.placement import Placement
 from mq.broker.produce.retry import Retries
 from mq.broker.produce.send_receiver import KnownNumbers, ReceiverSettings, SendReceiver, send_receiver
 from mq.broker.produce.sent_messages import SentMessages, asks_for_more, numbers_in
-from mq.broker.schedule.placement import wanted_priority
+from mq.broker.schedule.visible_queues import wanted_priority
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.topic_rules import auto_create, why_not_created

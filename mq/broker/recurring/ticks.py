@@ -25,7 +25,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service
 from mq.broker.recurring.catch_up import Tick, next_tick
 from mq.broker.recurring.rule import Rule, RuleInvalid, next_due, rule_of
-from mq.broker.schedule.placement import tail_of
+from mq.broker.schedule.visible_queues import tail_of
 from mq.broker.state.commands import encode_command
 from mq.broker.state.schedules import SKIPPED_MAX, Schedule, SettleTick
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored

@@ -23,10 +23,11 @@ from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service
+from mq.broker.schedule.delay_levels import DelayLevels
 from mq.broker.schedule.delivery import Delivery, Due, Moved
-from mq.broker.schedule.placement import is_for_nobody, relative_wait_ms, tail_of
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.schedule.timer_wheel import TimerWheel
+from mq.broker.schedule.visible_queues import is_for_nobody, tail_of
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.broker.write_path.outcome import DiskFull, OnOutcome, Outcome, Stored
@@ -70,7 +71,7 @@ class Timers(Service):
         self._wall_clock_ms = context.wall_clock_ms
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._delivery: Delivery[int] | None = None
-        self._levels_ms: Final = context.settings.delay_levels_ms
+        self._levels: Final = DelayLevels(context.settings.delay_levels_ms)
         self._again = range(0)
         """Physical offsets of messages that a clock ahead has stamped."""
         self._wheel = self._new_wheel()
@@ -258,7 +259,7 @@ class Timers(Service):
         properties = props.decode(raw.properties.decode("utf-8", "replace"))
         due_ms = _number(properties.get(props.TIMER_OUT_MS))
         if due_ms > now_ms and raw.store_timestamp_ms > now_ms + TOLERANCE_MS:
-            wait_ms = relative_wait_ms(properties, self._levels_ms)
+            wait_ms = self._levels.wait_ms(properties)
             if wait_ms is not None and due_ms > now_ms + wait_ms:
                 due_ms = now_ms + wait_ms
                 properties[props.TIMER_OUT_MS] = str(due_ms)

@@ -20,7 +20,8 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.schedule.placement import Destination, WaitingQueues, tail_of
+from mq.broker.schedule.visible_queues import tail_of
+from mq.broker.schedule.waiting_queues import Destination, WaitingQueues
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries
 from mq.broker.transaction.check_immunity import immunity_ms

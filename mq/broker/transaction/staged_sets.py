@@ -18,7 +18,8 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
-from mq.broker.schedule.placement import WaitingQueues, tail_of, wanted_priority
+from mq.broker.schedule.visible_queues import tail_of, wanted_priority
+from mq.broker.schedule.waiting_queues import WaitingQueues
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.format_level import LEVEL_OF_COMPACTION, LEVEL_OF_TRANSACTION_SETS

@@ -152,7 +152,7 @@ async def test_broker_starts_with_damage_and_takes_messages(tmp_path: Path) -> N
 async def test_delayed_message_with_a_damaged_due_time_is_delivered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.broker.schedule.delay_levels.DELAY_LEVELS_MS", (500,) * 18)
+    monkeypatch.setattr("mq.broker.schedule.level_delivery.DELAY_LEVELS_MS", (500,) * 18)
     path = queue_file(tmp_path, "SCHEDULE_TOPIC_XXXX", 0)
     async with broker_client(tmp_path, queues=1, limits=FAST_REPAIR) as client:
         await client.send(body=b"late", i=properties(DELAY="1"))

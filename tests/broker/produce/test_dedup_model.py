@@ -22,7 +22,7 @@ from mq.broker.produce import dedup
 from mq.broker.produce.batch import BatchSends
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.placement import Placement
-from mq.broker.schedule.placement import WaitingQueues
+from mq.broker.schedule.waiting_queues import WaitingQueues
 from mq.broker.state.commands import AdvanceDelay, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mq.broker.broker import Broker
-from mq.broker.schedule import delay_levels
+from mq.broker.schedule import level_delivery
 from mq.broker.schedule.read_backoff import KNOWN_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, ReadBackoff
 from mq.broker.write_path.outcome import Stored
 from mq.protocol.messages.delay import timer_slot
@@ -41,7 +41,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
-    monkeypatch.setattr(delay_levels, "split_record", disk.split)
+    monkeypatch.setattr(level_delivery, "split_record", disk.split)
     return disk
 
 

@@ -21,7 +21,7 @@ from mq.broker.limits import DEFAULT, WaitingLimits
 from mq.broker.net.call import Call
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.refusals import RequestRefused
-from mq.broker.schedule.placement import WaitingQueues
+from mq.broker.schedule.waiting_queues import WaitingQueues
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.completion_marks import CompleteEntries
 from mq.broker.state.metadata import Metadata

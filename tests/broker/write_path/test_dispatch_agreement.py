@@ -16,7 +16,7 @@ from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.placement import Placement
 from mq.broker.produce.send import Sends
-from mq.broker.schedule.placement import WaitingQueues
+from mq.broker.schedule.waiting_queues import WaitingQueues
 from mq.broker.state.commands import AdvanceDelay, PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
