@@ -1,1 +1,1 @@
-"""Real processes under faults, their histories, and checkers of those histories."""
+"""Runs real processes under faults, records their histories, and checks these."""

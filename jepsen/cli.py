@@ -128,7 +128,7 @@ def scenario(
 
 
 def _backend(backend: str | None) -> str:
-    """The back end to use. First of all output: why it is not the best one, if nobody chose it. Raises CannotRun."""
+    """The back end to use; first prints why a default one is not the best. Raises CannotRun."""
     if backend is None and (reason := why_default()):
         typer.echo(reason)
     return _known("back end", backend or default_backend(), BACKENDS)
@@ -292,7 +292,7 @@ def matrix(
 
 
 def _left_out(planned: Sequence[Cell], backend: str) -> list[str]:
-    """The faults of these runs that are not available here, and why."""
+    """The faults of the planned runs that are not available here, with the reasons."""
     if (reason := why_not(backend)) is not None:
         return [f"everything: the back end {backend} cannot be used: {reason}"]
     kinds = dict.fromkeys(kind for cell in planned for kind in cell.nemeses)

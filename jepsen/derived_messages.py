@@ -13,7 +13,7 @@ DAMAGED = "damaged"
 
 
 def new_value(process: int, number: int, size: int) -> str:
-    """The value of a process's message with this number; ``size``: bytes of its body, at least those of the value."""
+    """The value of a process's message with this number; ``size``: bytes of its body, at least as long as the value."""
     return f"{process}.{number}.{size}"
 
 
@@ -40,7 +40,7 @@ def properties_of(value: str) -> dict[str, str]:
 
 
 def value_of(body: bytes, properties: Mapping[str, str], tag: str | None) -> str:
-    """The value of a received message; a text that begins with `DAMAGED` if a part differs from what was sent."""
+    """The value of a received message; a text that begins with `DAMAGED` if a part differs from the sent one."""
     value = body.partition(b"/")[0].decode(errors="replace")
     try:
         whole = body == body_of(value) and tag == tag_of(value) and properties.get(PROPERTY) == value

@@ -1,4 +1,4 @@
-"""From a run's directory to its verdict: reads the history, runs the checkers, writes verdict.json and the page."""
+"""Judges a run's directory: reads the history, runs the checkers, writes verdict.json and the page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_history(directory: Path) -> History:
 
 
 def states_met(directory: Path) -> Counter[str]:
-    """How often a stored run reached each rare state. Raises NotARun."""
+    """The number of times that a stored run reached each rare state. Raises NotARun."""
     history = read_history(directory)
     counts = met_in_history(history)
     for event in history.of_run("met"):

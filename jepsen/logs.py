@@ -18,7 +18,7 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 def differences(logs: Mapping[str, tuple[Path, Verified]]) -> list[str]:
-    """Where the logs of a group differ, by broker's directory and report; empty if they agree.
+    """The places at which the logs of a group differ, given each broker's directory and report; empty if they agree.
 
     Logs may begin and end at different places. Logs with unknown bounds are left out. Raises OSError.
     """

@@ -145,7 +145,7 @@ def part_of(planned: Sequence[Cell], part: int, parts: int) -> list[Cell]:
 
 
 def _seconds_each(profile: str, count: int, *, spent: float = 0.0) -> float:
-    """How many seconds of faults each run may have, if others take ``spent`` seconds of the budget."""
+    """The seconds of faults that each run may have, if other runs take ``spent`` seconds of the budget."""
     return max(SHORT_SECONDS, ((BUDGET_SECONDS[profile] - spent) / count - OVERHEAD_SECONDS) // 1)
 
 

@@ -240,7 +240,7 @@ def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[
 
 
 def apart(node: str, others: Sequence[str]) -> dict[str, frozenset[str]]:
-    """By node, from which others it receives nothing when one and some others are separated."""
+    """Map each node to the nodes it is cut off from when ``node`` and ``others`` are separated."""
     return {node: frozenset(others), **{other: frozenset({node}) for other in others}}
 
 
@@ -274,7 +274,7 @@ def grudges(
     clients: str = "clients",
     name_servers: Sequence[str] = ("ns0", "ns1"),
 ) -> dict[str, frozenset[str]]:
-    """By server, from which others it receives nothing under a variant of "partition"."""
+    """Map each server to the servers from which it receives nothing under a variant of "partition"."""
     followers = [node for node in nodes if node != leader]
 
     match what:

@@ -1,4 +1,4 @@
-"""How many messages took which form of a broker's send path, counted from its figures. Pure."""
+"""Counts the messages that took each form of a broker's send path, from its figures. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the clocks of brokers are from that of this machine, from what they report about themselves. Pure."""
+"""Compares the clocks of brokers with this machine's, from the times that they report. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def broker_time(table: Mapping[str, str]) -> float | None:
 
 
 class ClockSkews:
-    """What was last told of each broker."""
+    """The last known skew of each broker."""
 
     def __init__(self) -> None:
         self._told: dict[str, float] = {}

@@ -18,8 +18,8 @@ UNREADABLE = -1
 def values_in(records: bytes) -> list[tuple[int, str, int]]:
     """Offset, value and checksum of all records in the answer to a pull.
 
-    The checksum covers every byte, including what the broker adds; replicas must agree on it. The value of an invalid
-    record says so; no checker takes it for a sent one.
+    The checksum covers every byte, including the bytes that the broker adds; replicas must agree on it. The value of an
+    invalid record says so; no checker takes it for a sent one.
     """
     return list(_values(records))
 

@@ -28,7 +28,7 @@ _PULL_SUBSCRIPTION = 4
 
 
 class Wire:
-    """A raw connection to one broker: requests are sent without waiting, responses go to callbacks."""
+    """A raw connection to one broker: requests are sent without waiting, responses are passed to callbacks."""
 
     def __init__(self, stream: trio.abc.Stream, credentials: Credentials | None = None) -> None:
         self._stream = stream
@@ -118,7 +118,7 @@ async def open_wire(host: str, port: int) -> AsyncIterator[Wire]:
 
 @functools.cache
 def _tls(authority: str | None) -> ssl.SSLContext | None:
-    """For all connections; ``authority`` is the file of the environment, which differs between runs."""
+    """The TLS context of all connections; ``authority`` is the file of the environment, which differs between runs."""
     return tls_from_environment()
 
 

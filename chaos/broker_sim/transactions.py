@@ -90,7 +90,7 @@ class Transactions(Workload):
         return {"plain": "send", KIND: "stage"}.get(sent.kind, "half")
 
     def counted_in(self, sent: Sent) -> str | None:
-        """The topic that has at most one copy per send: for half messages their own; None for sets."""
+        """Return the topic that has at most one copy per send: for half messages their own; None for sets."""
         return {"plain": sent.topic, KIND: None}.get(sent.kind, HALF_TOPIC)
 
     def send_flags(self, sent: Sent) -> int:

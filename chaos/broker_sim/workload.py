@@ -259,7 +259,7 @@ class Workload:
         return "send" if sent.topic == self.topic else None
 
     def counted_in(self, sent: Sent) -> str | None:
-        """The topic with at most one copy of a message per send; None if sends do not limit the number of copies."""
+        """Return the topic with at most one copy of a message per send; None if sends do not limit the copies."""
         return sent.topic
 
     def begins(self, sent: Sent, **fields: Any) -> Ends:

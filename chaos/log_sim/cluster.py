@@ -204,7 +204,7 @@ class Cluster:
         self.nemesis.elected(node)
 
     def _holders(self, pos: int, data: bytes) -> frozenset[NodeId]:
-        """The nodes that have an entry on disk. Raises Violation for a node that claims it without having it."""
+        """Return the nodes that have an entry on disk. Raises Violation for a node that claims it without having it."""
         holders = frozenset(node.node_id for node in self.nodes.values() if node.holds(pos, data))
         index = HEADER.unpack_from(data)[2]
         for node in self.nodes.values():

@@ -48,7 +48,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def java_missing(nemeses: Sequence[str], security: str = "") -> str | None:
-    """Why the Java client cannot run here, under these faults, and with secured servers, as text; None if it can."""
+    """The reason that the Java client cannot run here, under these faults, or with secured servers; None if it can."""
     if security:
         return "it has neither an account nor certificates here"
     if "behind" in nemeses:
@@ -71,7 +71,7 @@ def sdk_programs(namesrv: str, topic: str, group: str) -> dict[str, Sequence[str
 
 
 def java_program(namesrv: str, topic: str, group: str, home: Path) -> Mapping[str, Sequence[str]]:
-    """The same for the Java client, which keeps its files in ``home``. Everything it needs must be available.
+    """The command of the Java client, which keeps its files in ``home``. Its compiler and libraries must be available.
 
     It is compiled if it has changed. Raises OSError, subprocess.CalledProcessError.
     """

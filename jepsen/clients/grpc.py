@@ -1,4 +1,4 @@
-"""A gRPC client with one HTTP/2 connection, which retries nothing: what the proxy answers is what is recorded."""
+"""A gRPC client with one HTTP/2 connection, which retries nothing: histories record exactly the proxy's answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GrpcConnection:
         self._lost = False
 
     async def call(self, method: str, request: bytes, seconds: float) -> list[bytes]:
-        """All messages of the answer. Raises CallFailed; then nobody knows whether it was carried out."""
+        """Return all messages of the answer. Raises CallFailed; the call may have been carried out."""
         answer, stream_id = _GrpcResponse(), 0
         try:
             with trio.fail_after(seconds):
@@ -94,7 +94,7 @@ class GrpcConnection:
 
     @property
     def is_lost(self) -> bool:
-        """No call can succeed any more."""
+        """Whether the connection is lost, so that no call can succeed."""
         return self._lost
 
     async def _flush(self) -> None:

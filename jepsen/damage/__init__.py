@@ -1,1 +1,1 @@
-"""Damage to the files of stopped brokers, like that of disks."""
+"""Damages the files of stopped brokers as disks do."""

@@ -45,9 +45,9 @@ MANNERS = ("a bit flips", "the end is missing", "it is missing")
 
 
 def break_files(rng: Random, directory: Path, kind: str, manner: str, *, files_max: int = 1) -> list[Damaged]:
-    """Damage some files of this kind, or both checkpoints; returns the damage, empty if there is no such file.
+    """Damage some files of this kind, or both checkpoints; returns the damage, empty if no such file exists.
 
-    A closed log file must come back byte by byte; what is derived from the log may be written in another way.
+    A closed log file must come back byte by byte; files derived from the log may be written in another way.
     """
     paths = FILES[kind](directory)
     if paths and not kind.startswith("both"):
@@ -72,6 +72,6 @@ def _break(rng: Random, path: Path, manner: str, *, returns: bool) -> Damaged:
 
 
 def describe_damage(damaged: list[Damaged]) -> str:
-    """What differs, as text; empty if nothing does."""
+    """List the changed files with their numbers of changed bytes; empty if one has not changed."""
     changed = [f"{each.changed_bytes} of {len(each.before)} bytes of {each.path.name}" for each in damaged]
     return ", ".join(changed) if damaged and all(each.changed_bytes for each in damaged) else ""

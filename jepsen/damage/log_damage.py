@@ -1,4 +1,4 @@
-"""Damage to the files of a stopped broker's log, like that of disks; each object knows whether it still exists."""
+"""Damages the files of a stopped broker's log as disks do; each object knows whether its damage still exists."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ def default_backend() -> str:
 
 
 def why_default() -> str:
-    """Why `default_backend` is not the one with all faults, as text; empty if it is."""
+    """The reason that `default_backend` is not the one with all faults, as text; empty if it is."""
     reason = netns.unavailable()
     return "" if reason is None else f"the back end is local, with fewer faults; netns cannot be used: {reason}"
 
 
 def why_not(backend: str) -> str | None:
-    """Why a back end is not available here; None if it is."""
+    """The reason that a back end is not available here; None if it is."""
     reasons = {"netns": netns.unavailable, "docker": docker.unavailable}
     return reasons[backend]() if backend in reasons else None
 

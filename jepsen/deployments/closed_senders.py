@@ -22,7 +22,7 @@ POLL_SECONDS = 0.2
 
 
 def still_sending(table: str, ports: Iterable[int]) -> Iterator[tuple[str, int]]:
-    """Local address and port, as text and number, of closed connections with bytes on their way to one of these ports.
+    """Yield local address and port, as text and number, of closed connections with unsent bytes to one of ``ports``.
 
     ``table`` is the content of /proc/net/tcp, which has addresses as hexadecimal numbers, in the machine's byte order.
     """

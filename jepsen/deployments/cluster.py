@@ -112,9 +112,9 @@ class Cluster:
         self._processes.set_pid(name, await self.network.server_pid(name, self._processes.process(name)))
 
     async def start_once(self, node: str, *options: str, seconds: float) -> tuple[int, str] | None:
-        """Returns its exit code and the end of its output; None if it still ran after ``seconds``, and was stopped.
+        """Start a broker with more ``options``.
 
-        Returns its exit code and the end of what it said; None if it still ran after so long, and was stopped.
+        Returns its exit code and the end of its output; None if it still ran after ``seconds``, and was stopped.
         """
         command = [*self.network.program(node, self._launch(node)), *self._arguments(node), *options]
         with trio.move_on_after(seconds):
@@ -149,7 +149,7 @@ class Cluster:
         return arguments
 
     def use_earlier(self, node: str, earlier: bool) -> None:
-        """From its next start on, a broker runs the earlier release, or the current code again."""
+        """Let a broker run the earlier release from its next start on, or the current code again."""
         assert self.earlier is not None or not earlier, "there is no earlier release in this run"
         (self._earlier.add if earlier else self._earlier.discard)(node)
 
@@ -158,7 +158,7 @@ class Cluster:
         return node in self._earlier
 
     def code_of(self, node: str) -> Path | None:
-        """The directory of the code that a broker's process was told to run; None if there is no such process."""
+        """The directory of the code that a broker's process was told to run; None if the process does not exist."""
         try:
             environment = Path(f"/proc/{self.pid(node)}/environ").read_bytes()
         except OSError:
@@ -187,7 +187,7 @@ class Cluster:
         return process
 
     def client_joined(self, name: str) -> None:
-        """A started client has joined: it is included in `clients_at_work` from now on."""
+        """Include a started client, which has joined, in `clients_at_work`."""
         self._clients.add(name)
 
     def clients_at_work(self) -> list[str]:
@@ -211,7 +211,7 @@ class Cluster:
         self._processes.may_end(name)
 
     def must_not_end(self, name: str) -> None:
-        """An exit is unexpected again."""
+        """Treat an exit as unexpected again."""
         self._processes.must_not_end(name)
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
@@ -234,7 +234,7 @@ class Cluster:
             return 0  # it has ended
 
     def exit_code(self, name: str) -> int | None:
-        """Of a server that has ended; None while it runs."""
+        """The exit code of a server that has ended; None while it runs."""
         return self._processes.exit_code(name)
 
     def ended_by_themselves(self) -> dict[str, int]:
@@ -344,12 +344,12 @@ class Cluster:
         await trio.to_thread.run_sync(partial(shutil.rmtree, self.data_dir(node), ignore_errors=True))
 
     def joined(self, node: str) -> None:
-        """A spare has become a member."""
+        """Make a spare a member."""
         self.spares = tuple(each for each in self.spares if each != node)
         self.nodes = (*self.nodes, node)
 
     def left(self, node: str) -> None:
-        """A member has become a spare."""
+        """Make a member a spare."""
         self.nodes = tuple(each for each in self.nodes if each != node)
         self.spares = (*self.spares, node)
 

@@ -1,8 +1,8 @@
 """A separate file system for each broker, in an image file: cutting its power loses unsynced data.
 
-ext4 is shut down without writing its journal or anything else (ioctl EXT4_IOC_SHUTDOWN, the same number as that
-of xfs), and mounted again. Synced data survives, unsynced data is lost, as after a power failure. Needs root,
-`mkfs.ext4` (e2fsprogs) and loop devices.
+ext4 is shut down without writing its journal or anything else (ioctl EXT4_IOC_SHUTDOWN, the same number as xfs has),
+and mounted again. Synced data survives, unsynced data is lost, as after a power failure. Needs root, `mkfs.ext4`
+(e2fsprogs) and loop devices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SYNCED, _UNSYNCED = "synced", "unsynced"
 
 
 def unavailable() -> str | None:
-    """Why disks are not available here, as text; None if they are."""
+    """Return the reason that disks are not available here, as text; None if they are."""
     if os.geteuid() != 0:
         return "only root may mount the disks of brokers"
     if shutil.which("mkfs.ext4") is None:
@@ -65,7 +65,7 @@ class Disk:
         await _run("umount", str(self.point))
 
     def shut_down(self) -> None:
-        """Cut it off at once: cached data is not written any more, and every write fails. Raises OSError."""
+        """Cut the disk off at once: cached data is no longer written, and every write fails. Raises OSError."""
         descriptor = os.open(self.point, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _WITHOUT_LOG))

@@ -1,9 +1,9 @@
 """Brokers and name servers in containers, from the image for users: `make docker-image` builds it.
 
 Each server has a sandbox: an idle container that keeps a network namespace for the whole run. The server is a second
-container in that namespace, created at each start. So the namespaces are those of `netns`, with the same switch and the
+container in that namespace, created at each start. So the namespaces are as in `netns`, with the same switch and the
 same rules, and every fault of links works on them; the image needs neither tools nor privileges. Signals, control
-groups and /proc are those of the machine, by the server's process id there.
+groups and /proc are the machine's, by the server's process id there.
 
 A container sees only what its server needs: its own data directory, the group's secret, and the library that fakes
 clocks and disks.
@@ -36,7 +36,7 @@ _LABEL = f"{PREFIX}run"
 
 
 def unavailable() -> str | None:
-    """Why containers are not available here, as text; None if they are."""
+    """Return the reason that containers are not available here, as text; None if they are."""
     tools = {"docker": "docker.io", **TOOLS}
     missing = [f"{tool} (apt install {package})" for tool, package in tools.items() if shutil.which(tool) is None]
     if missing:
@@ -57,11 +57,11 @@ class Containers(Networks):
 
     @property
     def backend(self) -> str:
-        """How it is called on the command line."""
+        """The name of the back end on the command line."""
         return "docker"
 
     def program(self, name: str, launch: Launch) -> list[str]:
-        """A container that is removed when its process ends."""
+        """Return the command of a container that is removed when its process ends."""
         # As root, like the other back ends: the owner of the run's directory reads its files and removes them.
         options = ["--rm", "--interactive", "--name", namespace(name), "--label", _LABEL, "--user", "0:0"]
         options += ["--network", f"container:{_sandbox(name)}", "--read-only", "--tmpfs", "/tmp"]  # noqa: S108 (in the container)

@@ -32,7 +32,7 @@ class Loopback:
 
     @property
     def backend(self) -> str:
-        """How it is called on the command line."""
+        """The name of the back end on the command line."""
         return "local"
 
     def clients_reach(self, name: str) -> Address:
@@ -40,7 +40,7 @@ class Loopback:
         return HOST, self.links[CLIENTS, name].port
 
     def listens(self, name: str) -> Address:
-        """Behind it."""
+        """The address behind the proxies at which a server listens."""
         return HOST, self.listen_ports[name]
 
     def registers_at(self, node: str, name_server: str) -> Address:
@@ -60,11 +60,11 @@ class Loopback:
         return [*launch.prefix, *RAFTMQ]
 
     async def server_pid(self, name: str, process: ChildProcess) -> int:
-        """What was started is the server."""
+        """The id of the started process, which is the server."""
         return process.pid
 
     def administrators(self) -> str:
-        """This machine."""
+        """The host of this machine."""
         return HOST
 
     async def drop(self, grudges: Grudges) -> None:
@@ -83,7 +83,7 @@ class Loopback:
         return sum(link.held for link in self.links.values())
 
     async def heal(self) -> None:
-        """Let everything pass."""
+        """Let all bytes pass again."""
         for link in self.links.values():
             link.hold(forth=False, back=False)
             link.held = 0
@@ -92,7 +92,7 @@ class Loopback:
 
 @asynccontextmanager
 async def open_loopback(count: int) -> AsyncIterator[Loopback]:
-    """Choose ports, and run proxies until the block ends. Raises OSError, ServersFailed if there are no ports."""
+    """Choose ports, and run proxies until the block ends. Raises OSError; ServersFailed without free ports."""
     nodes = [f"n{number}" for number in range(count)]
     pairs = [(one, other) for one in [*nodes, CLIENTS] for other in [*nodes, *NAME_SERVERS] if one != other]
     ports = iter(Ports.free((2 * count + len(NAME_SERVERS) + len(pairs) + 1) // 2).all)

@@ -64,7 +64,7 @@ class NetworksInUse(OSError):
 
 
 def unavailable() -> str | None:
-    """Why namespaces are not available here, as text; None if they are."""
+    """Return the reason that namespaces are not available here, as text; None if they are."""
     missing = [f"{tool} (apt install {package})" for tool, package in TOOLS.items() if shutil.which(tool) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
@@ -72,7 +72,7 @@ def unavailable() -> str | None:
 
 
 def deaf_to(hosts: Iterable[str]) -> str:
-    """Rules that drop and count everything a node receives from some hosts."""
+    """Rules that drop all packets that a node receives from some hosts, with a counter."""
     return f"""table inet {PREFIX} {{
   chain in {{ type filter hook input priority 0; ip saddr {{ {", ".join(sorted(hosts))} }} counter drop; }}
 }}
@@ -108,7 +108,7 @@ class Networks:
 
     @property
     def backend(self) -> str:
-        """How it is called on the command line."""
+        """The name of the back end on the command line."""
         return "netns"
 
     def clients_reach(self, name: str) -> Address:
@@ -116,19 +116,19 @@ class Networks:
         return self.host(name), NAMESRV_PORT if name in NAME_SERVERS else CLIENT_PORT
 
     def listens(self, name: str) -> Address:
-        """As above."""
+        """The address at which a server listens: the one that clients use."""
         return self.clients_reach(name)
 
     def registers_at(self, node: str, name_server: str) -> Address:
-        """The same for all."""
+        """The address at which every broker reaches a name server."""
         return self.clients_reach(name_server)
 
     def replicates(self, node: str) -> Address:
-        """The same address with another port."""
+        """The address of a broker with the port for replication."""
         return self.host(node), REPLICATION_PORT
 
     def peer(self, node: str, other: str) -> Address:
-        """The same for all."""
+        """The address at which every broker reaches the replication port of ``other``."""
         return self.replicates(other)
 
     def administrators(self) -> str:
@@ -163,7 +163,7 @@ class Networks:
         return [*self.command(name), *launch.prefix, *RAFTMQ]
 
     async def server_pid(self, name: str, process: ChildProcess) -> int:
-        """What was started is the server."""
+        """The id of the started process, which is the server."""
         return process.pid
 
     async def heal(self) -> None:
@@ -188,11 +188,11 @@ class Networks:
         return _host(_servers(self.count).index(name))
 
     async def cut_off(self, node: str) -> None:
-        """No packet leaves or reaches the node any more."""
+        """Let no packet leave or reach the node."""
         await _run(*self.command(node), "nft", "-f", "-", stdin=_CUT)
 
     async def heal_all(self) -> None:
-        """Undo all cuts."""
+        """Undo the cuts of all servers."""
         for name in _servers(self.count):
             await _run(*self.command(name), "nft", "-f", "-", stdin=HEAL)
 
@@ -336,7 +336,7 @@ def left_in(directory: Path) -> list[str]:
 
 
 def _is_filtered() -> bool:
-    """Whether bridged packets pass the firewall rules of this machine, which may drop them, as those of Docker do."""
+    """Whether bridged packets pass the firewall rules of this machine, which may drop them, as Docker's rules do."""
     called = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
     return called.exists() and called.read_text().strip() == "1" and shutil.which("iptables") is not None
 

@@ -1,4 +1,4 @@
-"""How servers of a run reach each other, and faults of the links between them."""
+"""The links by which servers of a run reach each other, and their faults."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Network(Protocol):
 
     @property
     def backend(self) -> str:
-        """How it is called on the command line."""
+        """The name of the back end on the command line."""
         ...
 
     def clients_reach(self, name: str) -> Address:
@@ -63,7 +63,7 @@ class Network(Protocol):
         ...
 
     def listens(self, name: str) -> Address:
-        """Where a server listens for clients; differs from the above if there is a proxy in between."""
+        """The address at which a server listens for clients; not the one that they use if a proxy is in between."""
         ...
 
     def registers_at(self, node: str, name_server: str) -> Address:
@@ -71,11 +71,11 @@ class Network(Protocol):
         ...
 
     def replicates(self, node: str) -> Address:
-        """Where a broker listens for other brokers."""
+        """The address at which a broker listens for other brokers."""
         ...
 
     def peer(self, node: str, other: str) -> Address:
-        """Where ``node`` reaches the replication port of ``other``."""
+        """The address at which ``node`` reaches the replication port of ``other``."""
         ...
 
     def program(self, name: str, launch: Launch) -> list[str]:
@@ -91,7 +91,7 @@ class Network(Protocol):
         ...
 
     async def drop(self, grudges: Grudges) -> None:
-        """Servers receive nothing from the others named here. There are no errors; connections stay open."""
+        """Let servers receive nothing from the servers named for them, without errors; connections stay open."""
         ...
 
     async def dropped(self) -> int:

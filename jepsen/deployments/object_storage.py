@@ -1,8 +1,8 @@
 """An S3 server as a process of its own, whose objects are files of a directory: they can be damaged from outside.
 
 It has what `raftlog.segment.s3_storage` uses: conditional writes, uploads in parts, checksums (CRC-32), ranges,
-listing, deletion. Every bucket exists, and nobody needs an account. Contents leave by sendfile, so that it costs little
-beside what is tested.
+listing, deletion. Every bucket exists, and clients need no account. Contents are sent by sendfile, so that it costs
+little beside the tested servers.
 
 ``python -m jepsen.deployments.object_storage DIRECTORY HOST PORT`` serves until it is killed.
 """
@@ -78,12 +78,12 @@ class Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that have gone away are no error of this server."""
+        """Ignore clients that have gone away."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def wait(self) -> None:
-        """As long as each answer is delayed now."""
+        """Sleep for the present delay of answers."""
         with suppress(OSError, ValueError):
             time.sleep(float(self._delay.read_text()))
 
@@ -268,7 +268,7 @@ for _method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
 
 
 def _tag(path: Path) -> str | None:
-    """Of an object, another one for each that replaces it; None without one."""
+    """The tag of an object, which each replacement changes; None if the object does not exist."""
     try:
         found = path.stat()
     except OSError:

@@ -17,7 +17,7 @@ from mq.inspection.group_session import GroupSession
 
 @asynccontextmanager
 async def open_session(cluster: Cluster) -> AsyncIterator[GroupSession]:
-    """As `raftmq group`, without starting a process.
+    """Open the session of `raftmq group` without starting a process.
 
     Calls raise ClientError.
     """

@@ -39,7 +39,7 @@ class Link:
     """One direction between two ports.
 
     Attributes:
-        counts: how many packets were delayed, lost, duplicated, reordered, or had to wait for the link.
+        counts: the numbers of packets delayed, lost, duplicated, reordered, or kept waiting for the link.
     """
 
     def __init__(self, shape: Shape) -> None:

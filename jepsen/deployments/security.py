@@ -26,7 +26,7 @@ class Security:
 
 
 def unavailable(name: str) -> str | None:
-    """Why this is not available here, as text; None if it is."""
+    """The reason that this security is not available here, as text; None if it is."""
     if TLS in name and find_spec("trustme") is None:
         return "not installed: the Python package trustme, which makes certificates"
     return None
@@ -34,11 +34,11 @@ def unavailable(name: str) -> str | None:
 
 @contextmanager
 def secured(name: str, directory: Path, hosts: Sequence[str]) -> Iterator[Mapping[str, str]]:
-    """Clients of this process are secured until the block ends; yields the settings of brokers.
+    """Secure clients of this process until the block ends; yields the settings of brokers.
 
     Args:
         name: one of `SECURITY`, or empty for neither.
-        directory: where files go.
+        directory: gets the files.
         hosts: addresses of all servers.
     """
     security = Security()
@@ -68,7 +68,7 @@ def _accounts(directory: Path, hosts: Sequence[str]) -> Security:
 
 
 def _tls(directory: Path, hosts: Sequence[str]) -> Security:
-    """Servers serve nobody without TLS, replicas each other neither; all have one certificate."""
+    """Make a certificate for all servers, which then refuse clients and replicas without TLS."""
     import trustme  # only where certificates are wanted
 
     authority = trustme.CA()

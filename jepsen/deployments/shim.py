@@ -20,7 +20,7 @@ _ORDERS, _HITS = struct.Struct("=5q"), struct.Struct("=3q")
 
 
 def unavailable() -> str | None:
-    """Why the library cannot be built here, as text; None if it can."""
+    """The reason that the library cannot be built here, as text; None if it can."""
     return None if shutil.which("cc") is not None else "not installed: cc, a C compiler (apt install gcc)"
 
 
@@ -47,12 +47,12 @@ class Shim:
 
     @property
     def files(self) -> tuple[Path, Path]:
-        """What a process with that `environment` reads."""
+        """The files that a process with that `environment` reads."""
         return self._library, self.path
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes a process load the library."""
+        """The variables that make a process load the library."""
         return {"LD_PRELOAD": str(self._library), _VARIABLE: str(self.path)}
 
     def order(
@@ -79,17 +79,17 @@ class Shim:
 
     @property
     def wrong_times(self) -> int:
-        """How often the broker got a wrong time since the last order."""
+        """The number of wrong times that the broker got since the last order."""
         return self._hits()[0] - self._hits_before[0]
 
     @property
     def failed_writes(self) -> int:
-        """How many of its writes failed since the last order."""
+        """The number of its writes that failed since the last order."""
         return self._hits()[1] - self._hits_before[1]
 
     @property
     def hit_syncs(self) -> int:
-        """How many of its syncs failed or were slow since the last order."""
+        """The number of its syncs that failed or were slow since the last order."""
         return self._hits()[2] - self._hits_before[2]
 
     def _hits(self) -> tuple[int, int, int]:

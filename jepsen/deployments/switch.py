@@ -4,8 +4,8 @@ them.
 Kernels without netem cannot delay or reorder packets; this can, on any Linux with TUN. Run as ``python -m
 jepsen.deployments.switch SEED NAMESPACE...`` by root: it creates a card ``eth0`` in each namespace and an
 `OUTSIDE_CARD` in its own, and prints "ready". Then each line of its input is a JSON list of [from, to, shape], which
-replaces all shapes; the answer to each is a JSON object with the counts of the previous shapes. Port numbers are those
-of the namespaces, in order, and -1 for the card outside. It ends with its input.
+replaces all shapes; the answer to each is a JSON object with the counts of the previous shapes. Port numbers are the
+positions of the namespaces, and -1 for the card outside. It ends with its input.
 """
 
 from __future__ import annotations

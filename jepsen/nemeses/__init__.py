@@ -61,7 +61,7 @@ NEMESES: dict[str, CarryOut] = {
 async def run_schedule(injection: Injection, steps: Sequence[Step], seconds: float) -> None:
     """Run the steps one after the other; after ``seconds`` only the first of each kind that has not run yet.
 
-    Healing a fault takes an unpredictable time. Raises ClusterFailed if there is no leader within a minute after one.
+    Healing a fault takes an unpredictable time. Raises ClusterFailed if a leader is missing for a minute after one.
     """
     until = trio.current_time() + seconds
     had: set[str] = set()

@@ -19,7 +19,7 @@ SERVES_SECONDS_MAX = 30.0
 
 
 async def descriptors(injection: Injection, step: Step, leader: str) -> None:
-    """A broker is restarted with few descriptors, and callers use them all up; when they leave, it serves again.
+    """Restart a broker with few descriptors, and use them all up by callers; when they leave, it must serve again.
 
     Confirmed by connections that it closed, and by its open files. Raises ClusterFailed if it does not serve again.
     """
@@ -48,7 +48,7 @@ async def descriptors(injection: Injection, step: Step, leader: str) -> None:
 
 
 def open_files(pid: int) -> int:
-    """How many a process has, connections included. Raises OSError if there is no such process."""
+    """The number of open files of a process, connections included. Raises OSError if it does not exist."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 

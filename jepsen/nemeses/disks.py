@@ -33,7 +33,7 @@ RUNNING = "one bit of a closed file while the broker runs"
 
 
 async def wait_for_closed_files(cluster: Cluster, nodes: Iterable[str]) -> None:
-    """Wait until each of these has something to damage, or for `REPAIR_SECONDS_MAX`."""
+    """Wait until each node has files to damage, or for `REPAIR_SECONDS_MAX`."""
     logs = [cluster.data_dir(node) / "commitlog" for node in nodes]
     with trio.move_on_after(REPAIR_SECONDS_MAX):
         while any(len(closed_files(log)) < FILES_MIN for log in logs):  # noqa: ASYNC110 (no event to wait for)
@@ -41,7 +41,7 @@ async def wait_for_closed_files(cluster: Cluster, nodes: Iterable[str]) -> None:
 
 
 async def damage(injection: Injection, step: Step, leader: str) -> None:
-    """A broker is killed, its files are damaged, and it restarts: it must get the right bytes from its peers."""
+    """Kill a broker, damage its files, and restart it: it must get the right bytes from its peers."""
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)
     commitlog = cluster.data_dir(node) / "commitlog"
@@ -104,7 +104,7 @@ def _damage(injection: Injection, what: str, commitlog: Path) -> list[Damaged]:
 
 
 async def repaired(injection: Injection, node: str, damaged: list[Damaged]) -> None:
-    """Wait until a broker has caught up, and files that must be restored are; records those that are not.
+    """Wait until a broker has caught up and restored its damaged files; records the files that it has not restored.
 
     Raises ClusterFailed if it does not catch up.
     """

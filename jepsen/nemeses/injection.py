@@ -26,7 +26,7 @@ class Injection:
     """What `draw` has left, by name."""
 
     def draw(self, name: str, cards: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-        """One of these at random; each comes before one comes again."""
+        """Draw a card at random; each comes before one comes again."""
         left = self.decks.get(name, [])
         card = self.rng.choice([each for each in left if each in cards] or list(cards))
         if card not in left:
@@ -35,7 +35,7 @@ class Injection:
         return card
 
     def begin(self, step: Step, nodes: tuple[str, ...]) -> int:
-        """A fault begins. Returns its number."""
+        """Record that a fault begins. Returns its number."""
         return self._begin(step.kind, step.variant.what, nodes, f" for {step.seconds:.1f} s", step.variant.majority)
 
     @asynccontextmanager

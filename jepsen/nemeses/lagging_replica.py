@@ -20,7 +20,7 @@ REST_SECONDS = (0.0, 0.0, 0.01, 0.1, 0.5)
 
 
 async def behind(injection: Injection, step: Step, leader: str) -> None:
-    """A follower is away. Confirmed by its files: afterwards the oldest one is after all that it had."""
+    """Stop a follower for a while. Confirmed by its files: afterwards the oldest one is behind all that it had."""
     cluster = injection.cluster
     node = injection.rng.choice([each for each in cluster.nodes if each != leader])
     commitlog = cluster.data_dir(node) / "commitlog"

@@ -42,7 +42,7 @@ async def members(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def _leave_and_come_back(injection: Injection, step: Step, node: str) -> None:
-    """A replica is removed, its directory is deleted, and it is added again and given a vote."""
+    """Remove a replica, delete its directory, add it again and give it a vote."""
     cluster = injection.cluster
     number = injection.begin(step, (node,))
     await change_members(cluster, {node: None}, remove(node))
@@ -86,7 +86,7 @@ async def _join_and_leave(injection: Injection, step: Step, *, kills: bool) -> N
 
 
 async def _kill_one_by_one(injection: Injection, nodes: Sequence[str]) -> None:
-    """Kill two of these members, one at a time, so that there is always a majority."""
+    """Kill two of the members, one at a time, so that a majority always lives."""
     cluster = injection.cluster
     for _ in range(2):
         await trio.sleep(injection.rng.uniform(0.0, 2.0))
@@ -98,7 +98,7 @@ async def _kill_one_by_one(injection: Injection, nodes: Sequence[str]) -> None:
 
 
 async def _learner_dies(injection: Injection, step: Step) -> None:
-    """A spare is added and killed twice while it fetches the log; then it becomes a voter, and another one leaves."""
+    """Add a spare and kill it twice while it fetches the log; then make it a voter, and remove another one."""
     cluster = injection.cluster
     node = await prepare_spare(cluster)
     number = injection.begin(step, (node,))
@@ -172,7 +172,7 @@ async def _wiped(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def look_at_wiped(injection: Injection, number: int, wiped: str, other: str) -> None:
-    """Two replicas are left, one of them without data: neither may lead, and that one must not have received anything.
+    """Check the two replicas left, one without data: neither may lead, and the empty one must have received nothing.
 
     Confirmed by its last entry.
     """
@@ -197,7 +197,7 @@ async def prepare_spare(cluster: Cluster) -> str:
 
 
 async def gone(cluster: Cluster, node: str) -> None:
-    """A removed member is a spare."""
+    """Make a removed member a spare, without data."""
     cluster.left(node)
     await cluster.stop(node)
     await cluster.forget(node)

@@ -46,7 +46,7 @@ class Deployed:
 
 
 def needs(kinds: Collection[str], *, brokers: int = 3) -> Deployed:
-    """The requirements of all of these kinds, for at least so many brokers."""
+    """The requirements of all these kinds together, for at least ``brokers`` brokers."""
     return Deployed(
         count=max(5, brokers) if FIVE_BROKERS.intersection(kinds) else brokers,
         spares=1 if SPARES.intersection(kinds) else 0,
@@ -58,7 +58,7 @@ def needs(kinds: Collection[str], *, brokers: int = 3) -> Deployed:
 
 
 def why_not(kind: str, backend: str) -> str | None:
-    """Why a kind of fault is not available with this back end; None if it is."""
+    """The reason that a kind of fault is not available with this back end; None if it is."""
     if kind in SWITCH and backend == "local":
         return "the back end local does not have it, netns and docker do"
     if kind in STORES:
@@ -81,14 +81,14 @@ def why_not(kind: str, backend: str) -> str | None:
 
 
 def why_no_store(backend: str) -> str | None:
-    """Why brokers cannot archive their log with this back end; None if they can."""
+    """The reason that brokers cannot archive their log with this back end; None if they can."""
     if backend == "docker":
         return "containers do not get the credentials of the store; netns and local have it"
     return None if importlib.util.find_spec("boto3") is not None else "not installed: boto3 (pip install 'raftmq[s3]')"
 
 
 def why_not_together(workload: str, kinds: Collection[str], backend: str) -> str | None:
-    """Why these kinds cannot be combined with this workload and back end; None if they can."""
+    """The reason that these kinds cannot be combined with this workload and back end; None if they can."""
     if workload == "archive" and (reason := why_no_store(backend)) is not None:
         return reason
     for kind in kinds:

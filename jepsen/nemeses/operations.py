@@ -77,7 +77,7 @@ async def _transfer_to_dead(injection: Injection, step: Step, leader: str) -> No
 
 
 async def _ask_for_transfer(injection: Injection, to: str = "") -> None:
-    """As the command, without starting a process."""
+    """Ask for a transfer as the command does, without starting a process."""
     try:
         async with open_session(injection.cluster) as session:
             answer = await session.change("transfer", to)

@@ -22,7 +22,7 @@ LOOK_SECONDS = 1.0
 
 
 async def packets(injection: Injection, step: Step, leader: str) -> None:
-    """All links of some brokers, in both directions, including clients. Confirmed by the switch's counts."""
+    """Disturb all links of some brokers, in both directions, including clients. Confirmed by the switch's counts."""
     cluster = injection.cluster
     network = cluster.network
     assert isinstance(network, Networks), f"{network.backend} has no switch"

@@ -13,7 +13,7 @@ from jepsen.schedule import Step, grudges
 
 
 async def partition(injection: Injection, step: Step, leader: str) -> None:
-    """Some servers receive nothing from others for a while."""
+    """Let some servers receive nothing from others for a while."""
     planned = grudges(step.variant.what, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, tuple(sorted(planned)))
     async with cut(injection, number, planned):

@@ -70,7 +70,7 @@ async def pause(injection: Injection, step: Step, leader: str) -> None:
 
 @asynccontextmanager
 async def paused(injection: Injection, number: int | None, node: str) -> AsyncIterator[None]:
-    """A broker is paused until the block ends; confirmed by the kernel, unless ``number`` is None."""
+    """Pause a broker until the block ends; confirmed by the kernel, unless ``number`` is None."""
     cluster = injection.cluster
     cluster.send_signal(node, signal.SIGSTOP)
     try:

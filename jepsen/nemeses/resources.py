@@ -1,4 +1,4 @@
-"""Brokers with hardly any CPU time, or hardly any more memory."""
+"""Limits the CPU time or the memory of brokers severely."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FILES = {
 
 
 def unavailable(kind: str) -> str | None:
-    """Why a kind of resource cannot be limited here, as text; None if it can."""
+    """The reason that a kind of resource cannot be limited here, as text; None if it can."""
     if os.geteuid() != 0:
         return "only root may make control groups"
     controller = CONTROLLERS[kind]
@@ -48,7 +48,7 @@ def _root(controller: str) -> tuple[Path, int] | None:
 
 
 async def starve(injection: Injection, step: Step, leader: str) -> None:
-    """A few milliseconds of each tenth of a second; confirmed by the kernel's throttling count."""
+    """Give brokers a few milliseconds of each tenth of a second; confirmed by the kernel's throttling figure."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -62,7 +62,7 @@ async def starve(injection: Injection, step: Step, leader: str) -> None:
 
 
 def throttled(stat: str) -> int:
-    """How often a group was throttled, from its cpu.stat."""
+    """The number of times that a group was throttled, from its cpu.stat."""
     return _figure(stat, "nr_throttled")
 
 
@@ -100,7 +100,7 @@ def _pressed(cluster: Cluster, node: str, group: Path) -> str:
 
 
 def room_made(events: str) -> int:
-    """How often a group was at its limit, of its memory.events."""
+    """The number of times that a group was at its limit, from its memory.events."""
     return _figure(events, "max")
 
 

@@ -23,10 +23,10 @@ def serves(message: StoredMessage, body: bytes) -> bool:
 
 
 async def rot(injection: Injection, step: Step, leader: str) -> None:
-    """A property of an old message changes on the disk of a running broker, and the message is read there.
+    """Change a property of an old message on the disk of a running broker, and read the message there.
 
-    The broker is restarted before, since it trusts the page cache for what it has written itself. It must not serve the
-    damaged bytes, and must get the right ones from its peers.
+    The broker is restarted before, since it trusts the page cache for its own writes. It must not serve the damaged
+    bytes, and must get the right ones from its peers.
     """
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)

@@ -50,9 +50,9 @@ async def slow_disk(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def disk_error(injection: Injection, step: Step, leader: str) -> None:
-    """Writes or syncs of a broker fail with EIO. It must exit, and is restarted on a good disk.
+    """Let writes or syncs of a broker fail with EIO. It must exit, and is restarted on a good disk.
 
-    One that continues without its disk is killed: what it acknowledged since must be on the others.
+    A broker that continues without its disk is killed: messages that it acknowledged since must be on the others.
     """
     cluster = injection.cluster
     whose, _, what = step.variant.what.partition(": ")
@@ -85,7 +85,7 @@ def _release(injection: Injection, nodes: tuple[str, ...]) -> None:
 async def confirm_hits(
     injection: Injection, number: int, nodes: tuple[str, ...], count: Callable[[Shim], int], told: str
 ) -> None:
-    """Wait until each of these brokers has met its faked clock or disk."""
+    """Wait until each of ``nodes`` has met its faked clock or disk."""
     shims = injection.cluster.shims
     with trio.move_on_after(CONFIRM_SECONDS_MAX):
         while not all(count(shims[node]) for node in nodes):  # noqa: ASYNC110 (no event to wait for)

@@ -56,7 +56,7 @@ async def _restart(injection: Injection) -> str:
 
 
 async def store_gone(injection: Injection, step: Step, leader: str) -> None:
-    """The store is killed, and comes back with all objects; in one variant a broker restarts meanwhile."""
+    """Kill the store, and start it again with all objects; in one variant restart a broker meanwhile."""
     storage = _storage(injection)
     await wait_archived(injection.cluster, storage)
     number = injection.begin(step, injection.cluster.nodes)
@@ -113,9 +113,9 @@ def rotten(rng: Random, content: bytes) -> bytes:
 
 
 async def store_rollback(injection: Injection, step: Step, leader: str) -> None:
-    """The manifest is replaced by an older one, and a broker restarts: what is missing is refused, or archived again.
+    """Replace the manifest by an older one, and restart a broker: missing files are refused, or archived again.
 
-    If nobody has replaced the older one meanwhile, the newer one is put back at the end, as an operator would.
+    If no broker has replaced the older one meanwhile, the newer one is put back at the end, as an operator would.
     """
     storage = _storage(injection)
     await wait_archived(injection.cluster, storage)
@@ -137,7 +137,7 @@ async def store_rollback(injection: Injection, step: Step, leader: str) -> None:
 
 
 def replace_manifest(manifest: Path, content: bytes) -> None:
-    """At once, as the store does it."""
+    """Replace the manifest at once, as the store does."""
     new = manifest.with_name(f".{MANIFEST}")
     new.write_bytes(content)
     new.rename(manifest)

@@ -1,1 +1,1 @@
-"""What becomes of runs: pages, charts, tables of profiles, and where an anomaly shows."""
+"""Reports runs: pages, charts, tables of profiles, and the lines that show an anomaly."""

@@ -34,7 +34,7 @@ class _Axis:
         self._scale = (WIDTH - LEFT - RIGHT) / self.span
 
     def x(self, t: int) -> float:
-        """Of a time, in nanoseconds."""
+        """The x coordinate of a time in nanoseconds."""
         return LEFT + (t - self.first) * self._scale
 
     def bucket(self, t: int) -> int:
@@ -107,7 +107,7 @@ def _quantiles(history: History) -> Iterator[str]:
 
 
 def quantile(ordered: Sequence[int], part: float) -> int:
-    """The smallest of these ordered values that at least this part of them does not exceed."""
+    """The smallest of the ordered values that at least ``part`` of them does not exceed."""
     return ordered[max(0, math.ceil(len(ordered) * part) - 1)]
 
 
@@ -142,7 +142,7 @@ def _rates(history: History) -> str:
 
 
 def _clocks(history: History) -> str:
-    """How far the clock of each replica was from that of the clients' machine, as the replica reported it."""
+    """Draw the distance of each replica's clock from the clock of the clients' machine, as the replica reported it."""
     axis = _Axis(history)
     skews: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
     for event in history.of_run("skew"):

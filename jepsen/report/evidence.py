@@ -1,4 +1,4 @@
-"""Where an anomaly shows in a history: the lines that name its values, and the servers' logs at that time. Pure."""
+"""Finds an anomaly in a history: the lines that name its values, and the servers' logs at that time. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGAN = "%Y-%m-%d %H:%M:%S UTC"
 
 
 class Line(msgspec.Struct, frozen=True):
-    """An operation that names a value: the line of the history where it begins, from 1, and what it says."""
+    """An operation that names a value: the line of the history where it begins, from 1, and its text."""
 
     number: int
     says: str
@@ -32,7 +32,7 @@ def values_in_examples(examples: Iterable[str]) -> list[str]:
 
 
 def lines_of(history: History, values: Iterable[str]) -> Mapping[str, list[Line]]:
-    """By value: the first operations that sent, read or ended it, at most `LINES_MAX`."""
+    """Map each value to the first operations that sent, read or ended it, at most `LINES_MAX`."""
     found: dict[str, list[Line]] = {value: [] for value in values}
     if not found:
         return found

@@ -22,7 +22,7 @@ _BROKEN, _UNKNOWN, _VALID = in_words(False), in_words("unknown"), in_words(True)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One run. ``told``: each violation, or why there is no verdict. ``met``: states of `jepsen.report.rare_states`.
+    """One run. ``told``: each violation, or why a verdict is missing. ``met``: states of `jepsen.report.rare_states`.
     ``compiled``: messages that took the compiled send path.
     """
 
@@ -50,7 +50,7 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 def report_of(profile: str, backend: str, directory: Path) -> Path:
-    """The path of the report on a profile in a directory: `REPORTS`, or that of the runs."""
+    """The path of the report on a profile in a directory: `REPORTS`, or the directory of the runs."""
     stem = "jepsen" if profile == NIGHTLY else f"jepsen-{profile}-{backend}"
     return directory / f"{stem}.md"
 
@@ -88,14 +88,14 @@ def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:
 
 
 def _times_met(rows: Sequence[Row], state: str) -> str:
-    """How often the runs reached a state; a state of histories is in each row judged since it is counted."""
+    """The number of times that the runs reached a state; "not looked for" if no row has a state of histories."""
     if state not in IN_LOGS and not any(state in row.met for row in rows):
         return "not looked for"
     return str(sum(row.met.get(state, 0) for row in rows) or "never")
 
 
 def not_run(cell: Cell, reason: str) -> Row:
-    """A run that is not available here, or that failed before clients began."""
+    """Describe a run that is not available here, or that failed before clients began."""
     return Row(cell.workload, cell.faults, cell.seconds, NOT_RUN, told=[reason])
 
 
@@ -109,7 +109,7 @@ def worst(rows: Sequence[Row]) -> int:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """For a terminal."""
+    """Format rows for a terminal."""
     lines = [("workload", "faults", "verdict", "operations", "faults seen")]
     for row in rows:
         seen = f"{row.confirmed} of {row.injected}" if row.verdict != NOT_RUN else row.told[0]
@@ -123,7 +123,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def read_rows(report: Path, profile: str) -> list[Row]:
-    """The rows of a report on the same profile; none if there is no such report. Raises OSError."""
+    """Read the rows of a report on the same profile; none if it does not exist. Raises OSError."""
     try:
         stored = msgspec.json.decode(report.with_suffix(".json").read_bytes(), type=_Stored)
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -156,7 +156,7 @@ def _by_day(rows: Sequence[Row]) -> list[str]:
 def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Sequence[str], *, planned: int) -> None:
     """Write the page, and its data next to it as JSON.
 
-    ``missing``: what is not available on this machine; ``planned``: the number of runs in the profile.
+    ``missing``: faults that are not available on this machine; ``planned``: the number of runs in the profile.
 
     Raises OSError.
     """

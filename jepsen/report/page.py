@@ -80,7 +80,7 @@ def _promises(results: Iterable[Result]) -> str:
 
 
 def _anomalies(history: History, result: Result) -> str:
-    """Each anomaly with its examples, and what the history and the servers' logs have about them."""
+    """Describe each anomaly with its examples, and their lines in the history and the servers' logs."""
     parts = [f"<h2>Broken: {escape(result.promise)}</h2>"]
     values = values_in_examples(example for each in result.examples.values() for example in each)
     found = lines_of(history, values)

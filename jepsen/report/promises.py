@@ -1,4 +1,4 @@
-"""Which workloads check which promise of docs/promises.md, and how many runs did. Pure."""
+"""Lists the workloads that check each promise of docs/promises.md, and the number of runs that did. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Checked(Protocol):
 
     @property
     def verdict(self) -> str:
-        """As text; only `valid` counts as checked."""
+        """The verdict as text; a promise is checked only if it is `valid`."""
 
     @property
     def operations(self) -> int:

@@ -40,7 +40,7 @@ STATES = (*IN_LOGS, *IN_HISTORIES)
 
 
 def met(lines: Iterable[str]) -> Counter[str]:
-    """How often each state occurs in the log of one broker."""
+    """The number of times that each state occurs in the log of one broker."""
     counts: Counter[str] = Counter()
     for line in lines:
         if not line.startswith("{"):
@@ -71,12 +71,12 @@ class _Leaders:
         return self._nodes[bisect_right(self._times, time)]
 
     def changed(self, began: int, ended: int) -> bool:
-        """Whether different replicas led at the two times; the first election is no change."""
+        """Whether different replicas led at the two times; the first election is not a change."""
         return self.at(began) not in (None, self.at(ended))
 
 
 def met_in_history(history: History) -> Counter[str]:
-    """How often clients reached each state of `IN_HISTORIES`, including 0."""
+    """The number of times that clients reached each state of `IN_HISTORIES`, including 0."""
     leaders = _Leaders(history)
     counts = Counter(dict.fromkeys(IN_HISTORIES, 0))
     stored: dict[tuple[str, str], int] = {}

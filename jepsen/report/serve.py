@@ -63,7 +63,7 @@ def index_page(runs: dict[str, Stored]) -> str:
 
 
 def compare_page(names: Sequence[str], runs: Sequence[Stored]) -> str:
-    """Two runs, promise by promise, with differing counts."""
+    """Compare two runs, promise by promise, with differing numbers."""
     rows = []
     by_name = [{result.name: result for result in run.results} for run in runs]
     for name in dict.fromkeys(name for results in by_name for name in results):
@@ -119,7 +119,7 @@ class _Handler(SimpleHTTPRequestHandler):
             super().do_GET()
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 (the name is its base's)
-        """No log line per page."""
+        """Log nothing for a page."""
 
     def _answer(self, text: str) -> None:
         body = text.encode()

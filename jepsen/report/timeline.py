@@ -34,7 +34,7 @@ class LogScale(NamedTuple):
     last: int
 
     def y(self, seconds: float) -> float:
-        """Of a duration."""
+        """The y coordinate of a duration in seconds, on a log scale."""
         part = (math.log10(max(seconds, 10.0**self.first)) - self.first) / (self.last - self.first)
         return self.top + self.height * (1 - min(part, 1.0))
 

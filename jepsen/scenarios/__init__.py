@@ -122,7 +122,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 async def play(injection: Injection, scenario: Scenario, seconds: float) -> None:
-    """Rounds for this long, at least one. Raises ClusterFailed if there is no leader within a minute after one."""
+    """Run rounds for ``seconds``, at least one. Raises ClusterFailed if a leader is missing for a minute after one."""
     until = trio.current_time() + seconds
     while True:
         await injection.cluster.leader()

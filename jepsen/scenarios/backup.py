@@ -21,8 +21,8 @@ NEW_NODE, NEW_PEERS = "r0", "r0@127.0.0.1:1"
 
 
 async def backup_and_restore(injection: Injection) -> None:
-    """The backup must have what was committed when it began, and the restored log must be equal to the group's, file by
-    file.
+    """Back up a follower, and restore: the backup must have all that was committed when it began, and the restored log
+    must be equal to the group's, file by file.
     """
     cluster, rng = injection.cluster, injection.rng
     leader = await cluster.leader()
@@ -60,7 +60,7 @@ async def _kill(injection: Injection, node: str) -> None:
 
 
 async def _run_backup(injection: Injection, node: str, target: Path) -> dict[str, Any] | None:
-    """What a run of the backup printed; None if it was refused, as while the replica leads."""
+    """Run the backup; returns its printed result, None if it was refused, as while the replica leads."""
     cluster = injection.cluster
     source = ("--data-dir", str(cluster.data_dir(node)), "--namesrv", cluster.namesrv)
     return await _printed(injection, cluster, "backup", "take", str(target), *source, "--json")
@@ -87,7 +87,7 @@ async def _printed(injection: Injection, cluster: Cluster, *command: str) -> dic
 
 def differing(restored: Path, original: Path) -> list[str]:
     """The restored closed log files that the original does not have byte by byte. The last file is not compared: behind
-    the copied entries it has those that name the new group. Raises OSError.
+    the copied entries, it has the entries that name the new group. Raises OSError.
     """
     paths = sorted(path for path in (restored / "commitlog").iterdir() if path.name.isdigit())
     written = [path for path in paths if any(path.read_bytes())]

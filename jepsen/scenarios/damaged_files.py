@@ -56,9 +56,9 @@ async def on_every_replica(injection: Injection) -> None:
 
 
 async def files_of_every_kind(injection: Injection) -> None:
-    """Files of three kinds are damaged, each kind in one manner; each kind in each manner comes before one comes again.
+    """Damage files of three kinds, each in one manner; each kind in each manner comes before one comes again.
 
-    The broker must start, serve what it served before, and bring back closed log files byte by byte.
+    The broker must start, serve the same as before, and restore closed log files byte by byte.
     """
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)

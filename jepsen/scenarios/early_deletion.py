@@ -76,7 +76,7 @@ async def _begins_later(cluster: Cluster, node: str) -> int:
 
 
 async def _refilled(injection: Injection, node: str) -> None:
-    """Wait until its log begins where those of others do; a replica that stays incomplete is a finding."""
+    """Wait until its log begins where the others' logs do; a replica that stays incomplete is a finding."""
     cluster = injection.cluster
     with trio.move_on_after(REFILL_SECONDS_MAX):
         while True:

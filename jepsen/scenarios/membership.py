@@ -35,9 +35,9 @@ REST_SECONDS = (0.2, 1.5)
 
 
 async def peer_remove(injection: Injection) -> None:
-    """Of five, one is cut off, another is removed, and within a second three die, among them the leader.
+    """Cut one of five off, remove another, and let three die within a second, among them the leader.
 
-    The two that are left, the one that was cut off among them, are a majority neither of five nor of four: neither may
+    The remaining two, the one that was cut off among them, are a majority neither of five nor of four: neither may
     lead, whether the removal was committed or not.
     """
     cluster = injection.cluster
@@ -79,7 +79,7 @@ async def _ask_to_remove(injection: Injection, node: str) -> None:
 
 
 async def look_at_minority(injection: Injection, nodes: Sequence[str], *, of: int) -> None:
-    """For as long as an election takes: none of these few replicas may lead."""
+    """Check for the time of an election that none of ``nodes``, a minority, leads."""
     with trio.move_on_after(ELECTION_SECONDS):
         while True:
             for node in nodes:

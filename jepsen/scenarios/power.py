@@ -1,4 +1,4 @@
-"""All replicas lose power: at once, or one shortly after the other."""
+"""Cuts the power of all replicas: at once, or one shortly after the other."""
 
 from __future__ import annotations
 

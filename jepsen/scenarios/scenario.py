@@ -1,4 +1,4 @@
-"""What a scenario is: a round of faults in an order that made other systems lose acknowledged messages."""
+"""Scenarios: rounds of faults in an order that made other systems lose acknowledged messages."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Scenario:
 
     Attributes:
         kinds: the kinds of faults in each round.
-        workload: what clients do, unless told otherwise.
-        brokers: how many there are.
-        settings: of the brokers, besides those of the workload.
+        workload: the workload of clients, by default.
+        brokers: their number.
+        settings: of the brokers, besides the workload's.
         from_earlier: brokers start with the software of the earlier release.
     """
 

@@ -15,9 +15,9 @@ CUT_SECONDS = 3.0
 
 
 async def upgrade_and_back(injection: Injection) -> None:
-    """In the first round one replica is upgraded and downgraded again, then all are upgraded, the leader last; each is
-    killed instead of stopped half of the time, and while each is away another one is killed or cut off. Later rounds
-    restart a replica of the new release.
+    """Upgrade one replica and downgrade it again, then upgrade all, the leader last; each is killed instead of stopped
+    half of the time, and while each is away another one is killed or cut off. Rounds after the first restart a replica
+    of the new release.
     """
     cluster = injection.cluster
     leader = await cluster.leader()
@@ -34,7 +34,7 @@ async def upgrade_and_back(injection: Injection) -> None:
 
 
 async def _replace(injection: Injection, node: str, *, earlier: bool) -> None:
-    """A replica goes on with the other release; confirmed by the version that it reports."""
+    """Restart a replica with the other release; confirmed by the version that it reports."""
     cluster = injection.cluster
     async with injection.fault("upgrade", f"to the {'earlier' if earlier else 'new'} release", (node,)) as number:
         await (cluster.kill if injection.rng.random() < 0.5 else cluster.stop)(node)
@@ -54,7 +54,7 @@ async def _reported(cluster: Cluster, node: str) -> str | None:
 
 
 async def _disturb(injection: Injection, node: str) -> None:
-    """A replica is killed and started, or cut off for a while."""
+    """Kill a replica and start it, or cut it off for a while."""
     cluster = injection.cluster
     if injection.rng.random() < 0.5:
         async with injection.fault("partition", "one", (node,)) as number, cut_off(injection, number, node):

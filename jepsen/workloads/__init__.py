@@ -1,4 +1,4 @@
-"""What clients do in a run. Workloads and checkers share nothing but the history."""
+"""The workloads of clients in a run. Workloads and checkers share only the history."""
 
 from __future__ import annotations
 

@@ -14,8 +14,6 @@ MIB = 1024 * 1024
 
 
 class ArchiveWorkload(LogWorkload):
-    """See the module."""
-
     name = "archive"
     summary = "raw appends, and reads of the newest messages and of those that only the archive has, at any replica"
     has_store: ClassVar[bool] = True

@@ -23,8 +23,6 @@ BACK_MAX = 300
 
 
 class AssignedWorkload(Workload):
-    """See the module."""
-
     name = "assigned"
     summary = "pull consumers of the SDK with seeks, served by the leader and by followers"
     # A reader that seeks back is redirected to a follower, and returns to the leader near the end.

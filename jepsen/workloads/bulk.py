@@ -27,8 +27,6 @@ WAITS_MS = (0, 0, 0, 200)
 
 
 class BulkWorkload(LogWorkload):
-    """See the module."""
-
     name = "bulk"
     summary = "raw appends, and bulk reads at any replica"
 
@@ -41,7 +39,7 @@ class BulkWorkload(LogWorkload):
             await super().operate(worker, wire, node, number, rng)
 
     async def _read_newest_apart(self, wire: Wire, node: str, queue_id: int) -> None:
-        """Bulk-read what the replica serves beyond the known ends, like a reader that is up to date."""
+        """Bulk-read messages that the replica serves beyond the known ends, like a reader that is up to date."""
         await self._read_in_bulk(wire, node, self.rng, 0, is_current=False, wait_ms=0)
 
     async def _read_in_bulk(

@@ -1,4 +1,4 @@
-"""Members of a consumer group in separate processes that also send; what they report goes to the history."""
+"""Members of a consumer group in separate processes that also send; their reports are recorded in the history."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Life:
         self._answered = trio.Event()
 
     async def live(self) -> None:
-        """Until its output ends; what was in flight then has an unknown outcome."""
+        """Record the reports of the process until its output ends; operations in flight then end as unknown."""
         member = self._member
         member.invoke("join")
         ready = False
@@ -101,7 +101,7 @@ class _Life:
             await trio.sleep(REST_SECONDS * self._rng.random())
 
     def _record_report(self, told: Report) -> None:
-        """Record what the client reports."""
+        """Record a report of the client."""
         workload, worker = self._workload, self._producer
         queue = f"{workload.topic}/{told.queue}"
         if told.event == "received":

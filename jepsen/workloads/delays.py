@@ -36,13 +36,13 @@ TIMEOUTS = (1.0, 3.0)
 
 
 class DelaysWorkload(LaterWorkload):
-    """See the module. Clients and brokers share one machine, whose clock is not set during a run."""
+    """Sends messages with delays. Clients and brokers share one machine, whose clock is not set during a run."""
 
     name = "delays"
     summary = "messages with delay levels and exact times, some recalled, and readers that note when they come"
 
     async def produce(self) -> None:
-        """Run all workers, and those that write pipelines."""
+        """Run all workers, and clients that write pipelines."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._produce_delayed)
             nursery.start_soon(send_pipelines, self, self._add_delayed)

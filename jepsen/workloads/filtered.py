@@ -43,8 +43,6 @@ MODULE: Final = """
 
 
 class FilteredWorkload(QueueWorkload):
-    """See the module."""
-
     name = "filtered"
     summary = "a consumer group with a filter, behind two filter servers that are killed and restarted"
     drain_seconds_max: ClassVar[float] = 30.0
@@ -56,7 +54,6 @@ class FilteredWorkload(QueueWorkload):
         self._wanted: set[tuple[str, int]] = set()
 
     def acknowledge(self, queue: str, offset: int, value: str) -> None:
-        """See `Workload.acknowledge`."""
         super().acknowledge(queue, offset, value)
         if passes_filter(value):
             self._wanted.add((queue, offset))

@@ -1,6 +1,6 @@
 """gRPC clients behind two proxies, which are killed, paused and stopped: they send, receive, acknowledge and give back.
 
-Each call goes to any proxy, so receipt handles of one are used at the other. A proxy that is gone is started again.
+Each call is sent to any proxy, so receipt handles of one are used at the other. A proxy that is gone is started again.
 Besides the faults of a run, proxies are stopped with SIGTERM now and then, as for an upgrade. For the faults, proxies
 are clients in processes of their own.
 """
@@ -49,8 +49,6 @@ START_SECONDS_MAX = 30.0
 
 
 class GrpcWorkload(Workload):
-    """See the module."""
-
     name = "grpc"
     summary = "gRPC clients behind two proxies that are stopped, with messages acknowledged, given back or forgotten"
     drain_seconds_max: ClassVar[float] = 60 + RENEWED_MS / 1000 + 15
@@ -64,7 +62,7 @@ class GrpcWorkload(Workload):
         self._clients = itertools.count(1)
 
     async def produce(self) -> None:
-        """Run all producers."""
+        """Run the producers until stopped."""
         async with trio.open_nursery() as nursery:
             for _ in range(PRODUCERS):
                 nursery.start_soon(self._produce, random.Random(self.rng.random()))

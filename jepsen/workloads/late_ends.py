@@ -33,8 +33,6 @@ _OUTCOMES = {COMMIT: 8, ROLLBACK: 12}
 
 
 class LateEndsWorkload(LogWorkload):
-    """See the module."""
-
     name = "late-ends"
     summary = "transactions that are ended twice, by an end that comes late and its resend, at any replica"
     settings: ClassVar[dict[str, str]] = TransactionsWorkload.settings
@@ -44,7 +42,7 @@ class LateEndsWorkload(LogWorkload):
         self._network: trio.Nursery | None = None
 
     async def produce(self) -> None:
-        """As of the log; returns when the last late end is answered."""
+        """Send as the workload `log`; returns when the last late end is answered."""
         async with trio.open_nursery() as self._network:
             await super().produce()
 
@@ -92,7 +90,7 @@ class LateEndsWorkload(LogWorkload):
         await self._end(half, value, resent, 0.0, rng.choice(self.cluster.nodes))
 
     async def _end(self, half: dict[str, Any], value: str, outcome: str, seconds: float, node: str) -> None:
-        """One attempt, over a connection of its own, after so many seconds in the network."""
+        """Make one attempt, over a connection of its own, after ``seconds`` in the network."""
         await trio.sleep(seconds)
         worker = Worker(self.recorder)
         worker.invoke("end-transaction", v=[value, outcome])

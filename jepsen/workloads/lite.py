@@ -1,8 +1,8 @@
 """Consumers that pop lite topics by raw requests at any replica, as `mq.client.LiteConsumer` does.
 
-Each says what it subscribes to, on each connection and when a leader does not know it. All subscribe to all lite
-topics, so each of these is popped by one at a time. A message is sent to any lite topic, and is in a queue of the
-parent topic as well.
+Each sends its subscriptions on each connection and when a leader does not know them. All subscribe to all lite topics,
+so each of these is popped by one at a time. A message is sent to any lite topic, and is in a queue of the parent topic
+as well.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ _WITHOUT_ATTEMPT_CHANCE = 0.5
 
 
 class LiteWorkload(OrderedPopWorkload):
-    """See the module."""
-
     name = "lite"
     summary = "lite topics: raw pops at any replica by clients that say what they subscribe to, in order"
     topic_attributes: ClassVar[Mapping[str, str]] = {MESSAGE_TYPE_ATTRIBUTE: LITE}
@@ -50,11 +48,10 @@ class LiteWorkload(OrderedPopWorkload):
         return "Lite"
 
     def lite_topic(self, rng: random.Random) -> str | None:
-        """See `Workload.lite_topic`."""
         return rng.choice(LITE_TOPICS)
 
     async def consume(self) -> None:
-        """Run all consumers."""
+        """Run the consumers until cancelled."""
         await self._bind()
         await super().consume()
 

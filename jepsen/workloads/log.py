@@ -1,8 +1,9 @@
 """A queue as a log: raw requests to any replica append, read, and query the end.
 
-No retries and no hidden client state: the response of a broker is what is recorded. Followers forward appends to the
-leader, and answer reads and queries themselves. Most messages have unique keys, as those of clients: a leader receives
-them with the compiled send path. Some clients write pipelines of mixed requests, see `jepsen.workloads.pipelines`.
+No retries and no hidden client state: responses of brokers are recorded as they are. Followers forward appends to the
+leader, and answer reads and queries themselves. Most messages have unique keys, as clients' do: a leader
+receives them with the compiled send path. Some clients write pipelines of mixed requests, see
+`jepsen.workloads.pipelines`.
 """
 
 from __future__ import annotations
@@ -35,18 +36,16 @@ KEYED_CHANCE = 0.9
 
 
 class LogWorkload(Workload):
-    """See the module."""
-
     workers: ClassVar[int] = 8
     has_pipelines: ClassVar[bool] = True
     name = "log"
     summary = "raw appends, reads and questions for the end of queues, at any replica"
 
     async def produce(self) -> None:
-        """Run all workers, each doing one operation at a time; some that write pipelines; and per replica one that
+        """Run all workers, each doing one operation at a time; clients that write pipelines; and per replica one that
         queries ends and one that reads.
 
-        The last two never wait for an append, so they see what a replica serves while appends are slow.
+        The last two never wait for an append, so they see the messages that a replica serves while appends are slow.
         """
         async with trio.open_nursery() as nursery:
             for node in self.cluster.nodes:
@@ -78,7 +77,7 @@ class LogWorkload(Workload):
         await self._read(Worker(self.recorder), wire, node, queue_id, 0)
 
     async def _session(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """Some operations over one connection. Raises the error that ends it."""
+        """Run some operations over one connection. Raises the error that ends it."""
         for _ in range(rng.randrange(10, 200)):
             if self.stopping.is_set():
                 return

@@ -1,6 +1,6 @@
 """Sends with sequence numbers: a send with an unknown outcome is retried until its outcome is known.
 
-Each attempt goes to any replica over its own connection, some to two at once, and some messages are resent although
+Each attempt is sent to any replica over its own connection, some to two at once, and some messages are resent although
 they are known to be stored. All responses must report the same place. Pipelines have numbered messages among plain
 sends, which the broker receives in another way.
 """
@@ -36,14 +36,12 @@ REST_SECONDS = 0.02
 
 
 class NumberedWorkload(Workload):
-    """See the module."""
-
     name = "numbered"
     summary = "sends with sequence numbers at any replica, each repeated until its outcome is known"
     patiences: ClassVar[tuple[float, ...]] = PATIENCES
 
     async def produce(self) -> None:
-        """Run all producers, each with its own id and numbers, and those that write pipelines."""
+        """Run all producers, each with its own id and numbers, and clients that write pipelines."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_in_pipelines)
             for number in range(PRODUCERS):

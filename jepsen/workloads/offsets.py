@@ -18,7 +18,7 @@ NOWHERE = -1
 
 
 class OffsetsWorkload(LogWorkload):
-    """See the module. Some operations are those of the workload *log*: offsets need messages."""
+    """Commits and queries offsets. Some operations are as in the workload *log*: offsets need messages."""
 
     name = "offsets"
     summary = "raw commits of consumer offsets, and questions for them, at any replica; appends in between"

@@ -15,7 +15,7 @@ HANDLE_SECONDS_MAX = 0.003
 
 
 class OrderWorkload(QueueWorkload):
-    """See the module. Each membership records its messages under a new process id."""
+    """Consumes in order. Each membership records its messages under a new process id."""
 
     name = "order"
     summary = "as queue, and members lock their queues: one after the other, in order, by one member at a time"

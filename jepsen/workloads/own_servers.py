@@ -26,7 +26,7 @@ class OwnServers:
     async def run(self, name: str, *command: str) -> None:
         """Run `raftmq` with this command, again whenever the process has ended, until cancelled."""
         command += ("--listen", f"{HOST}:{self.ports[name]}", "--set", "metrics_listen=off", "--until-stdin-closes")
-        # Its log goes to where it says that it listens.
+        # Its log is written to its standard output, on which it says that it listens.
         program = ["sh", "-c", 'exec "$@" 2>&1', name, sys.executable, "-m", "mq.cli", *command]
         while True:
             process = await self._cluster.start_client(name, program)

@@ -1,7 +1,7 @@
-"""Pipelines: many requests of all kinds in one write, cut anywhere, as the compiled receiver of a broker meets them.
+"""Pipelines: many requests of all kinds in one write, cut anywhere, as they reach the compiled receiver of a broker.
 
-A broker takes plain sends from what it receives without looking at them one by one, and leaves the rest to other code:
-here each such border lies at any byte. Frames are cut where a write ends, sends are followed by what is no send, and
+A broker takes plain sends from received bytes without looking at them one by one, and leaves the rest to other code:
+here each such border lies at any byte. Frames are cut where a write ends, sends are followed by other requests, and
 some clients leave in the middle of a frame.
 """
 
@@ -147,7 +147,7 @@ class Pipeline:
         self.add(RequestCode.GET_MAX_OFFSET, fields, answered, serialization=rng.choice((JSON, BINARY)))
 
     def add_odd(self, rng: random.Random) -> None:
-        """A request that is refused, or has nothing but a code; its answer is only waited for."""
+        """Add a request that is refused, or has only a code; its answer is awaited and ignored."""
         code = rng.choice((UNKNOWN_CODE, RequestCode.GET_BROKER_RUNTIME_INFO))
         self.add(code, None, lambda answer, body: None)
 
@@ -201,7 +201,7 @@ async def send_pipelines(workload: Workload, add_more: AddMore | None = None) ->
 
 async def _write_all(workload: Workload, rng: random.Random, add_more: AddMore | None) -> None:
     while not workload.stopping.is_set():
-        # A leader receives with the compiled form; followers hand on what they get.
+        # A leader receives with the compiled form; followers forward the requests that they get.
         known = workload.leading if workload.leading in workload.cluster.nodes else None
         node = known if known and rng.random() < LEADER_CHANCE else rng.choice(workload.cluster.nodes)
         try:
@@ -215,7 +215,7 @@ async def _write_all(workload: Workload, rng: random.Random, add_more: AddMore |
 
 
 async def _session(workload: Workload, wire: Wire, node: str, rng: random.Random, add_more: AddMore | None) -> None:
-    """Some pipelines over one connection. Raises the error that ends it."""
+    """Write some pipelines over one connection. Raises the error that ends it."""
     for _ in range(rng.randrange(1, 40)):
         if workload.stopping.is_set():
             return

@@ -48,8 +48,6 @@ _NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, R
 
 
 class PopWorkload(Workload):
-    """See the module."""
-
     name = "pop"
     summary = "raw pops at any replica, with messages acknowledged, given back or forgotten"
     ordered: ClassVar[bool] = False
@@ -61,11 +59,11 @@ class PopWorkload(Workload):
         self._attempts = 0
 
     async def produce(self) -> None:
-        """Run all producers."""
+        """Produce with the SDK until stopped."""
         await produce_with_sdk(self, NEVER_TWICE)
 
     async def consume(self) -> None:
-        """Run all consumers."""
+        """Run the consumers until cancelled."""
         async with trio.open_nursery() as nursery:
             for _ in range(CONSUMERS):
                 nursery.start_soon(self._consume, random.Random(self.rng.random()))
@@ -139,7 +137,7 @@ class PopWorkload(Workload):
         }
 
     def _is_empty(self, worker: Worker, answer: Response) -> bool:
-        """Whether an answer that is no success says that there is nothing to pop now."""
+        """Whether an answer other than success says that a queue has nothing to pop now."""
         return answer.code in _NOTHING
 
     def _read(self, answer: Response, body: memoryview) -> list[PoppedMessage]:
@@ -206,7 +204,7 @@ class PopWorkload(Workload):
 
 
 class OrderedPopWorkload(PopWorkload):
-    """As above, and in order per queue; nothing is postponed, which would release those behind early."""
+    """Pops in the order of each queue; postpones nothing, which would release later messages early."""
 
     name = "ordered-pop"
     summary = "as pop, in the order of each queue"

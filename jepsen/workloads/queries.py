@@ -27,8 +27,6 @@ DAY_MS = 86_400_000
 
 
 class QueriesWorkload(LogWorkload):
-    """See the module."""
-
     name = "queries"
     summary = "raw appends, and queries for messages by key and by store time, at any replica"
 
@@ -37,7 +35,7 @@ class QueriesWorkload(LogWorkload):
         self._known: list[str] = []
 
     def acknowledge(self, queue: str, offset: int, value: str) -> None:
-        """As above; queries choose from these values."""
+        """Record an acknowledged value, from which queries choose."""
         super().acknowledge(queue, offset, value)
         self._known.append(value)
 
@@ -81,7 +79,7 @@ class QueriesWorkload(LogWorkload):
 
 
 def found_in(body: bytes) -> list[tuple[str, int, str]]:
-    """Queue, offset and value of each record in an answer; one that cannot be read has a value that nobody sent."""
+    """Queue, offset and value of each record in an answer; an unreadable one has a value that was never sent."""
     try:
         return [
             (

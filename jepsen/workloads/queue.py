@@ -26,15 +26,13 @@ JAVA_SECONDS_MAX = 75.0
 
 
 class QueueWorkload(Workload):
-    """See the module."""
-
     name = "queue"
     summary = "SDK producers, and a consumer group whose members come and go"
     exclusive: ClassVar[bool] = False
     """Whether members lock their queues."""
 
     async def produce(self) -> None:
-        """Run all producers."""
+        """Produce with the SDK until stopped."""
         await produce_with_sdk(self)
 
     async def consume(self) -> None:
@@ -87,7 +85,7 @@ class QueueWorkload(Workload):
         await ask_stored_offset(Worker(self.recorder), wire, node, self.topic, GROUP, queue_id)
 
     async def _receive(self, worker: Worker, consumer: PushConsumer) -> None:
-        """Record what is delivered, until cancelled. The stream ends with the consumer, and raises nothing."""
+        """Record delivered messages until cancelled. The stream ends with the consumer, and raises nothing."""
         async for message in consumer:
             queue = f"{self.topic}/{message.queue.queue_id}"
             value = value_of(message.body, message.properties, message.tags)

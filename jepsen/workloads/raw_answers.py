@@ -1,4 +1,4 @@
-"""What the answers to raw requests say about operations, recorded in the history."""
+"""Records in the history the outcomes that answers to raw requests report."""
 
 from __future__ import annotations
 

@@ -31,8 +31,6 @@ RETRY_SECONDS = 0.2
 
 
 class RecreatedWorkload(Workload):
-    """See the module."""
-
     name = "recreated"
     summary = "a topic that is deleted and made again under its name, with groups that stay"
 

@@ -33,7 +33,7 @@ VALUES = 1024
 
 
 class RegisterWorkload(LogWorkload):
-    """See the module. The first processes share a topic's configuration, the others a group's offset."""
+    """Writes and reads registers. The first processes share a topic's configuration, the others a group's offset."""
 
     workers: ClassVar[int] = 2 * PROCESSES
     has_pipelines: ClassVar[bool] = False

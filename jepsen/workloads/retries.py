@@ -37,8 +37,6 @@ class GivenBack(Exception):
 
 
 class RetriesWorkload(Workload):
-    """See the module."""
-
     name = "retries"
     summary = "SDK producers, and a consumer group that gives messages back until they are handled or dead"
     # The first redelivery waits for level 3.
@@ -50,11 +48,11 @@ class RetriesWorkload(Workload):
         """Values that were handled, or sent back for the last time."""
 
     async def produce(self) -> None:
-        """Run all producers."""
+        """Produce with the SDK until stopped."""
         await produce_with_sdk(self, NEVER_TWICE)
 
     async def consume(self) -> None:
-        """Members of the group, some of which leave and rejoin."""
+        """Run the members of the group, some of which leave and rejoin."""
         # The SDK logs each handler failure with its traceback; here they are intended.
         logging.getLogger("mq.client").setLevel(logging.CRITICAL)
         async with trio.open_nursery() as nursery:

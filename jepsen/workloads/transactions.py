@@ -42,8 +42,6 @@ TIMEOUTS = (1.0, 3.0)
 
 
 class TransactionsWorkload(LaterWorkload):
-    """See the module."""
-
     name = "transactions"
     summary = "half messages of the SDK, committed, rolled back, or left to the broker's questions"
     settings: ClassVar[dict[str, str]] = {

@@ -1,4 +1,4 @@
-"""The base of all workloads: clients that send and read until stopped, and what they have observed."""
+"""The base of all workloads: clients that send and read until stopped, and their observations."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class Workload(abc.ABC):
         """Send until `stopping` is set; returns when every send has an outcome."""
 
     async def consume(self) -> None:
-        """Read until cancelled; by default there are no readers."""
+        """Read until cancelled; by default, do not read."""
         await trio.sleep_forever()
 
     async def wait_drained(self) -> None:
-        """Until consumers have everything that was acknowledged, or get nothing new for a while. The checker counts."""
+        """Wait until consumers have all acknowledged messages, or get nothing new for a while."""
         await trio.lowlevel.checkpoint()
 
     async def _wait_consumed(self, seconds_max: float | None = None) -> None:
