@@ -319,7 +319,7 @@ class Channel(virtual.Channel):
         callback(message)
 
     def note_handed(self) -> None:
-        """Deliveries were taken: without a prefetch limit, others may come."""
+        """Look for more deliveries after the application took some, if there is no prefetch limit."""
         if self._channel_consumer is not None and not self.qos.prefetch_count and self._consumer_session is not None:
             self._consumer_session.soon(self._channel_consumer.note_handed)
 

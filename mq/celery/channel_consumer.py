@@ -203,7 +203,7 @@ class ChannelConsumer:
         return self._prefetch - len(self.deliveries.open) if self._prefetch else POP_MAX - (self._emitted - self.handed)
 
     def note_handed(self) -> None:
-        """The application's thread has taken deliveries."""
+        """Look for more deliveries after the application's thread took some."""
         self._note_room()
 
     def _note_room(self) -> None:

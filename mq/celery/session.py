@@ -114,7 +114,7 @@ class Session:
             return session
 
     def release(self) -> None:
-        """The last user closes it."""
+        """Leave the session; its last user closes it."""
         if self.is_parents:
             return
         with _lock:

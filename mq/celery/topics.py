@@ -220,7 +220,7 @@ class Topics:
         return " ".join(configs[name].attributes.get(VERSION_ATTRIBUTE, "") for name in sorted(configs))
 
     async def _note_changed(self) -> None:
-        """Bindings have changed: let all processes read them again."""
+        """Let all processes read the bindings again, which have changed."""
         await self._calls.create_topic(self._version_topic, 1, attributes={VERSION_ATTRIBUTE: uuid.uuid4().hex})
 
 

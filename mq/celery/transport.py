@@ -116,7 +116,7 @@ class Transport(virtual.Transport):
         self._ring()
 
     def failed(self, error: BaseException) -> None:
-        """The deliveries of a channel have ended; called in the event loop of the session."""
+        """Note that the deliveries of a channel ended with an error; called in the event loop of the session."""
         self._failure = _first(error)
         self._ring()
 
