@@ -57,7 +57,7 @@ async def consume(namesrv: str, topic: str, group: str) -> None:
 
 
 def main() -> None:
-    """Arguments: name server, topic, group. Ends at the end of standard input."""
+    """Consume until standard input ends. Arguments: name server, topic, group."""
     from mq.cli.logs import configure_logging
     from mq.cli.running import run_server
 

@@ -76,7 +76,7 @@ class History:
     _examples: list[str] = field(default_factory=list)
 
     def acknowledged(self, number: int, queue: Queue, queue_offset: int, *, first_attempt: bool) -> None:
-        """Message ``number`` was acknowledged."""
+        """Record that message ``number`` was acknowledged."""
         self.acknowledgements[number] = Acknowledgement(queue, queue_offset, first_attempt)
 
     def delivered(self, consumer: str, queue: Queue, queue_offset: int, number: int, *, intact: bool) -> None:

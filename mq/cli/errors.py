@@ -25,7 +25,7 @@ class CommandFailed(Exception):
 
 
 def or_exit(run: Callable[[], object]) -> None:
-    """``run``, as a command: CommandFailed becomes one line on standard error and the exit code of the process."""
+    """Run a command: CommandFailed becomes one line on standard error and the exit code of the process."""
     try:
         run()
     except CommandFailed as failed:

@@ -249,6 +249,6 @@ async def _check(topic: str, group: str, namesrv: str) -> None:
 
 
 def print_bytes(data: bytes) -> None:
-    """Unbuffered: a message is acknowledged right after, and must not be lost if this process dies."""
+    """Print without a buffer: a message is acknowledged right after, and must not be lost if this process dies."""
     while data:
         data = data[os.write(sys.stdout.fileno(), data) :]

@@ -8,7 +8,7 @@ import socket
 
 
 def operator_name() -> str:
-    """User and machine, ``ann@ops-1``."""
+    """The user and the machine, as ``ann@ops-1``."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):  # no such user in this container

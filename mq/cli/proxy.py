@@ -54,5 +54,5 @@ def proxy(
 
 
 def _module_path_option() -> list[str]:
-    """Only what was started by ``python -m`` finds modules in the working directory."""
+    """Let children import from the working directory only if this process may: it was started by ``python -m``."""
     return [] if sys.modules["__main__"].__spec__ is not None and not sys.flags.safe_path else ["-P"]

@@ -67,7 +67,7 @@ def _percent(value: str) -> float:
 
 
 def _hours_of_day(value: str) -> int:
-    """RocketMQ accepts several hours; only the first is used here."""
+    """Read the first of the hours: RocketMQ accepts several, raftmq one."""
     return _integer(value.split(";")[0])
 
 

@@ -229,7 +229,7 @@ def delete(name: Name, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> Non
 
 
 def _password(name: str, path: Path | None) -> str:
-    """Never an argument: process lists show arguments to everybody."""
+    """Read a password from a file or the terminal, never from an argument, which process lists show to all users."""
     if path is not None:
         try:
             text = sys.stdin.readline() if str(path) == "-" else path.read_text()

@@ -19,7 +19,7 @@ class Latencies:
         self.histogram = HdrHistogram(1, _LATENCY_US_MAX, _DIGITS)
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """``count`` messages had this latency."""
+        """Add a latency, measured with ``count`` messages."""
         self.histogram.record_value(min(max(1, round(seconds * 1e6)), _LATENCY_US_MAX), count)
 
     @property
@@ -44,7 +44,7 @@ class Counted:
     first_at: float | None = None
 
     def add(self, messages: int, body_bytes: int, now: float) -> None:
-        """``now`` in seconds, of any clock."""
+        """Count messages at the time ``now``, in seconds of any clock."""
         self.messages += messages
         self.body_bytes += body_bytes
         if self.first_at is None:

@@ -145,7 +145,7 @@ class QueueReading:
 
     @property
     def next_offset(self) -> int:
-        """Behind what was read; before the end if the broker returned nothing from there on."""
+        """The offset behind the messages read so far; before the end if the broker returned no further message."""
         return self._next
 
     def __aiter__(self) -> Self:

@@ -144,7 +144,8 @@ def extend(
 
 
 def _ended(queues: Iterable[MirroredQueue], source: Topics, source_brokers: Collection[str]) -> frozenset[int]:
-    """Brokers refuse to read queues that are only written. A broker group that is missing comes back, perhaps."""
+    """The numbers of queues that brokers refuse to read. A missing broker group may return: its queues have not ended.
+    """
     found: set[int] = set()
     for each in queues:
         config = source.get(each.topic, {}).get(each.broker)
