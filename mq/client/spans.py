@@ -108,7 +108,7 @@ class Spans:
         return Work(span, self._trace.use_span(span, record_exception=False, set_status_on_exception=False))
 
     def around(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        """`handler`, wrapped in a span per call, which is the current span in it."""
+        """Wrap `handler` in a span per call, which is the current span in it."""
 
         async def traced(given: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
             is_batch = isinstance(given, list)
@@ -231,7 +231,7 @@ class SendSpan:
         leader_of: Callable[[MessageQueue], str | None],
         on_done: Callable[[SendResult | ClientError], None],
     ) -> Callable[[SendResult | ClientError], None]:
-        """`on_done`, wrapped to also end the span. The application gets the outcome first."""
+        """Wrap `on_done`, to also end the span. The application gets the outcome first."""
 
         def done(outcome: SendResult | ClientError) -> None:
             try:

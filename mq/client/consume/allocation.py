@@ -40,7 +40,7 @@ def allocate_fixed(chosen: Iterable[MessageQueue]) -> Strategy:
 
 
 def allocate_in_rooms(rooms: Collection[str]) -> Strategy:
-    """Only queues of brokers named ``room@name`` with one of these rooms.
+    """Allocate only queues of brokers named ``room@name`` with one of these rooms.
 
     Each member gets a contiguous share; the first members get one more each if queues are left over.
     """

@@ -160,7 +160,7 @@ class Consumer(Client, Generic[BodyT]):
     # Life cycle.
 
     def _connected(self, core: ClientCore) -> None:
-        """Connections can be opened; nothing runs yet. An exception prevents entering the block."""
+        """Called when connections can be opened and nothing runs yet. An exception prevents entering the block."""
 
     async def _start(self, core: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
         """Start assigning and pulling, in `tasks`. An exception prevents entering the block."""
@@ -169,7 +169,7 @@ class Consumer(Client, Generic[BodyT]):
         """Deliver nothing more, at the end of the block. `_tasks` still run, and are cancelled next."""
 
     def _closed(self) -> None:
-        """Assigning and pulling have ended. Wake tasks that wait for a message."""
+        """Wake tasks that wait for a message, after assigning and pulling have ended."""
 
     @abstractmethod
     async def _leave(self, core: ClientCore) -> None:

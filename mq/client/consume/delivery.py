@@ -69,7 +69,7 @@ class DeliveryBoard:
         self._offered.set()
 
     def offer(self, queue: ProcessQueue) -> None:
-        """`queue` may have messages to deliver."""
+        """List `queue` for delivery, if it may have messages and is not listed."""
         if queue not in self._listed and not queue.leased and not queue.dropped:
             self._listed.add(queue)
             self._turns.append(queue)

@@ -52,7 +52,7 @@ class LocalOffsets:
         return await queue_offset(self._core, queue, "first" if was_added else self._consume_from)
 
     def note_missing(self, topic: str) -> None:
-        """The topic does not exist: when it does, all its messages are new."""
+        """Note that the topic does not exist yet: all its messages will be new."""
         self._known_topics.add(topic)
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:

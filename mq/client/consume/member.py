@@ -102,11 +102,11 @@ class GroupMember:
     # Events.
 
     def rebalance_soon(self) -> None:
-        """Subscriptions, members or brokers have changed: rebalance now instead of within 20 s."""
+        """Rebalance now instead of within 20 s: subscriptions, members or brokers have changed."""
         self._rebalance_wanted.set()
 
     def members_changed(self) -> None:
-        """Other members may take over queues of ours, and will request their offsets."""
+        """Store offsets and rebalance: other members may take over queues, and will request their offsets."""
         self._offsets.commit_soon(self.assignment.commit_offsets())
         self.rebalance_soon()
 
@@ -116,7 +116,7 @@ class GroupMember:
         self.rebalance_soon()
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """The group's offsets were reset: continue from there."""
+        """Continue from the offsets to which the group was reset."""
         for queue, offset in offsets.items():
             puller = self.assignment.puller(queue)
             if isinstance(self._offsets, GroupOffsets):

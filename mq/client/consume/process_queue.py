@@ -156,7 +156,7 @@ class ProcessQueue:
         self.next_offset = next_offset
 
     def take(self, count: int, now: float) -> list[ReceivedMessage[Any]]:
-        """Up to `count` messages: due retries first, then in offset order."""
+        """Take up to `count` messages: due retries first, then in offset order."""
         if now < self.blocked_until or not self.may_go_on(now):
             return []
         taken: list[ReceivedMessage[Any]] = []

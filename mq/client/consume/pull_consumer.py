@@ -282,7 +282,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
     # Messages.
 
     async def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage[BodyT]]:
-        """Up to `count_max` messages, as soon as there is one; none after `timeout` seconds.
+        """Wait for a message, and take up to `count_max` of them; none after `timeout` seconds.
 
         Messages of one queue are in order. If cancelled, none is taken. Raises ValueError if there is no `timeout` and
         no queue is assigned, since it would wait forever.
@@ -352,7 +352,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         return []
 
     def _returned(self, process_queue: ProcessQueue, message: ReceivedMessage[Any]) -> None:
-        """The application gets this message."""
+        """Finish a message that the application gets now, and record it."""
         self._board.finish(process_queue, message)
         if self._tracer is not None:
             self._tracer.handling([message]).ended(ContextCode.SUCCESS)

@@ -80,7 +80,7 @@ class Renewals:
                         tasks.start_soon(self._renew, message, answered)
 
     def close(self) -> list[PoppedMessage]:
-        """`run` was cancelled. Returns the messages that are held."""
+        """Forget and return the held messages, after `run` was cancelled."""
         for answered in self._in_flight.values():
             answered.set()
         self._in_flight.clear()

@@ -165,7 +165,7 @@ class Recorder:
 
     @_never_raises
     def _add(self, family: Family, amount: float, *values: str) -> None:
-        """`values` are those of the labels; a topic first."""
+        """Add to a counter. `values` are the values of the labels; a topic first."""
         if family.labels and family.labels[0] == "topic":
             values = (self._topic(values[0]), *values[1:])
         add = self._adders.get((family, values))
@@ -228,7 +228,7 @@ class Recorder:
     def sending(
         self, topic: str, count: int, body_bytes: int, on_done: Callable[[Outcome], None]
     ) -> Callable[[Outcome], None]:
-        """`on_done`, after the outcome of a request with so many messages was counted."""
+        """Wrap `on_done`, to count the outcome of a request with `count` messages first."""
         began = time.perf_counter()
 
         def done(outcome: Outcome) -> None:
@@ -255,7 +255,7 @@ class Recorder:
 
     @_never_raises
     def received(self, messages: Sequence[ReceivedMessage[Any]]) -> None:
-        """The application gets these messages."""
+        """Count messages that the application gets."""
         now_ms = time.time_ns() // 1_000_000
         for message in messages:
             topic = message.topic
@@ -288,14 +288,14 @@ class Recorder:
         return measured
 
     def begin(self, messages: Sequence[ReceivedMessage[Any]]) -> HandlerTimer:
-        """The application gets messages of one topic, and says when it is done with them."""
+        """Count messages of one topic that a handler gets, and measure its time until it says that it is done."""
         self.received(messages)
         self._works += 1
         self._work[self._works] = time.perf_counter()
         return HandlerTimer(self, messages[0].topic, self._works)
 
     def end(self, topic: str, work: int, outcome: str) -> None:
-        """The work of this number has ended."""
+        """Record the time and outcome of the work with this number."""
         began = self._work.pop(work, None)
         if began is not None:
             self._add(families.HANDLER_SECONDS, time.perf_counter() - began, topic, outcome)

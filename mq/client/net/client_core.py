@@ -372,7 +372,7 @@ class ClientCore:
         raise copy_of(self._unavailable)
 
     def prefer_name_server(self, address: str) -> None:
-        """Ask this one next: it has just answered."""
+        """Ask this name server first from now on: it has just answered."""
         self._name_server = self.name_servers.index(address)
         self._unavailable = None
         self.has_heard = True
@@ -467,7 +467,7 @@ class ClientCore:
     # Heartbeats.
 
     def heartbeat_soon(self) -> None:
-        """The heartbeat's content has changed: send it now instead of within 30 s."""
+        """Send the heartbeat, whose content has changed, now instead of within 30 s."""
         self._heartbeat_wanted.set()
 
     async def connect_all(self, addresses: Iterable[str]) -> None:

@@ -37,7 +37,7 @@ def fields_of(kind: type[ReplyT], response: Response) -> ReplyT:
 
 
 def read_body(decode: Callable[[memoryview], T], body: memoryview) -> T:
-    """`decode(body)`. Raises UnreadableAnswer."""
+    """Return `decode(body)`. Raises UnreadableAnswer."""
     try:
         return decode(body)
     except ProtocolError as error:
@@ -47,7 +47,7 @@ def read_body(decode: Callable[[memoryview], T], body: memoryview) -> T:
 def received_messages(
     broker_name: str, body: memoryview, left_out: list[LeftOut] | None = None
 ) -> list[ReceivedMessage]:
-    """Stored records as messages; a body that cannot be inflated is returned as stored.
+    """Convert stored records to messages; a body that cannot be inflated is returned as stored.
 
     A message whose codec is not installed raises CodecNotInstalled; or, given `left_out`, it is added to that list
     instead of the result. Raises UnreadableAnswer.

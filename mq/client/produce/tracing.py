@@ -116,7 +116,7 @@ class Tracer:
     # Producers.
 
     def sending(self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone) -> OnDone:
-        """`on_done`, wrapped to also record the outcome of sending `outgoing`; `messages` are its content."""
+        """Wrap `on_done`, to also record the outcome of sending `outgoing`; `messages` are its content."""
         if outgoing.topic == self._topic:
             return on_done
         messages = tuple(messages)

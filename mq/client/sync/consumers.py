@@ -79,7 +79,7 @@ class _SyncConsumer(Facade[ClientT], Generic[ClientT, BodyT], of=Consumer):
     def _receive(
         self, kept: deque[MessageT], following: Callable[[], Awaitable[MessageT]], timeout: float | None
     ) -> MessageT | None:
-        """Take a message that an interrupted call left in ``kept``, or ``following``; None after ``timeout``."""
+        """Take a message that an interrupted call left in ``kept``, else call ``following``; None after ``timeout``."""
         taken: list[MessageT] = []
 
         async def take() -> None:
