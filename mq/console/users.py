@@ -51,7 +51,7 @@ class Users:
         self._of_session: dict[str, Credentials | None] = {}
 
     async def enter(self, session: str, credentials: Credentials | None) -> None:
-        """A session of a user begins; None is the console itself."""
+        """Begin a session of a user; without credentials, of the console itself."""
         async with self._opening:  # two sessions that begin at once see the same
             if credentials not in self._open:
                 self._open[credentials] = await self._nursery.start(self._serve, credentials)

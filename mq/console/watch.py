@@ -267,7 +267,7 @@ class Watch:
         return self._removed_members[group]
 
     def changed(self) -> None:
-        """Something was changed through this console: pages show it at once."""
+        """Ask servers again after a change through this console, so that pages show it at once."""
         shared: tuple[Shared[Any], ...] = (
             *(self.cluster, self.topics, self.names, self.groups, self.progress, self.offsets, self.survey),
             *self.pending.values(),

@@ -164,7 +164,7 @@ def _text(body: bytes, *, is_cut: bool) -> str | None:
 
 
 def _json(text: str) -> str | None:
-    """Indented, with its names and numbers as they are written: a dict or a float would change them."""
+    """Indent JSON; its names and numbers stay as they are written, which a dict or a float would change."""
     try:
         value = json.loads(text, parse_float=_Written, parse_constant=_refuse, object_pairs_hook=_Pairs)
         return lines(_indented(value, 0))
