@@ -71,7 +71,7 @@ def why(letter: Letter) -> str:
 
 
 def letter_fields(letter: Letter) -> dict[str, Any]:
-    """Place, origin and reason, as JSON."""
+    """The place, origin and reason of a dead letter, as JSON."""
     given = letter.properties
     attempts = given.get(props.DEAD_ATTEMPTS, "")
     return {

@@ -197,7 +197,7 @@ def _archive_limits(group: GroupStatus) -> Iterator[Finding]:
 
 
 def _archive(group: GroupStatus) -> Iterator[Finding]:
-    """The archive does not get on, as the replica says that has watched it for the longest time."""
+    """Find an archive that makes no progress, as the replica reports that has watched it longest."""
     lag_ms = max((each.archive_lag_ms or 0 for each in group.replicas), default=0)
     if lag_ms < ARCHIVE_STUCK_MS:
         return
