@@ -53,7 +53,7 @@ def _locked(parent: Path) -> tuple[Path, TextIO]:
 
 
 def warn_not_closed() -> None:
-    """Somebody has forgotten to close a kit."""
+    """Warn that a test kit was not closed."""
     warnings.warn(
         "a test kit was not closed: use it as `with running_kit() as kit:` or `async with open_kit() as kit:`",
         ResourceWarning,

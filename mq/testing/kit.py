@@ -40,7 +40,7 @@ class _Loop(Protocol):
 
 
 class _SameLoop:
-    """The brokers are in the event loop of the test."""
+    """Calls the brokers in the event loop of the test."""
 
     def read(self, function: Callable[[], T]) -> T:
         return function()
@@ -50,7 +50,7 @@ class _SameLoop:
 
 
 class _OtherLoop:
-    """The brokers are in an event loop of a thread of their own."""
+    """Calls the brokers in the event loop of a thread of their own."""
 
     def __init__(self, portal: anyio.from_thread.BlockingPortal) -> None:
         self._portal = portal
@@ -345,7 +345,7 @@ class _KitThread:
                 stack.pop_all()
 
     def warn_if_open(self) -> None:
-        """The test did not close it."""
+        """Warn if the test did not close the kit."""
         if self in _running and self._process == os.getpid():
             warn_not_closed()
 

@@ -110,7 +110,7 @@ class Network:
                 _break(connection)
 
     def reconnect(self, server: str) -> None:
-        """Connections of this server work again."""
+        """Let connections of this server work again."""
         self._cut_off.discard(server)
 
     def is_cut_off(self, server: str) -> bool:
