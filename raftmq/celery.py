@@ -27,7 +27,7 @@ TRANSPORT_ALIASES["raftmqs"] = "raftmq.celery:TLSTransport"
 
 
 def __getattr__(name: str) -> object:
-    """The scheduler needs Celery, which other users of kombu do not have."""
+    """Import the scheduler when it is used: it needs Celery, which other users of kombu do not have."""
     if name != "ScheduleScheduler":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

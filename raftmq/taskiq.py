@@ -207,7 +207,7 @@ class RaftmqBroker(AsyncBroker):
 
 
 async def _acknowledge(consumer: PopConsumer, message: PoppedMessage) -> None:
-    """Taskiq's tasks cannot do anything about a failure."""
+    """Acknowledge a message; log a failure, since Taskiq's tasks cannot handle it."""
     try:
         await consumer.ack(message)
     except ClientError as error:

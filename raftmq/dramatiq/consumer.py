@@ -79,7 +79,7 @@ class _Prefetcher:
         await self._session.give_back(left)
 
     def settled(self, message: PoppedMessage[Any]) -> None:
-        """There is room for another one."""
+        """Make room for another message in place of a settled one."""
         self._open.discard(_name(message))
         self._changed.set()
 
@@ -203,7 +203,8 @@ class RaftmqConsumer(Consumer):
             return None
 
     def ack(self, message: MessageProxy) -> None:
-        """Done; returns when that is stored. Raises ConnectionClosed. Does nothing for messages of other brokers."""
+        """Acknowledge a message; returns when that is stored. Raises ConnectionClosed. Ignores other brokers' messages.
+        """
         if not isinstance(message, HeldMessage):
             return
         if message.is_unsent:

@@ -65,7 +65,7 @@ class _Delayed:
         self._heap: list[tuple[float, str, str, str]] = []
 
     def add(self, due: float, topic: str, message_id: str, handle: str) -> None:
-        """Remember one that is due at `due`, a time of the event loop; forget old ones."""
+        """Remember a message that is due at `due`, a time of the event loop; forget old ones."""
         heapq.heappush(self._heap, (due, topic, message_id, handle))
         now = anyio.current_time()
         while self._heap and (self._heap[0][0] < now - DELAYED_SECONDS or len(self._heap) > DELAYED_MAX):

@@ -64,7 +64,7 @@ class MessageParser:
         self._retry_delay = retry_delay
 
     async def parse_message(self, message: ReceivedMessage) -> RaftmqMessage:
-        """FastStream's message."""
+        """Convert a received message to FastStream's."""
         properties = dict(message.user_properties)
         reply_to = properties.pop(REPLY_TO, "") or message.properties.get(props.REPLY_TO_CLIENT, "")
         parsed = RaftmqMessage(

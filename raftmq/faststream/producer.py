@@ -74,7 +74,7 @@ class RaftmqProducer(ProducerProto[RaftmqPublishCommand]):
             raise
 
     async def publish_batch(self, cmd: RaftmqPublishCommand) -> Any:
-        """There are none in FastStream's sense."""
+        """Raise FeatureNotSupportedException: raftmq has no batches in FastStream's sense."""
         raise FeatureNotSupportedException("batches: publish messages at once, with RaftmqBroker(linger=0.005)")
 
 

@@ -91,7 +91,7 @@ class RaftmqSubscriber(TasksMixin):
         return (TopicPublisher(producer, message.reply_to),)
 
     async def start(self) -> None:
-        """Begin. Raises ClientError."""
+        """Open the consumer, and begin to handle messages. Raises ClientError."""
         await super().start()
         if self.calls and self._outer_config.has_brokers:
             consumer = await self._open()
