@@ -123,7 +123,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         progress.become_probe(max(next_index, self._log.base.index + 1), awaiting=awaiting)
 
     def _reset(self, progress: Progress) -> None:
-        """The peer needs deleted entries, or everything: it has to fetch segments instead."""
+        """Have a peer fetch segments, since it needs deleted entries, or everything."""
         progress.become_snapshot(max(progress.match, self._log.base.index) + 1)
         self._offer_reset(progress)
         self.has_effects = True
@@ -146,7 +146,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         return any(peer.base is None or peer.base < self._log.base.index for peer in near)
 
     def _restart_at_base(self, progress: Progress) -> None:
-        """The peer's next entries were deleted; it must tell whether it has the entry before the remaining ones."""
+        """Ask a peer whose next entries were deleted whether it has the entry before the remaining ones."""
         first = self._log.base.index + 1
         if progress.state is PeerState.SNAPSHOT:
             progress.next = first

@@ -98,7 +98,7 @@ class LeadershipTransfer(CoreState):
         self._post(TimeoutNow(self.node_id, progress.peer, self._term))
 
     def _fail_transfer(self) -> None:
-        """The target did not take over in time."""
+        """End a transfer whose target did not take over in time."""
         self._transfer.end()
         self._transfer.older_not_before = self._now + self.config.election_timeout_seconds_max
         self._transfer.not_before = self._now + _QUIET_TIMEOUTS * self.config.election_timeout_seconds_max

@@ -116,7 +116,7 @@ class LogTerms:
         return list(zip(self._firsts, self._terms, strict=True))
 
     def check_invariants(self) -> None:
-        """Term runs increase strictly, in index and in term."""
+        """Assert that term runs increase strictly, in index and in term."""
         runs = self.runs()
         for (first, term), (next_first, next_term) in itertools.pairwise(runs):
             assert first < next_first, f"the run at {next_first} follows the run at {first}"

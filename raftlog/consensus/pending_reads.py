@@ -59,7 +59,7 @@ class ReadRounds:
         return reads
 
     def check_invariants(self) -> None:
-        """Rounds increase, and no read is answered with less than was committed when it arrived."""
+        """Assert that rounds increase, and that no read is answered with less than was committed when it arrived."""
         newest = 0
         for number, commit, reads in self.under_way:
             assert newest < number <= self.newest, f"round {number} follows {newest}, {self.newest} is the newest"
@@ -92,7 +92,7 @@ class ForwardedReads:
         return ctx in self.waiting or any(ctx in reads for _, reads in self.questions.values())
 
     def ask(self, now: float) -> int:
-        """The number of a query for all waiting reads."""
+        """Begin a query for all waiting reads; returns its number."""
         self._number += 1
         self.questions[self._number] = (now, self.waiting)
         self._sent_at = now
@@ -107,8 +107,8 @@ class ForwardedReads:
         return self._number
 
     def answered(self, number: int) -> list[int]:
-        """The reads of query ``number``, and of all earlier ones, which are older; none if it was answered or abandoned
-        before.
+        """Take the reads of query ``number`` and of all earlier ones, which are older; none if it was answered or
+        abandoned before.
         """
         reads: list[int] = []
         if number in self.questions:

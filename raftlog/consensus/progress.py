@@ -171,7 +171,7 @@ class Progress:
             self.inflight_bytes -= inflight.popleft()[1]
 
     def check_invariants(self) -> None:
-        """match < next; bytes in flight add up."""
+        """Assert that match < next, and that bytes in flight add up."""
         assert self.match < self.next, f"{self.peer}: match {self.match} is not below next {self.next}"
         nbytes = sum(size for _, size in self._inflight)
         assert nbytes == self.inflight_bytes, f"{self.peer}: {nbytes} bytes under way, counted {self.inflight_bytes}"

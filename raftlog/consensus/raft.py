@@ -324,7 +324,8 @@ class RaftCore(Election, FollowerRole):
             self.has_effects = True
 
     def acknowledged(self, message: AppendResp, now: float) -> None:
-        """`Effects.acknowledgement` has left, as its write is durable; `storage_done` need not report it again."""
+        """Note that `Effects.acknowledgement` was sent, its write being durable; `storage_done` need not report that.
+        """
         self._now = now
         if message.term == self._term and message.dst == self._leader_id:
             self._note_reported(message)
@@ -365,7 +366,7 @@ class RaftCore(Election, FollowerRole):
         return self._election.waiting_since + self._election.timeout
 
     def peer_lost(self, peer: NodeId, now: float) -> None:
-        """The process of ``peer`` has apparently ended. If it led, there is no need to wait for its silence, unless it
+        """Called when the process of ``peer`` has apparently ended. If it led, do not wait for its silence, unless it
         may have a lease: if the news is wrong, it still answers reads from that.
         """
         self._now = now
@@ -428,7 +429,7 @@ class RaftCore(Election, FollowerRole):
             self._take_fetched(progress, tuple(spans))
 
     def decline_install(self, peer: NodeId, now: float) -> None:
-        """`Effects.install` named a peer, but there is nothing to fetch: it gets all entries instead."""
+        """Send all entries to a peer for which `Effects.install` has nothing to fetch."""
         self._now = now
         progress = self._peers.get(peer)
         if self._role is Role.LEADER and progress is not None and self._log.base.index == 0:
@@ -437,7 +438,7 @@ class RaftCore(Election, FollowerRole):
             self.has_effects = True
 
     def compact(self, index: LogIndex, now: float) -> None:
-        """The committed entries of the log up to ``index`` were deleted."""
+        """Forget the committed entries up to ``index``, which the log has deleted."""
         self._now = now
         assert index <= self._commit, f"entries up to {index} were deleted, {self._commit} is committed"
         self._log.compact(index)

@@ -94,7 +94,7 @@ class Tail:
         return tuple(spans[start:end])
 
     def check_invariants(self) -> None:
-        """Spans are contiguous and their bytes add up."""
+        """Assert that spans are contiguous and their bytes add up."""
         spans = self._spans[self._head :]
         for before, span in itertools.pairwise(spans):
             assert before.last + 1 == span.first, f"span at {span.first} follows one that ends at {before.last}"

@@ -400,7 +400,7 @@ class CoreState:
         self.has_effects = True
 
     def _answer_read(self, asker: NodeId | None, ctx: int, index: LogIndex | None) -> None:
-        """``index`` is to be applied before a read is answered; None if it could not be confirmed."""
+        """Answer a read: it waits until ``index`` is applied; None if it could not be confirmed."""
         if asker is not None:
             self._post(ReadIndexResp(self.node_id, asker, self._term, ctx, index, self._log.last_index))
         elif ctx != OWN_READ:

@@ -153,7 +153,7 @@ class TracedCore(RaftCore):
         self._tell_changes()
 
     def sent_by_writer(self, ticket: int, message: AppendResp) -> None:
-        """The log's writer has sent ``message`` by itself: the log is durable up to ``ticket``."""
+        """Trace that the log's writer has sent ``message`` itself: the log is durable up to ``ticket``."""
         self._tell_changes()
         self._trace.event(self, "PersistDone", ticket=ticket)
         self._trace.event(self, "SendAppendEntriesResponse", msg=_message(message))
