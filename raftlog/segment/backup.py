@@ -515,7 +515,7 @@ class _Checksum:
         return self.stored is not None and self._nbytes == self.stored.nbytes
 
     def why_damaged(self, offset: int, data: bytes, asked: int) -> str | None:
-        """``data`` is the content at ``offset``, of ``asked`` requested bytes."""
+        """The reason that ``data``, read at ``offset`` for ``asked`` bytes, is damaged; None if it is not."""
         assert self.stored is not None, "a checksum of nothing"
         written, end = self.stored.nbytes, offset + len(data)
         if (data and end > written) or (len(data) < asked and end < written):

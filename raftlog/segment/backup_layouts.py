@@ -176,7 +176,7 @@ class ImmutableObjects:
         self._states = self._before.states
 
     def put(self, start: int, before: EntryRef, pieces: Iterable[bytes]) -> None:
-        """Files come complete, since a run begins at the start of the newest one."""
+        """Store a whole file: a run begins at the start of the newest one."""
         last = self._new[-1].start if self._new else -1
         assert last < start, f"a file at {start} behind the one at {last}"
         nbytes, checksum = 0, hashlib.sha256()
@@ -226,7 +226,7 @@ class ImmutableObjects:
     def complete(
         self, manifest: BackupManifest, snapshot: Snapshot | None, *, is_complete: bool = False
     ) -> BackupManifest:
-        """The newest object of the previous run is superseded if it was not complete and this run has stored any.
+        """List the objects in a manifest. A previous run's incomplete newest object is replaced if this run stored any.
 
         ``is_complete`` says that the newest object that this run has stored is a complete file.
         """

@@ -171,7 +171,7 @@ class DirectoryStore:
             raise self._failed(error, "listing the backup") from error
 
     def read(self, name: str, length: int, offset: int) -> bytes:
-        """The last read file stays open."""
+        """Read from a file, which stays open until another one is read."""
         try:
             if self._open is None or self._open[0] != name:
                 self._release()
@@ -197,7 +197,7 @@ class DirectoryStore:
             raise StorageFailed(path, error.errno or errno.EIO, "read") from error
 
     def replace_manifest(self, content: bytes) -> None:
-        """The lock keeps other processes out."""
+        """Write the manifest; the lock keeps other processes out."""
         self.write(MANIFEST_NAME, (content,))
 
     def write(self, name: str, pieces: Iterable[bytes]) -> bool:
@@ -212,7 +212,7 @@ class DirectoryStore:
         return False
 
     def append(self, name: str, offset: int, pieces: Iterable[bytes]) -> None:
-        """Synced in steps, including the name of a new file."""
+        """Append to a file, and sync it in steps, including the name of a new file."""
         path, disk = self.path(name), self._disk
         try:
             # Do not create an existing file again: the target may have been removed, or mounted elsewhere.

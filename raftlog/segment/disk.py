@@ -92,7 +92,7 @@ class Disk(Protocol):
         """Free and total bytes of the file system of ``path``, for unprivileged users."""
 
     def boot_id(self) -> str:
-        """Changes at a reboot, after which unsynced data may be lost."""
+        """An id that changes at a reboot, after which unsynced data may be lost."""
 
 
 class RealDisk:

@@ -157,7 +157,7 @@ class GroupCommit:
         return self._commit_hint
 
     def append_limit(self) -> int:
-        """Up to where entries may be written after `end_pos` by somebody else, with nothing more to do than that.
+        """The position up to which another writer may write entries after `end_pos` without any other work.
 
         They must be synced before `note_written`, and no more than `LogLimits.sync_bytes_max` of them before all are.
         """
@@ -168,7 +168,7 @@ class GroupCommit:
         return start + (self._segment_bytes if is_prepared else self._segment_bytes // 2)
 
     def note_written(self, end_pos: int, last_index: LogIndex, chain: int, commit_hint: LogIndex) -> None:
-        """Somebody else has written entries, durably, up to ``end_pos``; the last one has ``last_index`` and ``chain``.
+        """Note that another writer wrote entries, durably, to ``end_pos``, the last with ``last_index`` and ``chain``.
 
         ``commit_hint`` is the highest index known to be committed.
         """

@@ -168,7 +168,7 @@ class Repair:
         return True
 
     def refused(self, pos: int, source: str, *, damaged: bool = False) -> None:
-        """``source`` has nothing at ``pos``, or only damaged data. Raises `StorageFailed`."""
+        """Note that ``source`` has no bytes at ``pos``, or only damaged ones. Raises `StorageFailed`."""
         if not self.done and pos == self._at + len(self._held):
             self._held = b""
             self._damaged_too.discard(source)

@@ -133,7 +133,7 @@ class S3Store:
                         yield name
 
     def will_read(self, objects: Sequence[tuple[str, int]]) -> None:
-        """Ranges of them are requested before they are read."""
+        """Request ranges of these objects before they are read."""
         self._read_nothing_ahead()
         self._ahead = RangesAhead(self._ranged, objects)
 
@@ -166,7 +166,7 @@ class S3Store:
             self._ahead = None
 
     def load_manifest(self) -> bytes | None:
-        """Remembers its version, for `replace_manifest`."""
+        """Load the manifest, and remember its version for `replace_manifest`."""
         path = self.path(MANIFEST_NAME)
         try:
             with self._failures(path, "reading it"):
@@ -324,7 +324,7 @@ class S3Store:
 
     @property
     def _client(self) -> Any:
-        """Another one after the credentials were refused: whoever renews them writes them into a file."""
+        """The client; a new one after the credentials were refused, since renewed ones are in a file."""
         with self._opening:
             if self._is_refused and monotonic() >= self._opened_at + RENEW_SECONDS:
                 self._connected = self._open_client(False)
