@@ -61,7 +61,7 @@ class Rate:
 
 @dataclass(slots=True)
 class Trial:
-    """The leader is asked for ``nbytes`` up to ``end_pos``, from the time ``began`` on, to see whether it is faster."""
+    """A trial of the leader, which is asked for ``nbytes`` up to ``end_pos`` from ``began`` on: is it faster?"""
 
     began: float
     nbytes: int

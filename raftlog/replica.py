@@ -90,10 +90,10 @@ class Application(Protocol):
         """
 
     def role_changed(self, change: RoleChange) -> None:
-        """Role, term or leader changed."""
+        """Called when role, term or leader changed."""
 
     def outcome_unknown(self, first_index: LogIndex) -> None:
-        """Leadership was lost: entries appended from ``first_index`` on may or may not become committed."""
+        """Called when leadership was lost: entries from ``first_index`` on may or may not become committed."""
 
 
 class PeerSender(SenderOfWriter, Protocol):
@@ -340,7 +340,7 @@ class Replica:
             raise WireError(str(error)) from error
 
     def peer_gone(self, peer: NodeId) -> None:
-        """The process of ``peer`` has ended; if it led, an election starts now."""
+        """Called when the process of ``peer`` has ended; if it led, an election starts now."""
         self.core.peer_lost(peer, self._clock())
 
     def storage_done(self, ticket: int) -> None:
@@ -348,7 +348,7 @@ class Replica:
         self._writes.done(ticket)
 
     def begin_turn(self) -> None:
-        """A turn of the event loop begins: the sockets are about to be read.
+        """Begin a turn of the event loop, before the sockets are read.
 
         There is a turn at least every 1.25 heartbeat intervals (`next_deadline`). If one is much later, this process
         did not run, or was busy, and messages from peers in that time are unread: the core must know.

@@ -33,7 +33,7 @@ else:
             """Stand-in for the compiled class, which is not available."""
 
         def send_single_buffers(streams: Sequence[object], calls: object = None) -> Sequence[object]:
-            """Stand-in for the compiled function, which is not available: all streams still have to send."""
+            """Stand in for the compiled function, which is not available: all streams still have to send."""
             return streams
 
 

@@ -129,7 +129,7 @@ class Admission:
             self._on_learned(dict(self._stores))
 
     def recorded(self, stores: Mapping[str, str]) -> None:
-        """The table passed to `on_learned` is durable now."""
+        """Note that the table passed to `on_learned` is durable."""
         for node, store in stores.items():
             if self._unrecorded.get(node) == store:
                 del self._unrecorded[node]

@@ -136,7 +136,7 @@ class Seal:
         return state.digest()
 
     def forget_last(self) -> None:
-        """The frame of the last tag is not sent: the next one gets its number."""
+        """Forget the last tag, whose frame is not sent: the next frame gets its number."""
         self._count -= 1
 
     def check(self, tag: Buffer, first: Buffer, last: Buffer = b"") -> None:

@@ -149,7 +149,7 @@ class Reactor:
         self._before_waiting.append(callback)
 
     def expect_soon(self, in_flight: Callable[[], bool]) -> None:
-        """``in_flight()``: whether something is in flight that ends in an event soon, for which the reactor waits."""
+        """Set the function that says whether an event will come soon, for which the reactor should wait."""
         self._in_flight = in_flight
 
     def turn_now(self) -> None:
@@ -342,7 +342,7 @@ class Reactor:
                 self._handle_debtor()
 
     def _measure_next(self, fd: int) -> None:
-        """``fd`` took longer than a share. If it uses as much CPU time the next time, it becomes a debtor.
+        """Measure ``fd``, which took longer than a share: if it uses as much CPU time again, it becomes a debtor.
 
         This time the process itself may not have run, which is not the client's fault.
         """
