@@ -171,11 +171,11 @@ class DevCluster:
                 await self.start(node_id)
 
     def kill(self, node_id: str) -> None:
-        """SIGKILL: unsynced data survives only in the page cache, connections are reset."""
+        """Send SIGKILL: unsynced data survives only in the page cache, connections are reset."""
         self._processes.kill(node_id)
 
     async def stop(self, node_id: str) -> None:
-        """SIGTERM, and wait until it has ended."""
+        """Send SIGTERM, and wait until the process has ended."""
         await self._processes.stop(node_id)
 
     async def status(self) -> GroupStatus | None:

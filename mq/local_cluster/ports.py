@@ -42,7 +42,7 @@ class Ports:
 
     @classmethod
     def from_base(cls, base: int, nodes: int) -> Ports:
-        """``base`` for the name server and the next ones for the brokers."""
+        """Choose ``base`` for the name server and the next ports for the brokers."""
         first = base + 1
         return cls(base, tuple(range(first, first + nodes)), tuple(range(first + nodes, first + 2 * nodes)))
 
@@ -115,7 +115,7 @@ def choose_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesr
 
 
 def _free_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv: int | None) -> Ports:
-    """``ports``; else the ports this directory was used with; else the conventional ones.
+    """Choose ``ports``, else the ports this directory was used with, else the conventional ones.
 
     With ``shared_namesrv`` that is the port of the name server, which another group's name server may use.
 

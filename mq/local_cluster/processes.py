@@ -245,7 +245,7 @@ class Processes:
                 os.kill(self.pid(name), number)
 
     def kill(self, name: str) -> None:
-        """SIGKILL, without waiting: unsynced data survives only in the page cache, connections are reset."""
+        """Send SIGKILL, without waiting: unsynced data survives only in the page cache, connections are reset."""
         self.may_end(name)
         self.send_signal(name, signal.SIGKILL)
 
@@ -263,7 +263,7 @@ class Processes:
         await self.wait_ended(name)
 
     async def stop(self, name: str, seconds: float = STOP_SECONDS_MAX) -> None:
-        """SIGTERM, and wait until it has ended; killed if it takes longer than ``seconds``."""
+        """Send SIGTERM, and wait until the process has ended; it is killed after ``seconds``."""
         self.send_signal(name, signal.SIGCONT)  # a paused one cannot stop
         with trio.move_on_after(seconds):
             await self.end(name)
@@ -271,7 +271,7 @@ class Processes:
             await self.end(name, signal.SIGKILL)
 
     async def stop_all(self, last: Iterable[str] = (), seconds: float = STOP_SECONDS_MAX) -> None:
-        """`stop` all at once, and those in ``last`` after the others. Not interrupted if cancelled."""
+        """Stop all processes at once, and the ``last`` ones after the others. Not interrupted if cancelled."""
         late = set(last)
         with trio.CancelScope(shield=True):  # bounded: `stop` kills a process that does not stop in time
             for names in (self._children.keys() - late, self._children.keys() & late):
@@ -291,7 +291,7 @@ class Processes:
                 time.sleep(_END_POLL_SECONDS)
 
     def kill_all(self) -> None:
-        """`kill_session` of all."""
+        """Kill the sessions of all processes."""
         self.kill_session(*self._children)
 
 
