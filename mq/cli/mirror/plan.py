@@ -144,8 +144,7 @@ def extend(
 
 
 def _ended(queues: Iterable[MirroredQueue], source: Topics, source_brokers: Collection[str]) -> frozenset[int]:
-    """The numbers of queues that brokers refuse to read. A missing broker group may return: its queues have not ended.
-    """
+    """The numbers of queues that brokers refuse to read. Not those of a missing broker group, which may return."""
     found: set[int] = set()
     for each in queues:
         config = source.get(each.topic, {}).get(each.broker)
