@@ -203,8 +203,7 @@ class RaftmqConsumer(Consumer):
             return None
 
     def ack(self, message: MessageProxy) -> None:
-        """Acknowledge a message; returns when that is stored. Raises ConnectionClosed. Ignores other brokers' messages.
-        """
+        """Acknowledge a message of this broker, and wait until that is stored. Raises ConnectionClosed."""
         if not isinstance(message, HeldMessage):
             return
         if message.is_unsent:
