@@ -324,8 +324,7 @@ class RaftCore(Election, FollowerRole):
             self.has_effects = True
 
     def acknowledged(self, message: AppendResp, now: float) -> None:
-        """Note that `Effects.acknowledgement` was sent, its write being durable; `storage_done` need not report that.
-        """
+        """Note that `Effects.acknowledgement` was sent after its write; `storage_done` need not report that again."""
         self._now = now
         if message.term == self._term and message.dst == self._leader_id:
             self._note_reported(message)
