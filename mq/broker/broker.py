@@ -155,7 +155,7 @@ class Broker:
     def close_connections(self) -> None:
         """Close every client connection."""
         self.connections.close_all()
-        self.services.stopped()  # only now: a reply without its client goes to other replicas
+        self.services.stopped()  # only now: a reply without its client is sent to other replicas
 
     def confirm(self, on_known: Callable[[bool], None]) -> None:
         """Call back with whether this replica has applied everything that is committed, which a leader must confirm."""
@@ -186,7 +186,7 @@ class Broker:
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
         """Apply committed entries to queues and metadata, then answer senders and wake waiting consumers."""
         for entry in entries:
-            # Otherwise queues and metadata lack what was in between, and every later checkpoint as well.
+            # Otherwise queues and metadata lack the entries in between, and every later checkpoint as well.
             assert entry.index == self._applied_index + 1, f"entry {entry.index} is applied after {self._applied_index}"
             if entry.kind == EntryKind.NORMAL:
                 try:

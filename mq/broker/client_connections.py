@@ -148,7 +148,7 @@ class ClientConnections:
         self._unread.resume_readers()
 
     def drop_slow_readers(self) -> None:
-        """Drop the clients with most unread replies; called if all of these exceed the limit."""
+        """Drop the clients with most unread replies; called if the unread replies of all clients exceed the limit."""
         assert self.unsent.nbytes > self.unsent_bytes_max, f"{self.unsent.nbytes} bytes of replies are unsent"
         self._unread.drop_some()
 

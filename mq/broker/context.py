@@ -65,7 +65,7 @@ class Environment:
     Attributes:
         store_ip: the address in message ids: IPv4, or IPv6 on a host without it.
         clock: monotonic seconds.
-        ageing_clock: the same for what a test kit lets age at once; None for ``clock``.
+        ageing_clock: monotonic seconds for the age of transactions, which a test kit puts ahead; None for ``clock``.
         thread_clock: the same for worker threads, with another origin.
         wall_clock_ms: milliseconds since the epoch; may jump, also back, but only to a time that has held for a while.
         process_id: part of the unique keys of messages without one.
@@ -125,8 +125,8 @@ class BrokerContext:
         queue_tails: the next queue offset of each queue, including entries that are not applied yet.
         internal_messages: builds the messages that the broker itself writes.
         tier: which part of the log is only in the archive.
-        records: the log for readers of messages that may be only in the archive; without one, that of the replica.
-        archived: what was read from the archive; None if archived messages are not served.
+        records: the log for readers of messages that may be only in the archive; without one, the replica's log.
+        archived: the archived messages in memory; None if archived messages are not served.
         beginning: whether this replica may say that older messages are gone.
         reads: linearizable reads that survive a change of leader.
         slow_responses: builds long answers in steps, some in each turn of the event loop.

@@ -76,7 +76,7 @@ async def checkpoint_forever(seconds: float, queues: QueueStore, broker: Broker,
         await trio.sleep(seconds_between_checkpoints(seconds, len(queues)))
         try:
             if (checkpoint := broker.prepare_checkpoint()) is not None:
-                while checkpoint.gather():  # noqa: ASYNC110 - others get their turn; nobody is waited for
+                while checkpoint.gather():  # noqa: ASYNC110 - other tasks get their turn; this waits for none
                     await trio.sleep(_GATHER_PAUSE_SECONDS)
                 await this_machine().in_thread(checkpoint.commit)
         except (OSError, StoreError) as error:

@@ -94,7 +94,7 @@ class PopLimits:
     """Limits of POP consumption."""
 
     checkpoints_max: int = 200_000
-    """Open checkpoints of all groups; a group gets no messages while it has as many as are left for all of them."""
+    """Open checkpoints of all groups; a group gets no messages while it has the number that is left for all of them."""
     checkpoints_per_queue_max: int = 10_000
     """With this many open checkpoints, a queue appears empty to its group."""
     read_bytes_max: int = 64 * 1024 * 1024
@@ -141,7 +141,7 @@ class BulkLimits:
     """Limits of bulk reads."""
 
     waiting_factor: int = 8
-    """Maximum number of reads that wait for a worker, per concurrent read; as many may wait for messages."""
+    """Maximum number of reads that wait for a worker, per concurrent read; the same number may wait for messages."""
     unread_bytes_max: int = 8 * 1024 * 1024
     """A client with this many bytes of unread answers gets no further ones."""
     plan_offsets_max: int = 16 * 1024
@@ -162,7 +162,7 @@ class StateLimits:
     groups_max: int = 10_000
     offset_tables_max: int = 200_000
     """Topics, groups, and pairs of both with consumer offsets: all of them are in memory and in every checkpoint, and
-    all topics go to the name servers in one frame.
+    all topics are sent to the name servers in one frame.
     """
     ranges_per_producer_max: int = 1024
     """Ranges of sequence numbers that are remembered of one producer."""
@@ -174,7 +174,7 @@ class StateLimits:
     """
     generated_producers_max: int = 10_000
     generated_ranges_when_crowded: int = 50
-    """The same for producers with generated ids, which nobody uses again after a restart."""
+    """The same for producers with generated ids, which are not used again after a restart."""
     deleted_topics_max: int = 50_000
     """Deleted topics that are remembered. Above it the one that was deleted first is forgotten: a later topic of its
     name begins at offset 0.
@@ -182,7 +182,7 @@ class StateLimits:
     deleted_rows_max: int = 400_000
     """The same for their queues and groups, all counted together."""
     restorable_topics_max: int = 1000
-    """Deleted topics that can be restored. Above it the one that was deleted first cannot any more."""
+    """Deleted topics that can be restored. Above it the topic that was deleted first can no longer be restored."""
     restorable_rows_max: int = 200_000
     """The same for their queues and consumer offsets, all counted together."""
     schedules_max: int = 10_000
@@ -200,11 +200,11 @@ class UpkeepLimits:
     traffic_series_max: int = 10_000
     """Series of traffic counters; above it, new ones count in the totals only. A series takes about a kilobyte."""
     early_checks: int = 6
-    """The disk must be too full at so many checks in a row before files are deleted early, so that a few seconds delete
-    nothing; and have room at as many before deleted files are fetched again.
+    """Number of checks in a row at which the disk must be too full before files are deleted early, so that a few
+    seconds delete nothing; and at which it must have room before deleted files are fetched again.
     """
     handover_checks: int = 6
-    """For so many further checks a leader tries to hand over first."""
+    """Number of further checks during which a leader tries to hand over first."""
     announce_again_seconds: float = 10.0
     """Interval at which announcements are repeated that failed on a full disk."""
     flush_queues_seconds: float = 0.2
@@ -218,7 +218,7 @@ class UpkeepLimits:
     raise_level_seconds: float = 1.0
     """Interval at which the leader looks whether the format level of the group may rise."""
     forget_topics_seconds: float = 10.0
-    """Interval at which the leader looks for deleted topics that have nothing to be restored any more."""
+    """Interval at which the leader looks for deleted topics without anything left to restore."""
     reseal_seconds: float = 5.0
     """Interval at which the leader looks for passwords that are sealed with an old secret."""
     summed_entries_max: int = 64 * 1024
@@ -255,7 +255,7 @@ class ArchiveLimits:
     read_memory_bytes: int = 64 * 1024 * 1024
     """Verified blocks of the archive in memory."""
     read_chunks_seen_max: int = 1024
-    """Number of recently read megabytes that are remembered, to tell who goes on in the log."""
+    """Number of recently read megabytes that are remembered, to tell which readers read on in the log."""
     read_answer_seconds: float = 20.0
     """A request to the store for archived messages fails when nothing comes for so long, and is repeated once."""
     read_wait_seconds: float = 5.0
@@ -265,7 +265,7 @@ class ArchiveLimits:
     read_retry_seconds: float = 1.0
     """What could not be read is not tried again for this long."""
     key_searches_max: int = 2
-    """Searches of the archive by key under way, also those that nobody waits for any more: fewer than ``read_threads``,
+    """Searches of the archive by key under way, also those whose clients no longer wait: fewer than ``read_threads``,
     which consumers need.
     """
     key_search_seconds: float = 3.0

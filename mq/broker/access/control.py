@@ -41,7 +41,7 @@ _ANYBODY: Final = Role.ANYBODY
 
 
 class AccessDenied(msgspec.Struct, frozen=True):
-    """Takes the place of a request that is denied; ``remark`` goes to the sender."""
+    """Takes the place of a request that is denied; ``remark`` is sent to the client."""
 
     code: int
     opaque: int
@@ -102,7 +102,7 @@ class AccessControl:
         """Decode the requests at the beginning of ``chunk``; `AccessDenied` replaces each denied one, and
         `OfLimitedUser` each request of a user with a quota.
 
-        ``address`` is that of the client, without its port.
+        ``address`` is the client's address, without its port.
         """
         if self._file.accounts.white_listed(address):
             return list(incoming)

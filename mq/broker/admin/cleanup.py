@@ -40,7 +40,7 @@ class Cleanup(Service):
         self._retention.settings_changed(settings)
 
     def run(self) -> None:
-        """Delete the log files that may go now."""
+        """Delete the log files that may be deleted now."""
         try:
             self._retention.run()
         except OSError as error:

@@ -1,7 +1,7 @@
-"""Deleted topics: lists them (request code 9019), restores them (9023), and forgets those that have nothing any more.
+"""Deleted topics: lists them (request code 9019), restores them (9023), and forgets topics of which nothing is left.
 
-Retention deletes their messages as those of all topics. Each replica does so on its own; the leader says when a topic
-is forgotten, so that all of them forget it at the same place in the log.
+Retention deletes their messages like messages of other topics. Each replica does so on its own; the leader says when a
+topic is forgotten, so that all of them forget it at the same place in the log.
 """
 
 from __future__ import annotations

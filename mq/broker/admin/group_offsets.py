@@ -1,4 +1,4 @@
-"""Progress of consumer groups, and resets of their offsets by time or to those of another group.
+"""Progress of consumer groups, and resets of their offsets by time or to the offsets of another group.
 
 A reset takes effect whether or not the group is online. Members are notified at once (request code 220); one that
 misses the notice is moved to the new offset by its next pull, see `mq.broker.consume.offsets`.
@@ -331,7 +331,7 @@ class GroupOffsets(Service):
                 member.send(frame)
 
     def handle_clone(self, call: Call[CloneGroupOffset]) -> None:
-        """Request code 314: set the offsets of one group to those of another. Raises RequestRefused."""
+        """Request code 314: copy the offsets of one group to another group. Raises RequestRefused."""
         ext = call.request.ext
         self._appender.check_room()
         try:

@@ -34,7 +34,7 @@ from mq.protocol.requests.relayed import RunningInfoExt
 
 ANSWER_SECONDS: Final = 2.0
 MEMBER_BYTES_MAX: Final = 256 * 1024
-"""Of the answer of one member, enough for 700 queues; what a longer one says is not passed on."""
+"""Of the answer of one member, enough for 700 queues; a longer answer is not passed on."""
 QUEUES_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of the answers of all members, as texts in ours; what comes later is not passed on."""
 DIFFERENT_MAX: Final = 10
@@ -142,7 +142,7 @@ class MembersOfManyGroups(Service):
 
         def ask() -> Generator[None, None, None]:
             for at, client_id in asked:
-                yield  # not after the last one: if this is refused as too much, nobody answers once more
+                yield  # not after the last one: if this is refused as too much, no second answer is sent
                 fields = RunningInfoExt(consumer_group=group, client_id=client_id).fields()
                 at.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, fields, b"", ANSWER_SECONDS, partial(answered, at))
 

@@ -1,7 +1,7 @@
 """The offsets of the newest message of each key in a queue. Pure.
 
-A key is known by a hash of 16 bytes, so that long keys take no more memory than short ones, and nobody finds two keys
-with one hash.
+A key is known by a hash of 16 bytes, so that long keys take no more memory than short ones, and two keys with one hash
+cannot be found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """ASK_PENDING (request code 9017): what waits in this broker group to become visible.
 
 Which messages wait is replicated state, see `mq.broker.state.completion_marks`; their due times are in the entries of
-the queues. So an answer reads the entries of what waits, 20 bytes each, and the records of the few that it names.
+the queues. So an answer reads the queue entries of waiting messages, 20 bytes each, and the records of the few that it
+names.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def _nearest(waiting: list[_Waiting], count: int) -> list[_Waiting]:
 
 
 def _border(left_ms: int) -> int:
-    """The smallest of the borders that is not passed, in seconds; the last one for what is later."""
+    """The smallest of the borders that is not passed, in seconds; the last one for later messages."""
     return next((border for border in BORDERS_SECONDS if left_ms <= border * 1000), BORDERS_SECONDS[-1])
 
 

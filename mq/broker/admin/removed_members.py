@@ -43,7 +43,7 @@ _TOLD_SECONDS: Final = 5.0
 """A replica that was told at the same time as the leader keeps the client out for as long, but for less than this."""
 
 EndWaiting = Callable[[str, str, Sequence[ClientConnection]], None]
-"""Ends what a removed member waits for, or holds: group, client id, its connections."""
+"""Ends the waiting requests and the locks of a removed member: group, client id, its connections."""
 
 
 class RemovedMembers(Service):

@@ -107,8 +107,8 @@ class RuntimeInfo:
         return pos
 
     def _earliest_ms(self) -> int:
-        """Store time of the first message in the local log; -1 if there is none near its beginning. To find that of the
-        first archived one, all indexes of the archive would be read.
+        """Store time of the first message in the local log; -1 if there is none near its beginning. To find the time of
+        the first archived message, all indexes of the archive would be read.
         """
         log = self._replica.log
         if self._earliest is None or self._earliest[0] != log.base_pos:

@@ -1,10 +1,10 @@
 """Topics that keep the newest message of each key: the leader carries these forward, and lets the old ones expire.
 
-Theory of operation. A queue is compacted from its beginning. When its oldest messages are old enough to go, the leader
-looks at each: if its queue has a newer one with the same key, or it is a tombstone that was kept for long enough, it
-just goes. Otherwise it is *carried*: the leader appends a copy at the end of the queue, as an ordinary message. Some
-time later, `_LINGER_SECONDS`, the queue begins behind the messages that were looked at, by the same command as for
-topics that keep their messages for less time (`mq.broker.state.expired_messages`).
+Theory of operation. A queue is compacted from its beginning. When its oldest messages are old enough to be deleted, the
+leader looks at each: if its queue has a newer one with the same key, or it is a tombstone that was kept for long
+enough, it is left to expire. Otherwise it is *carried*: the leader appends a copy at the end of the queue, as an
+ordinary message. Some time later, `_LINGER_SECONDS`, the queue begins behind the messages that were looked at, by the
+same command as for topics that keep their messages for less time (`mq.broker.state.expired_messages`).
 
 So everything is in the log: replicas, snapshots, backups, archives and readers need to know nothing of it. What a copy
 must never do is to follow a newer message with its key. The leader knows the keys of all messages that are applied; for
@@ -12,9 +12,9 @@ those on their way it *holds* sends to the queue (`mq.broker.produce.compacted_t
 *barrier*: when that is applied, so is everything before it. If nothing else has come into the queue meanwhile, it
 appends the copies, and serves the held sends behind them.
 
-Messages are old after the hours of their topic. If the log is too large, or the disk too full, those go earlier that
-keep files from being deleted, but none before `_PRESSED_HOURS`: where the newest messages alone are too many, carrying
-them again and again would help nobody.
+Messages are old after the hours of their topic. If the log is too large, or the disk too full, messages that keep files
+from being deleted expire earlier, but none before `_PRESSED_HOURS`: if the newest messages alone are too many, carrying
+them again and again frees nothing.
 
 The files of the log stay, on each replica, from the first message of each compacted queue on; see
 `mq.broker.retention_floor.KeptMessages`.
@@ -89,7 +89,7 @@ class _Queue:
         learned: messages before this offset are in ``keys``.
         looked: messages before this offset are carried, or need not be.
         lingering: times, and the messages looked at up to then.
-        due: messages before this offset have lingered, and go.
+        due: messages before this offset have lingered, and are deleted next.
         expires_at: none goes before this time.
         again_at: nothing is done before this time.
     """
@@ -224,7 +224,7 @@ class TopicCompaction(Service):
         )
 
     def _find_work(self) -> None:
-        """Find new queues, and what is old enough to go."""
+        """Find new queues, and messages that are old enough to be deleted."""
         topics = self._topics or {}
         for topic in topics:
             for queue_id in self._store.ends(topic):
@@ -328,7 +328,7 @@ class TopicCompaction(Service):
         return True
 
     def _looked_at(self, known: _Queue, end: QueueOffset) -> None:
-        """Note that nothing before this offset is needed any more: it is deleted after a while."""
+        """Note that messages before this offset are no longer needed: they are deleted after a while."""
         assert known.looked <= end, f"{known.key}: looked at {known.looked} messages before, at {end} now"
         known.looked = end
         now = self._clock()
@@ -394,7 +394,7 @@ class TopicCompaction(Service):
         self._appender.add_atomically(group)
 
     def _has_caught_up(self, known: _Queue) -> bool:
-        """Learn what was applied since; returns false if that would take too long."""
+        """Learn the messages that were applied since; returns false if that would take too long."""
         assert known.learned <= known.queue.max_offset, (
             f"{known.key}: {known.learned} messages are learned of {known.queue}"
         )
@@ -407,7 +407,7 @@ class TopicCompaction(Service):
     # -- expiry --------------------------------------------------------------------------------------------------------
 
     def _expire(self, known: _Queue) -> bool:
-        """Let the queue begin behind what nobody needs any more; returns whether it will."""
+        """Let the queue begin behind messages that are no longer needed; returns whether it will."""
         assert not self._in_flight, f"{known.key}: something else is carried"
         now = self._clock()
         linger_seconds = min(_LINGER_SECONDS, self._retention_hours * _HOUR_MS / 1000)
@@ -438,7 +438,7 @@ class TopicCompaction(Service):
 
 def _copy(record: RawRecord, offset: QueueOffset, tail: QueueTail) -> InternalRecord:
     """Copy a message for the end of its queue, with its properties, its offset and its store time."""
-    # Clients may have sent anything as the place and the time: the time is never later than that of storing.
+    # Clients may have sent anything as the place and the time: the time is never later than the store time.
     text = props.find(record.properties.decode("utf-8", "replace"), props.CARRIED) or ""
     original = text.partition(" ")[0]
     if not (original.isascii() and original.isdigit() and len(original) <= 18):

@@ -74,7 +74,7 @@ def open_archive_to_join(settings: BrokerSettings, limits: BrokerLimits, archive
 
 
 class ArchiveWatch(Service):
-    """Calls readers of archived messages back that wait for too long, and counts for operators."""
+    """Calls readers of archived messages back that wait for too long, and counts reads for operators."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._archived = context.archived
@@ -101,5 +101,5 @@ def _drop_cache(settings: BrokerSettings) -> None:
     """Delete the disk cache of an archive, since no archive is configured."""
     directory = settings.data_dir / CACHE_DIRECTORY
     DiskCache(str(directory), 0, lambda: False)
-    with suppress(OSError):  # it is not there, or somebody has put something else into it
+    with suppress(OSError):  # it does not exist, or another program has put something into it
         directory.rmdir()

@@ -1,7 +1,7 @@
 """Archiving on a broker: decides when this replica archives, replicates the progress, and reports it to operators.
 
 A process reads the log's files and uploads them (`process`), so a slow or stuck store never delays the event loop. It
-reports how far the archive goes. This replica then asks the leader (request code 9018) to replicate that
+reports the end of the archive. This replica then asks the leader (request code 9018) to replicate that
 (`NoteArchived`); the leader compares it with its own log. Reports are repeated until they are applied, so none is lost
 by a crash in between; and a new archiver finds in the manifest what an earlier one has not reported.
 """
@@ -51,7 +51,7 @@ Archive = Callable[[ArchiveJob, Callable[[ArchiveStep], None], float], Awaitable
 
 
 class Archiving(Service):
-    """Archives complete files of the log while it is this replica's turn, and replicates how far the archive goes.
+    """Archives complete files of the log while it is this replica's turn, and replicates the end of the archive.
 
     Args:
         admit: raises RequestRefused unless the connection is a replica of this group.
@@ -368,7 +368,7 @@ class Archiving(Service):
     # -- reports -------------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        """Let the group know how far the archive goes."""
+        """Report the end of the archive to the group."""
         end, url = max(self._reported, self._archived_end, key=lambda each: each.index), self._settings.archive_url
         assert url is not None, f"entry {end.index} is archived nowhere"
         self._report_at = self._clock() + ANSWER_SECONDS + self._limits.look_seconds
@@ -435,7 +435,7 @@ class Archiving(Service):
         return ReportArchivedReply() if known is None else ReportArchivedReply(known.seconds, known.nbytes)
 
     def _replicate_end(self, url: str, end: Base, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:
-        """Replicate how far the archive goes, and from where on it is served.
+        """Replicate the end of the archive, and the offset from which on it is served.
 
         Raises RequestRefused if it is not this log that is archived.
         """
@@ -472,7 +472,7 @@ class Archiving(Service):
         if known is None:
             if begin_pos < 0 or is_older is not False:
                 return  # nothing is deleted yet that would have to be in the archive
-            known = self._tier.queues_from  # nobody has entries of what was deleted before that
+            known = self._tier.queues_from  # no replica has entries of messages that were deleted before that
         if expired_pos > known and not is_older and not archived.is_held:
             begin_pos = max(begin_pos, self._deletable_to(expired_pos))
         begin_pos = max(begin_pos, known, self._first_queues())

@@ -4,8 +4,8 @@ The archive is read backward from where the queues begin, a step of about a mega
 archive. The entries of each step are put in front of the queues, some in each turn of the event loop. So this replica
 serves more and more, and refuses to say that a queue begins where its own entries do, until it has all.
 
-A restart goes on behind the last step that a durable checkpoint has. A step may be done again: entries that a queue has
-are left out.
+A restart continues behind the last step that a durable checkpoint has. A step may be done again: entries that a queue
+has are left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The retention of archived messages in a group: the longest time and the largest size that any replica is set to.
 
-A replica alone must not delete what the others are to keep. Each tells the leader its settings from time to time; the
-leader answers what holds for all, once every member has told its own. Without such an answer, nothing is deleted.
+A replica alone must not delete messages that the others are to keep. Each tells the leader its settings from time to
+time; the leader answers with the limits of the group, once every member has told its own. Without such an answer,
+nothing is deleted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _SECONDS_OF_AN_HOUR: Final = 3600
 
 
 class KeptLimits(NamedTuple):
-    """Messages older than ``seconds`` go, and the oldest ones above ``nbytes``; NOT_SET: this limit deletes nothing."""
+    """Messages older than ``seconds`` expire, and the oldest ones above ``nbytes``; NOT_SET: no limit."""
 
     seconds: int
     nbytes: int

@@ -18,7 +18,7 @@ def archives(
 
     Args:
         voters: all voters of the group.
-        leader: None if it is not known: then nobody archives.
+        leader: None if it is not known: then no replica archives.
         stuck_seconds: how long something could have been archived, and nothing was.
         turn_seconds: of each replica.
     """

@@ -99,6 +99,6 @@ def _failed(reason: str, trouble: Trouble = Trouble.REPLICA) -> ArchiveStep:
 
 
 async def _kill(worker: trio.Process) -> None:
-    """End the process at once: what it stores does not count before its manifest."""
+    """End the process at once: objects that it has stored are ignored until the manifest names them."""
     await trio.lowlevel.checkpoint()
     worker.kill()

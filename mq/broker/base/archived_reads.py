@@ -1,7 +1,7 @@
 """Reads old messages from the archive: worker threads load verified blocks into memory, and the event loop reads there.
 
 The event loop never waits for the store. A reader asks to have places loaded, and is called back when the attempt is
-over, or takes too long; what is not in memory then is refused with `ArchivedNotLoaded`, and goes on loading. Readers
+over, or takes too long; what is not in memory then is refused with `ArchivedNotLoaded`, and is still loaded. Readers
 that go on in the log get requests of several megabytes, and the next one ahead.
 
 If the store does not answer, cold reads fail with the reason. They have their own threads and a limited number of
@@ -261,7 +261,7 @@ class ArchivedReads:
                 self._read_ahead(chunk)
 
     def _read_ahead(self, chunk: int) -> None:
-        """Load what a reader that goes on behind a chunk needs next, if nobody else waits for a request."""
+        """Load the chunks that a reader behind a chunk needs next, if no other reader waits for a request."""
         for first in range(chunk + 1, chunk + 1 + REQUEST_CHUNKS):
             ahead = self._wanted_of(range(first, first + REQUEST_CHUNKS))
             if ahead and self._requests < self._limits.read_threads:

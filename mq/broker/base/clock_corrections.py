@@ -6,10 +6,10 @@ milliseconds for some files. They are noted in the log, together with the distan
 boot: so a process that starts later on the same boot notices that the clock was set meanwhile. After a reboot it cannot
 know: it may have been switched off for so long.
 
-A replica that copies files gets what was noted about them, too: its own clock says nothing of how they were stamped.
+A replica that copies files gets the notes about them, too: its own clock says nothing of how they were stamped.
 
-All files that exist when the clock is set ahead are taken for so much younger, also those that a right clock has
-stamped: they stay for longer, and none goes early. When the clock is set back, as much is taken away again.
+All files that exist when the clock is set ahead are taken for younger by that time, also files that a right clock has
+stamped: they stay for longer, and none is deleted early. When the clock is set back, as much is taken away again.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class ClockCorrections:
         return msgspec.msgpack.encode(_Note("", 0, self._steps)) if self._steps else b""
 
     def take_copied(self, note: bytes) -> None:
-        """Add what the replica has noted from which the files were copied. Where both know something, more counts.
+        """Add the notes of the replica from which the files were copied. The larger correction of a file is used.
 
         Raises msgspec.MsgspecError for a note of another release, which changes nothing.
         """

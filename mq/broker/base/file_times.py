@@ -1,7 +1,7 @@
 """The age of log files, also if clocks were wrong when they were written.
 
-The age of a file is that of its newest message. Its stored time may be in the future, or long ago, since the clock of
-the leader was wrong. So three bounds hold the stored times in place:
+The age of a file is the age of its newest message. Its stored time may be in the future, or long ago, since the clock
+of the leader was wrong. So three bounds hold the stored times in place:
 
 - a file is no younger than a later file: if it has a time in the future, the next plausible time after it counts, or
   the time when this process first saw the file;
@@ -35,7 +35,7 @@ Stamps = Callable[[SegmentInfo], Sequence[int]]
 
 
 class PlausibleTime:
-    """The wall clock without what a recent jump ahead has added to it.
+    """The wall clock without a recent jump ahead.
 
     Args:
         clock: monotonic seconds.

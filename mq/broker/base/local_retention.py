@@ -5,9 +5,9 @@ damaged checkpoint leaves another one. Unless the disk is almost full, files wit
 (see `RetentionFloor`), and so are files that a reader has leased (see `LogLeases`).
 
 Files are deleted *early*, although retention would keep them, only as the last resort on a full disk: it must stay full
-for some checks, the key index goes first, and a leader first hands over to a replica with a whole log. The log notes
-durably that it lacks entries: then it neither leads nor tells a reader that they are gone while another replica has
-them, and fetches them again when there is room (`refill_bytes`).
+for some checks, the key index is deleted first, and a leader first hands over to a replica with a whole log. The log
+notes durably that it lacks entries: then it neither leads nor tells a reader that they are gone while another replica
+has them, and fetches them again when there is room (`refill_bytes`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Retention:
     """The retention of one broker's log.
 
     Args:
-        floor_pos: physical offset below which no checkpoint needs the log any more.
+        floor_pos: physical offset below which no checkpoint needs the log.
         waiting_pos: physical offset of the oldest message that the broker still has to deliver. Raises StoreError.
         kept_pos: physical offset of the oldest message that stays whatever the disk. Raises StoreError, OSError.
         leased_pos: physical offset below which no reader has a lease.
@@ -195,7 +195,7 @@ class Retention:
             wanted_pos=min(self._wanted_pos(), self._leased_pos()),
             disk_used_bytes=total - free,
             disk_total_bytes=total,
-            # Without a leader nobody knows yet what others have.
+            # Without a leader, this replica does not know yet which entries others have.
             may_delete_early=self._tight_checks >= self._early_checks and self._replica.core.leader_id is not None,
             copied_pos=self._copied_pos(),
             archived_pos=archived_pos,
@@ -245,7 +245,7 @@ class Retention:
 
     @property
     def _wanted_policy(self) -> RetentionPolicy:
-        # Until the group serves archived messages, files go as without an archive.
+        # Until the group serves archived messages, files are deleted as without an archive.
         return self._policy if self._tier.begin_pos is None else self._tiered_policy
 
     def refill_bytes(self) -> int:
@@ -291,7 +291,7 @@ class Retention:
         return encode_early(base_index, newest)
 
     def _keep_times(self) -> None:
-        """Note durably what the times of files are counted by, if it has changed."""
+        """Note the corrections of file times durably, if they have changed."""
         note = self._added.encode()
         if note != self._replica.log.notes.get(FILE_TIMES):
             self._replica.remember(FILE_TIMES, note)
@@ -301,7 +301,7 @@ class Retention:
     def _complete_note(self, segments: Sequence[SegmentInfo], now_ms: int) -> None:
         """Note until when entries count that perhaps the replica has deleted from which this one fetched its log."""
         if self._replica.log.notes.get(EARLY) == EARLY_ELSEWHERE:
-            # They are no newer than what is here.
+            # They are not newer than the files here.
             newest_ms = next((self._files.newest_ms(segment) for segment in segments if segment.closed), None)
             self._replica.note_early(encode_early(0, now_ms if newest_ms is None else newest_ms))
 
@@ -324,7 +324,7 @@ class Retention:
         )
 
     def _forget_early(self, now_ms: int) -> None:
-        """Remove the note when nothing is missing any more: it is here again, gone everywhere, or expired."""
+        """Remove the note when no file is missing: all are here again, deleted everywhere, or expired."""
         known = self._noted()
         if known is None:
             return

@@ -15,7 +15,7 @@ from raftlog.segment import HEADER_BYTES, EntryRef
 TOLERANCE_MS: Final = 1000
 """The clocks of replicas differ by less, if they are right."""
 NEAR: Final = 16
-"""Entries that are tried: those of the replicas themselves have no store time."""
+"""Entries that are tried: entries of the replicas themselves have no store time."""
 
 
 class StampedLog(Protocol):
@@ -66,7 +66,7 @@ def old_until(log: StampedLog, before_ms: int) -> PhysicalOffset | None:
             low = middle
         else:
             high = LogIndex(middle - 1)
-    # The time is that of its last message, or it has none and follows such an entry.
+    # The time belongs to its last message, or it has none and follows such an entry.
     ref = log.locate(low)
     return PhysicalOffset(ref.pos + ref.size)
 

@@ -2,7 +2,7 @@
 
 A bucket fills at its rate, up to what the rate gives in `BURST_SECONDS`. A request may pass while the bucket owes
 nothing, and takes all that it costs, however much: so a batch that is larger than the burst passes like a small
-message, and those after it wait for what it took. A bucket of a new leader is full, so an election throttles nobody.
+message, and those after it wait for what it took. A bucket of a new leader is full, so an election throttles no client.
 
 What waits has taken its part already. Requests for the same buckets therefore pass in the order in which they came.
 """
@@ -24,7 +24,7 @@ PRODUCE, CONSUME, CONNECTIONS, STORED = "produce", "consume", "connections", "st
 
 
 class Limited(NamedTuple):
-    """Whom a limit is for, and of what: USER or TOPIC, its name, and PRODUCE, CONSUME, CONNECTIONS or STORED."""
+    """The subject and the kind of a limit: USER or TOPIC, its name, and PRODUCE, CONSUME, CONNECTIONS or STORED."""
 
     kind: str
     name: str
@@ -35,7 +35,7 @@ OnConsumed = Callable[[Any, int, int], None]
 
 
 class Bucket:
-    """One rate. Times are monotonic seconds; one that goes back is taken for the last one."""
+    """One rate. Times are monotonic seconds; an earlier time is replaced by the last one."""
 
     __slots__ = ("_at", "level", "rate")
 
@@ -89,7 +89,7 @@ class QuotaBuckets:
     Attributes:
         throttled: by whom.
         on_consumed: counts what a request of a consumer was answered with: the call, messages and bytes. None while
-            nobody has a quota.
+            there are no quotas.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class QuotaBuckets:
         return longest
 
     def charge(self, limits: Iterable[tuple[Limited, Quota]], messages: int, nbytes: int, now: float) -> None:
-        """Take what a request costs that passes now, or has its turn."""
+        """Take the cost of a request that passes now, or has its turn."""
         assert messages >= 0, f"a request has {messages} messages"
         for limited, quota in limits:
             for bucket, cost in zip(self._pair(limited, quota, now), (messages, nbytes), strict=True):

@@ -22,7 +22,7 @@ class RateLimitedLog:
         self._logged_ms: dict[str, int] = {}
 
     def warning(self, event: str, **values: object) -> None:
-        """Log a warning. ``values`` are those of this call, so counts should be cumulative."""
+        """Log a warning. ``values`` are taken from this call only, so counts should be cumulative."""
         now_ms = self._now_ms()
         last_ms = self._logged_ms.get(event)
         # If the clock is set back, warnings must still appear.

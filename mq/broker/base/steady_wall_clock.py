@@ -2,7 +2,7 @@
 
 Stored times, delays and invisible times come from the wall clock. A time server, a hypervisor or a person may set it to
 a wrong time for some seconds. A time that held for a minute is believed more than one that has just appeared: after a
-jump the broker counts on from the old time, and follows the clock if it is still there a minute later. In the first
+jump the broker continues from the old time, and follows the clock if the jump has lasted for a minute. In the first
 minute after the start, and after a jump that was followed, it follows at once: neither time has proven itself, and a
 machine that boots often has a wrong time until its time server answers.
 """
@@ -31,7 +31,7 @@ class SteadyWallClock:
 
     Args:
         wall_clock_ms: the clock of the machine.
-        steady_clock: seconds that nobody can set, including time in which the machine was suspended.
+        steady_clock: seconds of a clock that cannot be set, including time in which the machine was suspended.
 
     Attributes:
         jumps: how often the clock of the machine jumped.

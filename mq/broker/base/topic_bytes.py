@@ -1,6 +1,6 @@
 """The bytes of the messages of a topic, and the oldest messages to delete when they exceed a limit.
 
-The sizes of messages are in the entries of consume queues. They are counted once, in steps, and then only what is new:
+The sizes of messages are in the entries of consume queues. They are counted once, in steps, and then only new entries:
 the sums of *chunks* of entries are kept, so that what expired can be subtracted without reading it. Whole chunks
 expire, never the last one of a queue: so a topic keeps at least its limit, and at most two chunks for each queue more.
 """

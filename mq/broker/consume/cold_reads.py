@@ -149,7 +149,7 @@ class ColdReads:
         return bool(missing)
 
     def check_invariants(self) -> None:
-        """Assert that each read that waits has as many chunks under way as it counts, so that it goes on; for tests."""
+        """Assert that each waiting read has the counted number of chunks under way, so that it continues; for tests."""
         assert len(self._seen) <= self._seen_max, f"{len(self._seen)} chunks are noted; maximum: {self._seen_max}"
         under_way = Counter(id(each) for reads in self._under_way.values() for each in reads)
         for chunk, reads in self._under_way.items():
@@ -162,7 +162,7 @@ class ColdReads:
         return self._archived is not None and begin < self._log.base_pos
 
     def _load_archived(self, archived: ArchivedReads, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:
-        """Load from the archive what is there, then the rest from the disk."""
+        """Load the archived part from the archive, then the rest from the disk."""
         count = bisect_left(places, (self._log.base_pos, 0))
         local = places[count:]
 

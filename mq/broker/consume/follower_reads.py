@@ -103,7 +103,7 @@ class FollowerReads:
         if base is None or base <= core.base.index or core.role is Role.LEADER:
             return False
         if base > self._replica.log.last_index:
-            return True  # this follower lags: the leader has deleted what it is still to send
+            return True  # this follower lags: the leader has deleted entries that it is still to send
         if base != self._leader_begins[0]:
             try:
                 ref = self._replica.log.locate(base)

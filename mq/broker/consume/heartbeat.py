@@ -35,7 +35,7 @@ from mq.protocol.requests.clients import (
 from mq.protocol.requests.removed_members import NOBODY
 
 _LARGE_BYTES = 64 * 1024
-"""A longer heartbeat is processed in steps; that of a client with a hundred topics has about 15 KiB."""
+"""A longer heartbeat is processed in steps; the heartbeat of a client with a hundred topics has about 15 KiB."""
 
 _VERY_LARGE_BYTES = 256 * 1024
 """A heartbeat longer than this is not decoded in the client's turn, since that takes up to 20 ms."""

@@ -22,7 +22,7 @@ _COPIED_FIRST = 32
 """Most messages satisfy a few pulls: only these are looked at before all others are."""
 
 ANSWERED_AT_ONCE = 32
-"""So many are answered before somebody looks how long that took."""
+"""Pulls that are answered before the time they took is looked at."""
 
 QueueKey = tuple[str, int]
 
@@ -224,8 +224,8 @@ class LongPolling(Generic[PullT]):
         return over
 
     def expired_for(self, seconds: float, clock: Callable[[], float]) -> Iterator[PullT]:
-        """Remove and yield the pulls whose deadline has passed, and end after about so many seconds; the rest is left
-        for the next call. Iterate to the end: what is removed must be answered.
+        """Remove and yield the pulls whose deadline has passed, and end after about ``seconds``; the rest is left for
+        the next call. Iterate to the end: removed pulls must be answered.
         """
         now = clock()
         while over := self.expired(now, ANSWERED_AT_ONCE):

@@ -2,7 +2,7 @@
 
 Consumer offsets are replicated like messages. One-way commits are batched for a moment into one command of the log. A
 commit that wants an answer, and a query of an offset that is in flight, are answered when it is committed. So an offset
-that a client has seen never goes back by itself, whichever replica leads next. It goes back when an operator resets it,
+that a client has seen never decreases by itself, whichever replica leads next. It goes back when an operator resets it,
 or when the reader of the queue has gone back (`Offsets.note_pull`); both are commands in the log.
 
 An offset beyond the end of its queue is refused, since its consumers would get nothing until the queue has passed it.
@@ -79,7 +79,7 @@ class Offsets(Service):
         self._commit_seconds = context.settings.offset_commit_seconds
         self._pending_max = context.limits.consume.commits_pending_max
         self._in_memory = in_memory
-        # Readers that went back below the offset of a queue, and from which offset on.
+        # Readers that have sought back below the offset of a queue, with the offset that they sought.
         self._rereading: dict[Key, tuple[str | ClientConnection, QueueOffset]] = {}
         self._resetting: dict[Key, object] = {}
         self._restarted: set[Key] = set()
@@ -115,7 +115,7 @@ class Offsets(Service):
 
         - Only a leader has commits, resets and transactions in flight: what stays from an earlier leadership would hide
           later commits.
-        - What is gathered is higher than what is stored, and what is in flight is not lower: a commit never moves an
+        - Gathered offsets are higher than stored ones, and offsets in flight are not lower: a commit never moves an
           offset back, and one that ended is forgotten.
         """
         if not self._appender.is_open:
@@ -384,7 +384,7 @@ class Offsets(Service):
         self._appender.check_room()
         key = (ext.consumer_group, ext.topic, ext.queue_id)
         if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
-            # A reset, or a commit of the reader that went back.
+            # A reset, or a commit of the reader that has sought back.
             what = (
                 "is being reset right now: commit again"
                 if key in self._resetting
@@ -427,7 +427,7 @@ class Offsets(Service):
             )
 
     def _rereads(self, connection: ClientConnection, key: Key, offset: QueueOffset) -> bool:
-        """Whether a commit below the current offset comes from the reader of the queue, after it went back to there."""
+        """Whether a commit below the current offset comes from the reader of the queue after it has sought back."""
         reader = self._rereading.get(key)
         if reader is None or not reader[1] <= offset < self._highest(key):
             return False

@@ -168,11 +168,11 @@ class Pulls(Service):
         self._cold_reads.check_invariants()
 
     def counters(self) -> dict[str, int]:
-        """Figures: pulls that wait now, and the memory of what waits."""
+        """Figures: pulls that wait now, and their memory."""
         return {"held_pulls": len(self.polling), "held_bytes": self.polling.nbytes}
 
     def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
-        """Answer the pulls that wait for new messages of a queue; so many that others would wait for it, in turns."""
+        """Answer the pulls that wait for new messages of a queue; if that would keep others waiting, in turns."""
         key = topic, queue_id
         if self.polling.count_at(key) <= ANSWERED_AT_ONCE and not self._woken:
             for pull in self.polling.grown(key, entries):
@@ -308,9 +308,9 @@ class Pulls(Service):
     def _sent_back(self, pull: HeldPull, low: QueueOffset, high: QueueOffset) -> bytes:
         """Answer a pull beyond the end: its reader read another history of the queue, such as before a restore.
 
-        A reader that goes where its group is continues at the group's offset, or at the first message: at the end it
-        would skip what was written since. Others continue at the end. The leader decides, since pulls of other replicas
-        do not say which of both a stock client is.
+        A reader that wants its group's position continues at the group's offset, or at the first message: at the end it
+        would skip messages that were written since. Others continue at the end. The leader decides, since pulls of
+        other replicas do not say which of both a stock client is.
         """
         ext = pull.call.request.ext
         if not self._appender.is_open:
@@ -381,7 +381,7 @@ class Pulls(Service):
         ext = pull.call.request.ext
         subscription = pull.subscription
         takes_all = subscription.all_tags and subscription.sql is None
-        # A filter server throws most of them away, and what it pays for each answer costs more than their bytes.
+        # A filter server drops most of them, and each answer costs it more than their bytes.
         messages_max, bytes_max = self._settings.pull_messages_max, self._settings.pull_bytes_max
         if ext.sys_flag & CLASS_FILTER:
             messages_max = max(messages_max, FILTERED_MESSAGES_MAX)

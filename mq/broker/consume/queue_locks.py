@@ -1,7 +1,7 @@
 """Exclusive locks on queues for ordered consumption: LOCK_BATCH_MQ (41), UNLOCK_BATCH_MQ (42).
 
 The holder of a lock is replicated. Its expiry is tracked by the leader: 60 s after the last renewal. A new leader does
-not know the last renewal and counts from the moment when it began to lead. So a lock may last longer than 60 s, never
+not know the last renewal and takes the moment when it began to lead. So a lock may last longer than 60 s, never
 shorter.
 
 While a lock is in force, other clients are fenced off its queue; see `mq.broker.consume.fencing`.
@@ -265,7 +265,7 @@ class QueueLockService(Service):
         return self._clock() - (self._led_since if renewed_at is None else renewed_at) >= self._limits.lock_seconds
 
     def _has_room(self, host: bytes) -> bool:
-        """Whether a host may have one more lock: at most as many as are left for all others.
+        """Whether a host may have one more lock: at most the number that is left for all others.
 
         So a single host never has more than half of all, whatever names its clients and groups have.
         """

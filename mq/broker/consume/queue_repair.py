@@ -140,7 +140,7 @@ class QueueRepair(Service):
         try:
             first, entries = rebuild.result()
             if first > rebuild.wanted.first:
-                block.queue.begin_at(first)  # neither the log nor its archive has the earlier ones any more
+                block.queue.begin_at(first)  # the log and its archive no longer have the earlier ones
             self._restore(block, first, entries)
         except (RebuildFailed, OSError) as error:
             self._failed(block, error)

@@ -26,8 +26,8 @@ class FilterRequests(Service):
     """The handlers; see the module.
 
     Args:
-        consumed: counts what a limited user was given, in messages and bytes, and returns in how many seconds it may
-            be given more.
+        consumed: counts the messages and bytes given to a limited user, and returns the seconds until it may be given
+            more.
     """
 
     def __init__(self, context: BrokerContext, *, consumed: Callable[[str, int, int], float]) -> None:

@@ -1,9 +1,9 @@
 """Drops the open pops of groups without clients when the table of open pops is full.
 
-Messages that are not acknowledged come again in their place, so what is popped from a lite topic stays open until a
-client of the group comes. Of a group that is away for good it would stay for ever, and once the table is full, nobody
-could pop from a lite topic that is not in it. So the leader lets such groups continue where they are. Their messages
-come again all the same; only how often they were delivered before is forgotten.
+Messages that are not acknowledged come again in their place, so popped messages of a lite topic stay open until a
+client of the group comes. The pops of a group that never comes back would stay for ever, and once the table is full, no
+client could pop from a lite topic that is not in it. So the leader lets such groups continue where they are. Their
+messages come again all the same; only how often they were delivered before is forgotten.
 """
 
 from __future__ import annotations

@@ -191,8 +191,8 @@ class LiteControl(Service):
             self._subscribe(each, group, connection)
 
     def _is_removed(self, each: LiteSubscription) -> bool:
-        """Whether an operator has removed this client: it would keep others from what it does not get itself. When it
-        may come back, its first pop is answered so that it says again what it subscribes to.
+        """Whether an operator has removed this client: it would keep others from messages that it does not get itself.
+        When it may come back, its first pop is answered so that it says again what it subscribes to.
         """
         removed = self._removed_members
         return bool(removed.table) and removed.of(each.group, each.client_id, self._clock()) is not None
@@ -213,7 +213,7 @@ class LiteControl(Service):
             assert client.queues is not None, f"{key} reads all lite topics"
             self._subscriptions.remove(client, sorted(client.queues - set(queues)))
             if group.exclusive:
-                # It may not have heard yet that another client has taken over some of them.
+                # The client may not know yet that another one has taken over some of them.
                 lost = {queue for queue in queues if any(map(is_connected, self._others(key, queue)))}
                 self._pops.notify(client, sorted(lost))
                 queues = [queue for queue in queues if queue not in lost]

@@ -1,8 +1,8 @@
 """Deletes lite topics that received no message within the expiration time of their topic.
 
-The leader looks at all lite topics in turn. Which of them are old is a matter of where their last message is in the
-log, compared with places of which the time is known: only a few records are read. The end itself is a command that
-names the end of the queue; if a message has come in the meantime, it changes nothing, on any replica.
+The leader looks at all lite topics in turn. Whether one is old follows from the place of its last message in the log,
+compared with places whose time is known: only a few records are read. The end itself is a command that names the end of
+the queue; if a message has come in the meantime, it changes nothing, on any replica.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class LiteExpiry(Service):
 
 
 class _Reads:
-    """Whether messages are older than a time, with few reads: what is behind a young message in the log is young."""
+    """Whether messages are older than a time, with few reads: messages behind a young message in the log are young."""
 
     def __init__(self, read: Callable[[PhysicalOffset, int], int | None]) -> None:
         self._read = read

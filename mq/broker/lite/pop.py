@@ -2,8 +2,8 @@
 
 Each lite topic is popped in order, with the same checkpoints as other queues of groups that consume in order
 (`mq.broker.state.pop_checkpoints`): the messages of one pop block their lite topic for the group until all of them are
-acknowledged or their invisible time is over. Then what is not acknowledged comes again, in place: there is no retry
-topic. All of that is in the log; only who subscribes to what is not, and clients say it again.
+acknowledged or their invisible time is over. Then messages that are not acknowledged come again, in place: there is no
+retry topic. All of that is in the log; only who subscribes to what is not, and clients say it again.
 
 A request is served from `LiteClient.ready`. Besides, each request may look at all subscriptions of its client, at most
 once in a while: so no message waits for longer than one request, even if news of it was lost.
@@ -217,7 +217,7 @@ class LitePops(Service):
             self._serve_clients_of(key[1], key[0])
 
     def _serve_clients_of(self, queue: str, group: str | None) -> None:
-        """Serve clients that may get messages of a queue; of those that read all, as many as there is something for."""
+        """Serve clients that may get messages of a queue; clients that read all, only while there are messages."""
         for client in list(self.subscriptions.news(queue, group)):
             if client.queues is not None or client.ready:
                 self._resume_all(client.key)
@@ -325,7 +325,7 @@ class LitePops(Service):
         return group
 
     def _look_again(self, client: Client, attempt: str, now: float) -> None:
-        """Add what a client's request has to look at besides the news."""
+        """Add the queues that a client's request has to look at besides the news."""
         if attempt and attempt == client.attempt[0]:
             client.ready.update(dict.fromkeys(client.attempt[1]))
         if client.queues is not None and now >= client.checked + _CHECK_SECONDS:
@@ -499,7 +499,7 @@ class LitePops(Service):
         self._appender.add_atomically(group)
 
     def _hand_on(self, pop: HeldLitePop) -> None:
-        """Let the new leader serve a request, which waits for what is left of its time."""
+        """Let the new leader serve a request, which waits for the rest of its time."""
         pop.call.request.ext.poll_ms = max(round((pop.deadline - self._clock()) * 1000), 0)
         pop.call.dispatch()
 

@@ -1,7 +1,7 @@
 """Queries of operators about lite topics: request codes 200074 to 200079.
 
-The leader answers, since who subscribes to what is in its memory only. There may be very many lite topics, so answers
-about all of them are built in steps.
+The leader answers, since the subscriptions are only in its memory. There may be very many lite topics, so answers about
+all of them are built in steps.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class LiteQueries(Service):
             return
         queues = sorted(client.queues)
         for at in range(0, len(queues), _STEP):
-            # It may have changed its mind between two steps, or be forgotten.
+            # The client may have changed its subscriptions between two steps, or be forgotten.
             self._pops.look_at(client, [queue for queue in queues[at : at + _STEP] if client.reads(queue)])
             yield
 

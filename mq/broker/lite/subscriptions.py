@@ -98,7 +98,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         return client
 
     def add(self, client: LiteClient[ConnectionT], queues: Iterable[str]) -> list[str]:
-        """Subscribe a client; returns those that it did not subscribe to before."""
+        """Subscribe a client; returns the queues that it did not subscribe to before."""
         assert client.queues is not None, f"{client.key} reads all lite topics"
         added = [queue for queue in queues if queue not in client.queues]
         client.lost.difference_update(added)
@@ -110,7 +110,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         return added
 
     def remove(self, client: LiteClient[ConnectionT], queues: Iterable[str]) -> list[str]:
-        """End subscriptions of a client; returns those that it had."""
+        """End subscriptions of a client; returns the queues that it had subscribed to."""
         if client.queues is None:
             return []
         removed = [queue for queue in queues if queue in client.queues]

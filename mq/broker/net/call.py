@@ -42,7 +42,7 @@ class Call(msgspec.Struct, Generic[R], eq=False):
         return encode_response(opaque, code, ext=ext, remark=remark, body=body, serialization=self.serialization)
 
     def success(self) -> bytes:
-        """The frame of a reply that says nothing but that it was done."""
+        """The frame of a reply that only says that the request was served."""
         return encode_success(self.request.opaque, self.serialization)  # type: ignore[attr-defined]
 
     def answer(self, reply: bytes) -> None:

@@ -113,7 +113,7 @@ class ClientRegistry(Generic[ConnectionT]):
 
         ``subscriptions`` is the result of `check_subscriptions` for this heartbeat, if that was called before.
 
-        Replaces the group's subscriptions by those of the heartbeat, except by older versions. Raises HeartbeatInvalid.
+        Replaces the group's subscriptions by the heartbeat's, except by older versions. Raises HeartbeatInvalid.
         """
         self.check_limits(connection, heartbeat)
         if subscriptions is None:

@@ -82,8 +82,8 @@ class ClientConnection:
     ``host`` is the peer's IPv4 address and port as a record stores them. ``requests`` serves the requests. ``heard``
     becomes true when data arrives; the search for idle connections resets it. ``questions`` are the broker's requests
     to clients. ``trusted`` is true for a replica of the same group; ``authentication`` is the state of its proof.
-    ``partial_requests`` limits the memory of partly received requests of all connections, and ``unread`` that of unread
-    replies, which ``unsent`` counts. ``access`` decides which requests the client may make; None allows all.
+    ``partial_requests`` limits the memory of partly received requests of all connections, ``unread`` the memory of
+    unread replies, which ``unsent`` counts. ``access`` decides which requests the client may make; None allows all.
 
     ``descriptor`` is that of its socket; -1 with TLS. While its last chunk consisted of plain sends, its next chunk may
     be received together with those of others, see `serve_rest`.

@@ -89,7 +89,7 @@ class ConsumerGroup(Generic[ConnectionT]):
     summary: SubscriptionSummary | None = None
     """That of the last heartbeat: members that agree share it."""
     is_divided: bool | None = None
-    """See `differ`; None after a change of members or of what one of them subscribes to."""
+    """See `differ`; None after a change of members or of a member's subscriptions."""
 
     def client_ids(self) -> list[str]:
         """Distinct ids of the members, sorted: a client that reconnects may be registered twice for a while."""

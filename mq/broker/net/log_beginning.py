@@ -1,7 +1,7 @@
 """Whether this replica may answer from the beginning of its own log: not while another replica has older messages.
 
 Segment files are deleted by each replica for itself. A replica that deleted more than others, on a full disk, must not
-tell a reader that older messages are gone: the reader would go on behind them, and never see them.
+tell a reader that older messages are gone: the reader would continue behind them, and never see them.
 """
 
 from __future__ import annotations

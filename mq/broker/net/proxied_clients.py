@@ -2,7 +2,7 @@
 
 A proxy names all its clients in each heartbeat, and they are members as long as it does. They pop, and take no share of
 a group's queues: so they are apart from the members in `mq.broker.net.clients`, which divide the queues among
-themselves, and nobody is notified of them. Like those, they are never replicated.
+themselves, and other members are not notified of them. Like those, they are never replicated.
 """
 
 from __future__ import annotations

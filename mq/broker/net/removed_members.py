@@ -1,7 +1,7 @@
 """Members that an operator has removed from their consumer group, and that stay out of it for a while. Pure.
 
-A client is named by its id, in one group: its other groups go on. The table is in the memory of each replica, and is
-made again from the replicated one (`mq.broker.state.removed_members`).
+A client is named by its id, in one group: its other groups are not affected. The table is in the memory of each
+replica, and is made again from the replicated one (`mq.broker.state.removed_members`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.removed_members import KeptOutReply
 
 HEARD_SECONDS: Final = 60.0
-"""A client without a connection is there if it was heard of since then: it pops again and again."""
+"""A client without a connection is a member if it popped within this time: it pops again and again."""
 
 
 @dataclass(slots=True)

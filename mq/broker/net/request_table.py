@@ -35,7 +35,7 @@ class RequestTable:
 
     Attributes:
         leader_handlers: what serves requests that only the leader can serve, behind the gate if there is one.
-        repeatable: requests that may be handed on again when nobody can tell whether a leader has served them.
+        repeatable: requests that may be handed on again when it is unknown whether a leader has served them.
         sends: serves plain sends, which do not come here.
     """
 

@@ -6,7 +6,7 @@ the log wins; later requests are told that the message does not exist.
 
 The answer to a changed invisible time may be lost, for example with the leader. Then its client has only the former
 receipt, and asks again, or acknowledges with it. So a former receipt stands for the checkpoint that was made from its
-own, as long as that is open: nobody else can have popped the message in the meantime.
+own, as long as that is open: no other client can have popped the message in the meantime.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class AcksInFlight:
         self._waiting.setdefault(checkpoint_id, []).append(call)
 
     def check_invariants(self) -> None:
-        """Assert that queues are counted right, and that requests wait only for what is in flight; for tests."""
+        """Assert that queues are counted right, and that requests wait only for messages in flight; for tests."""
         assert all(bits > 0 for bits in self._bits.values()), f"nothing is in flight of one of {list(self._bits)}"
         queues = Counter(checkpoint_id.queue for checkpoint_id in self._bits)
         assert queues == self._queues, f"checkpoints in flight by queue are {dict(queues)}, counted {self._queues}"
@@ -149,7 +149,7 @@ class PopAcks:
         schedule: called with a checkpoint to check when its invisible time ends.
         freed: called with an ordered queue that may have messages again.
         is_taken_over: whether the open messages of an ordered queue are being popped again.
-        ordered_clock: the time from which a changed invisible time counts in an ordered queue.
+        ordered_clock: the time from which a changed invisible time is counted in an ordered queue.
     """
 
     def __init__(
@@ -481,7 +481,7 @@ class PopAcks:
 
 
 def _answer_all(waiters: list[_Waiter]) -> None:
-    """Send these answers: those of one client that follow each other in one piece."""
+    """Send these answers; consecutive answers to one client in one piece."""
     for connection, of_client in groupby(waiters, _connection_of):
         answers = [answer for call, answer in of_client if not call.request.flag & ONEWAY_FLAG]
         if answers:

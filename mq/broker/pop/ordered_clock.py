@@ -26,7 +26,7 @@ class OrderedClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         # Milliseconds from the monotonic clock to the time of a queue. Only pops from before the wall clock was set
-        # back have an entry, so there are at most as many as queues with an open pop at that moment.
+        # back have an entry, so there is at most one for each queue with an open pop at that moment.
         self._ahead_ms: dict[QueueOfGroup, int] = {}
 
     def resign(self) -> None:

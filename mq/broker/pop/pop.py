@@ -234,7 +234,7 @@ class Pops(Service):
 
         Their commands are in the next entry, of the same round: both are written, synced and committed together. So a
         consumer that waits gets a message in the turn in which its producer is answered. If only the first one of both
-        entries is committed, the messages are in their queues, and nobody has taken them.
+        entries is committed, the messages are in their queues, and no group has taken them.
         """
         for end, first_offset, _, entries in runs:
             queue = end.topic, end.queue_id
@@ -326,7 +326,7 @@ class Pops(Service):
         return call.response(ext=PollingInfoReply(polling_num=waiting).fields())
 
     def _hand_on(self, pop: HeldPop) -> None:
-        """Let the new leader serve a pop, which waits for what is left of its time."""
+        """Let the new leader serve a pop, which waits for the rest of its time."""
         ext = pop.call.request.ext
         ext.poll_ms = max(round((pop.deadline - self._clock()) * 1000), 0)
         pop.call.dispatch()
@@ -398,7 +398,7 @@ class Pops(Service):
         return pops_full or not self._appender.has_room or reads_too_slowly
 
     def _has_too_many_open(self, group: str) -> bool:
-        """Whether a group has at least as many open checkpoints as are still available for all groups.
+        """Whether a group has at least the number of open checkpoints that is left for all groups.
 
         So a group that acknowledges nothing takes at most half of them, and the others share the rest.
         """
@@ -416,7 +416,7 @@ class Pops(Service):
             if leadership is self._leadership:
                 self._resume(pop)
                 if pop.call.connection.closed:
-                    # It may have been the only one that was woken for these messages: another one gets them.
+                    # The pop may have been the only one that was woken for these messages: another one gets them.
                     ext = pop.call.request.ext
                     self.wake(ext.consumer_group, ext.topic, 1)
                 return
@@ -454,7 +454,7 @@ class Pops(Service):
             if pop.call.connection.closed:
                 if isinstance(outcome, Stored) and leadership is self._leadership:
                     for each in taken:
-                        self.acks.give_back(each.command)  # nobody got them
+                        self.acks.give_back(each.command)  # no client got them
                 return
             if isinstance(outcome, LeadershipLost):
                 self._hand_on(pop)

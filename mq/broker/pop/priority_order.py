@@ -1,11 +1,11 @@
 """The order in which pops examine the queues of a topic with priorities, and the share of lower priorities.
 
 Each queue of such a topic has the messages of one level, and the retry topic of a group has a queue for each level,
-too. A pop takes the messages of the most urgent level first, and stops when it has as many as it may have. Under
-constant load of that level the others would starve. So of the messages that a group gets while less urgent ones wait, a
-percentage is owed to these: of each pop to one of the lower levels, by turns. What a level gets, for whatever reason,
-pays what it is owed and no debt of another: a pop that finds little of the first level goes on with the second, and the
-third would starve.
+too. A pop takes the messages of the most urgent level first, and stops when it has enough. Under constant load of that
+level the others would starve. So of the messages that a group gets while less urgent ones wait, a percentage is owed to
+these: of each pop to one of the lower levels, by turns. What a level gets, for whatever reason, pays what it is owed
+and no debt of another: a pop that finds few messages of the first level continues with the second, and the third would
+starve.
 
 What is owed is known to the leader only: a new one begins with nothing. A group is owed at most what one pop can give.
 """
@@ -27,7 +27,7 @@ from mq.protocol.messages.message_types import FACTOR_MAX, factor_of, takes_prio
 LEVELS_COUNTED: Final = 10
 """Levels with a counter of their own."""
 _OWED_MAX: Final = 32
-"""Messages: as many as a pop may ask for."""
+"""Messages: the most that a pop may ask for."""
 _KNOWN_MAX: Final = 10_000
 """Groups and topics whose debts are known; with more of them, all begin anew."""
 _PERCENT: Final = 100
@@ -61,7 +61,7 @@ class PriorityOrder:
 
     Attributes:
         given_below: messages that pops took of lower levels because these were owed.
-        popped: messages that pops took, by level; the last number is that of all higher levels.
+        popped: messages that pops took, by level; the last number is for all higher levels together.
     """
 
     def __init__(self, context: BrokerContext) -> None:

@@ -403,7 +403,7 @@ class PopQueues:
                     break
                 remark = f"the message at byte {places[number][0]} of the log cannot be read here: {error}"
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark) from error
-            # The same retry topic name can result from different names of groups and topics.
+            # Different names of groups and topics can result in one name of a retry topic.
             if message.properties.get(props.ORIGIN_GROUP, pop_request.group) == pop_request.group:
                 records.append(bytes(record))
                 bits |= 1 << number

@@ -19,8 +19,8 @@ from mq.protocol.wire.encoding import RESPONSE_FLAG, encode_header
 class HeldPop(NamedTuple):
     """A waiting pop or notification request, until ``deadline`` in monotonic seconds.
 
-    ``loads`` counts how often records were loaded from disk for it. ``loaded`` are the topic, queue and queue offset
-    where those of the last time begin.
+    ``loads`` counts how often records were loaded from disk for it. ``loaded`` are the topic, queue and queue offset at
+    which the records of the last time begin.
     """
 
     call: Call[PopMessage | Notification]

@@ -106,7 +106,7 @@ class PopRevival:
             assert not self._heap, f"{len(self._heap)} checkpoints are watched, and this replica does not lead"
             return
         self._delivery.check_invariants()
-        # What was due is no longer in the heap. If it is not stored, the next `run` puts everything there again.
+        # Due checkpoints are no longer in the heap. If it is not stored, the next `run` puts everything there again.
         if self._is_listing or self._delivery.must_restart:
             return
         watched = {checkpoint_id for _, checkpoint_id in self._heap}
@@ -122,7 +122,7 @@ class PopRevival:
         if due_ms is None:
             return
         heapq.heappush(self._heap, (due_ms, checkpoint_id))
-        # Acknowledged checkpoints stay in the heap until their time; those of a fast group would accumulate.
+        # Acknowledged checkpoints stay in the heap until their time; those of a fast group would pile up.
         pops = self._metadata.pops
         if len(self._heap) > 2 * (pops.count + len(pops.queues)) + 1024:
             self._rescan()

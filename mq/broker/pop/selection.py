@@ -116,7 +116,7 @@ class PopSelection:
         *,
         may_wait_for_disk: bool,
     ) -> list[PopBatch]:
-        """Messages of these queues, of each at most as many as its third value says."""
+        """Messages of these queues; the third value of each is the most to take from it."""
         taken: list[PopBatch] = []
         bytes_left = self.bytes_max
         source = ""

@@ -84,7 +84,7 @@ class WaitingPops:
             yield from self.polling.take_matching(key, wanted)
 
     def of_group(self, group: str, topic: str, count: int) -> Iterator[HeldPop]:
-        """Take as many of a group as there are messages of a topic that it may get again; see `grown`."""
+        """Take the pops of a group for which a topic has messages that it may get again; see `grown`."""
         assert count > 0, f"group {group} is woken for {count} messages of {topic}"
         if not len(self.polling):
             return
@@ -114,7 +114,7 @@ class WaitingPops:
 
 
 class _Watched:
-    """The queues that pops wait for, and those of lite topics that somebody subscribes to."""
+    """The queues that pops wait for, and the queues of subscribed lite topics."""
 
     def __init__(self, pulls: Container[QueueKey], pops: Container[QueueKey], lite: WatchedLite) -> None:
         self._pulls = pulls
