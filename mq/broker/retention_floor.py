@@ -30,7 +30,8 @@ _MARKED: Final = ((HALF_TOPIC, HALF_QUEUE_ID), *((TIMER_TOPIC, slot) for slot in
 class RetentionFloor:
     """Finds the oldest waiting message.
 
-    Caches a place for each queue with waiting messages: about 1,500 internal ones, and those that were popped from.
+    Caches a place for each queue with waiting messages: about 1,500 internal ones, and the queues that were popped
+    from.
     """
 
     def __init__(self, metadata: Metadata, store: QueueStore, wall_clock_ms: Callable[[], int]) -> None:

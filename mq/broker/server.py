@@ -90,7 +90,7 @@ _READERS = 4
 _BULK_READERS = 2
 """Threads that read the log for bulk reads, so that no other read waits behind megabytes."""
 _ANNOUNCE_SECONDS = 0.03
-"""With 50 messages a second or more, no replica is woken up only to learn what is committed."""
+"""With 50 messages a second or more, no replica is woken up only to learn the commit index."""
 READY_SECONDS_MAX = 1.0
 """A replica that needs longer to confirm that it has applied everything committed is not ready."""
 _DRAIN_SECONDS_MAX = 1.0
@@ -421,7 +421,7 @@ class _Host:
         )
 
     async def _run_timers(self, broker: Broker, reactor: Reactor, queues: QueueStore) -> None:
-        """Run what the broker does again and again, until cancelled."""
+        """Run the periodic actions of the broker, until cancelled."""
         refreshed = [each for each in (self.access, self.certificate) if each is not None]
         actions = [
             *broker.periodic(),

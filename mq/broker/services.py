@@ -118,7 +118,7 @@ class Services:
     Attributes:
         requests: the current request table.
         periodic, tasks: of all services, see `Service`.
-        end_turns: `Service.end_turn` of those that do something in it.
+        end_turns: `Service.end_turn` of the services that override it.
     """
 
     def __init__(self, context: BrokerContext) -> None:

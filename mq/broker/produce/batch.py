@@ -178,7 +178,7 @@ class BatchSends:
         """The properties of the batch that each message gets, and the sequence numbers of the messages."""
         text = request.ext.properties
         # 5.x clients give the batch a UNIQ_KEY, too; after a message's own it would hide that from readers. A receipt
-        # is that of another message.
+        # belongs to another message.
         given = [each for each in text.encode().split(b"\x02") if each and not each.startswith(_NOT_SHARED)]
         numbers: SequenceRange | None = None
         if any(each.startswith(SEQUENCE_MARK) for each in given):
@@ -213,7 +213,7 @@ class BatchSends:
             properties += UNIQUE_KEY + unique_key + b"\x02"
         properties += shared
         _check_properties(len(properties), number, is_copy=is_copy)
-        # The properties of the batch come after those of the message: its tag, if it has one, is what readers see.
+        # The properties of the batch come after the message's properties: its tag, if it has one, is what readers see.
         return unique_key, properties, self._tag_codes[props.value_of(properties, TAGS)]
 
     def _check_bytes(self, nbytes: int, messages: Sequence[QueuedMessage]) -> None:

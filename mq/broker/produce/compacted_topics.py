@@ -30,7 +30,7 @@ class CompactedTopics:
     """Checks and holds sends to compacted topics; the leader has one.
 
     Attributes:
-        is_full: whether there are as many keys as the broker may remember; then only messages without a body are taken.
+        is_full: whether the broker remembers as many keys as it may; then only messages without a body are taken.
         keys_max: how many these are, for the error.
     """
 

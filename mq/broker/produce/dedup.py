@@ -2,8 +2,8 @@
 
 Theory of operation. `mq.broker.state.producer_sequences` knows the committed numbers on every replica; a repeat of one
 is answered from there. Only the leader knows the numbers in flight: a repeat of one waits for the outcome and is then
-served again. A new leader has applied everything that was ever committed before it accepts messages, and what is not
-committed then never will be. So a leader stores a sequence number only if the log does not have it.
+served again. A new leader has applied everything that was ever committed before it accepts messages, and entries that
+are not committed then never will be. So a leader stores a sequence number only if the log does not have it.
 `mq.broker.produce.sends_in_flight` has what is in flight.
 
 A number above all that are stored or in flight is certainly new. So most numbered sends are plain ones, see
@@ -235,7 +235,7 @@ class Dedup(Service):
         ]
 
     def _records_at(self, position: PhysicalOffset, count: int) -> Iterator[tuple[PhysicalOffset, memoryview]]:
-        """Read so many consecutive records and their places. Raises EntryGone, SegmentError, RecordError.
+        """Read ``count`` consecutive records and their places. Raises EntryGone, SegmentError, RecordError.
 
         Records of a batch mostly have the same size and are read together. A single one is read by itself.
         """

@@ -1,4 +1,4 @@
-"""Messages of lite topics: what is refused, and where they go besides the queue of their topic."""
+"""Messages of lite topics: checks them, and chooses the lite queue that also gets them."""
 
 from __future__ import annotations
 

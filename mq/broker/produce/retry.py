@@ -1,7 +1,7 @@
 """Redelivery of failed messages: CONSUMER_SEND_MSG_BACK (request code 36), and sends to retry topics.
 
 Each is redelivered through the group's retry topic after a delay that grows with the number of attempts. After the last
-attempt it goes to the group's dead letter topic, which is consumed only on request.
+attempt it is stored in the group's dead letter topic, which is consumed only on request.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Sends(Service):
         self._settings = settings
 
     def resign(self) -> None:
-        """Forget topics in creation: this replica does not lead any more, and they may never be created."""
+        """Forget topics in creation: this replica no longer leads, and they may never be created."""
         self._creating.clear()
         self.compacted.resign()
         self._messages.writable.clear()
@@ -166,7 +166,7 @@ class Sends(Service):
         if appender.pending_bytes > self._uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         text = ext.properties
-        if RECEIPT in text:  # a consumer forwards a popped message: the receipt is not that of the new message
+        if RECEIPT in text:  # a consumer forwards a popped message: the receipt does not belong to the new message
             text = ext.properties = props.without(text, props.POP_CK)
         tails = self._messages.writable.get(ext.topic)
         is_checked_once = tails is not None
@@ -240,8 +240,8 @@ class Sends(Service):
     def _by_priority(self, call: Call[SendRequest], tails: list[QueueTail], queue_id: int) -> int:
         """The queue for the priority of a message, or ``queue_id`` if it has none. Raises RequestRefused.
 
-        In a topic for messages with priorities, one without is the least urgent. What consumers and mirrors copy goes
-        where they say.
+        In a topic for messages with priorities, one without is the least urgent. Consumers and mirrors choose the queue
+        of their copies.
         """
         ext = call.request.ext
         topic, text = ext.topic, ext.properties

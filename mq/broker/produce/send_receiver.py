@@ -48,8 +48,9 @@ ReceiveInto = Callable[[int, memoryview], int]
 Raises BlockingIOError if there is nothing; another OSError if the connection is broken.
 """
 Unserved = list[tuple[int, ClientConnection, bytes]]
-"""What is left of a received chunk: descriptor, client, and the bytes from the first request on that is no plain
-send."""
+"""What is left of a received chunk: descriptor, client, and the bytes from the first request on that is not a plain
+send.
+"""
 
 
 class KnownNumbers(Protocol):
@@ -80,9 +81,9 @@ class SendReceiver(Protocol):
         chunk.
 
         A request is taken while those before it have no more than ``room`` bytes: the one that exceeds it is the last.
-        A client with anything else in its chunk does not produce any more. Returns the blocks of all clients; the rest
-        of each chunk that has one; and the events that are left to their handlers: of other descriptors, of clients
-        whose connection has ended, and of those that there was no space for. The order of a client's bytes is kept.
+        A client with anything else in its chunk no longer produces. Returns the blocks of all clients; the rest of each
+        chunk that has one; and the events that are left to their handlers: of other descriptors, of clients whose
+        connection has ended, and of clients without space for their sends. The order of a client's bytes is kept.
         """
 
     def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]:
@@ -105,7 +106,7 @@ class ReceiverSettings:
         broker_name: the name of the broker group.
         store_host: the broker's address as records store it.
         entry_bytes_max: the maximum of an entry with several items.
-        receive_into: receives from simulated sockets; None for those of the system.
+        receive_into: receives from simulated sockets; None for sockets of the system.
     """
 
     is_signed: bool

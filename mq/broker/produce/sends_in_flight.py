@@ -29,11 +29,11 @@ from mq.protocol.wire.encoding import ONEWAY_FLAG
 WAITING_MAX: Final = 16
 """Repeats that wait for the outcome of one message."""
 _WAITING_BYTES: Final = 1024
-"""Memory of a waiting request without its body; counts towards the pending bytes."""
+"""Memory of a waiting request without its body; added to the pending bytes."""
 _NONE: Final = -1
 
 Reserve = Callable[[int], None]
-"""Counts this many bytes as pending; fewer than 0 are not pending any more."""
+"""Adds to the pending bytes; a negative number subtracts."""
 SendsOf = Callable[[str], list[tuple[int, int, int]]]
 """The sends of a producer in a block, in their order: the first and the last number, and where it is among the
 requests of the block.
@@ -200,11 +200,11 @@ class InFlightSends:
 
 
 class NumberedSend(NumberedSends):
-    """The sender of messages in flight: forwards the outcome to the original sender and to those of repeats.
+    """The sender of messages in flight: forwards the outcome to the original sender and to the senders of repeats.
 
     Attributes:
         numbers: of all messages of the send.
-        stored: those that were stored before; the others are in flight.
+        stored: the messages that were stored before; the others are in flight.
         call: the first request, changed to want an answer and to have this sender.
     """
 

@@ -1,4 +1,4 @@
-"""Checks the messages of sends, and makes their properties what the log stores."""
+"""Checks the messages of sends, and makes the properties that the log stores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mq.protocol.wire.encoding import ONEWAY_FLAG
 _COPIES_IN = RETRY_PREFIX, DEAD_LETTER_PREFIX
 """Messages to these topics are consumers' copies of received messages, with all their properties."""
 NUMBERED: Final = SEQUENCE_MARK.decode()
-"""What is in the properties of each message with a sequence number, and perhaps in those of others."""
+"""A text in the properties of each message with a sequence number, and perhaps of others."""
 _ASK_FOR_MORE = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", "LITE_TOPIC\x01"
 _NOT_PLAIN = *_ASK_FOR_MORE, RECEIPT, PRIORITY_MARK
 

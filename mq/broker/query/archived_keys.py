@@ -58,7 +58,7 @@ class ArchivedKeys:
         return begin_pos is not None and begin_pos < self._log_begin.base_pos
 
     async def find(self, query: KeyQuery) -> Found:
-        """Search what the local log does not have; takes a second more than ``key_search_seconds`` at most."""
+        """Search the part of the log that is not local; takes a second more than ``key_search_seconds`` at most."""
         await trio.lowlevel.checkpoint()
         limits = self._limits
         if self._under_way >= limits.key_searches_max:

@@ -1,7 +1,7 @@
 """QUERY_MESSAGE (request code 12): messages by key, and the maintenance of the key index.
 
 A worker thread runs searches one at a time, and at most `QUERIES_MAX` are queued; a separate process builds the index
-files. Every replica has its own index and answers for what is committed when the query arrives.
+files. Every replica has its own index and answers from the entries that are committed when the query arrives.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class KeyQueries(Service):
                         self._count(waiting.call.connection, -1)
 
     def _is_in_archive(self, waiting: _Waiting, result: SearchResult) -> bool:
-        """Whether what is missing may be in the archive: it must not hold up queries that the local log answers."""
+        """Whether missing messages may be in the archive, which must not hold up queries that the local log answers."""
         query = waiting.query
         is_known = query.count_max > 0 and query.key and waiting.call.request.ext.topic in self._metadata.topics
         return bool(
@@ -161,7 +161,7 @@ class KeyQueries(Service):
 
     async def _search_archive(self, waiting: _Waiting, result: SearchResult) -> None:
         call, query = waiting
-        await trio.lowlevel.checkpoint()  # a cancelled one ends with the broker: nobody counts any more
+        await trio.lowlevel.checkpoint()  # a cancelled one ends with the broker, which needs no count
         try:
             assert self._archived is not None, "an archive is searched that is not there"
             rest = replace(query, count_max=query.count_max - len(result.records))

@@ -1,7 +1,7 @@
 """Messages by offset and by time: request codes 29, 32, 33, 303 and 321.
 
-Every replica answers, from what is committed. Queries about the state of a queue wait until everything is applied that
-was committed when they arrived.
+Every replica answers, from its committed entries. Queries about the state of a queue wait until everything is applied
+that was committed when they arrived.
 
 Store times come from the leaders' clocks, so they may decrease within a queue after a change of leadership or a clock
 that was set back. A search then finds one of the places where they cross the requested time, not necessarily the first.

@@ -1,7 +1,7 @@
 """The quota gate: delays or refuses sends and deliveries of users and topics that exceed their quotas.
 
-Without quotas there is no gate: `RequestTable` calls the handlers themselves. With one, sends to a limited topic and
-those of a limited user do not take the path of plain sends (`Sends.receive`), since they are looked at one by one.
+Without quotas, requests pass no gate: `RequestTable` calls the handlers themselves. With one, sends to a limited topic
+and sends of a limited user do not take the path of plain sends (`Sends.receive`), since they are looked at one by one.
 
 A send that exceeds a quota waits its turn, up to `QuotaLimits.delay_seconds_max`, and is refused if that is too short.
 The refusal waits for as long, so that a client which tries again at once does not do so thousands of times a second. A
@@ -262,7 +262,7 @@ class QuotaGate(Service):
         if is_forwarded or request is self._released:
             return handler(call)
         if self._held and self._held[0].due <= self._clock():
-            self.release()  # nobody overtakes those whose time has come
+            self.release()  # no request overtakes the ones that are due
         if type(request) in _SENDS:
             return self._send(handler, call)
         seconds, by = self._buckets.wait(self._limits_of(call), self._clock())

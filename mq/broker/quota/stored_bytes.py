@@ -1,6 +1,6 @@
 """The stored bytes of topics that have a quota for them.
 
-They are counted from the queues in steps, and what was accepted since the last step is added.
+They are counted from the queues in steps, and messages that were accepted since the last step are added.
 """
 
 from __future__ import annotations

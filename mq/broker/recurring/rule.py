@@ -1,11 +1,11 @@
 """Computes when a schedule ticks: intervals, a single time, cron expressions in a time zone. Pure, but for time zones.
 
 Times are milliseconds since 1970. Time zones come from the system, or from the package `tzdata`; cron expressions are
-those of `cronsim`, which behaves as Debian's cron when the clocks of a time zone change:
+evaluated by `cronsim`, which behaves as Debian's cron when the clocks of a time zone change:
 
 - An expression of five fields with fixed minutes and hours ticks once for each of its local times. A time that does not
-  exist moves to the end of the gap; of those that move to the same moment, one is left. Of a time that exists twice,
-  the first one counts.
+  exist moves to the end of the gap; of times that move to the same moment, one is left. Of a time that exists twice,
+  only the first one ticks.
 - One whose minutes or hours begin with a star ticks whenever the local clock matches: at each of two equal local times,
   and not in a gap.
 - So does one with a field for seconds.
@@ -99,7 +99,7 @@ class Cron:
         return None
 
     def between(self, after_ms: int, until_ms: int) -> int:
-        """The number of ticks in the range; counts to `_COUNTED_MAX` only."""
+        """The number of ticks in the range, at most `_COUNTED_MAX`."""
         counted, at_ms = 0, self.next_after(after_ms)
         while at_ms is not None and at_ms <= until_ms and counted < _COUNTED_MAX:
             counted, at_ms = counted + 1, self.next_after(at_ms)

@@ -40,9 +40,9 @@ from mq.protocol.requests.schedules import DUE_MS, SCHEDULE, ScheduleDefinition
 
 _IN_FLIGHT_MAX: Final = 64
 _PLANNED_AT_ONCE: Final = 50
-"""A new leader computes the next ticks of so many schedules in one step, which takes some milliseconds."""
+"""The number of schedules whose next ticks a new leader computes in one step, which takes some milliseconds."""
 _STALE_MIN: Final = 64
-"""So many ticks of former versions are kept, beside those of all schedules, before they are removed."""
+"""The number of ticks of former versions that are kept, beside the ticks of all schedules, before they are removed."""
 _PAUSE_MS: Final = 1000
 """After a refusal, because the disk is full."""
 _AHEAD_MS: Final = 60_000
@@ -199,8 +199,8 @@ class Ticks(Service):
         """The queue of a schedule's messages, always the same one, so that they are in order; None without a writable
         topic.
 
-        A deleted topic that can be restored counts as none, unlike for messages that clients have sent and that wait: a
-        tick that nobody can consume is skipped, and its message is not there after the restore.
+        A deleted topic that can be restored is treated as missing, unlike for waiting messages that clients have sent:
+        a tick that no group can consume is skipped, and its message does not exist after the restore.
         """
         config = self._metadata.topics.get(definition.topic)
         if config is None or not config.perm & PERM_WRITE:
@@ -239,7 +239,7 @@ class Ticks(Service):
                 self._remove_stale()
 
     def _remove_stale(self) -> None:
-        """Forget ticks of schedules that were changed or deleted: those of next year would stay until then."""
+        """Forget ticks of schedules that were changed or deleted: ticks of next year would stay until then."""
         table = self._schedules.table
         present = {each for each in self._due if each[1] in table and table[each[1]].version == each[2]}
         self._due = sorted(present)

@@ -92,7 +92,7 @@ class Forwarder(Service):
 
     Args:
         repeatable: requests that may be forwarded again when the outcome at a leader is unknown.
-        serve_locally: called once this replica leads and nothing that it forwarded is open any more; from then on
+        serve_locally: called once this replica leads and all requests that it forwarded have ended; from then on
             requests must not come here.
     """
 

@@ -8,9 +8,9 @@ connection to another replica.
 
 What is said on the connection later carries no tags of its own. Without TLS it is only as safe as the network in
 between. With TLS, the proofs cover the certificate of the listener, as on the replication port
-(`raftlog.net.replication_tls`): somebody who shows another certificate, to read or to change what is said, gets no
-proof that either side accepts. Software from before format level 2 cannot do that, so replicas bind their proofs from
-that level on.
+(`raftlog.net.replication_tls`): an attacker who shows another certificate, to read or to change messages, gets no proof
+that either side accepts. Software from before format level 2 cannot do that, so replicas bind their proofs from that
+level on.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PeerAuthentication(Service):
     """Both sides: the answers to request 9005, and the caller's messages.
 
     Args:
-        identity: that of the replicated log.
+        identity: the identity of the replicated log.
         address: where other replicas reach this one's client port.
         secrets: the group secrets that are valid now.
         members: the node ids of the group.

@@ -72,7 +72,7 @@ class PeerConnection:
         self._stream.send(frame)
 
     def close(self) -> None:
-        """Close the connection; no callback is called any more."""
+        """Close the connection; no callback is called afterwards."""
         self._on_closed = None
         if self._dialing is not None:
             self._dialing.close()

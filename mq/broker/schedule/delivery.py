@@ -139,7 +139,7 @@ class Delivery(Generic[K]):
         return self._failed
 
     def check_invariants(self) -> None:
-        """Assert that groups in flight are counted right: with too many, nothing would be delivered any more."""
+        """Assert that groups in flight are counted right: with too many, delivery would stop."""
         assert self._groups <= self._groups_max, f"{self._groups} groups are in flight; maximum: {self._groups_max}"
         if self._appender.is_idle:
             assert not self._groups, f"{self._groups} groups of due messages are in flight, and nothing is pending"

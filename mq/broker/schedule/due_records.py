@@ -4,8 +4,8 @@ A read that waits for the disk on the event loop, or for the checksums of old en
 messages may have been stored hours ago, each in another part of the log. So before the first one that is not in memory
 is read, a worker thread reads and verifies it, and with it those behind it in its queue, which are due next as a rule.
 
-Nothing depends on it for being right: the log verifies what it hands out in any case. What was loaded once may be read
-on the event loop from then on, also if it is damaged, or was forgotten meanwhile.
+Correctness does not depend on it: the log verifies all records that it returns. What was loaded once may be read on the
+event loop from then on, also if it is damaged, or was forgotten meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raftlog import Job
 from raftlog.segment import SegmentError
 
 LOADED_AT_ONCE: Final = 128
-"""Records; so many messages are looked for in a queue behind the one that is needed."""
+"""The number of records of a queue that are loaded together, from the needed one on."""
 LOADED_BYTES_MAX: Final = 512 * 1024
 """Of the log, since it is not sure that those behind are due next: they may be forgotten again before they are."""
 _VERIFIED_AT_ONCE: Final = 64 * 1024

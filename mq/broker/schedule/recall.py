@@ -35,7 +35,7 @@ SEARCHES_MAX: Final = 64
 """Searches in progress; more are refused. Each keeps 320 KB of queue entries."""
 
 _RECORD_BYTES: Final = 4096
-"""Minimum number of bytes that reading a record counts for."""
+"""The minimum number of bytes that is counted for reading a record."""
 _DUE_TIME_AT: Final = 12
 """Position of the due time within a queue entry."""
 
@@ -183,7 +183,7 @@ class Recalls(Service):
         # Earlier days count as well: this clock may have been set back since the message was stored.
         turns = [QUEUE_ENTRY.pack(0, 0, due_ms - day * TURN_MS_MAX)[_DUE_TIME_AT:] for day in range(days + 2)]
         while True:
-            # A message that is being copied goes to the end of the queue, and is found there afterwards.
+            # A message that is being copied is stored at the end of the queue, and is found there afterwards.
             under_way = list(filter(timers.is_under_way, under_way))
             low = self._metadata.marks.of(TIMER_TOPIC, queue_id).low
             self._beginning.check(queue.min_offset, max(low, start if stored_at is None else stored_at))

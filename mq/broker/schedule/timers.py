@@ -8,9 +8,9 @@ its slot each day in the same way, so that retention does not reach it. A recall
 
 A message that cannot be read from this disk is marked as done only if the log has deleted it.
 
-A leader whose clock was ahead has stored messages that would wait too long. When the clock goes back, and when a leader
-begins, those with store times in the future are looked at. One that was to wait for some time is copied to wait for
-that time from now on; one that was to be delivered at a time keeps it.
+A leader whose clock was ahead has stored messages that would wait too long. When the clock is set back, and when a
+leader begins, messages with store times in the future are looked at. One that was to wait for some time is copied to
+wait for that time from now on; one that was to be delivered at a time keeps it.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def tail_of(
     ``since`` is the physical offset at which it waits: from before the creation of the topic, it was for one that had
     the same name. In a deleted topic that can be restored it is behind the others, and visible after the restore.
 
-    With a priority it goes to the queue for that among those that the topic has now. Otherwise it goes to another queue
-    of the topic only if the number of queues was reduced.
+    A message with a priority gets the queue for it among the present queues of the topic. Another one gets another
+    queue of the topic only if the number of queues was reduced.
     """
     config = _config_of(topic, metadata, since)
     if config is None or config.write_queues == 0 or topic in SEND_FORBIDDEN_TOPICS:

@@ -46,7 +46,7 @@ class NoteTier(TableCommand, frozen=True, tag="note_tier"):
     that have deleted them locally. ``is_held`` says that its manifest was found without files that are archived:
     nothing may be deleted locally until they are in it again.
 
-    The beginning never goes back. Only for the archive that the group has; of another one it changes nothing.
+    The beginning never decreases. Only for the archive that the group has; of another one it changes nothing.
     """
 
     url: str

@@ -1,4 +1,4 @@
-"""The changes that a command made, for those who keep state that follows from them."""
+"""The changes that a command made, for services whose state follows from them."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ class Changes(msgspec.Struct, frozen=True):
     begun_queues: tuple[tuple[str, int, QueueOffset], ...] = ()
     """Queues of a new topic (topic, queue id) with their first offset, which is not 0: see `FormerTopics`."""
     expired: tuple[tuple[str, int, QueueOffset], ...] = ()
-    """Queues (topic, queue id) whose messages before this offset are not served any more."""
+    """Queues (topic, queue id) whose messages before this offset are no longer served."""

@@ -21,7 +21,7 @@ PUT_OFF_MAX = 1000
 
 _OFFSET_MAX = 2**63 - 1
 _PUT_OFF = 0
-"""Stands in a snapshot for the list of postponed ones, in place of a number of checks."""
+"""The key of the list of postponed half messages in a snapshot; other keys are numbers of checks."""
 
 
 class AdvanceChecks(TableCommand, frozen=True, omit_defaults=True, tag="advance_checks"):

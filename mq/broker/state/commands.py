@@ -125,7 +125,7 @@ class PutTopic(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="put
 class DeleteTopic(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="delete_topic"):
     """Delete a topic and every group's offsets in it: a later topic of that name starts empty.
 
-    With ``continued``, its queue offsets continue those of the deleted topic (`mq.broker.state.former_topics`).
+    With ``continued``, its queue offsets continue the deleted topic's offsets (`mq.broker.state.former_topics`).
     Otherwise they begin at 0, as before format level 3.
 
     With ``restorable``, its queues stay, and `RestoreTopic` brings it back (`mq.broker.state.deleted_topics`), from
@@ -152,9 +152,10 @@ class RestoreTopic(_Command, frozen=True, kw_only=True, tag="restore_topic"):
 
 
 class ForgetTopic(_Command, frozen=True, kw_only=True, tag="forget_topic"):
-    """A deleted topic cannot be restored any more: its queues go.
+    """Drop the queues of a deleted topic, which can no longer be restored.
 
-    ``ends`` are those of its queues, by queue id, when this was decided. If a queue has grown since, the topic stays.
+    ``ends`` are the ends of its queues, by queue id, when this was decided. If a queue has grown since, the topic
+    stays.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Messages that are hidden by the retention time of their topic, although the log still has them.
 
-The leader decides by its clock up to where messages of a queue are too old, and the command says so to all replicas,
-at the same place in the log. So they agree about the first message of every queue. Nothing of it is kept besides the
+The leader decides by its clock up to where messages of a queue are too old, and the command says so to all replicas, at
+the same place in the log. So they agree about the first message of every queue. Nothing of it is kept besides the
 consume queues: these begin later from then on, and what derives them from the log again applies the command again. If
-the log does not have the command any more, it does not have the messages before it either.
+the log no longer has the command, it does not have the messages before it either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INT64_MAX: Final = 2**63 - 1
 
 
 class ExpireMessages(TableCommand, frozen=True, tag="expire_messages"):
-    """Queues begin at these offsets: messages before are not served any more.
+    """Let queues begin at these offsets: earlier messages are no longer served.
 
     Each row is a topic, a queue id and the offset. A queue that begins later already is not changed, and one that ends
     earlier becomes empty.

@@ -18,7 +18,7 @@ from mq.protocol.names import check_group, check_topic
 
 
 class FilterProgram(NamedTuple):
-    """The program of a group for a topic; ``version`` counts the changes."""
+    """The program of a group for a topic; ``version`` is the number of changes."""
 
     name: ProgramName
     version: int

@@ -4,12 +4,12 @@ A group begins at level 1. The leader proposes the next level when all members h
 level rises with that log entry, at the same position on each replica, and its features are not used before. A replica
 that does not support the level stops there, and reports both numbers.
 
-Levels never go down, and each includes those before it:
+Levels never decrease, and each includes those before it:
 
 2. Topics that were created before topics had identities get one, so that a reader of any topic notices when it was
    deleted and recreated. Users may be created by request (`mq.broker.state.users`). Replicas that call each other's
    client ports with TLS bind their proofs to the certificate (`mq.broker.replication.peer_authentication`).
-3. The queue offsets of a topic continue those of a deleted topic of its name (`mq.broker.state.former_topics`).
+3. The queue offsets of a topic continue the offsets of a deleted topic of its name (`mq.broker.state.former_topics`).
    Queues that are added to a topic are recorded for the groups that had offsets in it
    (`mq.broker.state.younger_queues`).
 4. Schedules (`mq.broker.state.schedules`). A half message may have several messages and consumer offsets

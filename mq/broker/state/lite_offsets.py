@@ -2,7 +2,7 @@
 
 There may be very many lite topics, and a group has an offset in each that it has read. So they are not in
 `Metadata.consumer_offsets`, where an offset costs a table of its own, but in tables of many lite topics each. Which
-lite topics exist is not replicated as such: a lite topic is there as long as its queue is
+lite topics exist is not replicated as such: a lite topic exists as long as its queue
 (`mq.store.queue_store.QueueStore`), and that follows from the records in the log.
 """
 
@@ -30,7 +30,7 @@ LiteKey = tuple[str, str, int]
 
 
 class ResetLiteOffsets(TableCommand, frozen=True, tag="reset_lite_offsets"):
-    """A group continues at these offsets; its open pops of these queues end.
+    """Let a group continue at these offsets; its open pops of these queues end.
 
     Each row is the queue of a lite topic and the offset.
     """

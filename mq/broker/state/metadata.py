@@ -273,7 +273,7 @@ class Metadata:
         return Changes(groups=(name,), offsets=removed)
 
     def _begin_after_former(self, topic: TopicConfig) -> tuple[tuple[str, int, QueueOffset], ...]:
-        """Let a new topic's queues begin where those of the deleted one ended, with all groups that read that one."""
+        """Let a new topic's queues begin where the deleted topic's queues ended, with all groups that read that one."""
         former = self.former_topics.create(topic.name)
         begins = {
             queue_id: self.former_topics.begin(topic.name, queue_id)
@@ -339,7 +339,7 @@ class Metadata:
         return {name: as_registered(config) for name, config in self.topics.items()}
 
     def topics_version(self, term: Term) -> wire_topics.DataVersion:
-        """The version of topics and groups that name servers and tools compare; ``term`` is that of the log."""
+        """The version of topics and groups that name servers and tools compare; ``term`` is the term of the log."""
         version = self.data_version
         return wire_topics.DataVersion(counter=version.counter, timestamp_ms=version.timestamp_ms, state_version=term)
 
@@ -426,10 +426,10 @@ class Metadata:
 
         - Every topic and group is listed under its name, and no two topics have one identity: clients take equal ones
           for the same topic.
-        - Offsets and permissions are of existing topics: what is left of a deleted one would count for the next of its
-          name. No offset lies before the beginning of such a topic, since that would be one of its predecessor.
+        - Offsets and permissions are of existing topics: remains of a deleted one would apply to the next of its name.
+          No offset lies before the beginning of such a topic, since that would be one of its predecessor.
         - While no consumer has continued from a reset, the group's offset is the one that was set; a commit ends both.
-        - There are no more topics and groups than there may be. Offsets may be a few more: those of one moment are
+        - There are no more topics and groups than there may be. Offsets may be a few more: commits of one moment are
           accepted together.
         - Locked queues are counted right, for the metrics.
         - What holds for the tables of their own.

@@ -87,7 +87,7 @@ class PopMessages(TableCommand, frozen=True, omit_defaults=True, tag="pop_messag
 
 
 class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
-    """Messages are acknowledged, or moved to a retry topic: they are no longer open.
+    """Close messages that are acknowledged, or moved to a retry topic.
 
     Each row is group, topic, queue id, start and pop time of a checkpoint, and a bitmap as in `PopMessages`. Bits of
     messages that are not open have no effect.
@@ -183,9 +183,10 @@ class PopQueue:
     Attributes:
         open: checkpoints by start offset and pop time.
         ordered: the checkpoint of ordered consumption.
-        moved: by start and pop time of a former checkpoint and offset of a message: that of its present one, whose
-            start is the offset. Not part of the replicated state: a replica that was restored from a snapshot does not
-            have what was before. It only tells which checkpoint a repeated request means, and no command depends on it.
+        moved: by start and pop time of a former checkpoint and offset of a message: the pop time of its present
+            checkpoint, whose start is the offset. Not part of the replicated state: a replica that was restored from a
+            snapshot lacks earlier moves. It only tells which checkpoint a repeated request means, and no command
+            depends on it.
     """
 
     __slots__ = ("_former", "epoch", "moved", "open", "ordered")
@@ -217,7 +218,7 @@ class PopQueue:
             self.moved[*name, offset] = new_pop_time_ms
 
     def note_closed(self, start: QueueOffset, pop_time_ms: int) -> None:
-        """Note that nothing of a checkpoint is open any more."""
+        """Note that no message of a checkpoint is open."""
         for name in self._former.pop((start, pop_time_ms), ()):
             if self.moved.get((*name, start)) == pop_time_ms:
                 del self.moved[*name, start]
@@ -458,8 +459,8 @@ class PopCheckpoints(StateTable):
         - A queue is listed as long as something in it is open, and by its topic: what deletes a topic and what keeps
           the log for popped messages look at nothing else.
         - Every checkpoint has an open message and spans at most `SPAN_MAX`: its bits fit into one command.
-        - The counts are those of the checkpoints: they decide whether a group may pop at all.
-        - An ordered checkpoint ends where the group's offset goes, and counts only messages before that.
+        - The counts equal the numbers of checkpoints: they decide whether a group may pop at all.
+        - An ordered checkpoint ends at the group's offset, and has only counts of messages before that.
         """
         counted: Counter[str] = Counter()
         for key, queue in self.queues.items():

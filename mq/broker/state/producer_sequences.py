@@ -13,8 +13,8 @@ It is bounded: by ranges per producer, by producers, and by total ranges. The pr
 the longest time is trimmed first: most ranges of producers with many, then whole producers. No clock is involved: one
 that is days ahead would evict what producers are about to repeat.
 
-Producers with generated ids (`is_generated`) are a part of their own, with limits of its own. So processes that come
-and go push out each other, and never an id that somebody has chosen. This is so from format level 8 on: older software
+Producers with generated ids (`is_generated`) are a part of their own, with limits of its own. So short-lived processes
+push out each other, and never an id that an application has chosen. This is so from format level 8 on: older software
 knows one part only, and the replicas of a group have to forget the same producers.
 """
 
@@ -74,10 +74,10 @@ floor. Snapshots of older versions lack the last two: they had no batches with n
 class _Window:
     """The known ranges of one producer, ascending and disjoint, and their places in the log.
 
-    ``extras`` is the length of each range minus one. The first ``gone`` rows do not count any more: so what is dropped
-    is moved out of memory from time to time only. Everything from ``stored_from`` to ``floor`` is stored; ``last`` is
-    the highest number. ``latest_ms`` is the store time of the latest message, for people who read a snapshot; no
-    decision depends on it.
+    ``extras`` is the length of each range minus one. The first ``gone`` rows are no longer valid: dropped rows are
+    removed from memory only from time to time. Everything from ``stored_from`` to ``floor`` is stored; ``last`` is the
+    highest number. ``latest_ms`` is the store time of the latest message, for people who read a snapshot; no decision
+    depends on it.
     """
 
     __slots__ = ("epoch", "extras", "firsts", "floor", "gone", "last", "latest_ms", "positions", "stored_from")

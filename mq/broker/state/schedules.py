@@ -75,7 +75,7 @@ class DeleteSchedule(TableCommand, frozen=True, tag="delete_schedule"):
 
 
 class SwitchSchedule(TableCommand, frozen=True, tag="switch_schedule"):
-    """Pause a schedule, or resume it: then it goes on from ``timestamp_ms``."""
+    """Pause a schedule, or resume it: then it continues from ``timestamp_ms``."""
 
     name: str
     enabled: bool
@@ -115,8 +115,8 @@ def check_schedule_name(name: str) -> None:
 
 
 def check_definition(definition: ScheduleDefinition) -> None:
-    """Raises CommandInvalid, or NameRefused, unless it may be in the log. Does not look into rules: what a cron
-    expression or a time zone means depends on the release.
+    """Raises CommandInvalid, or NameRefused, unless it may be in the log. Does not look into rules: the meaning of a
+    cron expression or a time zone depends on the release.
     """
     check_schedule_name(definition.name)
     check_topic(definition.topic)
@@ -228,7 +228,7 @@ class Schedules(StateTable):
         same = there.definition.rule() == definition.rule() and there.definition.enabled == definition.enabled
         settled_ms = there.settled_ms if same else timestamp_ms
         if (there.definition.start_ms, there.definition.end_ms) != (definition.start_ms, definition.end_ms):
-            # Times that were outside of the former bounds were no ticks: nobody has missed them.
+            # Times outside of the former bounds were not ticks: none was missed.
             settled_ms = max(settled_ms, timestamp_ms)
         self._replace(there._replace(definition=definition, settled_ms=settled_ms))
 

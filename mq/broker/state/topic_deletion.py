@@ -141,13 +141,13 @@ def forget_topic(metadata: Tables, command: ForgetTopic, queue_ends: QueueEnds) 
 def replace_deleted(metadata: Tables, name: str) -> tuple[str, ...]:
     """Give up the deleted topic whose name a new topic gets: it can no longer be restored.
 
-    Returns the topics that were deleted along with it, whose queues go. Its own queues begin where they ended.
+    Returns the topics that were deleted along with it, whose queues are dropped. Its own queues begin where they ended.
     """
     row = metadata.deleted_topics.rows.get(name)
     if row is None:
         return ()
     if name not in metadata.former_topics.deleted:
-        # So many topics were deleted since that it is not known any more as a former one.
+        # Many topics were deleted since, and its name was dropped from the former ones.
         metadata.former_topics.delete(name, dict(enumerate(row.ends)), row.offsets)
     gone = [each for each in metadata.deleted_topics.companions(name) if each != name]
     for each in (name, *gone):
@@ -159,7 +159,7 @@ def queue_effects(command: Command, metadata: Tables, queue_ends: QueueEnds) -> 
     """Return the changes of a command to the consume queues, if the metadata is of a later entry already."""
     match command:
         case PutTopic(config=config):
-            # If it was deleted in between, what was before is gone by now.
+            # If it was deleted in between, its earlier messages are deleted by now.
             row = metadata.deleted_topics.rows.get(config.name)
             begins = metadata.former_topics.begins.get(config.name, ()) if row is None else row.begins
             return Changes(expired=tuple((config.name, number, begin) for number, begin in enumerate(begins) if begin))

@@ -31,8 +31,8 @@ def auto_create(
     """The command that creates ``topic`` for its first message, None if the rules do not allow it.
 
     The template must exist and have PERM_INHERIT; it determines the permissions. The number of queues is
-    ``default_queue_nums`` as requested by the sender, at most that of the template. None for an existing topic, and for
-    a deleted one that can be restored: a producer that still runs would make that impossible.
+    ``default_queue_nums`` as requested by the sender, at most the template's number. None for an existing topic, and
+    for a deleted one that can be restored: a producer that still runs would make that impossible.
     """
     if topic in metadata.topics or topic == META_TOPIC or not metadata.has_room_for_topic(topic):
         return None

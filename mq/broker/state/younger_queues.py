@@ -2,7 +2,7 @@
 
 Such a group reads them from their first message, whatever its members are configured for: it has consumed the topic
 from some position on, and everything in these queues is later than that. Without this record, they would look like
-queues of a new group, which may skip what is there.
+queues of a new group, which may skip stored messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mq.broker.state.table import SnapshotDamaged, StateTable
 
 
 class YoungerQueues(StateTable):
-    """The table. Only groups for which a topic has grown have an entry; those that keep their offsets keep it."""
+    """The table. Only groups for which a topic has grown have an entry, and only while they keep their offsets."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], int] = {}

@@ -6,9 +6,9 @@ the first one the end of the queue; each open half message that it passes is che
 are given up. So there is one number per repetition and no memory per half message, however many are open.
 
 Some producers want no check before a certain time (immunity). Until then cursors pass their messages without a check,
-except the last one, which *postpones* them: they go into a list, and are checked as often once that time is over
-(`mq.broker.transaction.check_immunity`). The same applies to messages that this disk cannot read: they may be repaired
-from other replicas, or one of them may lead. When the list is full, the last cursor waits.
+except the last one, which *postpones* them: they are put into a list, and are checked the same number of times once
+that time is over (`mq.broker.transaction.check_immunity`). The same applies to messages that this disk cannot read:
+they may be repaired from other replicas, or one of them may lead. When the list is full, the last cursor waits.
 
 The time at which a cursor passed a message is not stored per message: the leader samples the cursor positions several
 times a minute. A new leader treats everything as passed just now; so after a change of leader or a long stop, producers
@@ -215,7 +215,8 @@ class CheckBacks(Service):
             opened = list(islice(marks.open_offsets(self._positions[number], limit), _CHECKS_PER_ENTRY))
             reached = limit if len(opened) < _CHECKS_PER_ENTRY else opened[-1] + 1
         else:
-            # The same ones, although others opened or ended: otherwise a slow disk would never load all of them.
+            # Ask for the same messages, although others opened or ended: otherwise a slow disk would never load all of
+            # them.
             opened, reached = [each for each in loading.offsets if not marks.is_done(each)], loading.reached
         if not self._are_loaded(number, opened, reached):
             return
@@ -273,7 +274,7 @@ class CheckBacks(Service):
         return [offset for offset in self._metadata.checks.put_off if not is_done(offset)]
 
     def _check_postponed(self, now: float) -> list[QueueOffset]:
-        """Check some postponed half messages whose time is over; returns those that were checked often enough."""
+        """Check some postponed half messages whose time is over; returns messages that were checked often enough."""
         listed = self._metadata.checks.put_off
         if not listed:
             return []

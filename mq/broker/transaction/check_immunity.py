@@ -18,7 +18,7 @@ IMMUNITY_MS_MAX: Final = 24 * 3_600_000
 
 
 class CheckImmunity:
-    """Schedules checks during one leadership: a new leader counts again.
+    """Schedules checks during one leadership: a new leader counts from 0.
 
     Args:
         times: checks per message.

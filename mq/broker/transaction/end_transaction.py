@@ -84,7 +84,7 @@ class Transactions(Service):
     """The handler for ends, and its interface for sends and check-backs.
 
     Attributes:
-        committed, rolled_back: half messages by outcome; a set counts as one.
+        committed, rolled_back: half messages by outcome; a set is counted as one.
         ended_again: requests about half messages that had ended before.
         given_up: half messages given up after the last check-back.
     """
@@ -120,7 +120,7 @@ class Transactions(Service):
         yield Route(EndTransaction, self.handle_end, leader_only=True, repeatable=True)
 
     def resign(self) -> None:
-        """Called when this replica stops leading: the new leader serves what is not in the log yet."""
+        """Called when this replica stops leading: the new leader serves requests that are not in the log yet."""
         gathering, self._gathering = self._gathering, None
         self._ending = {}
         if gathering is not None:

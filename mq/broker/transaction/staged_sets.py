@@ -53,7 +53,7 @@ _NOT_IN_A_SET = (props.TRANSACTION_PREPARED, props.TRANSACTION_SET, props.SEQUEN
 
 
 class StagedSets(Service):
-    """The handler for staging, and what the commit of a set appends.
+    """Handles staging, and builds the messages and the command that the commit of a set appends.
 
     Attributes:
         staged: sets stored since the start of this replica.
@@ -170,7 +170,7 @@ class StagedSets(Service):
                 raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         for number, message in enumerate(staged.messages):
             self._check_message(number, message)
-            nbytes += 100 + len(message.topic) + len(self._suffix)  # what a record has more than a message of the body
+            nbytes += 100 + len(message.topic) + len(self._suffix)  # a record's bytes besides its part of the body
         if nbytes > self._settings.message_bytes_max:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,

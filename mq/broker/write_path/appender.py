@@ -43,7 +43,7 @@ class Appender:
         disk_used: returns which part of the disk is in use, 0 to 1; called when a message is refused for a full disk.
         uncommitted_bytes_max: messages are refused while more is pending; see `check_room` for commands.
         clock: monotonic seconds, to decide how long a round waits for more messages. If it stands still, none waits.
-        turn_within: requests that `start_round` is called again within so many seconds.
+        turn_within: requests that `start_round` is called again within this number of seconds.
 
     Attributes:
         is_open: whether this broker leads its group and accepts messages; set by `open` and `close`.
@@ -51,8 +51,8 @@ class Appender:
         pending_bytes: bytes of all records that are not committed yet.
         waiting_senders: how many senders the pending items have.
         messages: number of messages and commands in all entries so far.
-        on_queued: called when an entry has its place in the log, with what it adds to queues, while ``awaited`` is not
-            empty. What this adds to the appender is framed behind it, in the same round.
+        on_queued: called when an entry has its place in the log, with its runs of queue entries, while ``awaited`` is
+            not empty. What this adds to the appender is framed behind it, in the same round.
         entry_bytes_max: the maximum of an entry with several items.
     """
 
@@ -277,11 +277,11 @@ class Appender:
         """Assert what holds between two turns; for tests.
 
         - Nothing waits for a round unless this replica leads: whoever adds something later would never be answered.
-        - What is counted as pending is at least what waits and what is in flight; messages that wait outside, for the
-          first send of their number or for their topic, come on top: without anything pending, there are none of them
-          either. Otherwise the limit would let too much in, or nothing at all.
+        - The pending bytes are at least the bytes of waiting items and of items in flight; messages that wait outside,
+          for the first send of their number or for their topic, come on top: without pending bytes, no such message
+          waits. Otherwise the limit would let too much in, or nothing at all.
         - Entries are answered in the order of the log, and the last one in flight ends the last round: otherwise rounds
-          that nobody waits for would keep the next ones from starting.
+          without waiting senders would keep the next ones from starting.
         """
         assert self.is_open or not self.pending, f"{len(self.pending)} items wait, and this replica does not lead"
         senders = sum(item.sender_count for item in self.pending)

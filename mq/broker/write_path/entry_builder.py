@@ -3,8 +3,8 @@
 The queue offset, physical offset and store time of a message are known only when its entry is framed. So records are
 built then, once, and also the replies, which wait in one list per entry for the commit.
 
-`EntryBuilder` gives each item an `EntryDraft`, to which the item adds what it has. So this module knows no kinds of
-items, and the items do not know how an entry is put together.
+`EntryBuilder` gives each item an `EntryDraft`, to which the item adds its messages and commands. So this module knows
+no kinds of items, and the items do not know how an entry is put together.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PendingItem(Protocol):
 
     Attributes:
         nbytes: bytes of its records.
-        request_count: how many requests of clients it has; 1 for what the broker stores by itself.
+        request_count: how many requests of clients it has; 1 for messages and commands of the broker itself.
         sender_count: how many clients sent them.
     """
 
@@ -69,11 +69,11 @@ class PendingItem(Protocol):
         """Add records, queue entries and replies to the entry that is being built; called once."""
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """Reject what was not stored: refuse it to its senders, or serve their requests again."""
+        """Called when the item was not stored: refuse the requests of its senders, or serve them again."""
 
 
 class QueuedMessage(msgspec.Struct, gc=False):
-    """A message whose record is built when its entry is. ``size`` is that of the record.
+    """A message whose record is built when its entry is. ``size`` is the size of the record.
 
     ``born_ms`` is the time of its birth, if it differs from that of its request.
     """
@@ -286,7 +286,7 @@ class EntryBuilder:
 
     Attributes:
         reply_template: renders the replies to sends.
-        head, store_flag, store_host: what is the same in the records of all messages.
+        head, store_flag, store_host: the fields that are equal in the records of all messages.
     """
 
     def __init__(self, store_host: bytes, reply_template: SendReplyTemplate, wall_clock_ms: Callable[[], int]) -> None:

@@ -5,7 +5,7 @@ once, with what had arrived during the one before, these clients would miss it: 
 and each message would wait for two rounds, each with half of the messages. So when a round has been answered, the next
 one waits until most of the answered senders have sent again, but no longer than a part of the time that a round takes.
 If fewer than half of them come in that time, because the clients are slow or send at their own pace, the next rounds do
-not wait: one at first, twice as many each time. A single sender waits for nobody: its message starts the round.
+not wait: one at first, twice the number each time. A single sender waits for no other: its message starts the round.
 """
 
 from __future__ import annotations

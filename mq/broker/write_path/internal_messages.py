@@ -19,7 +19,7 @@ from mq.protocol.messages.sequencing import SequenceRange
 def check_sent_bytes(nbytes: int, number: int | None = None) -> None:
     """Raises RequestRefused if the properties of a sent message leave no room for a redelivery.
 
-    ``nbytes`` includes what the broker adds; ``number`` is the place of the message in a batch.
+    ``nbytes`` includes properties that the broker adds; ``number`` is the place of the message in a batch.
     """
     if nbytes > props.SENT_PROPERTIES_BYTES_MAX:
         which = "" if number is None else f"message {number} has "

@@ -79,7 +79,7 @@ class InternalRecord:
 
 
 class LiteTail(NamedTuple):
-    """The lite topic queue that a message goes to, besides the queue of its topic."""
+    """The lite topic queue in which a message is stored, besides the queue of its topic."""
 
     queue: str
     tails: QueueTails
@@ -114,7 +114,7 @@ class PendingSend:
     more: Callable[[Stored, str], dict[str, str]] | None = None
     """Returns additional fields of the reply, from the place of the message and its unique key."""
     lite: LiteTail | None = None
-    """Of a message of a lite topic: the tail of that. ``nbytes`` includes what it adds to the properties."""
+    """Of a message of a lite topic: the tail of that. ``nbytes`` includes the properties that it adds."""
 
     def build(self, draft: EntryDraft) -> None:
         """Add the record, its queue entries and the reply to the draft."""
@@ -198,7 +198,7 @@ class AtomicGroup:
         self.nbytes = members[0].nbytes if len(members) == 1 else sum([member.nbytes for member in members])
 
     def adds_to(self, tail: QueueTail) -> bool:
-        """Whether a message of this group goes to the queue of ``tail``."""
+        """Whether a message of this group is stored in the queue of ``tail``."""
         return any(not isinstance(member, PendingCommand) and member.tail is tail for member in self._members)
 
     def build(self, draft: EntryDraft) -> None:

@@ -32,8 +32,8 @@ class TopicName:
 class QueueTail:
     """The tail of one queue, on the leader: the place of the next message.
 
-    While an entry is built, ``run`` is what it adds to the queue, up to ``next_offset``. ``queue`` is the consume queue
-    that received earlier runs; not always the current queue of this name, which may have been dropped since.
+    While an entry is built, ``run`` has the queue entries that it adds, up to ``next_offset``. ``queue`` is the consume
+    queue that received earlier runs; not always the current queue of this name, which may have been dropped since.
     """
 
     __slots__ = (
@@ -134,7 +134,7 @@ class QueueTails(Service):
         """Note that the store drops the topic's queues next, for a deletion in the log, maybe of an earlier leader."""
         tail = self._lite.get(topic)
         if tail is not None and tail.next_offset == self._next_offset(topic, 0):
-            # Otherwise messages behind the end of this lite topic are in flight, and go on from there.
+            # Otherwise messages behind the end of this lite topic are in flight, and continue from there.
             del self._lite[topic]
         if self._deletions[topic] > 1:
             self._deletions[topic] -= 1
@@ -206,7 +206,7 @@ class QueueTails(Service):
     def check_invariants(self) -> None:
         """Assert what holds between two turns while this replica leads; for tests.
 
-        The next offset of a queue is not below what is stored, otherwise two messages would get one offset; unless the
+        The next offset of a queue is not below the stored end, otherwise two messages would get one offset; unless the
         queue's deletion is in the log and not applied yet. What an entry adds is gathered only while it is built.
         """
         for (topic, queue_id), tail in self._tails.items():

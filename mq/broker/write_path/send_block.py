@@ -38,7 +38,7 @@ class NumberedSends(Protocol):
 
 
 class QueuedSend(msgspec.Struct, gc=False):
-    """A request to send, whose messages are valid and go to one queue.
+    """A request to send, whose messages are valid and are stored in one queue.
 
     Attributes:
         nbytes: bytes of all its records.
