@@ -65,7 +65,8 @@ from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.schedules import Schedules
 from mq.broker.state.table import CommandInvalid, SnapshotDamaged, StateTable, TableCommand, by_command
 from mq.broker.state.topic_births import TopicBirths
-from mq.broker.state.topic_deletion import delete_topic, dropped_by, forget_topic, replace_deleted, restore_topic
+from mq.broker.state.topic_deletion import delete_topic, dropped_by, forget_topic, replace_deleted
+from mq.broker.state.topic_restore import restore_topic
 from mq.broker.state.user_quotas import UserQuotas
 from mq.broker.state.users import Users
 from mq.broker.state.younger_queues import YoungerQueues

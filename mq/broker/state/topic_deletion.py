@@ -1,4 +1,4 @@
-"""Deletes, restores and forgets topics: the part of these commands in each table of the metadata.
+"""Deletes and forgets topics: the part of these commands in each table of the metadata.
 
 Until a deleted topic is forgotten, its consume queues stay as they are; see `mq.broker.state.deleted_topics`. A replica
 that fills its queues from the log behind a snapshot knows the metadata of a later entry: `queue_effects` says what a
@@ -17,9 +17,7 @@ from mq.broker.state.commands import (
     DeleteTopic,
     ForgetTopic,
     PutTopic,
-    RestoreTopic,
     TopicConfig,
-    offset_pairs,
 )
 from mq.broker.state.deleted_topics import DeletedTopic, DeletedTopics, offset_numbers
 from mq.broker.state.expired_messages import expired_by
@@ -39,7 +37,7 @@ QueueEnds = Callable[[str], Mapping[int, QueueOffset]]
 
 
 class Tables(Protocol):
-    """The part of `mq.broker.state.metadata.Metadata` that this module uses."""
+    """The part of `mq.broker.state.metadata.Metadata` that deletions and restores use."""
 
     topics: dict[str, TopicConfig]
     topic_identities: dict[str, str]
@@ -114,20 +112,6 @@ def delete_topic(metadata: Tables, command: DeleteTopic, queue_ends: QueueEnds) 
         return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)
     metadata.deleted_topics.rows[name] = row
     return Changes(topics=(name,), hidden_topics=(name,), offsets=removed)
-
-
-def restore_topic(metadata: Tables, command: RestoreTopic) -> Changes:
-    """Apply a restore; see `RestoreTopic`."""
-    rows, name = metadata.deleted_topics.rows, command.name
-    if name not in rows or not metadata.has_room_for_topic(name):
-        return Changes()
-    restored: list[str] = []
-    for each in (name, *metadata.deleted_topics.companions(name)):
-        if metadata.has_room_for_topic(each):
-            _bring_back(metadata, rows.pop(each))
-            restored.append(each)
-    metadata.data_version = metadata.data_version.next(command.timestamp_ms)
-    return Changes(topics=tuple(restored))
 
 
 def forget_topic(metadata: Tables, command: ForgetTopic, queue_ends: QueueEnds) -> Changes:
@@ -214,24 +198,6 @@ def _unacknowledged(metadata: Tables, group: str, topic: str, queue_id: int, off
     """A group's offset, or its first popped message without an acknowledgement, which would not be redelivered."""
     first = metadata.pops.of((group, topic, queue_id)).first_open()
     return offset if first is None else max(min(offset, first), metadata.former_topics.begin(topic, queue_id))
-
-
-def _bring_back(metadata: Tables, row: DeletedTopic) -> None:
-    name = row.config.name
-    assert name not in metadata.topics, f"{name} is restored, and is there"
-    metadata.former_topics.bring_back(name, row.begins)
-    metadata.topics[name] = row.config
-    if row.identity:
-        metadata.topic_identities[name] = row.identity
-    for group, numbers in row.offsets.items():
-        if metadata.has_room_for_offsets(group, name):
-            metadata.consumer_offsets.to_change((group, name)).update(offset_pairs(group, name, numbers))
-            if group in row.resets:
-                resets = metadata.offset_resets.to_change((group, name))
-                resets.update(offset_pairs(group, name, row.resets[group]))
-            if group in row.younger:
-                metadata.younger_queues.topic_grew(name, row.younger[group], [group])
-    metadata.forbidden = metadata.forbidden | {(group, name) for group in row.forbidden}
 
 
 def _forget(metadata: Tables, name: str) -> None:
