@@ -22,9 +22,9 @@ from chaos.log_sim.process import LogProcess
 from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
 from mq.broker.base.archive_tier import QUEUES_FROM, note_queues_from
-from mq.broker.base.local_retention import encode_early
 from mq.broker.base.periodic_task import REST_SECONDS_MAX
 from mq.broker.base.process_tuning import DescriptorLimits
+from mq.broker.base.retention import encode_early
 from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
 from mq.broker.context import ArchiveAccess, Environment

@@ -39,7 +39,7 @@ from mq.broker.archive.archiving import Archiving
 from mq.broker.archive.queue_refill import QueueRefill
 from mq.broker.base.clock_corrections import BootClock
 from mq.broker.base.disk import disk_usage
-from mq.broker.base.local_retention import Retention
+from mq.broker.base.retention import Retention
 from mq.broker.bulk.bulk_read import BulkReads
 from mq.broker.bulk.log_lease import LogLeases
 from mq.broker.bulk.topic_ends import TopicEndQueries

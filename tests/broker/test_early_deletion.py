@@ -12,7 +12,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from mq.broker.base.local_retention import EarlyDeletion
+from mq.broker.base.retention import EarlyDeletion
 from mq.broker.broker import Broker
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.requests.raft_group import GroupAnswer, GroupCommand

@@ -13,7 +13,7 @@ import trio
 from structlog.testing import capture_logs
 
 from mq.broker.base.clock_corrections import FILE_TIMES
-from mq.broker.base.local_retention import Retention
+from mq.broker.base.retention import Retention
 from mq.broker.broker import Broker
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.half_messages import COMMIT, ROLLBACK, end, send_half

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mq.broker.base.local_retention import Retention
 from mq.broker.base.periodic_task import Periodic
+from mq.broker.base.retention import Retention
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused

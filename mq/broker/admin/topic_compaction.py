@@ -115,7 +115,7 @@ class TopicCompaction(Service):
     Args:
         sends: holds sends to compacted topics.
         leased_pos: physical offset from which on readers have leases.
-        now_ms: the time by which messages are old; see `mq.broker.base.local_retention.Retention.plausible_ms`.
+        now_ms: the time by which messages are old; see `mq.broker.base.retention.Retention.plausible_ms`.
         wished_pos: the log would be deleted up to here, if there were no compacted topics.
     """
 

@@ -42,7 +42,7 @@ class TopicExpiry(Service):
 
     Args:
         leased_pos: physical offset from which on readers have leases.
-        now_ms: the time by which messages expire; see `mq.broker.base.local_retention.Retention.plausible_ms`.
+        now_ms: the time by which messages expire; see `mq.broker.base.retention.Retention.plausible_ms`.
     """
 
     def __init__(
