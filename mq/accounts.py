@@ -100,8 +100,8 @@ class AccountsFile:
         except (AclFileInvalid, OSError, UnicodeDecodeError) as error:
             if str(error) != self._fault:
                 self._fault = str(error)
-                kept = len(self.accounts.by_key)
-                self._log.error("acl_file_unusable", path=str(self._path), error=str(error), kept=kept)
+                kept_count = len(self.accounts.by_key)
+                self._log.error("acl_file_unusable", path=str(self._path), error=str(error), kept=kept_count)
             return
         self._fault = ""
         self._log.info("acl_file_read", path=str(self._path), accounts=len(self.accounts.by_key))
@@ -158,5 +158,5 @@ def _addresses(where: str, pattern: str) -> Matches:
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    found = os.stat(path)
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    status = os.stat(path)
+    return status.st_mtime_ns, status.st_size, status.st_ino

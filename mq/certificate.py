@@ -95,9 +95,9 @@ class Certificate:
             stamp = self._read_stamp()
             if stamp == self._stamp:
                 return
-            loaded = self._read()
-            self._check_time(loaded.validity)
-            self._loaded, self._stamp, self._warned_at = loaded, stamp, None
+            contexts = self._read()
+            self._check_time(contexts.validity)
+            self._loaded, self._stamp, self._warned_at = contexts, stamp, None
         except CertificateUnusable as error:
             if str(error) != self._fault:
                 self._fault = str(error)
@@ -179,25 +179,25 @@ class Certificate:
     def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:
         paths = [path for path in (self._certificate, self._key, self._clients_ca) if path is not None]
         try:
-            found = [os.stat(path) for path in paths]
+            statuses = [os.stat(path) for path in paths]
         except OSError as error:
             raise CertificateUnusable(f"{error.filename}: {error.strerror}") from error
-        return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in found)
+        return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in statuses)
 
 
 def _certificates(path: Path) -> list[bytes]:
     """The certificates (DER) in a file, at least one; the first one is the server's own. Raises CertificateUnusable."""
-    found: list[bytes] = []
+    certificates: list[bytes] = []
     try:
         text = path.read_text()
-        while not found or _BEGIN in text:
+        while not certificates or _BEGIN in text:
             start = text.index(_BEGIN)
             end = text.index(_END, start) + len(_END)
-            found.append(ssl.PEM_cert_to_DER_cert(text[start:end]))
+            certificates.append(ssl.PEM_cert_to_DER_cert(text[start:end]))
             text = text[end:]
     except (OSError, ValueError) as error:
         raise CertificateUnusable(f"{path}: {_reason(error)}") from error
-    return found
+    return certificates
 
 
 def _common_validity(path: Path, chain: list[bytes]) -> Validity:
@@ -208,8 +208,8 @@ def _common_validity(path: Path, chain: list[bytes]) -> Validity:
         own, *others = map(validity, chain)
     except ValueError as error:
         raise CertificateUnusable(f"{path}: {error}") from error
-    needed = [own, *(each for each in others if not each.is_root)]
-    return Validity(max(each.begins for each in needed), min(each.ends for each in needed), own.is_root)
+    links = [own, *(each for each in others if not each.is_root)]
+    return Validity(max(each.begins for each in links), min(each.ends for each in links), own.is_root)
 
 
 def _no_password() -> str:

@@ -83,11 +83,11 @@ class Credentials:
 
         Raises CredentialsInvalid, OSError.
         """
-        given = os.environ if environment is None else environment
-        keys = given.get(ACCESS_KEY_VARIABLE), given.get(SECRET_KEY_VARIABLE)
+        variables = os.environ if environment is None else environment
+        keys = variables.get(ACCESS_KEY_VARIABLE), variables.get(SECRET_KEY_VARIABLE)
         if keys != (None, None):
             if keys[0] is None or keys[1] is None:
                 raise CredentialsInvalid(f"{ACCESS_KEY_VARIABLE} and {SECRET_KEY_VARIABLE} must be set together")
             return cls(keys[0], keys[1])
-        path = given.get(FILE_VARIABLE)
+        path = variables.get(FILE_VARIABLE)
         return None if path is None else cls.from_file(path)

@@ -31,8 +31,8 @@ def raftmq_kit(request: pytest.FixtureRequest) -> Iterator[SyncKit]:
 
     marker = request.node.get_closest_marker("raftmq")
     if marker is not None and marker.args:
-        given = ", ".join(map(repr, marker.args))
-        pytest.fail(f"the marker raftmq takes keywords, such as raftmq(replicas=3), not raftmq({given})", pytrace=False)
+        texts = ", ".join(map(repr, marker.args))
+        pytest.fail(f"the marker raftmq takes keywords, such as raftmq(replicas=3), not raftmq({texts})", pytrace=False)
     with running_kit(**({} if marker is None else marker.kwargs)) as kit:
         yield kit
 

@@ -78,11 +78,11 @@ class ProcessSettings(BaseSettings):
         return [flags, environment, InitSettingsSource(cls, init_kwargs=cls._former_environment(flags()))]
 
     @classmethod
-    def _former_environment(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _former_environment(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Read the environment's values under former names, without those that were given otherwise."""
         prefix = cls.model_config.get("env_prefix", "").lower()
         environment = {name.lower(): value for name, value in os.environ.items()}
-        names = {former: prefix + former for former, present in cls.former_names.items() if present not in given}
+        names = {former: prefix + former for former, present in cls.former_names.items() if present not in values}
         return {former: environment[name] for former, name in names.items() if name in environment}
 
     @classmethod
@@ -92,9 +92,9 @@ class ProcessSettings(BaseSettings):
         Raises:
             pydantic.ValidationError, OSError, tomllib.TOMLDecodeError: the settings are invalid, or cannot be read.
         """
-        given = {name: value for name, value in flags.items() if value is not None}
+        options = {name: value for name, value in flags.items() if value is not None}
         if config is None:
-            return cls(**given)
+            return cls(**options)
         with config.open("rb"):
             pass  # an unreadable file is an error, not an empty file
 
@@ -107,5 +107,5 @@ class ProcessSettings(BaseSettings):
             ) -> list[PydanticBaseSettingsSource]:
                 return [*super()._sources(flags, environment), TomlConfigSettingsSource(cls)]
 
-        loaded: Self = FromFile(**given)
-        return loaded
+        settings: Self = FromFile(**options)
+        return settings

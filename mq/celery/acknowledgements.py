@@ -68,10 +68,10 @@ class Acknowledgements:
                 tasks.start_soon(self._send, source, messages)
 
     def _take(self) -> dict[Source, list[PoppedMessage]]:
-        taken, self._gathered = self._gathered, []
-        self._in_flight += taken
+        messages, self._gathered = self._gathered, []
+        self._in_flight += messages
         by_source: dict[Source, list[PoppedMessage]] = defaultdict(list)
-        for message in taken:
+        for message in messages:
             by_source[Source.of(message)].append(message)
         return by_source
 
@@ -85,5 +85,5 @@ class Acknowledgements:
             )
         except ClientError as error:
             log.warning("not_acknowledged", topic=source.topic, messages=len(messages), reason=str(error))
-        done = set(map(id, messages))
-        self._in_flight = [message for message in self._in_flight if id(message) not in done]
+        sent_ids = set(map(id, messages))
+        self._in_flight = [message for message in self._in_flight if id(message) not in sent_ids]

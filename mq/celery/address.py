@@ -42,45 +42,45 @@ class Address:
 
     def remoting(self) -> RemotingSettings:
         """The settings for all clients. Raises CredentialsInvalid, also for certificates that cannot be used."""
-        given: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if self.secret_key is not None and self.access_key is None:
             raise CredentialsInvalid("the broker URL has a secret key without an access key: raftmq://KEY:SECRET@host")
         if self.access_key is not None:
-            given["credentials"] = Credentials(self.access_key, self.secret_key or "")
+            options["credentials"] = Credentials(self.access_key, self.secret_key or "")
         if self.tls is not None:
-            given["tls"] = _context(dict(self.tls))
-        return RemotingSettings(**given)
+            options["tls"] = _context(dict(self.tls))
+        return RemotingSettings(**options)
 
 
 def address_of(client: Any, *, tls: bool) -> Address:
     """The address in a `kombu.Connection`. Raises ValueError for an option with a bad value."""
     options = dict(client.transport_options)
-    given: dict[str, Any] = {name: options.get(name, default) for name, default in _OPTIONS.items()}
-    for name, value in given.items():
+    values: dict[str, Any] = {name: options.get(name, default) for name, default in _OPTIONS.items()}
+    for name, value in values.items():
         is_default = value is None and _OPTIONS[name] is None
         if not is_default and not (isinstance(value, (int, float)) and value > 0):
             raise ValueError(f"transport option {name} is {value!r}; it must be a positive number")
-    given["visibility_timeout"] = min(given["visibility_timeout"], INVISIBLE_SECONDS_MAX)
+    values["visibility_timeout"] = min(values["visibility_timeout"], INVISIBLE_SECONDS_MAX)
     hosts = (client.hostname or "localhost").split(",")
     port = client.port or DEFAULT_PORT
     prefix = options.get("prefix") or (client.virtual_host or "").strip("/") or _PREFIX
-    wanted = tls or (client.ssl and str(client.ssl).lower() not in _OFF)
+    use_tls = tls or (client.ssl and str(client.ssl).lower() not in _OFF)
     return Address(
         name_servers=tuple(f"[{host}]:{port}" if ":" in host else f"{host.strip()}:{port}" for host in hosts),
         prefix=prefix,
         access_key=client.userid or None,
         secret_key=client.password or None,
-        tls=tuple(sorted(_tls_options(client.ssl).items())) if wanted else None,
+        tls=tuple(sorted(_tls_options(client.ssl).items())) if use_tls else None,
         connect_timeout=float(client.connect_timeout or 5.0),
-        **given,
+        **values,
     )
 
 
-def _tls_options(given: object) -> dict[str, Any]:
+def _tls_options(ssl_options: object) -> dict[str, Any]:
     """`{"ca_certs": ..., "certfile": ..., "keyfile": ..., "cert_reqs": ...}`, whose names may begin with `ssl_`."""
-    if not isinstance(given, Mapping):
+    if not isinstance(ssl_options, Mapping):
         return {}
-    options = {str(name).removeprefix("ssl_"): value for name, value in given.items()}
+    options = {str(name).removeprefix("ssl_"): value for name, value in ssl_options.items()}
     unknown = options.keys() - {"ca_certs", "certfile", "keyfile", "cert_reqs", "check_hostname"}
     if unknown:
         raise ValueError(f"unknown options for TLS: {', '.join(sorted(unknown))}")
@@ -98,6 +98,6 @@ def _context(options: Mapping[str, Any]) -> ssl.SSLContext:
         raise CredentialsInvalid(f"{files}: {getattr(error, 'strerror', None) or error}") from error
     if options.get("check_hostname") is False or options.get("cert_reqs") == ssl.CERT_NONE:
         context.check_hostname = False
-    if (wanted := options.get("cert_reqs")) is not None:
-        context.verify_mode = wanted
+    if (verify_mode := options.get("cert_reqs")) is not None:
+        context.verify_mode = verify_mode
     return context

@@ -89,11 +89,11 @@ class ScheduleScheduler(Scheduler):
             )
         session = transport.session
         owner = _owner(session.address.prefix, self.app)
-        wanted = {
+        schedules = {
             each.name: each for each in [self._schedule(entry, session, owner) for entry in self.schedule.values()]
         }
-        done = session.call(push_schedules, session.calls.schedules, owner, wanted)
-        _log.info("beat: the brokers send %s schedules of %s (%s changed)", len(wanted), owner, done)
+        change_count = session.call(push_schedules, session.calls.schedules, owner, schedules)
+        _log.info("beat: the brokers send %s schedules of %s (%s changed)", len(schedules), owner, change_count)
 
     def _check(self, entry: Any) -> None:
         """Raises ImproperlyConfigured for an entry that a broker cannot send."""
@@ -110,10 +110,10 @@ class ScheduleScheduler(Scheduler):
     def _schedule(self, entry: Any, session: Session, owner: str) -> Schedule:
         self._check(entry)
         outgoing, exchange, routing_key = self._template_of(entry)
-        found = session.call(session.single_queue, exchange, routing_key)
-        if found is None:
+        queue = session.call(session.single_queue, exchange, routing_key)
+        if queue is None:
             raise _refused(entry, f"goes to no single queue: exchange {exchange!r}, routing key {routing_key!r}")
-        topic, levels = found
+        topic, levels = queue
         return Schedule(
             _name(owner, entry.name),
             topic,
@@ -132,14 +132,14 @@ class ScheduleScheduler(Scheduler):
         seconds = _seconds(expires)
         options |= {"task_id": envelope.TEMPLATE_ID, _TASK_EXPIRES: expires if seconds is None else None}
         channel = self.connection.channel()
-        sent: list[tuple[dict[str, Any], str, str]] = []
-        channel.divert = lambda message, exchange, routing_key: sent.append((message, exchange, routing_key))
+        messages: list[tuple[dict[str, Any], str, str]] = []
+        channel.divert = lambda message, exchange, routing_key: messages.append((message, exchange, routing_key))
         try:
             template = type(entry)(**{**dict(entry), "options": options})
             self.apply_async(template, producer=self.Producer(channel, auto_declare=False), advance=False)
         finally:
             channel.close()
-        [(message, exchange, routing_key)] = [each for each in sent if "task" in (each[0].get("headers") or {})]
+        [(message, exchange, routing_key)] = [each for each in messages if "task" in (each[0].get("headers") or {})]
         return envelope.encode_template(message, routing_key, expires_seconds=seconds), exchange, routing_key
 
 
@@ -221,44 +221,44 @@ def _refused(entry: Any, why: str) -> ImproperlyConfigured:
     return ImproperlyConfigured(f"beat_schedule: {entry.name!r} {why}")
 
 
-async def push_schedules(schedules: Schedules, owner: str, wanted: Mapping[str, Schedule]) -> int:
+async def push_schedules(schedules: Schedules, owner: str, targets: Mapping[str, Schedule]) -> int:
     """Create, change and delete schedules until the brokers have the wanted ones; returns the number of changes.
 
     It ends when it has found nothing to change: a beat with other entries, such as that of another version, may have
     written at the same time, and what both have written would stay for ever. So the last one to write wins.
     """
-    done = 0
+    count = 0
     for attempt in range(PUSHES_MAX):
-        before = done
+        before = count
         there: dict[str, ScheduleStatus] = {
             each.schedule.name: each for each in await schedules.list(owner=owner, bodies=True)
         }
         try:
-            for name, schedule_ in wanted.items():
-                done += await _put(schedules, schedule_, there.get(name))
-            for name in sorted(there.keys() - wanted.keys()):
+            for name, schedule_ in targets.items():
+                count += await _put(schedules, schedule_, there.get(name))
+            for name in sorted(there.keys() - targets.keys()):
                 status = there[name]
                 await schedules.delete(name, expected_version=status.version, broker=status.broker_name)
-                done += 1
+                count += 1
         except (ScheduleConflict, ScheduleNotFound):
             if attempt == PUSHES_MAX - 1:
                 raise
         else:
-            if done == before:
-                return done
-    raise SchedulingError(f"others change the schedules of {owner} at the same time: after {done} changes they differ")
+            if count == before:
+                return count
+    raise SchedulingError(f"others change the schedules of {owner} at the same time: after {count} changes they differ")
 
 
-async def _put(schedules: Schedules, wanted: Schedule, there: ScheduleStatus | None) -> int:
+async def _put(schedules: Schedules, target: Schedule, there: ScheduleStatus | None) -> int:
     """Create or change a schedule unless it is as wanted; whoever has paused it keeps it paused."""
     if there is None:
-        await schedules.create(wanted)
+        await schedules.create(target)
         return 1
-    rule, known = wanted.rule, there.schedule.rule
-    if isinstance(rule, Every) and isinstance(known, Every) and rule.anchor is None and rule.interval == known.interval:
-        rule = known
-    wanted = msgspec.structs.replace(wanted, rule=rule, enabled=there.schedule.enabled)
-    if wanted == there.schedule:
+    rule, old = target.rule, there.schedule.rule
+    if isinstance(rule, Every) and isinstance(old, Every) and rule.anchor is None and rule.interval == old.interval:
+        rule = old
+    target = msgspec.structs.replace(target, rule=rule, enabled=there.schedule.enabled)
+    if target == there.schedule:
         return 0
-    await schedules.update(wanted, expected_version=there.version, broker=there.broker_name)
+    await schedules.update(target, expected_version=there.version, broker=there.broker_name)
     return 1

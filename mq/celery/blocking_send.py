@@ -93,18 +93,18 @@ class _Line:
         """Send a request and wait for its answer until `deadline`. Raises OSError, FrameError, HeaderError."""
         self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
         self.socket.sendall(frame)
-        received = b""
+        buffer = b""
         while True:
             chunk = self.socket.recv(_RECEIVE_BYTES)
             if not chunk:
                 raise ConnectionResetError(f"closed by {self.address}")
-            received += chunk
-            frames, consumed = split_frames(memoryview(received))
+            buffer += chunk
+            frames, consumed = split_frames(memoryview(buffer))
             for serialization, header, _ in frames:
-                decoded = decode_from_broker(serialization, header)
-                if isinstance(decoded, Response) and decoded.opaque == self.opaque:
-                    return decoded
-            received = received[consumed:]
+                response = decode_from_broker(serialization, header)
+                if isinstance(response, Response) and response.opaque == self.opaque:
+                    return response
+            buffer = buffer[consumed:]
             self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
 
     def close(self) -> None:
@@ -175,10 +175,10 @@ class BlockingSends:
         except BaseException:  # of a signal: its answer may still come
             line.close()
             raise
-        stored = judge_answer(answer.code, answer.remark).stored
-        if stored != "yes":
+        outcome = judge_answer(answer.code, answer.remark).stored
+        if outcome != "yes":
             line.close()
-            return stored, queue
+            return outcome, queue
         self._put_back(line)
         if FORWARDED_TO in answer.ext:
             self._on_forwarded(message.topic)

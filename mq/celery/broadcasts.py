@@ -136,8 +136,8 @@ class Broadcasts:
             return  # read before
         self._next[message.queue] = message.queue_offset + 1
         for queue in list(self._queues.values()):
-            bound = [each for (topic, _), each in queue._bound.items() if topic == message.topic]
-            if any(each.wants(message) for each in bound):
+            bindings = [each for (topic, _), each in queue._bound.items() if topic == message.topic]
+            if any(each.wants(message) for each in bindings):
                 queue.put(message)
 
     def get(self, name: str) -> TransientQueue | None:

@@ -93,16 +93,16 @@ class Channel(virtual.Channel):
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
         """Returns when a majority has stored the message."""
         message["body"], body_encoding = envelope.encode_body(message["body"])
-        given = message["properties"]
-        properties = message["properties"] = {name: value for name, value in given.items() if name in _PROPERTIES}
+        fields = message["properties"]
+        properties = message["properties"] = {name: value for name, value in fields.items() if name in _PROPERTIES}
         properties.update(body_encoding=body_encoding, delivery_tag=uuid())
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
         # kombu's retry publishes with the same properties again, also on another connection.
-        unsure: Unsure = given.pop(_UNSURE, {})
+        unsure: Unsure = fields.pop(_UNSURE, {})
         try:
             self._publish(message, exchange or "", routing_key or "", unsure)
         except SendOutcomeUnknown:
-            given[_UNSURE] = unsure
+            fields[_UNSURE] = unsure
             raise
 
     def _publish(self, message: dict[str, Any], exchange: str, routing_key: str, unsure: Unsure) -> None:
@@ -152,10 +152,10 @@ class Channel(virtual.Channel):
         arguments: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        session, given = self._session, arguments or {}
-        most = int(given.get("x-max-priority") or 0)
-        if exchange := given.get("x-dead-letter-exchange"):
-            self._dead_letter_exchanges[queue] = exchange, given.get("x-dead-letter-routing-key")
+        session, options = self._session, arguments or {}
+        most = int(options.get("x-max-priority") or 0)
+        if exchange := options.get("x-dead-letter-exchange"):
+            self._dead_letter_exchanges[queue] = exchange, options.get("x-dead-letter-routing-key")
         if exclusive or (auto_delete and (not durable or queue.startswith(_BROADCAST_QUEUE))):
             session.call(session.broadcasts.declare, queue, by_priority=most > 0)
             self._transient.add(queue)
@@ -165,8 +165,8 @@ class Channel(virtual.Channel):
 
     def prepare_queue_arguments(self, arguments: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """The options of a `kombu.Queue` under RabbitMQ's names."""
-        prepared: dict[str, Any] = to_rabbitmq_queue_arguments(arguments, **kwargs)
-        return prepared
+        queue_arguments: dict[str, Any] = to_rabbitmq_queue_arguments(arguments, **kwargs)
+        return queue_arguments
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         session = self._session

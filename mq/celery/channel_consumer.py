@@ -155,22 +155,22 @@ class ChannelConsumer:
         deadline = anyio.current_time() + wait_seconds
         while True:
             for each in sources:
-                if taken := await self._pop_some(each, 1):
-                    return self.deliveries.opened(taken[0])
-            left = deadline - anyio.current_time()
-            if left <= 0 or not sources:
+                if deliveries := await self._pop_some(each, 1):
+                    return self.deliveries.opened(deliveries[0])
+            remaining = deadline - anyio.current_time()
+            if remaining <= 0 or not sources:
                 return None
-            with anyio.move_on_after(left):
+            with anyio.move_on_after(remaining):
                 async with anyio.create_task_group() as waiting:
                     for each in sources:
-                        waiting.start_soon(self._wait_one, each.source, left, waiting.cancel_scope)
+                        waiting.start_soon(self._wait_one, each.source, remaining, waiting.cancel_scope)
 
-    async def _wait_one(self, source: Source, seconds: float, done: anyio.CancelScope) -> None:
+    async def _wait_one(self, source: Source, seconds: float, scope: anyio.CancelScope) -> None:
         try:
             await self._calls.wait(source, seconds)
         except ClientError:
             await anyio.sleep(RETRY_SECONDS)
-        done.cancel()
+        scope.cancel()
 
     def get_transient(self, queue: TransientQueue) -> Delivery | None:
         """Take one message of a queue in memory; None if it is empty."""
@@ -240,12 +240,12 @@ class ChannelConsumer:
                     self._start(partial(self._wait, each))
             await self._changed.wait()
 
-    def _is_alone(self, consumed: _ConsumedQueue) -> bool:
+    def _is_alone(self, queue: _ConsumedQueue) -> bool:
         """Whether all that there is room for may come from it.
 
         A second queue may be consumed while a pop of the first one is held; so once, both may fill the same room.
         """
-        return self._consumed == [consumed] and consumed.levels == 1 and not self._transient
+        return self._consumed == [queue] and queue.levels == 1 and not self._transient
 
     def _in_turn(self) -> Iterator[_ConsumedQueue]:
         """The queues, beginning with the next one."""
@@ -253,12 +253,12 @@ class ChannelConsumer:
         count = len(self._consumed)
         return iter([self._consumed[(self._turn + at) % count] for at in range(count)])
 
-    async def _pop_hot(self, consumed: _ConsumedQueue, count: int) -> None:
+    async def _pop_hot(self, queue: _ConsumedQueue, count: int) -> None:
         failure: ClientError | None = None
-        taken: list[Delivery] = []
+        deliveries: list[Delivery] = []
         self._pops += 1
         try:
-            taken = await self._pop_some(consumed, count)
+            deliveries = await self._pop_some(queue, count)
         except ClientError as error:
             if not is_transient(error):
                 raise
@@ -267,65 +267,65 @@ class ChannelConsumer:
             self._pops -= 1
             self._popped.set()
         if failure is not None:
-            log.info("pop_failed", queue=consumed.queue, reason=str(failure))
-            consumed.is_hot = False
-            consumed.empty_seconds = RETRY_SECONDS
-            if isinstance(failure, TopicNotFound) and not await self._topics.declare_again(consumed.source.topic):
+            log.info("pop_failed", queue=queue.queue, reason=str(failure))
+            queue.is_hot = False
+            queue.empty_seconds = RETRY_SECONDS
+            if isinstance(failure, TopicNotFound) and not await self._topics.declare_again(queue.source.topic):
                 raise failure
-        elif taken:
-            consumed.empty_seconds = 0.0
+        elif deliveries:
+            queue.empty_seconds = 0.0
         else:
-            consumed.is_hot = False
-            consumed.empty_seconds = min(max(2 * consumed.empty_seconds, 0.002), EMPTY_SECONDS_MAX)
-        await self._give_all(consumed, taken)
+            queue.is_hot = False
+            queue.empty_seconds = min(max(2 * queue.empty_seconds, 0.002), EMPTY_SECONDS_MAX)
+        await self._give_all(queue, deliveries)
 
-    async def _give_all(self, consumed: _ConsumedQueue, taken: list[Delivery]) -> None:
-        for delivery in taken:
+    async def _give_all(self, queue: _ConsumedQueue, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
             self.deliveries.opened(delivery)
         if self._is_over:
             return  # `close` gives them back
-        if consumed in self._consumed:
-            if taken:
-                self._give(taken)
+        if queue in self._consumed:
+            if deliveries:
+                self._give(deliveries)
             return
-        for delivery in taken:  # the application has cancelled it meanwhile
+        for delivery in deliveries:  # the application has cancelled it meanwhile
             await self.deliveries.give_back(delivery.tag)
 
-    async def _pop_some(self, consumed: _ConsumedQueue, count: int) -> list[Delivery]:
+    async def _pop_some(self, queue: _ConsumedQueue, count: int) -> list[Delivery]:
         """Messages that are wanted, of the highest priority that there is."""
-        taken: list[Delivery] = []
-        for level in range(consumed.levels - 1, -1, -1):
+        deliveries: list[Delivery] = []
+        for level in range(queue.levels - 1, -1, -1):
             try:
-                messages = await self._calls.pop(consumed.source, level, count - len(taken), self._invisible)
+                messages = await self._calls.pop(queue.source, level, count - len(deliveries), self._invisible)
             except ClientError:
-                if not taken:
+                if not deliveries:
                     raise
                 break  # or those of higher priority would stay hidden; the next pop meets the same failure
-            taken += await self._wanted(consumed, messages)
-            if len(taken) >= count:
+            deliveries += await self._wanted(queue, messages)
+            if len(deliveries) >= count:
                 break
-        return sorted(taken, key=lambda each: -priority_of(each.message))
+        return sorted(deliveries, key=lambda each: -priority_of(each.message))
 
-    async def _wanted(self, consumed: _ConsumedQueue, messages: list[PoppedMessage]) -> list[Delivery]:
-        wanted = self.deliveries.wanted
-        return [each for message in messages if (each := await wanted(consumed.queue, message)) is not None]
+    async def _wanted(self, queue: _ConsumedQueue, messages: list[PoppedMessage]) -> list[Delivery]:
+        accept = self.deliveries.wanted
+        return [each for message in messages if (each := await accept(queue.queue, message)) is not None]
 
-    async def _wait(self, consumed: _ConsumedQueue) -> None:
+    async def _wait(self, queue: _ConsumedQueue) -> None:
         """Wait until a queue may have messages."""
-        if consumed.empty_seconds > 0.002:
-            await anyio.sleep(consumed.empty_seconds)
+        if queue.empty_seconds > 0.002:
+            await anyio.sleep(queue.empty_seconds)
         is_hot = True
         try:
-            while consumed in self._consumed:
-                if self._is_alone(consumed):
+            while queue in self._consumed:
+                if self._is_alone(queue):
                     if (room := self._room()) > 0:
-                        is_hot = await self._pop_held(consumed, min(room, POP_MAX))
+                        is_hot = await self._pop_held(queue, min(room, POP_MAX))
                     else:
                         is_hot = False
                     break
-                if await self._calls.wait(consumed.source, WAIT_SECONDS):
+                if await self._calls.wait(queue.source, WAIT_SECONDS):
                     break
-                consumed.empty_seconds = 0.0
+                queue.empty_seconds = 0.0
         except TopicNotFound:
             pass  # the pop finds out
         except ClientError as error:
@@ -333,35 +333,35 @@ class ChannelConsumer:
                 return  # the broker has dropped the pop
             if not is_transient(error):
                 raise
-            log.info("pop_failed", queue=consumed.queue, reason=str(error))
+            log.info("pop_failed", queue=queue.queue, reason=str(error))
             await anyio.sleep(RETRY_SECONDS)
-            await self._look_for_leader(consumed)
-        consumed.is_waiting = False
-        consumed.is_hot = is_hot
+            await self._look_for_leader(queue)
+        queue.is_waiting = False
+        queue.is_hot = is_hot
         self._note_change()
 
-    async def _pop_held(self, consumed: _ConsumedQueue, count: int) -> bool:
+    async def _pop_held(self, queue: _ConsumedQueue, count: int) -> bool:
         """Wait for messages and take them; returns whether there may be more."""
-        given: set[int] = set()
+        emitted_ids: set[int] = set()
 
-        def give(popped: list[PoppedMessage]) -> None:
+        def give(popped_messages: list[PoppedMessage]) -> None:
             """Deliver wanted messages at once, without waiting for the next turn of the event loop."""
-            if self._is_over or consumed not in self._consumed:
+            if self._is_over or queue not in self._consumed:
                 return
             deliveries: list[Delivery] = []
-            for message in popped:
-                delivery, reason = self.deliveries.judged(consumed.queue, message)
+            for message in popped_messages:
+                delivery, reason = self.deliveries.judged(queue.queue, message)
                 if not reason:
                     deliveries.append(self.deliveries.opened(delivery))
-                    given.add(id(message))
+                    emitted_ids.add(id(message))
             if deliveries:
                 self._give(deliveries)
                 time.sleep(STAND_BACK_SECONDS)
 
-        messages = await self._held_pops.pop(consumed.source, count, self._invisible, give)
-        taken = await self._wanted(consumed, [each for each in messages if id(each) not in given])
-        consumed.empty_seconds = 0.0
-        await self._give_all(consumed, taken)
+        messages = await self._held_pops.pop(queue.source, count, self._invisible, give)
+        accepted_deliveries = await self._wanted(queue, [each for each in messages if id(each) not in emitted_ids])
+        queue.empty_seconds = 0.0
+        await self._give_all(queue, accepted_deliveries)
         return len(messages) == count
 
     async def _follow_routes(self) -> None:
@@ -374,19 +374,19 @@ class ChannelConsumer:
                 except ClientError as error:
                     log.info("route_not_refreshed", topic=topic, reason=str(error))
                     continue
-                known = {each.source: each for each in self._consumed if each.queue == queue}
-                for source, count in levels.items() if known else ():
-                    if source not in known:
+                by_source = {each.source: each for each in self._consumed if each.queue == queue}
+                for source, count in levels.items() if by_source else ():
+                    if source not in by_source:
                         self._consumed.append(_ConsumedQueue(queue, source, count))
-                    elif count > known[source].levels:
-                        known[source].levels, known[source].is_hot = count, True
+                    elif count > by_source[source].levels:
+                        by_source[source].levels, by_source[source].is_hot = count, True
             self._note_change()
 
-    async def _look_for_leader(self, consumed: _ConsumedQueue) -> None:
+    async def _look_for_leader(self, queue: _ConsumedQueue) -> None:
         try:
-            await self._calls.refresh(consumed.source.topic)
+            await self._calls.refresh(queue.source.topic)
         except ClientError as error:
-            log.info("route_not_refreshed", topic=consumed.source.topic, reason=str(error))
+            log.info("route_not_refreshed", topic=queue.source.topic, reason=str(error))
 
 
 def _payload(message: ReceivedMessage) -> dict[str, Any]:

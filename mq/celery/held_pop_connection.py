@@ -37,7 +37,7 @@ class HeldPopConnection:
 
         `at_once` gets them first, in the task that reads the connection; it must not raise. Raises ClientError.
         """
-        ended = self._popping = anyio.Event()
+        end_event = self._popping = anyio.Event()
         try:
             address = await self._calls.leader(source)
             connection = self._connection
@@ -53,7 +53,7 @@ class HeldPopConnection:
             )
         finally:
             self._popping = None
-            ended.set()
+            end_event.set()
         if not messages and anyio.current_time() < asked_at + RETRY_SECONDS:
             await anyio.sleep(RETRY_SECONDS)  # not held: the broker is busy
         return messages
@@ -65,8 +65,8 @@ class HeldPopConnection:
         self._is_over = True
         if self._connection is not None:
             self._connection.end_requests()
-        if (ended := self._popping) is not None:
-            await ended.wait()
+        if (end_event := self._popping) is not None:
+            await end_event.wait()
 
     def close(self) -> None:
         """Close the connection; a held pop fails and takes no further message."""

@@ -202,11 +202,11 @@ class Session:
         topic = self.topics.of_queue(routing_key)
         if exchange or unsure or self.broadcasts.get(routing_key) is not None or not self.topics.is_known(topic):
             return self.call(self.publish_here, exchange, kind, routing_key, outgoing, unsure)
-        numbered = self._numbered(topic, outgoing)
-        stored, queue = self._blocking.send(*numbered)
-        if stored != "yes":
-            left = self.address.publish_timeout - self._blocking.seconds
-            self.call(self._send, numbered, left, unsure, may_be_in=queue if stored == "unknown" else None)
+        send = self._numbered(topic, outgoing)
+        outcome, queue = self._blocking.send(*send)
+        if outcome != "yes":
+            seconds = self.address.publish_timeout - self._blocking.seconds
+            self.call(self._send, send, seconds, unsure, may_be_in=queue if outcome == "unknown" else None)
         return True
 
     async def publish_here(
@@ -240,14 +240,14 @@ class Session:
             broadcasts = self.topics.of_exchange("")
             return [broadcasts] if await self.topics.exists(broadcasts) else []
         queues = queues_of(_matching(await self.topics.bindings(exchange), kind, routing_key))
-        found = [self.topics.of_queue(queue) for queue in queues]
+        topics = [self.topics.of_queue(queue) for queue in queues]
         broadcasts = self.topics.of_exchange(exchange)
         if await self.topics.exists(broadcasts):
-            found.append(broadcasts)
-        if not found:
+            topics.append(broadcasts)
+        if not topics:
             queues = queues_of(_matching(await self.topics.bindings(exchange, fresh=True), kind, routing_key))
-            found = [self.topics.of_queue(queue) for queue in queues]
-        return found
+            topics = [self.topics.of_queue(queue) for queue in queues]
+        return topics
 
     async def single_queue(self, exchange: str, routing_key: str) -> tuple[str, int] | None:
         """The topic of the only queue to which an exchange sends such a message, and its levels of priority.
@@ -262,8 +262,8 @@ class Session:
 
     async def send(self, topic: str, outgoing: Outgoing, unsure: Unsure | None = None) -> None:
         """Returns when a majority has stored the message, once. In the event loop. Raises ClientError."""
-        numbered, queue = (unsure or {}).get(topic) or (self._numbered(topic, outgoing), None)
-        await self._send(numbered, self.address.publish_timeout, unsure, may_be_in=queue)
+        message, queue = (unsure or {}).get(topic) or (self._numbered(topic, outgoing), None)
+        await self._send(message, self.address.publish_timeout, unsure, may_be_in=queue)
 
     def _numbered(self, topic: str, outgoing: Outgoing) -> _Numbered:
         numbers = {_PRODUCER: self._name, _SEQUENCE: str(next(self._numbers))}
@@ -278,36 +278,34 @@ class Session:
 
     async def _send(
         self,
-        numbered: _Numbered,
+        send: _Numbered,
         seconds: float,
         unsure: Unsure | None = None,
         *,
         may_be_in: MessageQueue | None = None,
     ) -> None:
-        topic = numbered.message.topic
+        topic = send.message.topic
         missing: TopicNotFound | None = None
         try:
             try:
-                await self._send_to_leader(numbered, seconds, may_be_in=may_be_in)
+                await self._send_to_leader(send, seconds, may_be_in=may_be_in)
             except TopicNotFound as error:
                 missing = error
             if missing is not None:
                 if not await self.topics.declare_again(topic):
                     raise missing
-                await self._send_to_leader(numbered, seconds, may_be_in=may_be_in)
+                await self._send_to_leader(send, seconds, may_be_in=may_be_in)
         except SendOutcomeUnknown as error:
             if unsure is not None and (queue := error.queue or may_be_in) is not None:
-                unsure[topic] = numbered, queue
+                unsure[topic] = send, queue
             raise
 
-    async def _send_to_leader(
-        self, numbered: _Numbered, seconds: float, *, may_be_in: MessageQueue | None = None
-    ) -> None:
+    async def _send_to_leader(self, send: _Numbered, seconds: float, *, may_be_in: MessageQueue | None = None) -> None:
         await send_by_level(
             self._producer,
-            numbered.message,
-            turn=numbered.turn,
-            priority=numbered.priority,
+            send.message,
+            turn=send.turn,
+            priority=send.priority,
             seconds=seconds,
             may_be_in=may_be_in,
         )

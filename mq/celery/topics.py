@@ -138,10 +138,10 @@ class Topics:
         except BrokerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
-        gone = {each for each in self._own | self._bindings if self.of_queue(each.queue) == topic}
+        obsolete = {each for each in self._own | self._bindings if self.of_queue(each.queue) == topic}
         for bindings in (self._own, self._bindings):
-            bindings -= gone
-        if gone:
+            bindings -= obsolete
+        if obsolete:
             await self._note_changed()
 
     def _forget(self, topic: str) -> None:
@@ -187,8 +187,8 @@ class Topics:
 
     async def bindings(self, exchange: str, *, fresh: bool = False) -> list[Binding]:
         """The bindings of an exchange, of all processes; those that others have just made only if `fresh`."""
-        known = await self._read(self.limits.missed_seconds if fresh else self.limits.fresh_seconds)
-        return [each for each in known if each.exchange == exchange]
+        all_bindings = await self._read(self.limits.missed_seconds if fresh else self.limits.fresh_seconds)
+        return [each for each in all_bindings if each.exchange == exchange]
 
     async def _read(self, seconds: float) -> set[Binding]:
         """Return all bindings, as of at most `seconds` ago. Topics are listed only if bindings have changed since."""

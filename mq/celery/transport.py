@@ -155,10 +155,10 @@ class Transport(virtual.Transport):
         """Hand over messages; waits for the first one. Raises TimeoutError after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._deliver_ready():
-            left = SLICE_SECONDS if deadline is None else deadline - time.monotonic()
-            if left <= 0:
+            remaining = SLICE_SECONDS if deadline is None else deadline - time.monotonic()
+            if remaining <= 0:
                 raise TimeoutError
-            self._arrived.wait(min(left, SLICE_SECONDS))
+            self._arrived.wait(min(remaining, SLICE_SECONDS))
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let Celery's event loop call us when messages arrive."""

@@ -92,7 +92,7 @@ def cat(
     from mq.protocol.properties import TAGS
     from mq.store.archive.reader import Wanted
 
-    wanted = Wanted(
+    query = Wanted(
         topic=topic,
         queue_id=queue,
         first_offset=None if offset is None else QueueOffset(offset),
@@ -100,15 +100,15 @@ def cat(
         since_ms=None if since is None else round(parse_time(since).timestamp() * 1000),
         until_ms=None if until is None else round(parse_time(until).timestamp() * 1000),
     )
-    left, is_found = count, False
+    remaining, is_found = count, False
     with _opened(url, endpoint_url) as archive:
-        for message in archive.messages(wanted):
+        for message in archive.messages(query):
             if tag is not None and message.properties.get(TAGS) != tag:
                 continue  # another tag with the same code
             is_found = True
             print_bytes(_line(message, archive.manifest.cluster_id, verbose=verbose, as_json=as_json))
-            left = None if left is None else left - 1
-            if left == 0:
+            remaining = None if remaining is None else remaining - 1
+            if remaining == 0:
                 break
         if not is_found and not any(each.topic == topic for each in archive.queue_ranges()):
             raise CommandFailed(f"{url} has no message of topic {topic!r}; raftmq archive ls {url} --topics lists all")
@@ -181,15 +181,15 @@ def _file_row(file: ArchivedFile) -> dict[str, object]:
 
 def _queues(archive: ArchiveReader) -> list[dict[str, object]]:
     """Queues by name and id; a topic that was created again with its first offsets has several rows."""
-    found: dict[tuple[str, int], list[list[int]]] = {}
+    ranges_by_queue: dict[tuple[str, int], list[list[int]]] = {}
     for queue in archive.queue_ranges():
-        ranges = found.setdefault((queue.topic, queue.queue_id), [])
+        ranges = ranges_by_queue.setdefault((queue.topic, queue.queue_id), [])
         if not ranges or ranges[-1][1] != queue.first_offset:
             ranges.append([queue.first_offset, queue.first_offset])
         ranges[-1][1] = queue.end_offset
     return [
         {"topic": topic, "queue": queue_id, "first_offset": first, "end_offset": end, "messages": end - first}
-        for (topic, queue_id), ranges in sorted(found.items())
+        for (topic, queue_id), ranges in sorted(ranges_by_queue.items())
         for first, end in ranges
     ]
 
@@ -203,7 +203,7 @@ def _line(message: StoredMessage, cluster_id: str, *, verbose: bool, as_json: bo
     body = message.body
     with suppress(DecompressionError, CodecMissing):
         body = inflate(message.sys_flag, body, INFLATED_BYTES_MAX)
-    received: ReceivedMessage[bytes] = ReceivedMessage(
+    received_message: ReceivedMessage[bytes] = ReceivedMessage(
         message, MessageQueue(message.topic, cluster_id, message.queue_id), body
     )
-    return line_of(received, verbose=verbose, as_json=as_json)
+    return line_of(received_message, verbose=verbose, as_json=as_json)

@@ -22,15 +22,15 @@ Properties = Annotated[
 ]
 
 
-def attributes_of(given: Iterable[str]) -> dict[str, str | None]:
+def attributes_of(texts: Iterable[str]) -> dict[str, str | None]:
     """Attributes and their values, None for those to remove. Raises CommandFailed."""
-    found: dict[str, str | None] = {}
-    for each in given:
+    attributes: dict[str, str | None] = {}
+    for each in texts:
         name, equals, value = (part.strip() for part in each.partition("="))
         if not name or not equals or name[0] in "+-":
             raise CommandFailed(f"{each!r} is not an attribute; write NAME=VALUE, or NAME= to remove it")
-        found[name] = value or None
-    return found
+        attributes[name] = value or None
+    return attributes
 
 
 def as_changes(attributes: Mapping[str, str | None]) -> dict[str, str]:
@@ -43,10 +43,10 @@ def after(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[
     return {name: value for name, value in {**before, **changes}.items() if value is not None}
 
 
-def properties_of(given: Iterable[str]) -> dict[str, str]:
+def properties_of(texts: Iterable[str]) -> dict[str, str]:
     """``NAME=VALUE`` texts as properties of a message. Raises CommandFailed."""
     properties: dict[str, str] = {}
-    for each in given:
+    for each in texts:
         name, equals, value = each.partition("=")
         if not name or not equals:
             raise CommandFailed(f"{each!r} is not a property; write NAME=VALUE")

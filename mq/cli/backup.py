@@ -151,11 +151,11 @@ def take(
         print(f"raftmq: the backup is complete; old objects remain: {backup.not_tidied}", file=sys.stderr)
     new_entries = manifest.last.index - (manifest.base.index if before is None else before.last.index)
     if as_json:
-        copied = {"is_new": before is None, "new_entries": new_entries, "copied_bytes": pace.nbytes}
-        print_json(_summary(target, manifest) | copied)
+        counts = {"is_new": before is None, "new_entries": new_entries, "copied_bytes": pace.nbytes}
+        print_json(_summary(target, manifest) | counts)
         return
-    done = "started a new backup" if before is None else "continued the backup"
-    print(f"{target}: {done}: {new_entries:,} new entries, {decimal(pace.nbytes)} copied; {_in_words(manifest)}")
+    action = "started a new backup" if before is None else "continued the backup"
+    print(f"{target}: {action}: {new_entries:,} new entries, {decimal(pace.nbytes)} copied; {_in_words(manifest)}")
 
 
 @app.command("verify")
@@ -191,13 +191,13 @@ class Pace:
     def __init__(
         self,
         bytes_per_second: float,
-        done: str = "copied",
+        verb: str = "copied",
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.nbytes = 0
-        self._done = done
+        self._done = verb
         self._clock = clock
         self._told_at = clock()
         self._rate = CopyRate(bytes_per_second, clock=clock, sleep=sleep)
@@ -256,18 +256,18 @@ def _first_snapshot(source: RunningLog, data_dir: str) -> Snapshot | None:
         base = state.starts_at.index
         if base == 0:
             return None
-        if (found := snapshot_between(data_dir, base, state.commit_hint)) is not None or time.monotonic() > until:
-            return found
+        if (snapshot := snapshot_between(data_dir, base, state.commit_hint)) is not None or time.monotonic() > until:
+            return snapshot
         time.sleep(0.2)
 
 
 def _check_room(source: RunningLog, target: BackupTarget) -> None:
     state, manifest = source.state, target.manifest
     begin = state.starts_at.pos if manifest is None else manifest.end_pos
-    wanted, free = state.durable_pos - begin, target.free_bytes()
-    if free is not None and wanted > free:
+    nbytes, free = state.durable_pos - begin, target.free_bytes()
+    if free is not None and nbytes > free:
         raise CommandFailed(
-            f"{target.name}: {wanted} bytes to copy, but only {free} bytes are free. "
+            f"{target.name}: {nbytes} bytes to copy, but only {free} bytes are free. "
             f"{_what_remains(target.name, manifest)}",
             EXIT_FAILED,
         )

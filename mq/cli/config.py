@@ -26,26 +26,26 @@ def convert_file(
     as_json: Json = False,
 ) -> None:
     """Print the settings of a broker.conf as TOML. Keys that do not apply become comments."""
-    converted = read_conf(file)
+    conf = read_conf(file)
     if as_json:
-        print_json({"settings": converted.settings, "not_taken_over": converted.warnings})
+        print_json({"settings": conf.settings, "not_taken_over": conf.warnings})
     else:
-        sys.stdout.write(to_toml(converted))
+        sys.stdout.write(to_toml(conf))
 
 
 def read_conf(file: Path) -> Converted:
     """Parse a broker.conf, and check the values. Raises CommandFailed."""
     try:
-        converted = convert(file.read_text(), file.absolute().parent)
+        conf = convert(file.read_text(), file.absolute().parent)
     except ConfInvalid as error:
         raise CommandFailed(f"{file}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{file}: {getattr(error, 'strerror', None) or error}") from error
-    _check_values(file, converted)
-    return converted
+    _check_values(file, conf)
+    return conf
 
 
-def _check_values(file: Path, converted: Converted) -> None:
+def _check_values(file: Path, conf: Converted) -> None:
     """Detect values that no broker accepts, by line and key. Raises CommandFailed.
 
     Flags may still add or replace settings, so whether the settings agree with each other is not checked.
@@ -55,12 +55,12 @@ def _check_values(file: Path, converted: Converted) -> None:
     from mq.broker.settings import BrokerSettings
 
     try:
-        BrokerSettings(**converted.settings)
+        BrokerSettings(**conf.settings)
     except ValidationError as error:
         faults = [
-            f"{converted.origins[name]}: {fault['msg'].removeprefix('Value error, ')}"
+            f"{conf.origins[name]}: {fault['msg'].removeprefix('Value error, ')}"
             for fault in error.errors()
-            if fault["loc"] and (name := str(fault["loc"][0])) in converted.origins
+            if fault["loc"] and (name := str(fault["loc"][0])) in conf.origins
         ]
         if faults:
             raise CommandFailed(f"{file}: {'; '.join(faults)}") from error

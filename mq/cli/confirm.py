@@ -19,7 +19,7 @@ async def confirm(
     *,
     yes: bool,
     question: str = "Delete it?",
-    declined: str = "nothing was deleted",
+    on_no: str = "nothing was deleted",
 ) -> None:
     """Go on, unless a person at the terminal says no: then it raises CommandFailed, and nothing is changed.
 
@@ -27,7 +27,7 @@ async def confirm(
     """
     if yes or not sys.stdin.isatty():
         return
-    said = await loss()
-    print(f"{said}.", file=sys.stderr)
+    text = await loss()
+    print(f"{text}.", file=sys.stderr)
     if not await trio.to_thread.run_sync(lambda: typer.confirm(question, err=True)):
-        raise CommandFailed(declined, EXIT_FAILED)
+        raise CommandFailed(on_no, EXIT_FAILED)

@@ -57,8 +57,8 @@ def create(
     Exit code 1, and nothing is changed, if there is one of that name.
     """
     attributes = attributes_of(attribute or ())
-    if removed := [name for name, value in attributes.items() if value is None]:
-        raise CommandFailed(f"attribute {removed[0]} needs a value")
+    if without_value := [name for name, value in attributes.items() if value is None]:
+        raise CommandFailed(f"attribute {without_value[0]} needs a value")
     config = SubscriptionGroupConfig(
         group_name=group,
         retry_max_times=retries,
@@ -73,8 +73,8 @@ def create(
                 raise CommandFailed(
                     f"consumer group {group} already exists; change it with raftmq consumer-group update", EXIT_FAILED
                 )
-            changed = msgspec.structs.replace(config, attributes=as_changes(attributes))
-            await admin.put_consumer_group(changed)
+            new = msgspec.structs.replace(config, attributes=as_changes(attributes))
+            await admin.put_consumer_group(new)
 
     config.attributes = after({}, attributes)
     with client_errors():
@@ -108,15 +108,15 @@ def update(
 
     Exit code 1 if there is no such group.
     """
-    given = {
+    options = {
         "retry_max_times": retries,
         "consume_broadcast_enable": broadcast,
         "consume_enable": enabled,
         "consume_message_orderly": orderly,
     }
-    wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     attributes = attributes_of(attribute or ())
-    if not wanted and not attributes:
+    if not changes and not attributes:
         raise CommandFailed("nothing to change: pass --retries, --broadcast, --enabled, --orderly or --attribute")
 
     async def main(admin: Admin) -> tuple[SubscriptionGroupConfig, SubscriptionGroupConfig]:
@@ -124,7 +124,7 @@ def update(
         if not configs:
             raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
         old = configs[min(configs)]
-        new = msgspec.structs.replace(old, **wanted, attributes=after(old.attributes, attributes))
+        new = msgspec.structs.replace(old, **changes, attributes=after(old.attributes, attributes))
         await admin.put_consumer_group(msgspec.structs.replace(new, attributes=as_changes(attributes)))
         return old, new
 
@@ -201,8 +201,8 @@ def delete(
     if as_json:
         print_json({"group": group, "deleted": True, "offsets_kept": keep_offsets, "topics_deleted": topics})
         return
-    kept = ", its offsets are kept" if keep_offsets else ""
-    print(f"deleted consumer group {group}{kept}{', and its retry and dead letter topics' if topics else ''}")
+    note = ", its offsets are kept" if keep_offsets else ""
+    print(f"deleted consumer group {group}{note}{', and its retry and dead letter topics' if topics else ''}")
 
 
 async def _loss(admin: Admin, group: str, topics: bool) -> str:
@@ -312,7 +312,7 @@ def remove_member(
             lambda: _loss_of_member(group, member, members, keep_out),
             yes=yes,
             question="Remove it?",
-            declined="nobody was removed",
+            on_no="nobody was removed",
         )
         return await admin.removed_members.remove(
             group, member, keep_out=keep_out, reason=reason, operator=operator_name()
@@ -379,35 +379,35 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
 
     Exit code 1 if there is no such group.
     """
-    found: dict[MessageQueue, GroupProgress] = {}
+    progress: dict[MessageQueue, GroupProgress] = {}
     configs: dict[str, SubscriptionGroupConfig] = {}
     members: list[Member] = []
-    removed: list[KeptOutMember] = []
+    kept_out: list[KeptOutMember] = []
 
     async def main(admin: CatalogueAdmin) -> None:
         configs.update((await admin.consumer_groups()).get(group, {}))
-        found.update(await admin.group_progress(group))
+        progress.update(await admin.group_progress(group))
         members.extend(await members_of(admin, group))
-        removed.extend(await admin.removed_members.kept_out(group))
+        kept_out.extend(await admin.removed_members.kept_out(group))
 
     run_with(CatalogueAdmin, namesrv, main)
-    if not configs and not found:
+    if not configs and not progress:
         raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
     if as_json:
-        told: dict[str, object] = {
+        members_json: dict[str, object] = {
             "members": [member.as_json() for member in members],
-            "kept_out": list(map(msgspec.structs.asdict, removed)),
+            "kept_out": list(map(msgspec.structs.asdict, kept_out)),
         }
-        print_json(_as_json(configs, found) | told)
+        print_json(_as_json(configs, progress) | members_json)
         return
     for broker, config in sorted(configs.items()):
         print(f"{group} in {broker}: {_settings(config)}")
-    if found:
-        print_table(_progress_table(found))
+    if progress:
+        print_table(_progress_table(progress))
     else:
         print("it has no offsets")
     print_table(_members_table(members)) if members else print("it has no members")
-    for member in removed:
+    for member in kept_out:
         print(removed_member_text(member))
     if lines := disagreement(members):
         print("its members subscribe differently: what one of them does not want is skipped for all")

@@ -80,32 +80,32 @@ def list_letters(
     if group is None:
         _list_groups(as_json, namesrv)
         return
-    wanted = wanted_letters(topic, key, failure, since, until)
-    found: list[Letter] = []
+    matches = wanted_letters(topic, key, failure, since, until)
+    letters: list[Letter] = []
     more = False
 
     async def main() -> None:
         nonlocal more
         async with _reader(namesrv, group, everything=everything) as consumer:
             async for letter in await consumer.read_to_end():
-                if wanted(letter):
-                    if len(found) == limit:
+                if matches(letter):
+                    if len(letters) == limit:
                         more = True
                         return
-                    found.append(letter)
+                    letters.append(letter)
 
     with client_errors():
         run_trio(main)
     if as_json:
-        print_json({"group": group, "dead_letters": [letter_fields(letter) for letter in found], "more": more})
+        print_json({"group": group, "dead_letters": [letter_fields(letter) for letter in letters], "more": more})
         return
-    if not found:
+    if not letters:
         print(f"{group} has no dead letters to deal with")
         return
     table = borderless_table(
         "queue", "offset", "given up", "topic", "attempts", "keys", "why", numbers=("offset", "attempts")
     )
-    for letter in found:
+    for letter in letters:
         fields = letter_fields(letter)
         cells = (queue_name(letter.queue), str(letter.queue_offset), fields["given_up"] or "-", fields["topic"] or "-")
         table.add_row(*map(str, cells), str(fields["attempts"] or "-"), " ".join(letter.keys), why(letter))
@@ -123,12 +123,12 @@ def _list_groups(as_json: bool, namesrv: str) -> None:
                     continue
                 ends = await admin.topic_stats(topic)
                 marks = {queue: await admin.group_offset(DEALT_WITH_BY, queue) or 0 for queue in ends}
-                kept = sum(each.max_offset - each.min_offset for each in ends.values())
-                left = sum(max(0, each.max_offset - max(marks[q], each.min_offset)) for q, each in ends.items())
+                kept_count = sum(each.max_offset - each.min_offset for each in ends.values())
+                open_count = sum(max(0, each.max_offset - max(marks[q], each.min_offset)) for q, each in ends.items())
                 last = time_of(max((each.last_update_ms for each in ends.values()), default=0))
-                if kept:
+                if kept_count:
                     group = topic.removeprefix(DEAD_LETTER_PREFIX)
-                    rows.append({"group": group, "to_deal_with": left, "kept": kept, "last": last})
+                    rows.append({"group": group, "to_deal_with": open_count, "kept": kept_count, "last": last})
         return rows
 
     with client_errors():
@@ -158,9 +158,9 @@ def show(
 
     async def main() -> Letter | None:
         async with _reader(namesrv, group, everything=True) as consumer:
-            [chosen] = _queues_named(consumer.assignment, queue)
-            await consumer.assign([chosen])
-            await consumer.seek(chosen, offset)
+            [queue_to_read] = _queues_named(consumer.assignment, queue)
+            await consumer.assign([queue_to_read])
+            await consumer.seek(queue_to_read, offset)
             async for letter in await consumer.read_to_end():
                 return letter if letter.queue_offset == offset else None
         return None
@@ -209,14 +209,14 @@ def requeue(
     Exit code 1 if one could not be sent, it stops there; or if there is none at an --offset.
     """
     is_all = not (offsets or queue or topic or key or failure or since or until or everything)
-    wanted = wanted_letters(topic, key, failure, since, until)
+    matches = wanted_letters(topic, key, failure, since, until)
     operator = operator_name()
-    done: dict[MessageQueue, int] = {}
+    offsets_after: dict[MessageQueue, int] = {}
     missing = set(offsets or ())
-    sent = 0
+    total = 0
 
     async def main() -> None:
-        nonlocal sent
+        nonlocal total
         from_first = everything or bool(offsets)
         async with _reader(namesrv, group, everything=from_first) as consumer, Admin(namesrv) as admin:
             if queue is not None:
@@ -227,33 +227,33 @@ def requeue(
             try:
                 async for letter in await consumer.read_to_end():
                     missing.discard(letter.queue_offset)
-                    if wanted(letter) and (not offsets or letter.queue_offset in offsets):
+                    if matches(letter) and (not offsets or letter.queue_offset in offsets):
                         await admin.requeue_dead_letter(group, letter, operator=operator, to_topic=to_topic)
-                        sent += 1
-                        if sent % PROGRESS_EVERY == 0:
-                            print(f"requeued {sent:,}", file=sys.stderr)
-                    done[letter.queue] = letter.queue_offset + 1
-                    if is_all and sent % COMMIT_EVERY == 0:
-                        await consumer.commit(done)
+                        total += 1
+                        if total % PROGRESS_EVERY == 0:
+                            print(f"requeued {total:,}", file=sys.stderr)
+                    offsets_after[letter.queue] = letter.queue_offset + 1
+                    if is_all and total % COMMIT_EVERY == 0:
+                        await consumer.commit(offsets_after)
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
-                    if is_all and done:
-                        await consumer.commit(done)
+                    if is_all and offsets_after:
+                        await consumer.commit(offsets_after)
 
     try:
         with client_errors():
             run_trio(main)
     except CommandFailed as error:
-        before = f"; requeued {sent:,} before that" if sent else ""
+        before = f"; requeued {total:,} before that" if total else ""
         raise CommandFailed(f"{error}{before}", error.exit_code) from error
     if missing:
         where = ", ".join(map(str, sorted(missing)))
-        raise CommandFailed(f"{group} has no dead letter at offset {where}; requeued {sent:,} others", EXIT_FAILED)
+        raise CommandFailed(f"{group} has no dead letter at offset {where}; requeued {total:,} others", EXIT_FAILED)
     if as_json:
-        print_json({"group": group, "requeued": sent, "to_topic": to_topic, "operator": operator})
+        print_json({"group": group, "requeued": total, "to_topic": to_topic, "operator": operator})
     else:
         where = "to their topics" if to_topic else f"to {group}"
-        print(f"requeued {_count(sent)} {where}")
+        print(f"requeued {_count(total)} {where}")
 
 
 @app.command("dismiss")
@@ -271,17 +271,17 @@ def dismiss(
 
     async def main() -> None:
         nonlocal count
-        wanted = wanted_letters(None, None, None, None, until)
-        done: dict[MessageQueue, int] = {}
+        matches = wanted_letters(None, None, None, None, until)
+        offsets_after: dict[MessageQueue, int] = {}
         async with _reader(namesrv, group, everything=False) as consumer:
-            stopped: set[MessageQueue] = set()
+            stopped_queues: set[MessageQueue] = set()
             async for letter in await consumer.read_to_end():
-                if letter.queue not in stopped and wanted(letter):
-                    done[letter.queue] = letter.queue_offset + 1
+                if letter.queue not in stopped_queues and matches(letter):
+                    offsets_after[letter.queue] = letter.queue_offset + 1
                     count += 1
                 else:
-                    stopped.add(letter.queue)
-            await consumer.commit(done)
+                    stopped_queues.add(letter.queue)
+            await consumer.commit(offsets_after)
 
     with client_errors():
         run_trio(main)
@@ -306,7 +306,7 @@ def export(
 ) -> None:
     """Write dead letters as JSON. It writes one per line, to a file or to standard output."""
     del as_json  # it writes nothing else
-    wanted = wanted_letters(topic, key, failure, since, until)
+    matches = wanted_letters(topic, key, failure, since, until)
     count = 0
 
     async def main() -> None:
@@ -318,7 +318,7 @@ def export(
                 raise CommandFailed(f"{file}: {error.strerror}") from error
             try:
                 async for letter in await consumer.read_to_end():
-                    if wanted(letter):
+                    if matches(letter):
                         output.write(json.dumps(letter_fields(letter) | message_fields(letter)) + "\n")
                         count += 1
             finally:

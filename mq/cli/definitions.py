@@ -103,10 +103,10 @@ def export(
             return await read_definitions(admin, with_offsets=offsets, left_out=left_out, advance=advance)
 
     with client_errors(), progress_bar() as advance:
-        found = run_trio(main)
+        definitions = run_trio(main)
     for each in left_out:
         print(f"not exported: {each}", file=sys.stderr)
-    text = msgspec.json.format(msgspec.json.encode(found, order="sorted"), indent=2) + b"\n"
+    text = msgspec.json.format(msgspec.json.encode(definitions, order="sorted"), indent=2) + b"\n"
     if file is None:
         sys.stdout.write(text.decode())
         return
@@ -114,8 +114,8 @@ def export(
         file.write_bytes(text)
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}") from error
-    topics, groups, schedules = len(found.topics), len(found.consumer_groups), len(found.schedules)
-    queues = sum(len(rows) for rows in found.offsets.values())
+    topics, groups, schedules = len(definitions.topics), len(definitions.consumer_groups), len(definitions.schedules)
+    queues = sum(len(rows) for rows in definitions.offsets.values())
     if as_json:
         counts = {"topics": topics, "consumer_groups": groups, "schedules": schedules, "queues_with_offsets": queues}
         print_json({"file": str(file)} | counts)
@@ -163,11 +163,11 @@ async def read_definitions(
             left_out += _left_out(name, settings, groups[name])
     advance("offsets", 2, 4)
     offsets: dict[str, list[Offset]] = {}
-    stored = await stored_offsets(admin, groups) if with_offsets else {}
+    group_offsets = await stored_offsets(admin, groups) if with_offsets else {}
     for name in groups:
         rows = [
             Offset(queue.topic, queue.broker_name, queue.queue_id, offset)
-            for queue, offset in sorted(stored.get(name, {}).items())
+            for queue, offset in sorted(group_offsets.get(name, {}).items())
             if not queue.topic.startswith(RETRY_PREFIX) and _has_queue(configs, queue)
         ]
         if rows:
@@ -184,14 +184,14 @@ def _has_queue(configs: Mapping[str, Mapping[str, TopicConfig]], queue: MessageQ
 
 async def _schedules(admin: Admin) -> dict[str, dict[str, ScheduleDefinition]]:
     """The schedules by name and broker group; none of brokers that have no schedules. Raises ClientError."""
-    found: dict[str, dict[str, ScheduleDefinition]] = {}
+    schedules: dict[str, dict[str, ScheduleDefinition]] = {}
     try:
         for status in await admin.schedules.list(bodies=True):
-            found.setdefault(status.schedule.name, {})[status.broker_name] = definition_of(status.schedule)
+            schedules.setdefault(status.schedule.name, {})[status.broker_name] = definition_of(status.schedule)
     except BrokerError as error:
         if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise
-    return found
+    return schedules
 
 
 async def stored_offsets(admin: CatalogueAdmin, groups: Iterable[str]) -> dict[str, dict[MessageQueue, int]]:
@@ -202,17 +202,17 @@ async def stored_offsets(admin: CatalogueAdmin, groups: Iterable[str]) -> dict[s
         if error.code != ResponseCode.SYSTEM_ERROR:
             raise
     # A broker has too many for one answer.
-    found: dict[str, dict[MessageQueue, int]] = {}
+    offsets: dict[str, dict[MessageQueue, int]] = {}
     limiter = trio.CapacityLimiter(REQUESTS_AT_ONCE)
 
     async def ask(group: str) -> None:
         async with limiter:
-            found[group] = await _stored_offsets_of(admin, group)
+            offsets[group] = await _stored_offsets_of(admin, group)
 
     async with trio.open_nursery() as nursery:
         for group in groups:
             nursery.start_soon(ask, group)
-    return found
+    return offsets
 
 
 async def _stored_offsets_of(admin: Admin, group: str) -> dict[MessageQueue, int]:
@@ -225,10 +225,10 @@ async def _stored_offsets_of(admin: Admin, group: str) -> dict[MessageQueue, int
     return offsets
 
 
-def _left_out(name: str, configs: Mapping[str, SubscriptionGroupConfig], exported: Group) -> Iterator[str]:
+def _left_out(name: str, configs: Mapping[str, SubscriptionGroupConfig], group: Group) -> Iterator[str]:
     """Name the group settings that the document omits: they differ between broker groups, or raftmq has none such."""
     for broker, config in sorted(configs.items()):
-        if group_of(config) != exported:
+        if group_of(config) != group:
             yield f"the settings of consumer group {name} in {broker}, which differ from those in {min(configs)}"
         usual = SubscriptionGroupConfig(group_name=name)
         for field in ("group_sys_flag", "consume_timeout_minute", "group_retry_policy"):

@@ -224,21 +224,21 @@ async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, 
             nursery.start_soon(_watch_acknowledgements, state)
             nursery.start_soon(_show_progress, state, console)
             nursery.start_soon(_send_all, state, cluster.namesrv)
-            killed, killed_at = await _kill_leader_halfway(state, cluster, announce)
+            killed_node, killed_at = await _kill_leader_halfway(state, cluster, announce)
             sent_at = await _wait_until_answered(state)
             await _wait_consumed(state)
             nursery.cancel_scope.cancel()
-        ended = trio.current_time()
+        ended_at = trio.current_time()
         new_leader = await cluster.leader()
         if for_a_look:
             await leave_work(cluster, TOPIC)
     return Outcome(
         verdict=state.history.verdict(),
-        killed=killed,
+        killed=killed_node,
         new_leader=new_leader,
         failover_seconds=None if state.failed_over_at is None else state.failed_over_at - killed_at,
         send_seconds=sent_at - began,
-        total_seconds=ended - began,
+        total_seconds=ended_at - began,
     )
 
 
@@ -313,10 +313,10 @@ async def _read_consumer(
         async for chunk in process.stdout:
             *complete, rest = (rest + chunk).split(b"\n")
             for line in complete:
-                consumed = parse_line(line)
-                queue = Queue(consumed.broker_name, consumed.queue_id)
-                intact = consumed.number < len(crcs) and crcs[consumed.number] == consumed.crc
-                state.history.delivered(name, queue, consumed.queue_offset, consumed.number, intact=intact)
+                message = parse_line(line)
+                queue = Queue(message.broker_name, message.queue_id)
+                intact = message.number < len(crcs) and crcs[message.number] == message.crc
+                state.history.delivered(name, queue, message.queue_offset, message.number, intact=intact)
             state.moved.set()
     raise ServersFailed(f"{name} ended; its log is {cluster.log_path(_log_name(name))}")
 
@@ -328,16 +328,16 @@ def _log_name(consumer: str) -> str:
 async def _show_progress(state: _DemoState, console: Console) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, refresh_per_second=5) as progress:
-        acknowledged = progress.add_task("acknowledged", total=len(state.text))
-        consumed = progress.add_task("consumed", total=len(state.text))
+        acknowledged_bar = progress.add_task("acknowledged", total=len(state.text))
+        consumed_bar = progress.add_task("consumed", total=len(state.text))
         try:
             while True:
-                progress.update(acknowledged, completed=len(state.history.acknowledgements))
-                progress.update(consumed, completed=len(state.history.consumed))
+                progress.update(acknowledged_bar, completed=len(state.history.acknowledgements))
+                progress.update(consumed_bar, completed=len(state.history.consumed))
                 await trio.sleep(0.2)
         finally:
-            progress.update(acknowledged, completed=len(state.history.acknowledgements))
-            progress.update(consumed, completed=len(state.history.consumed))
+            progress.update(acknowledged_bar, completed=len(state.history.acknowledgements))
+            progress.update(consumed_bar, completed=len(state.history.consumed))
 
 
 def _remove(directory: Path) -> None:

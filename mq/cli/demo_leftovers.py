@@ -33,13 +33,13 @@ async def leave_work(cluster: DevCluster, topic: str) -> None:
 async def consume(namesrv: str, topic: str, group: str) -> None:
     """Fail at `FAILURES` messages, then end."""
     consumer = PushConsumer(namesrv, group=group, ordered=False, max_reconsume_times=0, consume_from="first")
-    failed = 0
+    failure_count = 0
 
     @consumer.on(topic)
     async def fail(message: ReceivedMessage) -> None:
-        nonlocal failed
-        failed += 1
-        if failed >= FAILURES:
+        nonlocal failure_count
+        failure_count += 1
+        if failure_count >= FAILURES:
             consumer.stop()
         raise LookupError(f"no address for line {message.keys[0]}")
 

@@ -111,10 +111,10 @@ class History:
 
     def verdict(self) -> Verdict:
         """Evaluate the recorded events."""
-        lost = [number for number in self.acknowledgements if number not in self.consumed]
-        for number in lost[:_EXAMPLES_MAX]:
+        lost_numbers = [number for number in self.acknowledgements if number not in self.consumed]
+        for number in lost_numbers[:_EXAMPLES_MAX]:
             self._add_example(f"message {number} was acknowledged and never consumed")
-        misplaced = self._misplaced()
+        misplaced_count = self._misplaced()
         return Verdict(
             sent=self.sent,
             acknowledged=len(self.acknowledgements),
@@ -124,9 +124,9 @@ class History:
             deliveries=self.deliveries,
             consumed=len(self.consumed),
             duplicates=self.deliveries - len(self.consumed),
-            lost=len(lost),
+            lost=len(lost_numbers),
             out_of_order=self._consumer_breaches + self._send_order_breaches(),
-            wrong_content=self._content_breaches + misplaced,
+            wrong_content=self._content_breaches + misplaced_count,
             examples=tuple(self._examples[:_EXAMPLES_MAX]),
         )
 
@@ -134,12 +134,12 @@ class History:
         breaches = 0
         places: dict[tuple[Queue, int], int] = {}
         for number, (queue, queue_offset, _) in self.acknowledgements.items():
-            held = self._contents.get(queue, {}).get(queue_offset)
+            content = self._contents.get(queue, {}).get(queue_offset)
             other = places.setdefault((queue, queue_offset), number)
-            if held is not None and held != number:
+            if content is not None and content != number:
                 breaches += 1
                 self._add_example(
-                    f"message {number} was acknowledged at {_offset_text(queue, queue_offset)}, which holds {held}"
+                    f"message {number} was acknowledged at {_offset_text(queue, queue_offset)}, which holds {content}"
                 )
             elif other != number:
                 breaches += 1

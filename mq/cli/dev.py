@@ -201,14 +201,14 @@ def _checked_settings(settings: dict[str, str]) -> BrokerSettings:
 
 async def _say_who_ends(directory: Path, clusters: list[DevCluster], console: Console) -> None:
     """Runs until cancelled. The others run on: a user may kill a replica to see what happens."""
-    said = set[tuple[str, str]]()
+    reported = set[tuple[str, str]]()
     while True:
         for cluster in clusters:
-            ended = cluster.ended()
-            said -= {(cluster.group, name) for _, name in said if name not in ended}  # restarted
-            for name, code in ended.items():
-                if (cluster.group, name) not in said:
-                    said.add((cluster.group, name))
+            exit_codes = cluster.ended()
+            reported -= {(cluster.group, name) for _, name in reported if name not in exit_codes}  # restarted
+            for name, code in exit_codes.items():
+                if (cluster.group, name) not in reported:
+                    reported.add((cluster.group, name))
                     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
                     replica = name if len(clusters) == 1 else f"{cluster.group}:{name}"
                     remedy = (

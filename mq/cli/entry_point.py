@@ -107,13 +107,13 @@ def main() -> None:
         print("raftmq: assertions guard the log; start Python without -O and PYTHONOPTIMIZE", file=sys.stderr)
         sys.exit(EXIT_REFUSED)
     # For completion, the shell passes the typed text in the environment.
-    typed = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS"))
-    wanted = wanted_by(sys.argv[1:] if typed is None else typed.split()[1:])
-    if wanted and typed is None:
+    typed_text = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS"))
+    names = wanted_by(sys.argv[1:] if typed_text is None else typed_text.split()[1:])
+    if names and typed_text is None:
         from mq.cli.logs import configure_logging
 
         configure_logging("warning")  # for commands that talk to servers; servers set their own level
-    or_exit(build(wanted))
+    or_exit(build(names))
 
 
 def _print_version(wanted: bool) -> None:

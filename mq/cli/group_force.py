@@ -112,7 +112,7 @@ def force(
         finally:
             log.close()
         if yes:
-            opened = SegmentLog.open(
+            segment_log = SegmentLog.open(
                 directory,
                 cluster_id=state.cluster_id,
                 node_id=state.node_id,
@@ -121,9 +121,9 @@ def force(
             )
             try:
                 node_id = NodeId(plan.node_id)
-                append_members(opened, plan.conf, node_id, {node_id: plan.address})
+                append_members(segment_log, plan.conf, node_id, {node_id: plan.address})
             finally:
-                opened.close()
+                segment_log.close()
     except SegmentError as error:
         raise CommandFailed(str(error)) from error
     except (MembersInvalid, ValueError) as error:
@@ -176,8 +176,8 @@ def _plan(report: Report, address: str | None) -> tuple[Plan, MetaState]:
         raise CommandFailed(f"{report.directory}: {state.node_id} was removed from its group, which has other members")
     if conf is not None and conf.voters == (state.node_id,) and not conf.is_joint:
         raise CommandFailed(f"{report.directory}: {state.node_id} is already the only voter")
-    known = address or (None if conf is None else dict(conf.addresses).get(NodeId(state.node_id)))
-    if known is None:
+    own_address = address or (None if conf is None else dict(conf.addresses).get(NodeId(state.node_id)))
+    if own_address is None:
         raise CommandFailed(
             f"{report.directory} does not contain the replication address of {state.node_id}: pass --address"
         )
@@ -186,7 +186,7 @@ def _plan(report: Report, address: str | None) -> tuple[Plan, MetaState]:
             node_id=state.node_id,
             cluster_id=state.cluster_id,
             conf=conf,
-            address=known,
+            address=own_address,
             first_index=report.first_index,
             last_index=last.index,
             last_term=last.term,

@@ -55,20 +55,20 @@ def set_secret(data_dir: DataDir = None, file: File = None, as_json: Json = Fals
     """
     path = _path(data_dir, file)
     try:
-        given = parse_secrets("standard input", sys.stdin.buffer.read(4097))
+        secrets = parse_secrets("standard input", sys.stdin.buffer.read(4097))
         try:
             before = read_secrets(path)
         except SecretMissing:
             before = ()
     except SecretUnusable as error:
         raise CommandFailed(str(error)) from error
-    if before and not set(before) & set(given):
+    if before and not set(before) & set(secrets):
         raise CommandFailed(
             f"{path} has another secret, nothing was changed: the new one would cut the replica off from its group"
         )
-    _write(path, given)
+    _write(path, secrets)
     was = "were none" if not before else f"was {_count(before)}"
-    _print_change(path, before, given, f"{_count(given)}, where there {was}", as_json)
+    _print_change(path, before, secrets, f"{_count(secrets)}, where there {was}", as_json)
 
 
 @app.command("add")

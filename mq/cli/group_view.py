@@ -11,7 +11,7 @@ from mq.protocol.requests.raft_group import GroupView, MemberView
 def table_of(view: GroupView) -> Table:
     """The members, as known to the answering replica."""
     leader = f"led by {view.leader} in term {view.term}" if view.leader else "NO LEADER"
-    kept = f"entries {view.base_index + 1:,} to {view.last_index:,}, committed {view.commit_index:,}"
+    entries = f"entries {view.base_index + 1:,} to {view.last_index:,}, committed {view.commit_index:,}"
     disk = f"disk of {view.node_id} {view.disk_used:.0%} used"
     notes = " · ABSTAINING: it does not vote" if view.abstaining else ""
     if view.abstaining and not view.leader:
@@ -21,7 +21,7 @@ def table_of(view: GroupView) -> Table:
         if member.reason:
             notes += f"\n{view.node_id} cannot connect to {member.node_id}: {member.reason}"
     headings = ("node", "role", "replication", "state", "lag", "priority")
-    title = f"{view.group} in {view.cluster}: {leader}\n{kept} · {disk}{notes}"
+    title = f"{view.group} in {view.cluster}: {leader}\n{entries} · {disk}{notes}"
     table = borderless_table(*headings, numbers=("lag", "priority"), title=title)
     for member in view.members:
         style = "bold" if member.node_id == view.leader else None if member.active or not view.leader else "red"

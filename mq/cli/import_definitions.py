@@ -75,28 +75,28 @@ def import_(
     offset beyond the end of its queue, or a topic that is to keep messages for longer than the broker keeps its log;
     the rest is imported, and the exit code is 1.
     """
-    wanted = parse_definitions(file)
+    definitions = parse_definitions(file)
 
     async def main() -> list[dict[str, object]]:
         async with CatalogueAdmin(namesrv) as admin:
             there = await read_definitions(admin, with_offsets=False, left_out=[], advance=advance)
             brokers = {broker for each in (await admin.cluster_info()).clusters.values() for broker in each}
-            named = {broker for rows in wanted.topics.values() for broker in rows}
-            named |= {broker for rows in wanted.schedules.values() for broker in rows}
-            if missing := sorted(named - brokers):
+            named_brokers = {broker for rows in definitions.topics.values() for broker in rows}
+            named_brokers |= {broker for rows in definitions.schedules.values() for broker in rows}
+            if missing := sorted(named_brokers - brokers):
                 raise CommandFailed(
                     f"{file} names the broker group{'s' if len(missing) > 1 else ''} {', '.join(missing)}, and there "
                     f"{'are' if len(brokers) > 1 else 'is'} {', '.join(sorted(brokers)) or 'none'}"
                 )
             steps = [
-                *_topic_steps(wanted, there, update=update),
-                *_group_steps(wanted, there, update=update),
-                *_schedule_steps(wanted, there, update=update),
+                *_topic_steps(definitions, there, update=update),
+                *_group_steps(definitions, there, update=update),
+                *_schedule_steps(definitions, there, update=update),
             ]
             if not dry_run:
-                await _carry_out(admin, steps, wanted, there, advance)
+                await _carry_out(admin, steps, definitions, there, advance)
             if offsets:
-                steps += await _import_offsets(admin, wanted.offsets, dry_run=dry_run, advance=advance)
+                steps += await _import_offsets(admin, definitions.offsets, dry_run=dry_run, advance=advance)
         return steps
 
     with client_errors(), progress_bar() as advance:
@@ -177,36 +177,36 @@ async def _carry_out(
     for step in changes:
         name, broker = str(step["name"]), str(step.get("broker", ""))
         if step["what"] == "topic":
-            known = there.topics.get(name, {}).get(broker)
-            config = _topic_config(name, _filled(definitions.topics[name][broker], known), known)
+            current = there.topics.get(name, {}).get(broker)
+            config = _topic_config(name, _filled(definitions.topics[name][broker], current), current)
             topics.setdefault(broker, []).append((step, config))
         elif step["what"] == "consumer group":
             now = there.consumer_groups.get(name)
             groups.append((step, group_config(name, _filled(definitions.consumer_groups[name], now), now)))
     schedules = [step for step in changes if step["what"] == "schedule"]
-    total, done = len(changes), 0
+    total, step_count = len(changes), 0
     for broker, configs in sorted(topics.items()):
         put_one = partial(_put_topic, admin, broker)
         *others, last = configs
         for some in portions(others):
-            advance("topics", done, total)
+            advance("topics", step_count, total)
             await _put_all(some, partial(admin.put_topics, broker), put_one)
-            done += len(some)
+            step_count += len(some)
         # Name servers learn of topics in the order of their creation: when the last one is there, all are.
         if not await _put_or_note(*last, put_one):
             for config in [config for step, config in others if step["do"] != REFUSED][-1:]:
                 await put_one(config)
-        done += 1
+        step_count += 1
     for those in portions(groups):
-        advance("consumer groups", done, total)
+        advance("consumer groups", step_count, total)
         await _put_all(those, admin.put_groups, admin.put_consumer_group)
-        done += len(those)
+        step_count += len(those)
     for step in schedules:
-        advance("schedules", done, total)
+        advance("schedules", step_count, total)
         name, broker = str(step["name"]), str(step["broker"])
         put = admin.schedules.create if step["do"] == "create" else admin.schedules.update
         await _put_or_note(step, schedule_of(definitions.schedules[name][broker]), partial(put, broker=broker))
-        done += 1
+        step_count += 1
 
 
 async def _put_all(
@@ -236,9 +236,9 @@ async def _put_or_note(step: dict[str, object], config: T, put_one: Callable[[T]
     return True
 
 
-def _topic_config(name: str, topic: Topic, known: Topic | None) -> TopicConfig:
+def _topic_config(name: str, topic: Topic, current: Topic | None) -> TopicConfig:
     """The configuration to send to a broker; its attributes are changes of the topic's present ones."""
-    gone = known.attributes.keys() - topic.attributes.keys() if known is not None else ()
+    obsolete = current.attributes.keys() - topic.attributes.keys() if current is not None else ()
     return TopicConfig(
         name,
         topic.read_queues,
@@ -247,7 +247,7 @@ def _topic_config(name: str, topic: Topic, known: Topic | None) -> TopicConfig:
         topic.filter_type or "SINGLE_TAG",
         topic.sys_flag or 0,
         topic.order,
-        as_changes({**dict.fromkeys(gone), **topic.attributes}),
+        as_changes({**dict.fromkeys(obsolete), **topic.attributes}),
     )
 
 
@@ -268,8 +268,8 @@ async def _put_topic(admin: Admin, broker: str, config: TopicConfig) -> None:
 
 def group_config(name: str, group: Group, now: Group | None = None) -> SubscriptionGroupConfig:
     """The configuration to send to a broker; its attributes are changes of the group's present ones."""
-    wanted, known = group.attributes or {}, (now.attributes if now is not None else None) or {}
-    said = {
+    attributes, current = group.attributes or {}, (now.attributes if now is not None else None) or {}
+    settings = {
         "consume_enable": group.enabled,
         "consume_broadcast_enable": group.broadcast,
         "consume_message_orderly": group.orderly,
@@ -279,34 +279,34 @@ def group_config(name: str, group: Group, now: Group | None = None) -> Subscript
         "broker_id": group.broker_id,
         "which_broker_when_consume_slowly": group.broker_id_when_slow,
         "notify_consumer_ids_changed_enable": group.notify_changes,
-        "attributes": as_changes({**dict.fromkeys(known), **wanted}),
+        "attributes": as_changes({**dict.fromkeys(current), **attributes}),
     }
     usual = SubscriptionGroupConfig(group_name=name)
-    return msgspec.structs.replace(usual, **{name: value for name, value in said.items() if value is not None})
+    return msgspec.structs.replace(usual, **{name: value for name, value in settings.items() if value is not None})
 
 
 async def _import_offsets(
     admin: CatalogueAdmin, offsets_by_group: Mapping[str, Sequence[Offset]], *, dry_run: bool, advance: Advance
 ) -> list[dict[str, object]]:
     """Store the offsets that are higher than the groups'; returns what was done. Raises ClientError."""
-    stored = await stored_offsets(admin, offsets_by_group)
+    current_offsets = await stored_offsets(admin, offsets_by_group)
     steps: dict[str, list[dict[str, object]]] = {}
     waiting = iter(sorted(offsets_by_group.items()))
 
     async def work() -> None:
         for group, rows in waiting:
             advance("offsets of consumer groups", len(steps), len(offsets_by_group))
-            now = stored.get(group, {})
+            now = current_offsets.get(group, {})
             offsets = {MessageQueue(row.topic, row.broker, row.queue): row.offset for row in rows}
             higher = {queue: offset for queue, offset in offsets.items() if now.get(queue, -1) < offset}
-            refused = {} if dry_run else await _store(admin, group, higher)
+            reasons = {} if dry_run else await _store(admin, group, higher)
             ahead = sum(now.get(queue, -1) > offset for queue, offset in offsets.items())
             of_group: list[dict[str, object]] = []
-            if count := len(higher) - len(refused):
+            if count := len(higher) - len(reasons):
                 of_group.append({"what": "offsets", "name": group, "do": "store", "queues": count})
             if ahead:
                 of_group.append({"what": "offsets", "name": group, "do": PASSED, "queues": ahead})
-            of_group += ({"what": "offsets", "name": group, "do": REFUSED, "reason": reason} for reason in refused)
+            of_group += ({"what": "offsets", "name": group, "do": REFUSED, "reason": reason} for reason in reasons)
             steps[group] = of_group
 
     async with trio.open_nursery() as nursery:
@@ -317,10 +317,10 @@ async def _import_offsets(
 
 async def _store(admin: CatalogueAdmin, group: str, offsets: Mapping[MessageQueue, int]) -> list[str]:
     """Store offsets of a group; returns for each that a broker refused why. Raises ClientError."""
-    refused = []
+    reasons = []
     for queue, offset in offsets.items():
         try:
             await admin.store_offset(group, queue, offset)
         except BrokerError as error:
-            refused.append(error.remark or str(error))
-    return refused
+            reasons.append(error.remark or str(error))
+    return reasons

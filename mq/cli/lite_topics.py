@@ -29,7 +29,7 @@ def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
         parents = {topic for info in (await admin.lite.brokers()).values() for topic in info.expirations}
         return [each for topic in sorted(parents) for each in (await admin.lite.parent(topic)).items()]
 
-    found = run_with(Admin, namesrv, main)
+    infos = run_with(Admin, namesrv, main)
     if as_json:
         print_json(
             [
@@ -40,12 +40,12 @@ def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
                     "expiration_minutes": info.expiration_minutes if info.expiration_minutes > 0 else None,
                     "groups": info.groups or [],
                 }
-                for broker, info in found
+                for broker, info in infos
             ]
         )
         return
     table = borderless_table("topic", "broker", "lite topics", "end after", "groups", numbers=("lite topics",))
-    for broker, info in found:
+    for broker, info in infos:
         ends = f"{info.expiration_minutes} min" if info.expiration_minutes > 0 else "never"
         table.add_row(info.topic, broker, str(info.topic_count), ends, " ".join(info.groups or []) or "-")
     print_table(table)
@@ -58,7 +58,7 @@ def describe(topic: Parent, lite_topic: Lite, as_json: Json = False, namesrv: Na
     The client * stands for those of a group that reads all lite topics.
     """
 
-    found = run_with(Admin, namesrv, lambda admin: admin.lite.topic(topic, lite_topic))
+    infos = run_with(Admin, namesrv, lambda admin: admin.lite.topic(topic, lite_topic))
     if as_json:
         print_json(
             [
@@ -72,11 +72,11 @@ def describe(topic: Parent, lite_topic: Lite, as_json: Json = False, namesrv: Na
                     "last_message": time_of(info.ends.last_update_ms),
                     "subscribers": [{"group": each.group, "client": each.client_id} for each in info.subscribers],
                 }
-                for broker, info in sorted(found.items())
+                for broker, info in sorted(infos.items())
             ]
         )
         return
-    for broker, info in sorted(found.items()):
+    for broker, info in sorted(infos.items()):
         if info.is_there:
             ends = f"offsets {info.ends.min_offset} to {info.ends.max_offset}"
             print(f"{lite_topic} in {broker}: {ends}, last message {time_of(info.ends.last_update_ms) or '-'}")
@@ -100,7 +100,7 @@ def client(
 ) -> None:
     """Show the subscriptions of a client. It shows those that the leader of each broker group has."""
 
-    found = run_with(Admin, namesrv, lambda admin: admin.lite.client(topic, group, client_id, most=most))
+    infos = run_with(Admin, namesrv, lambda admin: admin.lite.client(topic, group, client_id, most=most))
     if as_json:
         print_json(
             [
@@ -110,11 +110,11 @@ def client(
                     "heard": time_of(info.heard_ms),
                     "lite_topics": sorted(info.lite_topics or []),
                 }
-                for broker, info in sorted(found.items())
+                for broker, info in sorted(infos.items())
             ]
         )
         return
-    for broker, info in sorted(found.items()):
+    for broker, info in sorted(infos.items()):
         if info.topic_count < 0:
             print(f"{broker}: {client_id} has not sent its subscriptions")
             continue
@@ -144,11 +144,11 @@ def lag(
     those that a client subscribes to.
     """
 
-    found = run_with(Admin, namesrv, lambda admin: admin.lite.lag(group, lite_topic, top=top))
+    lags = run_with(Admin, namesrv, lambda admin: admin.lite.lag(group, lite_topic, top=top))
     if as_json:
-        print_json([_lag_row(broker, info) for broker, info in sorted(found.items())])
+        print_json([_lag_row(broker, info) for broker, info in sorted(lags.items())])
         return
-    for broker, info in sorted(found.items()):
+    for broker, info in sorted(lags.items()):
         if info.lag < 0:
             print(f"{broker}: there is no lite topic {lite_topic}")
             continue
@@ -158,7 +158,7 @@ def lag(
             print(f"  next offset to consume {info.progress.offset}, next one to be stored {info.progress.end}")
     rows = {
         (broker, each.lite_topic): each
-        for broker, info in sorted(found.items())
+        for broker, info in sorted(lags.items())
         for each in (*(info.longest or []), *(info.oldest or []))
     }
     if rows:
@@ -183,11 +183,11 @@ def dispatch(
     Brokers also do so every 15 s: use it only for a client that gets no messages although some are waiting.
     """
 
-    done = run_with(Admin, namesrv, lambda admin: admin.lite.dispatch(group, client_id, broker=broker))
+    brokers = run_with(Admin, namesrv, lambda admin: admin.lite.dispatch(group, client_id, broker=broker))
     if as_json:
-        print_json([{"group": group, "client": client_id, "broker": each} for each in done])
+        print_json([{"group": group, "client": client_id, "broker": each} for each in brokers])
         return
-    for each in done:
+    for each in brokers:
         print(f"{each}: looks for messages for {client_id or 'all clients'} of {group}")
 
 

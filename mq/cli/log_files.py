@@ -195,14 +195,14 @@ def fix_term(
     old, last_term = report.state.term, report.last.term
     low = lowered_term(last_term)
     is_plausible = old <= low
-    found = f"{where}: term {old}, vote {report.state.voted_for or 'for nobody'}, last entry of term {last_term}"
+    summary = f"{where}: term {old}, vote {report.state.voted_for or 'for nobody'}, last entry of term {last_term}"
     new = old
     if raise_to is not None:
         if not old < raise_to < TERM_MAX:
-            raise CommandFailed(f"{found}. --raise-to {raise_to}; allowed: {old + 1} to {TERM_MAX - 1}")
+            raise CommandFailed(f"{summary}. --raise-to {raise_to}; allowed: {old + 1} to {TERM_MAX - 1}")
         new = Term(raise_to)
     elif not is_plausible:
-        _check_lowering(found, low, lower=lower, all_stopped=all_stopped)
+        _check_lowering(summary, low, lower=lower, all_stopped=all_stopped)
         new = Term(low) if lower else old
     if new != old:
         try:
@@ -222,7 +222,7 @@ def fix_term(
             }
         )
         return
-    print(found)
+    print(summary)
     if new != old:
         print(f"{where}: the term is {new} now, it was {old}")
     elif is_plausible:

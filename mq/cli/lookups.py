@@ -42,8 +42,8 @@ def by_id(
     """
 
     async def main(admin: Admin) -> list[ReceivedMessage]:
-        found = await admin.message_by_id(offset_message_id)
-        return [] if found is None else [found]
+        message = await admin.message_by_id(offset_message_id)
+        return [] if message is None else [message]
 
     _show(run_with(Admin, namesrv, main), as_json)
 
@@ -77,11 +77,11 @@ def by_time(topic: Topic, time: Time, as_json: Json = False, namesrv: Namesrv = 
         queues = sorted((await admin.route(topic)).read_queues)
         return [(each.broker_name, each.queue_id, await admin.offset(each, time)) for each in queues]
 
-    found = run_with(Admin, namesrv, main)
+    offsets = run_with(Admin, namesrv, main)
     if as_json:
-        print_json([{"broker": broker, "queue": queue_id, "offset": offset} for broker, queue_id, offset in found])
+        print_json([{"broker": broker, "queue": queue_id, "offset": offset} for broker, queue_id, offset in offsets])
         return
-    for broker, queue_id, offset in found:
+    for broker, queue_id, offset in offsets:
         print(f"{broker}/{queue_id}: {offset}")
 
 

@@ -117,8 +117,8 @@ def produce(
         if as_json:
             print_json({what.replace(" ", "_"): count for what, count in counts.items()} | {"errors": examples})
         else:
-            said = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "sent")
-            print(said, file=sys.stderr)
+            summary = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "sent")
+            print(summary, file=sys.stderr)
     if counts["acknowledged"] != counts["sent"]:
         raise CommandFailed("; ".join(examples), EXIT_FAILED)
 
@@ -137,12 +137,12 @@ class Lines:
         *complete, self._rest = (self._rest + data).split(b"\n")
         if not data:
             complete, self._rest = [*complete, self._rest], b""
-        found = []
+        bodies = []
         for line in complete:
             self._number += 1
             if body := line.rstrip(b"\r"):
-                found.append((self._number, body))
-        return found
+                bodies.append((self._number, body))
+        return bodies
 
 
 class Whole:
@@ -181,7 +181,7 @@ def consume(
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Print the body of each message of a topic, one per line."""
-    wanted = _filter(filter_)
+    message_filter = _filter(filter_)
     begin: Literal["first", "last"]
     match consume_from:
         case "first":
@@ -192,19 +192,19 @@ def consume(
             raise CommandFailed(f"--from {consume_from!r} is neither first nor last")
 
     async def main() -> None:
-        left = count
+        remaining = count
         async with PushConsumer(namesrv, group, consume_from=begin, trace=trace) as consumer:
             try:
-                consumer.subscribe(topic, tags, filter=wanted)
+                consumer.subscribe(topic, tags, filter=message_filter)
             except SubscriptionError as error:
                 raise CommandFailed(str(error)) from error
             await _check(topic, group, namesrv)
             async for delivery in consumer.deliveries():
                 with delivery as message:
                     print_bytes((json.dumps(message_fields(message)).encode() if as_json else message.body) + b"\n")
-                if left is not None:
-                    left -= 1
-                    if left == 0:
+                if remaining is not None:
+                    remaining -= 1
+                    if remaining == 0:
                         break
 
     with client_errors():

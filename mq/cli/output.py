@@ -27,8 +27,8 @@ def print_json_array(rows: Iterable[object]) -> None:
     """Print ``rows`` as one array, row by row: they may not fit into memory."""
     before = "["
     for row in rows:
-        indented = json.dumps(row, indent=2).replace("\n", "\n  ")
-        print(f"{before}\n  {indented}", end="")
+        text = json.dumps(row, indent=2).replace("\n", "\n  ")
+        print(f"{before}\n  {text}", end="")
         before = ","
     print("[]" if before == "[" else "\n]")
 

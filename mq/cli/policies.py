@@ -32,7 +32,7 @@ def list_policies(
 ) -> None:
     """Show the policies of users, in all broker groups."""
 
-    found = run_with(UserAdmin, namesrv, lambda admin: admin.policies(part, resource))
+    policies = run_with(UserAdmin, namesrv, lambda admin: admin.policies(part, resource))
     rows = [
         {
             "user": acl.subject.removeprefix(SUBJECT_PREFIX),
@@ -43,7 +43,7 @@ def list_policies(
             "decision": entry.decision.lower(),
             "type": (policy.policy_type or "Custom").lower(),
         }
-        for group, acls in sorted(found.items())
+        for group, acls in sorted(policies.items())
         for acl in acls
         for policy in acl.policies
         for entry in policy.entries
@@ -111,10 +111,10 @@ def delete(
     """Delete policies of a user. It deletes those for a resource, or all of them, in every broker group."""
 
     async def main(admin: UserAdmin) -> None:
-        known = await admin.policies(name, resource)
+        policies = await admin.policies(name, resource)
         entries = (
             each
-            for acls in known.values()
+            for acls in policies.values()
             for acl in acls
             if acl.subject == f"{SUBJECT_PREFIX}{name}"
             for policy in acl.policies

@@ -58,7 +58,7 @@ def restore(
     except ValueError as error:
         raise CommandFailed(f"--peers: {error}") from error
     data_dirs = _targets(targets, addresses.keys())
-    wanted = None if until is None else partial(_stored_until, round(parse_time(until).timestamp() * 1000))
+    accept = None if until is None else partial(_stored_until, round(parse_time(until).timestamp() * 1000))
     pace = Pace(0, "read and written")
     store = open_store(target, endpoint_url, ReadOnlyDisk())
     try:
@@ -67,14 +67,14 @@ def restore(
             if until is None:
                 _check_room(backup, data_dirs.values())
             with _unfinished(data_dirs.values()) as directories:
-                restored = [
+                outcome = [
                     restore(
                         backup,
                         RealDisk(),
                         str(directory),
                         node_id=node_id,
                         addresses=addresses,
-                        wanted=wanted,
+                        wanted=accept,
                         copied=pace.copied,
                     )
                     for node_id, directory in zip(data_dirs, directories, strict=True)
@@ -87,14 +87,14 @@ def restore(
         raise CommandFailed(f"not restored: {error}", EXIT_FAILED) from error
     except OSError as error:
         raise CommandFailed(f"not restored: {error.filename or target}: {error.strerror}", EXIT_FAILED) from error
-    newest = time_of(_stored_ms(restored.newest_body))
+    newest = time_of(_stored_ms(outcome.newest_body))
     if as_json:
         print_json(
             {
                 "cluster_id": backup.manifest.cluster_id,
-                "restored_index": restored.last.index,
-                "last_index": restored.last_index,
-                "last_term": restored.last_term,
+                "restored_index": outcome.last.index,
+                "last_index": outcome.last_index,
+                "last_term": outcome.last_term,
                 "newest_message_at": newest,
                 "voters": list(addresses),
                 "data_dirs": {node: str(data_dir) for node, data_dir in data_dirs.items()},
@@ -102,12 +102,10 @@ def restore(
         )
         return
     for node, data_dir in data_dirs.items():
-        print(
-            f"{data_dir}: {node}, entries {backup.manifest.base.index + 1:,} to {restored.last.index:,} of the backup"
-        )
+        print(f"{data_dir}: {node}, entries {backup.manifest.base.index + 1:,} to {outcome.last.index:,} of the backup")
     print(f"newest message: stored at {newest or 'no time: there is none'}; voters: {' '.join(addresses)}")
     print(
-        f"every replica of the group must end with entry {restored.last_index:,} of term {restored.last_term:,}, "
+        f"every replica of the group must end with entry {outcome.last_index:,} of term {outcome.last_term:,}, "
         "as these do"
     )
 
@@ -133,38 +131,38 @@ def _targets(texts: Sequence[str], voters: Collection[str]) -> dict[NodeId, Path
     from raftlog import NodeId
     from raftlog.net.secret_file import FILE_NAME
 
-    found: dict[NodeId, Path] = {}
+    targets: dict[NodeId, Path] = {}
     for text in texts:
         node, separator, path = text.partition("=")
         if not separator or not path or not _NODE_ID.fullmatch(node):
             raise CommandFailed(f"{text!r} is not NODE=DATA_DIR such as n0=/data/n0")
         if node not in voters:
             raise CommandFailed(f"{text!r}: {node} is not among the peers {', '.join(voters)}")
-        if node in found or Path(path) in found.values():
+        if node in targets or Path(path) in targets.values():
             raise CommandFailed(f"{text!r}: this node or directory is given twice")
-        found[NodeId(node)] = Path(path)
-    for data_dir in found.values():
+        targets[NodeId(node)] = Path(path)
+    for data_dir in targets.values():
         if data_dir.exists() and not data_dir.is_dir():
             raise CommandFailed(f"{data_dir} is not a directory")
         names = {each.name for each in data_dir.iterdir()} if data_dir.exists() else set()
         if others := names - {FILE_NAME, RESTORING_DIRECTORY, "lost+found"}:
             raise CommandFailed(f"{data_dir} contains data, nothing was restored: {', '.join(sorted(others)[:5])}")
-    return found
+    return targets
 
 
 def _check_room(backup: Backup, data_dirs: Collection[Path]) -> None:
     """Raises CommandFailed if the logs do not fit; the broker needs some more space for derived files."""
     manifest = backup.manifest
     size = manifest.segment_bytes
-    wanted = -(-(manifest.end_pos - manifest.base.pos) // size) * size
+    nbytes = -(-(manifest.end_pos - manifest.base.pos) // size) * size
     on_device: dict[int, list[Path]] = {}
     for data_dir in data_dirs:
         there = next(parent for parent in (data_dir.absolute(), *data_dir.absolute().parents) if parent.exists())
         on_device.setdefault(there.stat().st_dev, []).append(there)
     for paths in on_device.values():
-        if (free := shutil.disk_usage(paths[0]).free) < wanted * len(paths):
+        if (free := shutil.disk_usage(paths[0]).free) < nbytes * len(paths):
             raise CommandFailed(
-                f"{len(paths)} logs of {wanted} bytes to restore at {paths[0]}, but only {free} bytes are free"
+                f"{len(paths)} logs of {nbytes} bytes to restore at {paths[0]}, but only {free} bytes are free"
             )
 
 
@@ -176,17 +174,17 @@ def _unfinished(data_dirs: Collection[Path]) -> Iterator[list[Path]]:
     from mq.broker.settings import RESTORING_DIRECTORY
     from raftlog import RealDisk
 
-    found = [data_dir / RESTORING_DIRECTORY for data_dir in data_dirs]
-    made = [data_dir for data_dir in data_dirs if not data_dir.exists()]
+    directories = [data_dir / RESTORING_DIRECTORY for data_dir in data_dirs]
+    new_data_dirs = [data_dir for data_dir in data_dirs if not data_dir.exists()]
     try:
-        for directory in found:
+        for directory in directories:
             shutil.rmtree(directory, ignore_errors=True)
             RealDisk().mkdir(str(directory))
-        yield found
+        yield directories
     except BaseException:
-        for directory in found:
+        for directory in directories:
             shutil.rmtree(directory, ignore_errors=True)
-        for data_dir in made:
+        for data_dir in new_data_dirs:
             with suppress(OSError):
                 data_dir.rmdir()
         raise

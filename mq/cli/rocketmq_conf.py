@@ -194,18 +194,18 @@ def convert(text: str, directory: Path) -> Converted:
     warnings: list[str] = []
     origins: dict[str, str] = {}
     for line in lines.values():
-        if (taken := TAKEN.get(line.key)) is not None:
-            if taken.setting in origins:
-                raise ConfInvalid(f"line {line.number}: {line.key} means the same as {origins[taken.setting]}")
-            settings[taken.setting] = _converted(line, taken.convert)
-            origins[taken.setting] = f"line {line.number}: {line.key}"
+        if (conversion := TAKEN.get(line.key)) is not None:
+            if conversion.setting in origins:
+                raise ConfInvalid(f"line {line.number}: {line.key} means the same as {origins[conversion.setting]}")
+            settings[conversion.setting] = _converted(line, conversion.convert)
+            origins[conversion.setting] = f"line {line.number}: {line.key}"
         elif line.key not in _ADDRESS_KEYS:
             warnings.append(f"line {line.number}: {line.key} does not apply: {_why_not(line)}")
     _add_address(lines, settings, origins)
     if "aclEnable" in lines and _converted(lines["aclEnable"], _boolean):
         settings["acl_file"] = str(directory / "plain_acl.yml")
-    if (preferred := settings.pop("priority", None)) is not None:
-        settings["priority"] = int(preferred == settings.get("node_id"))
+    if (preferred_leader := settings.pop("priority", None)) is not None:
+        settings["priority"] = int(preferred_leader == settings.get("node_id"))
     if "disk_expire_ratio" in settings:
         # Adjust related settings to keep their order; RocketMQ does not have them in this file.
         ratio = settings["disk_expire_ratio"]
@@ -217,12 +217,12 @@ def convert(text: str, directory: Path) -> Converted:
 def _parse(text: str) -> dict[str, _Line]:
     lines: dict[str, _Line] = {}
     for number, raw in enumerate(text.splitlines(), 1):
-        stripped = raw.strip()
-        if not stripped or stripped[0] in "#!":
+        content = raw.strip()
+        if not content or content[0] in "#!":
             continue
-        key, equals, value = (part.strip() for part in stripped.partition("="))
+        key, equals, value = (part.strip() for part in content.partition("="))
         if not equals or not key:
-            raise ConfInvalid(f"line {number}: {stripped[:60]!r} is not KEY=VALUE")
+            raise ConfInvalid(f"line {number}: {content[:60]!r} is not KEY=VALUE")
         if key in lines:
             raise ConfInvalid(f"line {number}: {key} is given twice, first in line {lines[key].number}")
         lines[key] = _Line(number, key, value)
@@ -264,10 +264,10 @@ def _add_address(lines: Mapping[str, _Line], settings: dict[str, Any], origins: 
         origins["listen"] = f"line {lines['listenPort'].number}: listenPort"
 
 
-def to_toml(converted: Converted) -> str:
+def to_toml(conf: Converted) -> str:
     """The converted settings as our settings file, with the warnings as comments."""
-    rows = [f"{name} = {_toml(value)}" for name, value in sorted(converted.settings.items())]
-    return "\n".join([*(f"# {warning}" for warning in converted.warnings), *rows, ""])
+    rows = [f"{name} = {_toml(value)}" for name, value in sorted(conf.settings.items())]
+    return "\n".join([*(f"# {warning}" for warning in conf.warnings), *rows, ""])
 
 
 def _toml(value: object) -> str:
@@ -275,5 +275,5 @@ def _toml(value: object) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return str(value)
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'

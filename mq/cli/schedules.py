@@ -104,11 +104,11 @@ def create(
                 ) from None
         return "replaced", await admin.schedules.update(schedule, broker=group)
 
-    done, status = run_with(Admin, namesrv, main)
+    action, status = run_with(Admin, namesrv, main)
     if as_json:
         print_json(_row(status))
         return
-    print(f"{done} schedule {name} in {status.broker_name}")
+    print(f"{action} schedule {name} in {status.broker_name}")
     _print_next(status)
 
 
@@ -123,14 +123,14 @@ def list_schedules(
     async def main(admin: Admin) -> list[ScheduleStatus]:
         return list(await admin.schedules.list(owner=owner))
 
-    found = run_with(Admin, namesrv, main)
+    statuses = run_with(Admin, namesrv, main)
     if as_json:
-        print_json([_row(status, with_body=False) for status in found])
+        print_json([_row(status, with_body=False) for status in statuses])
         return
     table = borderless_table(
         "schedule", "topic", "rule", "state", "next", "last", "sent", "skipped", numbers=("sent", "skipped")
     )
-    for status in found:
+    for status in statuses:
         table.add_row(
             status.schedule.name,
             status.schedule.topic,
@@ -159,8 +159,8 @@ def show(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesr
     print(f"  missed ticks: {schedule.catch_up}" + (f", kept up to date by {schedule.owner}" if schedule.owner else ""))
     if status.error:
         print(f"  {status.error}")
-    shown = schedule.body[:_SHOWN_BYTES_MAX].decode("utf-8", "backslashreplace")
-    print(f"  {len(schedule.body)} bytes: {shown}{'...' if len(schedule.body) > _SHOWN_BYTES_MAX else ''}")
+    text = schedule.body[:_SHOWN_BYTES_MAX].decode("utf-8", "backslashreplace")
+    print(f"  {len(schedule.body)} bytes: {text}{'...' if len(schedule.body) > _SHOWN_BYTES_MAX else ''}")
     _print_next(status)
 
 
@@ -194,7 +194,7 @@ def delete(name: Name, group: Group = None, as_json: Json = False, namesrv: Name
 
 
 def _change(
-    done: str, change: Callable[..., Awaitable[None]], name: str, group: str | None, namesrv: str, *, as_json: bool
+    verb: str, change: Callable[..., Awaitable[None]], name: str, group: str | None, namesrv: str, *, as_json: bool
 ) -> None:
     async def main(admin: Admin) -> ScheduleStatus:
         await change(admin.schedules, name, broker=group)
@@ -204,7 +204,7 @@ def _change(
     if as_json:
         print_json(_row(status))
         return
-    print(f"{done} schedule {name}")
+    print(f"{verb} schedule {name}")
     _print_next(status)
 
 

@@ -124,10 +124,10 @@ def broker(
     }
     warnings: list[str] = []
     if config is not None and config.suffix in _PROPERTIES_SUFFIXES:
-        converted = read_conf(config)
-        found, warnings = converted.settings, converted.warnings
-        given = {name: value for name, value in flags.items() if value is not None}
-        settings = checked(lambda: BrokerSettings(**(found | given)), config)
+        conf = read_conf(config)
+        file_settings, warnings = conf.settings, conf.warnings
+        options = {name: value for name, value in flags.items() if value is not None}
+        settings = checked(lambda: BrokerSettings(**(file_settings | options)), config)
     else:
         settings = checked(lambda: BrokerSettings.load(config, **flags), config)
     _check_replica_named(settings)
@@ -152,15 +152,15 @@ def _report_former_names(settings: ProcessSettings, source: str) -> None:
 
 def _check_replica_named(settings: BrokerSettings) -> None:
     """Refuse to found or join a group implicitly. Raises CommandFailed."""
-    given = settings.model_fields_set
-    if not settings.joins_group and "peers" not in given:
+    names = settings.model_fields_set
+    if not settings.joins_group and "peers" not in names:
         raise CommandFailed(
             "--peers is missing. Pass --node-id and --peers with the replication address of each: "
             "--node-id n0 --peers n0@10.0.0.1:10931,n1@10.0.0.2:10931,n2@10.0.0.3:10931. "
             "A group of one replica: --peers n0@127.0.0.1:10931. To join a group that exists: --join. "
             "To try a group of three on this machine: raftmq dev"
         )
-    if "node_id" not in given and (settings.joins_group or len(settings.members) > 1):
+    if "node_id" not in names and (settings.joins_group or len(settings.members) > 1):
         raise CommandFailed("--node-id is missing. It differs on every replica of the group")
 
 

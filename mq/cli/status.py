@@ -52,13 +52,13 @@ def status(
 
 def table_of(group: GroupStatus) -> Table:
     """A group as a table."""
-    acknowledged = {
+    durability = {
         "quorum-fsync": "acknowledged = on disk on a majority (quorum-fsync)",
         "quorum-memory": "acknowledged = in memory of a majority, NOT yet on disk (quorum-memory)",
     }.get(group.durability or "", f"durability {group.durability or 'unknown'}")
     leader = f"led by {group.leader}" if group.leader else _without_leader(group)
     numbers = ("term", "committed", "position", "lag", "disk")
-    title = f"{group.group} in {group.cluster}: {leader}\n{acknowledged}"
+    title = f"{group.group} in {group.cluster}: {leader}\n{durability}"
     table = borderless_table("replica", "address", "role", *numbers, numbers=numbers, title=title)
     for replica in group.replicas:
         style = {"leader": "bold", UNREACHABLE: "red"}.get(replica.role)
@@ -124,24 +124,24 @@ def _archived(group: GroupStatus) -> Iterator[str]:
                 f", served from {decimal(replica.archive_begin_pos)} of the log on" if replica.archive_begin_pos else ""
             )
             yield f"archived up to entry {replica.archived_index:,}{begin}{waits}"
-    if kept := different_archive_limits(group):
-        yield f"archive_retention_* differs ({kept}): the longest time and the largest size count"
+    if difference := different_archive_limits(group):
+        yield f"archive_retention_* differs ({difference}): the longest time and the largest size count"
     for replica in group.replicas:
         if replica.archive_refill_bytes_left:
-            left = decimal(replica.archive_refill_bytes_left)
-            yield f"{replica.node_id} reads queue entries of old messages from the archive: {left} left"
+            remaining = decimal(replica.archive_refill_bytes_left)
+            yield f"{replica.node_id} reads queue entries of old messages from the archive: {remaining} left"
 
 
 def _unguarded(group: GroupStatus) -> Iterator[str]:
     """Names replicas without access control."""
-    unguarded = [
+    nodes = [
         replica.node_id
         for replica in group.replicas
         if (replica.figures or {}).get("raftmq.accessControl") == "off"
         and not is_loopback((replica.address or "localhost").rpartition(":")[0])
     ]
-    if unguarded:
-        yield f"clients are not authenticated by {', '.join(unguarded)}: see acl_file in the guide to security"
+    if nodes:
+        yield f"clients are not authenticated by {', '.join(nodes)}: see acl_file in the guide to security"
 
 
 def _waiting(replica: ReplicaStatus) -> str:

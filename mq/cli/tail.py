@@ -42,7 +42,7 @@ def tail(
     """Print messages of a topic as they arrive, one per line. It commits no offsets."""
 
     async def main() -> None:
-        left = count
+        remaining = count
         async with PullConsumer(namesrv, GROUP, consume_from="last") as consumer, Admin(namesrv) as admin:
             queues = await consumer.queues(topic)
             await consumer.assign(queues, tags)
@@ -50,12 +50,12 @@ def tail(
                 for queue in queues:
                     await consumer.seek(queue, await _begin(admin, queue, last))
             looked_at = trio.current_time()
-            while left is None or left > 0:
+            while remaining is None or remaining > 0:
                 for message in await consumer.poll(timeout=1.0):
-                    if left is not None and left <= 0:
+                    if remaining is not None and remaining <= 0:
                         break
                     print_bytes(line_of(message, verbose=verbose, as_json=as_json))
-                    left = None if left is None else left - 1
+                    remaining = None if remaining is None else remaining - 1
                 if trio.current_time() >= looked_at + NEW_QUEUES_SECONDS:
                     looked_at = trio.current_time()
                     await take_new_queues(consumer, topic, tags)
@@ -76,6 +76,6 @@ def line_of(message: ReceivedMessage, *, verbose: bool, as_json: bool) -> bytes:
     if not verbose:
         return message.body + b"\n"
     place = f"{message.queue.broker_name}/{message.queue.queue_id}@{message.queue_offset}"
-    stored = time_of(message.record.store_timestamp_ms) or "-"
-    head = f"{stored} {place} {message.tags or '-'} {','.join(message.keys) or '-'}"
+    time = time_of(message.record.store_timestamp_ms) or "-"
+    head = f"{time} {place} {message.tags or '-'} {','.join(message.keys) or '-'}"
     return head.encode() + b" " + message.body + b"\n"

@@ -117,14 +117,14 @@ class _View:
             self._counted.pop(key, None)
             return
         # Messages appended as the leader, and messages delivered to consumers.
-        stored, consumed = int(figures["raftmq.messages"]), int(figures["msgGetTotalTodayNow"])
+        stored_count, consumed_count = int(figures["raftmq.messages"]), int(figures["msgGetTotalTodayNow"])
         before = self._counted.get(key)
-        self._counted[key] = now, stored, consumed
-        if before is None or stored < before[1] or now <= before[0]:  # it was restarted
+        self._counted[key] = now, stored_count, consumed_count
+        if before is None or stored_count < before[1] or now <= before[0]:  # it was restarted
             self._rates[key] = Rates()
             return
         seconds = now - before[0]
-        self._rates[key] = Rates((stored - before[1]) / seconds, (consumed - before[2]) / seconds)
+        self._rates[key] = Rates((stored_count - before[1]) / seconds, (consumed_count - before[2]) / seconds)
 
     def as_json(self) -> dict[str, object]:
         """The page as JSON."""
@@ -186,8 +186,8 @@ async def lags_of(namesrv: str) -> list[Lag]:
             for queue, progress in (await admin.group_progress(name)).items():
                 key = (name, queue.topic)
                 lags[key] = lags.get(key, 0) + max(0, progress.end - progress.offset)
-    found = [Lag(group, topic, messages) for (group, topic), messages in lags.items()]
-    return sorted(found, key=lambda lag: (-lag.messages, lag.group, lag.topic))
+    rows = [Lag(group, topic, messages) for (group, topic), messages in lags.items()]
+    return sorted(rows, key=lambda lag: (-lag.messages, lag.group, lag.topic))
 
 
 def _lag_table(lags: list[Lag]) -> Table:

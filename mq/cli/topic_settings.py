@@ -50,24 +50,24 @@ class TopicSettings:
 
 
 def settings_to_create(
-    topic: str, requested: TopicSettings, known: Mapping[str, TopicConfig], groups: Iterable[str]
+    topic: str, requested: TopicSettings, configs: Mapping[str, TopicConfig], groups: Iterable[str]
 ) -> tuple[TopicSettings, list[str]]:
     """The settings for the broker groups that lack a topic, and the names of these groups, sorted.
 
-    What ``requested`` leaves open is taken from the groups that have the topic, which are ``known``; if none has it: 8
+    What ``requested`` leaves open is taken from the groups that have the topic, ``configs``; if none has it: 8
     queues, readable and writable. ``groups`` are those in which it shall be.
 
     Raises CommandFailed if all of them have it, or one of them has it with other settings, or what is left open differs
     between the groups that have it.
     """
     groups = sorted(groups)
-    missing = [each for each in groups if each not in known]
+    missing = [each for each in groups if each not in configs]
     if not missing:
-        there = shape({each: known[each] for each in groups})
+        there = shape({each: configs[each] for each in groups})
         raise CommandFailed(f"topic {topic} already exists: {there}; change it with raftmq topic update", EXIT_FAILED)
-    if not known:
+    if not configs:
         return _filled(requested, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), missing
-    patterns = {_filled(requested, TopicSettings.of(config)) for config in known.values()}
+    patterns = {_filled(requested, TopicSettings.of(config)) for config in configs.values()}
     if len(patterns) > 1:
         remedy = "with --queues, --perm, --order, --no-order, --message-type and --attribute"
         if len({(each.filter_type, each.sys_flag) for each in patterns}) > 1:
@@ -75,12 +75,12 @@ def settings_to_create(
         elif len({frozenset(dict(each.attributes)) for each in patterns}) > 1:
             remedy = "in a document for raftmq import: no option leaves an attribute out"
         raise CommandFailed(
-            f"topic {topic} has different settings in the broker groups that have it: {shape(known)}. Say which ones "
+            f"topic {topic} has different settings in the broker groups that have it: {shape(configs)}. Say which ones "
             f"it shall have in {', '.join(missing)}, {remedy}",
             EXIT_FAILED,
         )
     [settings] = patterns
-    others = {each: known[each] for each in groups if each in known and TopicSettings.of(known[each]) != settings}
+    others = {each: configs[each] for each in groups if each in configs and TopicSettings.of(configs[each]) != settings}
     if others:
         raise CommandFailed(
             f"topic {topic} exists with other settings: {shape(others)}. Nothing was changed. To create it in "
@@ -90,15 +90,15 @@ def settings_to_create(
     return settings, missing
 
 
-def _filled(given: TopicSettings, pattern: TopicSettings) -> TopicSettings:
+def _filled(settings: TopicSettings, pattern: TopicSettings) -> TopicSettings:
     return replace(
         pattern,
-        read_queues=pattern.read_queues if given.read_queues is None else given.read_queues,
-        write_queues=pattern.write_queues if given.write_queues is None else given.write_queues,
-        perm=pattern.perm if given.perm is None else given.perm,
-        order=pattern.order if given.order is None else given.order,
-        message_type=pattern.message_type if given.message_type is None else given.message_type,
-        attributes=tuple(sorted({**dict(pattern.attributes), **dict(given.attributes)}.items())),
+        read_queues=pattern.read_queues if settings.read_queues is None else settings.read_queues,
+        write_queues=pattern.write_queues if settings.write_queues is None else settings.write_queues,
+        perm=pattern.perm if settings.perm is None else settings.perm,
+        order=pattern.order if settings.order is None else settings.order,
+        message_type=pattern.message_type if settings.message_type is None else settings.message_type,
+        attributes=tuple(sorted({**dict(pattern.attributes), **dict(settings.attributes)}.items())),
     )
 
 

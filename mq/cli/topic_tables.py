@@ -71,16 +71,16 @@ def _follow(command: str, file: Path, master: str | None, driver_memory: str | N
     process = start(command, file, pipeline, master, driver_memory)
     if not as_json:
         print(f"starting Spark on {master_of(pipeline, master)} ...", flush=True)
-    failed: dict[str, Any] | None = None
-    for told in _lines(process):
-        if "error" in told:
-            failed = told
+    failure: dict[str, Any] | None = None
+    for report in _lines(process):
+        if "error" in report:
+            failure = report
         elif as_json:
-            print(json.dumps(told), flush=True)
-        elif said := _progress(told):
-            print(said, flush=True)
-    if failed is not None:
-        raise CommandFailed(failed["error"], failed["code"])
+            print(json.dumps(report), flush=True)
+        elif line := _progress(report):
+            print(line, flush=True)
+    if failure is not None:
+        raise CommandFailed(failure["error"], failure["code"])
     from spark.tables.pace import GAVE_UP
 
     if process.returncode == GAVE_UP:
@@ -114,25 +114,25 @@ def status(file: File, as_json: Json = False) -> None:
     from spark.tables.status import table_status
 
     try:
-        found = table_status(pipeline, int(time.time() * 1000))
+        table = table_status(pipeline, int(time.time() * 1000))
     except (CommitRefused, PlanInvalid) as error:
         raise CommandFailed(str(error)) from error
     except (DataLoss, DirectoryUnusable, PositionInvalid, ReadFailed, ServerError, Stopped, Unreachable) as error:
         raise CommandFailed(str(error), EXIT_FAILED) from error
     if as_json:
-        print_json(found)
+        print_json(table)
         return
-    print(f"{found['pipeline']}: {found['topic']} to {found['format']} {found['table']}")
-    print("running" if found["running"] else "not running")
-    if found["commit"] is None:
+    print(f"{table['pipeline']}: {table['topic']} to {table['format']} {table['table']}")
+    print("running" if table["running"] else "not running")
+    if table["commit"] is None:
         print("no commit yet")
         return
-    at = time_of(found["committed_at_ms"])
-    print(f"commit {found['commit']} at {at}")
-    print(f"behind: {found['lag_messages']:,} messages, {found['lag_seconds']:,.1f} s")
-    for queue in found["queues"]:
-        left = queue["end_offset"] - queue["next_offset"]
-        print(f"  {queue['broker_name']}:{queue['queue_id']} at {queue['next_offset']:,}, {left:,} behind")
+    at = time_of(table["committed_at_ms"])
+    print(f"commit {table['commit']} at {at}")
+    print(f"behind: {table['lag_messages']:,} messages, {table['lag_seconds']:,.1f} s")
+    for queue in table["queues"]:
+        lag = queue["end_offset"] - queue["next_offset"]
+        print(f"  {queue['broker_name']}:{queue['queue_id']} at {queue['next_offset']:,}, {lag:,} behind")
 
 
 @app.command("verify")
@@ -141,50 +141,50 @@ def verify(file: File, master: Master = None, driver_memory: DriverMemory = None
 
     Exit code 1 if they differ; then it names the first rows of each queue that do.
     """
-    found = _result("verify", file, master, driver_memory)
+    comparison = _result("verify", file, master, driver_memory)
     if as_json:
-        print_json(found)
+        print_json(comparison)
     else:
-        for queue in found["queues"]:
-            said = "equal" if queue["equal"] else "DIFFERENT"
+        for queue in comparison["queues"]:
+            verdict = "equal" if queue["equal"] else "DIFFERENT"
             print(
                 f"{queue['broker_name']}:{queue['queue_id']} offsets {queue['begin']:,} to {queue['end'] - 1:,}: "
                 f"{queue['messages']:,} messages, {queue['rows_expected']:,} rows expected, {queue['rows_found']:,} "
-                f"found: {said}"
+                f"found: {verdict}"
             )
             for each in queue["differences"]:
                 print(f"  offset {each['queue_offset']:,}: {each['what']}")
-    if not found["equal"]:
+    if not comparison["equal"]:
         raise CommandFailed("the table differs from its topic", EXIT_FAILED)
     if not as_json:
-        print(f"the table and its topic are equal up to commit {found['commit']}")
+        print(f"the table and its topic are equal up to commit {comparison['commit']}")
 
 
 @app.command("compact")
 def compact(file: File, master: Master = None, driver_memory: DriverMemory = None, as_json: Json = False) -> None:
     """Rewrite small files into large ones. It is for Delta and Iceberg tables, whose old snapshots expire."""
-    found = _result("compact", file, master, driver_memory)
+    counts = _result("compact", file, master, driver_memory)
     if as_json:
-        print_json(found)
+        print_json(counts)
     else:
-        print(f"{found['rewritten']} files became {found['added']}")
+        print(f"{counts['rewritten']} files became {counts['added']}")
 
 
 def _result(command: str, file: Path, master: str | None, driver_memory: str | None) -> dict[str, Any]:
     """Run a command of the driver and return its result. Raises CommandFailed if it failed or gave no result."""
     process = start(command, file, _pipeline(file), master, driver_memory)
-    found: dict[str, Any] | None = None
-    failed: dict[str, Any] | None = None
-    for told in _lines(process):
-        if "error" in told:
-            failed = told
+    result: dict[str, Any] | None = None
+    failure: dict[str, Any] | None = None
+    for report in _lines(process):
+        if "error" in report:
+            failure = report
         else:
-            found = told
-    if failed is not None:
-        raise CommandFailed(failed["error"], failed["code"])
-    if found is None:
+            result = report
+    if failure is not None:
+        raise CommandFailed(failure["error"], failure["code"])
+    if result is None:
         raise CommandFailed("Spark ended without a result: what it said is above", EXIT_FAILED)
-    return found
+    return result
 
 
 def start(
@@ -222,11 +222,11 @@ def start(
         text=True,
         start_new_session=True,  # ctrl-C is for this process, which asks Spark to end after its commit
     )
-    asked: list[bool] = []
+    signals: list[bool] = []
 
     def end(*_: Any) -> None:
-        if not asked:
-            asked.append(True)
+        if not signals:
+            signals.append(True)
             process.terminate()
             if command in ("run", "backfill"):
                 os.write(2, b"it ends after the commit that is being made; once more gives that commit up\n")
@@ -261,11 +261,11 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     with process.stdout:
         for line in process.stdout:
             try:
-                told = json.loads(line)
+                report = json.loads(line)
             except ValueError:
-                told = None
-            if isinstance(told, dict):
-                yield told
+                report = None
+            if isinstance(report, dict):
+                yield report
             else:
                 print(line, end="", file=sys.stderr)
     process.wait()

@@ -93,13 +93,15 @@ def create(
     If some groups have it, such as after you added a group, the others get the same settings, unless options say
     otherwise. Exit code 1, and nothing is changed, if all have it, or some have it with settings other than you say.
     """
-    kept = _kept(None if retention_hours == -1 else retention_hours, None if retention_bytes == -1 else retention_bytes)
-    changes = attributes_of(attribute or ()) | kept | _policy(compacted or None)
+    limits = _kept(
+        None if retention_hours == -1 else retention_hours, None if retention_bytes == -1 else retention_bytes
+    )
+    changes = attributes_of(attribute or ()) | limits | _policy(compacted or None)
     further = tuple(sorted((name, value or "") for name, value in changes.items()))
-    if removed := [name for name, value in further if not value]:
-        raise CommandFailed(f"attribute {removed[0]} needs a value")
+    if without_value := [name for name, value in further if not value]:
+        raise CommandFailed(f"attribute {without_value[0]} needs a value")
     bits, kind = None if perm is None else perm_bits(perm), kind_of(message_type)
-    wanted = TopicSettings(queues, queues, bits, order, kind, attributes=further)
+    target = TopicSettings(queues, queues, bits, order, kind, attributes=further)
 
     async def main(admin: Admin) -> tuple[TopicSettings, list[str], dict[str, TopicConfig]]:
         brokers = (await admin.cluster_info()).brokers
@@ -107,9 +109,9 @@ def create(
             raise CommandFailed(
                 f"there is no broker group {group}; known: {', '.join(sorted(brokers)) or 'none'}", EXIT_FAILED
             )
-        known = await _configs(admin, topic)
+        topic_configs = await _configs(admin, topic)
         # Without any group, `create_topic` says what to do.
-        settings, missing = settings_to_create(topic, wanted, known, [group] if group else brokers or [""])
+        settings, missing = settings_to_create(topic, target, topic_configs, [group] if group else brokers or [""])
         for broker in missing:
             if broker and LEADER_ID not in brokers[broker].broker_addrs:
                 raise CommandFailed(f"broker group {broker} has no leader; nothing was changed", EXIT_FAILED)
@@ -130,16 +132,16 @@ def create(
         # A group that was not known before has registered meanwhile.
         return settings, [broker for broker in missing if broker] or sorted(configs), configs
 
-    settings, created, configs = run_with(Admin, namesrv, main)
+    settings, new_brokers, configs = run_with(Admin, namesrv, main)
     if as_json:
         print_json(
             [
-                {"broker": broker, "created": broker in created, **_fields(config)}
+                {"broker": broker, "created": broker in new_brokers, **_fields(config)}
                 for broker, config in sorted(configs.items())
             ]
         )
     else:
-        print(f"created topic {topic} in {', '.join(created)}: {settings}")
+        print(f"created topic {topic} in {', '.join(new_brokers)}: {settings}")
 
 
 @app.command("update")
@@ -266,16 +268,16 @@ def route(
 
     async def main() -> list[dict[str, object]]:
         async with Admin(namesrv) as admin:
-            found = await admin.route(topic)
+            topic_route = await admin.route(topic)
         return [
             {
                 "broker": broker,
-                "read_queues": sum(queue.broker_name == broker for queue in found.read_queues),
-                "write_queues": sum(queue.broker_name == broker for queue in found.write_queues),
+                "read_queues": sum(queue.broker_name == broker for queue in topic_route.read_queues),
+                "write_queues": sum(queue.broker_name == broker for queue in topic_route.write_queues),
                 "leader": replicas.get(0),
                 "followers": [address for number, address in sorted(replicas.items()) if number != 0],
             }
-            for broker, replicas in sorted(found.brokers.items())
+            for broker, replicas in sorted(topic_route.brokers.items())
         ]
 
     with client_errors():
@@ -346,8 +348,8 @@ def deleted(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     earlier if the disk gets full.
     """
 
-    found = run_with(Admin, namesrv, lambda admin: admin.deleted_topics())
-    rows = [(broker, each) for brokers in found.values() for broker, each in brokers.items() if not each.along_with]
+    topics = run_with(Admin, namesrv, lambda admin: admin.deleted_topics())
+    rows = [(broker, each) for brokers in topics.values() for broker, each in brokers.items() if not each.along_with]
     if as_json:
         print_json(
             [
@@ -393,13 +395,13 @@ def restore(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> 
 
     async def main(admin: Admin) -> tuple[list[str], int]:
         try:
-            restored = await admin.restore_topic(topic)
+            brokers = await admin.restore_topic(topic)
         except TopicNotFound:
             raise CommandFailed(
                 f"no deleted topic {topic} can be restored; `raftmq topic deleted` lists those that can",
                 EXIT_FAILED,
             ) from None
-        return restored, await _message_count(admin, topic)
+        return brokers, await _message_count(admin, topic)
 
     brokers, messages = run_with(Admin, namesrv, main)
     if as_json:
@@ -458,15 +460,15 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
         attributes = row["attributes"]
         assert isinstance(attributes, dict)
         hours = reserve_hours(attributes)
-        kept = "" if hours is None else f", messages kept for {hours} h"
+        retention = "" if hours is None else f", messages kept for {hours} h"
         if (nbytes := reserve_bytes(attributes)) is not None:
-            kept += f", {nbytes:,} bytes of messages kept"
+            retention += f", {nbytes:,} bytes of messages kept"
         if is_compacted(attributes):
             after = "after retention_hours of the brokers" if hours is None else f"after {hours} h"
-            kept = f", compacted: the newest message of each key is kept, others go {after}"
+            retention = f", compacted: the newest message of each key is kept, others go {after}"
         title = (
             f"{topic} in {row['broker']}: perm {row['perm']}, {row['read_queues']} queues read, "
-            f"{row['write_queues']} written, identity {row['identity'] or 'unknown'}{kept}"
+            f"{row['write_queues']} written, identity {row['identity'] or 'unknown'}{retention}"
         )
         numbers = ("queue", "first offset", "next offset")
         table = borderless_table(*numbers, "last stored", numbers=numbers, title=title)

@@ -41,11 +41,11 @@ def upgrade_check(
 
 
 def _group_named(groups: list[GroupStatus], name: str | None) -> GroupStatus:
-    found = [group for group in groups if name in (None, group.group)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = "|".join(sorted(group.group for group in found))
+    matches = [group for group in groups if name in (None, group.group)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        names = "|".join(sorted(group.group for group in matches))
         raise CommandFailed(f"there are several groups, choose one with --group {names}")
     raise CommandFailed(f"no {f'group {name}' if name else 'broker group'} is registered at the name server")
 
@@ -99,8 +99,8 @@ def _replication(member: MemberReport) -> str:
 def _levels(member: MemberReport) -> str:
     if member.level_newest is None or member.level_max is None:
         return "-"
-    held = f", held at {member.level_max}" if member.level_max < member.level_newest else ""
-    return f"up to {member.level_newest}{held}"
+    limit = f", held at {member.level_max}" if member.level_max < member.level_newest else ""
+    return f"up to {member.level_newest}{limit}"
 
 
 def _or_dash(number: int | None) -> str:

@@ -75,8 +75,8 @@ def upgrade_report(group: GroupStatus) -> UpgradeReport:
     """The report from all replicas of a group."""
     leader = next((each for each in group.replicas if each.node_id == group.leader), None)
     roles: dict[str, str] = json.loads(leader.figures.get("raftmq.members", "{}")) if leader else {}
-    known = {each.node_id: each for each in group.replicas}
-    replicas = {node: known.get(node, ReplicaStatus(node, None, UNREACHABLE)) for node in roles or known}
+    statuses = {each.node_id: each for each in group.replicas}
+    replicas = {node: statuses.get(node, ReplicaStatus(node, None, UNREACHABLE)) for node in roles or statuses}
     ailments = {node: tuple(_ailments(each, leader)) for node, each in replicas.items()}
     voters = [node for node, role in roles.items() if role != "learner"]
     changing = any(role in ("incoming", "outgoing") for role in roles.values())
@@ -88,15 +88,15 @@ def upgrade_report(group: GroupStatus) -> UpgradeReport:
         elif leader is not None:
             keep = _why_keep(node, voters, ailments)
         members.append(_member_report(each, roles.get(node, ""), leader, ailments[node], keep))
-    chosen = _next(members)
-    is_stopped = chosen is not None and replicas[chosen].role == UNREACHABLE
+    next_node = _next(members)
+    is_stopped = next_node is not None and replicas[next_node].role == UNREACHABLE
     levels = [member.level_max for member in members]
     available = None if None in levels else min((level for level in levels if level is not None), default=None)
     newest = max((member.level_newest for member in members if member.level_newest is not None), default=None)
     level = max((member.format_level for member in members if member.format_level is not None), default=None)
     reasons = sorted({member.keep_reason for member in members if member.keep_reason}) or ["the group has no member"]
     if is_stopped:
-        reasons = [f"{chosen} does not answer; start it, or remove it from the group, before the next one"]
+        reasons = [f"{next_node} does not answer; start it, or remove it from the group, before the next one"]
     return UpgradeReport(
         cluster=group.cluster,
         group=group.group,
@@ -106,9 +106,9 @@ def upgrade_report(group: GroupStatus) -> UpgradeReport:
         held_back_by=tuple(m.node_id for m in members if m.level_max is None or (newest and m.level_max < newest)),
         features_on=_features(1, level),
         features_available=_features(level, available),
-        safe=chosen is not None and not is_stopped,
-        next=chosen,
-        reason="" if chosen is not None and not is_stopped else "; ".join(reasons),
+        safe=next_node is not None and not is_stopped,
+        next=next_node,
+        reason="" if next_node is not None and not is_stopped else "; ".join(reasons),
         members=tuple(members),
     )
 
@@ -147,14 +147,14 @@ def _why_keep(node: str, voters: list[str], ailments: dict[str, tuple[str, ...]]
     """The reason that ``node`` must not be stopped now; empty if it may be stopped."""
     if node not in voters or (ailments[node] == ("does not answer",)):
         return ""  # it does not count in majorities, or is stopped already
-    needed = len(voters) // 2 + 1
+    quorum = len(voters) // 2 + 1
     healthy = [other for other in voters if other != node and not ailments[other]]
-    if len(healthy) >= needed:
+    if len(healthy) >= quorum:
         return ""
     if len(voters) < 3:
         return f"the group has {len(voters)} voters: it accepts no writes while one of them is stopped"
     sick = [f"{other} {reason}" for other in voters if other != node for reason in ailments[other]]
-    return f"{', '.join(sick)}: without {node}, only {len(healthy)} healthy voters are left, and a majority is {needed}"
+    return f"{', '.join(sick)}: without {node}, only {len(healthy)} healthy voters are left, and a majority is {quorum}"
 
 
 def _member_report(

@@ -46,7 +46,7 @@ def list_users(
     Accounts of a broker's acl_file are not among them.
     """
 
-    found = run_with(UserAdmin, namesrv, lambda admin: admin.users(part))
+    users_by_group = run_with(UserAdmin, namesrv, lambda admin: admin.users(part))
     rows = [
         {
             "user": user.name,
@@ -54,7 +54,7 @@ def list_users(
             "super": user.user_type == SUPER,
             "enabled": user.user_status != DISABLED,
         }
-        for group, users in sorted(found.items())
+        for group, users in sorted(users_by_group.items())
         for user in users
     ]
     rows.sort(key=lambda row: (str(row["user"]), str(row["broker"])))
@@ -150,23 +150,23 @@ def set_quota(
     Sends above it wait for up to a second and are refused then; pulls wait. Each broker group counts for itself. Topics
     have quotas, too: raftmq topic update TOPIC --attribute quota.produce.messages=100.
     """
-    given = {
+    limits = {
         "produce_messages": produce_messages,
         "produce_bytes": produce_bytes,
         "consume_messages": consume_messages,
         "consume_bytes": consume_bytes,
         "connections": connections,
     }
-    changes = {field: max(limit, 0) for field, limit in given.items() if limit is not None}
-    if 0 in given.values():
+    changes = {field: max(limit, 0) for field, limit in limits.items() if limit is not None}
+    if 0 in limits.values():
         raise CommandFailed("a quota is 1 or more, or -1 for no limit; raftmq user update --disable stops a user")
     if not changes:
-        options = ", ".join(f"--{field.replace('_', '-')}" for field in given)
+        options = ", ".join(f"--{field.replace('_', '-')}" for field in limits)
         raise CommandFailed(f"nothing to change: pass {options}")
 
     async def main(admin: UserAdmin) -> Quota:
-        known = {each.user: each.quota for found in (await admin.quotas()).values() for each in found.users}
-        quota = msgspec.structs.replace(known.get(name, NO_QUOTA), **changes)
+        quotas_by_user = {each.user: each.quota for found in (await admin.quotas()).values() for each in found.users}
+        quota = msgspec.structs.replace(quotas_by_user.get(name, NO_QUOTA), **changes)
         await admin.put_quota(name, quota)
         return quota
 
@@ -181,32 +181,32 @@ def set_quota(
 def quotas(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """Show the quotas of users. It also shows the users and topics that were throttled within the last minute."""
 
-    found = sorted(run_with(UserAdmin, namesrv, lambda admin: admin.quotas()).items())
+    groups = sorted(run_with(UserAdmin, namesrv, lambda admin: admin.quotas()).items())
     if as_json:
         print_json(
             {
                 "quotas": [
                     {"broker": group, "user": each.user, "connections_now": each.connections} | _fields(each.quota)
-                    for group, them in found
+                    for group, them in groups
                     for each in them.users
                 ],
                 "throttled": [
-                    {"broker": group, **msgspec.to_builtins(each)} for group, them in found for each in them.throttled
+                    {"broker": group, **msgspec.to_builtins(each)} for group, them in groups for each in them.throttled
                 ],
             }
         )
         return
     table = borderless_table("user", "broker", "quota", "connections")
-    for group, each in found:
+    for group, each in groups:
         for user in each.users:
             table.add_row(user.user, group, str(user.quota), str(user.connections) if user.quota.connections else "-")
     print_table(table)
     table = borderless_table("throttled", "name", "broker", "what", "delayed", "refused", "last")
-    for group, each in found:
+    for group, each in groups:
         for row in each.throttled:
             counts = str(row.delayed), str(row.refused)
             table.add_row(row.kind, row.name, group, row.direction, *counts, f"{row.seconds_ago:.0f} s ago")
-    if any(each.throttled for _, each in found):
+    if any(each.throttled for _, each in groups):
         print_table(table)
     else:
         print("nobody is throttled")
@@ -236,8 +236,8 @@ def _password(name: str, path: Path | None) -> str:
         except (OSError, UnicodeDecodeError) as error:
             raise CommandFailed(f"{path}: {getattr(error, 'strerror', None) or error}") from error
         return text.partition("\n")[0]
-    if (given := os.environ.get("RAFTMQ_USER_PASSWORD")) is not None:
-        return given
+    if (env_password := os.environ.get("RAFTMQ_USER_PASSWORD")) is not None:
+        return env_password
     if not sys.stdin.isatty():
         raise CommandFailed("no password: pass --password-file, or set RAFTMQ_USER_PASSWORD")
     password = getpass(f"Password of {name}: ")

@@ -217,18 +217,18 @@ async def _read(
     topic: str, namesrv: str, spans: Mapping[MessageQueue, tuple[int, int]], result: Result, seconds: float
 ) -> None:
     """Read these offsets of each queue, for so many seconds at most. Raises ClientError, CommandFailed."""
-    left = sum(end - begin for begin, end in spans.values())
-    if not left:
+    remaining = sum(end - begin for begin, end in spans.values())
+    if not remaining:
         raise CommandFailed(f"topic {topic} is empty; fill it with raftmq bench produce", EXIT_FAILED)
-    counted = result.consumed = Counted()
+    counts = result.consumed = Counted()
     async with PullConsumer(namesrv, GROUP, consume_from="first") as consumer, _measured(result, namesrv):
         await consumer.assign(spans)
         for queue, (begin, _) in spans.items():
             await consumer.seek(queue, begin)
         with trio.move_on_after(seconds):
-            while left > 0 and (messages := await consumer.poll(_POLL_MAX, timeout=SILENCE_SECONDS_MAX)):
-                counted.add(len(messages), sum(len(message.body) for message in messages), trio.current_time())
-                left -= len(messages)
+            while remaining > 0 and (messages := await consumer.poll(_POLL_MAX, timeout=SILENCE_SECONDS_MAX)):
+                counts.add(len(messages), sum(len(message.body) for message in messages), trio.current_time())
+                remaining -= len(messages)
 
 
 async def both(plan: Plan, namesrv: str) -> Result:
@@ -236,7 +236,7 @@ async def both(plan: Plan, namesrv: str) -> Result:
 
     Raises ClientError if the cluster is unreachable; failed sends are in the result.
     """
-    result, arrivals, counted = Result(), Arrivals(), Counted()
+    result, arrivals, counts = Result(), Arrivals(), Counted()
     news = trio.Event()
 
     async def receive() -> None:
@@ -247,7 +247,7 @@ async def both(plan: Plan, namesrv: str) -> Result:
             for message in messages:
                 number = plan.number_of(message.body)
                 if number is not None and arrivals.delivered(number, now):
-                    counted.add(1, len(message.body), now)
+                    counts.add(1, len(message.body), now)
             news.set()
             news = trio.Event()
 
@@ -265,7 +265,7 @@ async def both(plan: Plan, namesrv: str) -> Result:
         await sender.run(plan.warm_up_seconds)
         sender.forget()
         arrivals.forget()
-        counted = Counted()
+        counts = Counted()
         async with _measured(result, namesrv):
             await sender.run(plan.seconds)
             while arrivals.missing:
@@ -274,7 +274,7 @@ async def both(plan: Plan, namesrv: str) -> Result:
                 if silence.cancelled_caught:
                     break
             sender.report(result)
-            result.consumed, result.delivered, result.missing = counted, arrivals.latencies, arrivals.missing
+            result.consumed, result.delivered, result.missing = counts, arrivals.latencies, arrivals.missing
         nursery.cancel_scope.cancel()
     return result
 
@@ -303,11 +303,11 @@ class _Usage(NamedTuple):
 
 async def _usage(namesrv: str) -> dict[str, _Usage]:
     """The processor time of this process, and of each replica that reports its own. Raises ClientError."""
-    found = {_CLIENT: _Usage(1000 * cpu_seconds(os.getpid()), resident_bytes())}
+    usages = {_CLIENT: _Usage(1000 * cpu_seconds(os.getpid()), resident_bytes())}
     for group in await ask_cluster(namesrv):
         for replica in group.replicas:
             figures = replica.figures
             if "raftmq.cpuMs" in figures:
                 usage = _Usage(float(figures["raftmq.cpuMs"]), float(figures.get("raftmq.residentBytes", 0)))
-                found[f"{group.group}/{replica.node_id}"] = usage
-    return found
+                usages[f"{group.group}/{replica.node_id}"] = usage
+    return usages

@@ -83,10 +83,10 @@ def _percentiles(latencies: Latencies) -> Line:
     ]
 
 
-def _rates(counted: Counted) -> Line:
+def _rates(counts: Counted) -> Line:
     """The counts of each whole second; the last, incomplete second is left out."""
-    last = max(counted.by_second)
-    return [(float(second), float(counted.by_second.get(second, 0))) for second in range(max(last, 1))]
+    last = max(counts.by_second)
+    return [(float(second), float(counts.by_second.get(second, 0))) for second in range(max(last, 1))]
 
 
 def panel(
@@ -120,9 +120,9 @@ def panel(
     parts = [f'<text x="{x + 20}" y="20" font-size="13" font-weight="600">{escape(unit)}</text>']
     for value in (0.0, top / 2.4, top / 1.2):
         y = at_y(value)
-        shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        label = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
         parts.append(f'<path d="M{left} {y:.1f}H{right}" stroke="#e2e8f0"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{shown}</text>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     for at, name in ticks.items():
         parts.append(f'<text x="{at_x(at):.1f}" y="{floor + 18}" text-anchor="middle">{escape(name)}</text>')
     parts.append(f'<text x="{(left + right) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(axis)}</text>')

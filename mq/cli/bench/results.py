@@ -91,9 +91,9 @@ class Result:
     def as_json(self) -> dict[str, object]:
         """The results as JSON. Latencies are in milliseconds."""
         table: dict[str, object] = {"seconds": round(self.seconds, 3)}
-        for name, counted in (("produced", self.produced), ("consumed", self.consumed)):
-            if counted is not None:
-                table[name] = counted.as_json(self.seconds)
+        for name, counts in (("produced", self.produced), ("consumed", self.consumed)):
+            if counts is not None:
+                table[name] = counts.as_json(self.seconds)
         for name, latencies in (("acknowledged_ms", self.acknowledged), ("delivered_ms", self.delivered)):
             if latencies is not None and latencies.count:
                 table[name] = latencies.as_milliseconds()
@@ -107,25 +107,25 @@ class Result:
     def lines(self) -> list[str]:
         """The results as lines of text."""
         lines = []
-        for name, counted in (("produced", self.produced), ("consumed", self.consumed)):
-            if counted is not None:
-                row = counted.as_json(self.seconds)
+        for name, counts in (("produced", self.produced), ("consumed", self.consumed)):
+            if counts is not None:
+                row = counts.as_json(self.seconds)
                 lines.append(
-                    f"{name:13s} {counted.messages:,} messages in {self.seconds:.1f} s: "
+                    f"{name:13s} {counts.messages:,} messages in {self.seconds:.1f} s: "
                     f"{row['messages_per_second']:,.0f} messages/s, {row['mb_per_second']:,.2f} MB/s"
                 )
         for name, latencies in (("acknowledged", self.acknowledged), ("delivered", self.delivered)):
             if latencies is not None and latencies.count:
-                shown = ", ".join(
+                text = ", ".join(
                     f"{key.replace('_', '.')} {value:,.2f} ms" for key, value in latencies.as_milliseconds().items()
                 )
-                lines.append(f"{name:13s} after {shown}")
+                lines.append(f"{name:13s} after {text}")
         if self.cpu_us:
-            shown = ", ".join(f"{name} {us:.1f} us" for name, us in self.cpu_us.items())
-            lines.append(f"{'CPU':13s} per message: {shown}")
+            text = ", ".join(f"{name} {us:.1f} us" for name, us in self.cpu_us.items())
+            lines.append(f"{'CPU':13s} per message: {text}")
         if self.resident_mib:
-            shown = ", ".join(f"{name} {mib:,.0f} MiB" for name, mib in self.resident_mib.items())
-            lines.append(f"{'memory':13s} at the end: {shown}")
+            text = ", ".join(f"{name} {mib:,.0f} MiB" for name, mib in self.resident_mib.items())
+            lines.append(f"{'memory':13s} at the end: {text}")
         lines += [f"{what:13s} {count:,} messages" for what, count in self.failed.items()]
         if self.missing:
             lines.append(f"{'missing':13s} {self.missing:,} acknowledged messages were not delivered")

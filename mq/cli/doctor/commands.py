@@ -53,12 +53,12 @@ def doctor(
     differ) and at consumer groups (no progress, no members, messages that retention will delete, dead letters).
     """
     with client_errors():
-        found = run_trio(partial(survey, namesrv, watch_seconds=watch))
-    findings = findings_of(found)
+        cluster = run_trio(partial(survey, namesrv, watch_seconds=watch))
+    findings = findings_of(cluster)
     if as_json:
-        print_json({"findings": [finding.as_json() for finding in findings], "checked": checked(found)})
+        print_json({"findings": [finding.as_json() for finding in findings], "checked": checked(cluster)})
     else:
-        print_findings(findings, found)
+        print_findings(findings, cluster)
     if any(finding.severity >= (fail_on or Severity.WARNING) for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 

@@ -154,9 +154,9 @@ class QueueReading:
     async def __anext__(self) -> list[StoredMessage]:
         while self._next < self._end:
             begin = self._next
-            pulled = await self._admin.pull(self._queue, begin)
-            self._next = max(pulled.begin if pulled.moved else pulled.next_offset, begin)
-            if inside := [message for message in pulled.messages if message.queue_offset < self._end]:
+            pull = await self._admin.pull(self._queue, begin)
+            self._next = max(pull.begin if pull.moved else pull.next_offset, begin)
+            if inside := [message for message in pull.messages if message.queue_offset < self._end]:
                 return inside
             if self._next == begin:
                 break

@@ -162,10 +162,10 @@ async def open_state(source: ClusterAdmin, target: ClusterAdmin, path: Path) -> 
         state = MirrorState(FORMAT, secrets.token_hex(8), ours, theirs)
         save(path, state)  # before anything is sent with its id
         return state
-    for side, known, now in (("source", state.source, ours), ("target", state.target, theirs)):
-        if not set(known) & set(now):
+    for side, before, now in (("source", state.source, ours), ("target", state.target, theirs)):
+        if not set(before) & set(now):
             raise CommandFailed(
-                f"{path} is the state of a mirror with the {side} {', '.join(known)}, and this is {', '.join(now)}: "
+                f"{path} is the state of a mirror with the {side} {', '.join(before)}, and this is {', '.join(now)}: "
                 "name another file with --state"
             )
     state.source, state.target = sorted({*state.source, *ours}), sorted({*state.target, *theirs})
@@ -180,16 +180,16 @@ async def _verify(source: ClusterAdmin, target: ClusterAdmin, path: Path, *, as_
     def note(comparison: Comparison) -> None:
         print(json.dumps(comparison.fields()) if as_json else comparison_line(comparison), flush=True)
 
-    found = await verify(source, target, state.queues, note)
-    differing = [each for each in found if each.difference is not None]
-    compared = sum(each.compared for each in found)
-    behind = sum(each.behind for each in found)
-    gone = sum(last - first for each in found for first, last in each.queue.gone)
-    skipped = sum(len(each.queue.skipped) for each in found)
+    results = await verify(source, target, state.queues, note)
+    differing = [each for each in results if each.difference is not None]
+    total = sum(each.compared for each in results)
+    lag = sum(each.behind for each in results)
+    missing = sum(last - first for each in results for first, last in each.queue.gone)
+    skipped = sum(len(each.queue.skipped) for each in results)
     if not as_json:
         print(
-            f"{compared:,} messages in {len(found)} queues compared, {len(differing)} queues differ, "
-            f"{behind:,} messages behind, {gone:,} deleted at the source before they were copied, {skipped:,} left out"
+            f"{total:,} messages in {len(results)} queues compared, {len(differing)} queues differ, "
+            f"{lag:,} messages behind, {missing:,} deleted at the source before they were copied, {skipped:,} left out"
         )
     return not differing
 
@@ -254,26 +254,26 @@ async def _follow(
     is_planned: trio.Event,
 ) -> None:
     """Start with the queues of the state, and add what appears at the source, until cancelled."""
-    said: set[str] = set()
+    reported_topics: set[str] = set()
     said_ended: set[int] = set()
     is_first = True
     while True:
         try:
-            found = await extend_mirror(source, target, state, choice, show.print_line)
-            for topic, why in found.left_out.items():
-                if topic not in said:
-                    said.add(topic)
+            extension = await extend_mirror(source, target, state, choice, show.print_line)
+            for topic, why in extension.left_out.items():
+                if topic not in reported_topics:
+                    reported_topics.add(topic)
                     show.print_line(f"topic {topic} is left out: {why}")
             copier.changed()
             copier.save()
             for queue in state.queues:
-                if queue.number in found.ended and queue.number not in said_ended:
+                if queue.number in extension.ended and queue.number not in said_ended:
                     said_ended.add(queue.number)
                     show.print_line(
                         f"{queue} cannot be read at the source: the topic was deleted, or has fewer read queues. What "
                         "was copied of it stays"
                     )
-            copier.ended, copier.refused = found.ended, found.refused
+            copier.ended, copier.refused = extension.ended, extension.refused
             for queue in state.queues:
                 copier.start(queue, nursery)
         except (ClientError, CommandFailed) as error:

@@ -193,13 +193,13 @@ class Copier:
             queue.next_offset = (await self._source.pull(_source_queue(queue), 0, count_max=1)).begin
             self._dirty = True
         sending, receiving = trio.open_memory_channel[tuple[list[StoredMessage], int]](PULLS_AHEAD)
-        loaded = [0]
+        batch_count = [0]
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read, queue, sending, loaded)
-                nursery.start_soon(self._write, queue, receiving, loaded)
+                nursery.start_soon(self._read, queue, sending, batch_count)
+                nursery.start_soon(self._write, queue, receiving, batch_count)
         finally:
-            for _ in range(loaded[0]):
+            for _ in range(batch_count[0]):
                 self._in_memory.release()
 
     async def _catch_up_with_target(self, queue: MirroredQueue) -> None:
@@ -254,63 +254,63 @@ class Copier:
         self,
         queue: MirroredQueue,
         sending: trio.MemorySendChannel[tuple[list[StoredMessage], int]],
-        loaded: list[int],
+        batch_count: list[int],
     ) -> None:
         """Read ahead. Raises _Blocked, ClientError."""
         assert queue.next_offset is not None, f"{queue} is read before its beginning is known"
         place, offset = _source_queue(queue), queue.next_offset
         while True:
             at_end = queue.number in self._ends and offset >= self._ends[queue.number]
-            pulled = await self._source.pull(place, offset, hold=at_end)
-            if offset <= pulled.end:
+            pull = await self._source.pull(place, offset, hold=at_end)
+            if offset <= pull.end:
                 self._doubts.pop(queue.number, None)
-                self._ends[queue.number] = pulled.end
-            if pulled.moved:
-                if offset > pulled.end:
-                    self._doubt(queue, f"the source ends at {pulled.end}, and {offset} messages were there before")
-                if offset < pulled.begin:
-                    await sending.send(([], pulled.begin))
-                    offset = pulled.begin
+                self._ends[queue.number] = pull.end
+            if pull.moved:
+                if offset > pull.end:
+                    self._doubt(queue, f"the source ends at {pull.end}, and {offset} messages were there before")
+                if offset < pull.begin:
+                    await sending.send(([], pull.begin))
+                    offset = pull.begin
                     continue
-            elif not pulled.messages and pulled.next_offset == offset:
+            elif not pull.messages and pull.next_offset == offset:
                 self.troubles.pop(queue.number, None)
                 await trio.sleep(PAUSE_SECONDS[0])  # some answers come at once
                 continue
-            offset = max(pulled.next_offset, offset)
-            if pulled.messages:
+            offset = max(pull.next_offset, offset)
+            if pull.messages:
                 await self._in_memory.acquire()
-                loaded[0] += 1
-            await sending.send((pulled.messages, offset))
+                batch_count[0] += 1
+            await sending.send((pull.messages, offset))
 
     async def _write(
         self,
         queue: MirroredQueue,
         receiving: trio.MemoryReceiveChannel[tuple[list[StoredMessage], int]],
-        loaded: list[int],
+        batch_count: list[int],
     ) -> None:
         """Store the messages that were read. Raises _Blocked, ClientError, MirrorStopped."""
         while True:
             messages, behind = await receiving.receive()
             pulls = int(bool(messages))
-            gathered = list(messages)
-            while len(gathered) < GATHERED_MAX:
+            all_messages = list(messages)
+            while len(all_messages) < GATHERED_MAX:
                 try:
                     more, behind = receiving.receive_nowait()
                 except trio.WouldBlock:
                     break
-                gathered += more
+                all_messages += more
                 pulls += bool(more)
-            for batch in batches_of(gathered):
+            for batch in batches_of(all_messages):
                 await self._store(queue, batch)
             assert queue.next_offset is not None, f"{queue} is copied before its beginning is known"
             if queue.next_offset < behind:
                 queue.lose(queue.next_offset, behind)
                 self._dirty = True
             if self._on_copied is not None:
-                self._on_copied(queue, gathered)
+                self._on_copied(queue, all_messages)
             self.troubles.pop(queue.number, None)
             for _ in range(pulls):
-                loaded[0] -= 1
+                batch_count[0] -= 1
                 self._in_memory.release()
 
     async def _store(self, queue: MirroredQueue, batch: CopyBatch) -> None:
@@ -378,5 +378,5 @@ def _target_queue(queue: MirroredQueue) -> MessageQueue:
 
 def _gravest(group: BaseExceptionGroup[Exception]) -> Exception:
     """The error that blocks a queue, if there is one; else the first error."""
-    found = [_gravest(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
-    return next((error for error in found if isinstance(error, _Blocked)), found[0])
+    errors = [_gravest(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
+    return next((error for error in errors if isinstance(error, _Blocked)), errors[0])

@@ -75,16 +75,16 @@ def place_of(properties: Mapping[str, str]) -> SourcePlace | None:
 def copied_properties(message: StoredMessage) -> dict[str, str]:
     """The properties of a copy, but for its place: those of the message, without what brokers add."""
     was_copy = props.SOURCE in message.properties
-    kept: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for name, value in message.properties.items():
         if name in _OF_BROKERS:
             continue
         if name in _RENAMED:
             if not was_copy:
-                kept[_RENAMED[name]] = value
+                properties[_RENAMED[name]] = value
         elif name not in _RENAMED.values() or was_copy:
-            kept[name] = value
-    return kept
+            properties[name] = value
+    return properties
 
 
 def copy_of(message: StoredMessage, broker: str) -> BatchedMessage:

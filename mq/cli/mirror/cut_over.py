@@ -50,10 +50,10 @@ class Report:
     @property
     def groups(self) -> dict[str, list[Move]]:
         """All offsets, by group."""
-        found: dict[str, list[Move]] = {}
+        moves: dict[str, list[Move]] = {}
         for move in (*self.moved, *self.kept):
-            found.setdefault(move.group, []).append(move)
-        return dict(sorted(found.items()))
+            moves.setdefault(move.group, []).append(move)
+        return dict(sorted(moves.items()))
 
 
 async def cut_over(
@@ -137,7 +137,7 @@ async def _check_stopped(admin: ClusterAdmin, groups: Mapping[str, object], wher
 
 async def _members(admin: ClusterAdmin, group: str) -> list[str]:
     """The client ids of a group's members, at any broker group."""
-    found: set[str] = set()
+    client_ids: set[str] = set()
     for address in (await admin.leaders()).values():
         try:
             ext = ConsumerGroupExt(consumer_group=group)
@@ -146,8 +146,8 @@ async def _members(admin: ClusterAdmin, group: str) -> list[str]:
             if error.code == ResponseCode.SYSTEM_ERROR:  # the answer for a group without members
                 continue
             raise
-        found.update(read_body(ConsumerList.decode, body).consumer_ids)
-    return sorted(found)
+        client_ids.update(read_body(ConsumerList.decode, body).consumer_ids)
+    return sorted(client_ids)
 
 
 async def _finish_copying(
@@ -166,21 +166,21 @@ async def _finish_copying(
 
     ``say`` gets why it has to wait. With ``producers_run`` only what the groups have consumed must be copied.
     """
-    produced: Counter[str] = Counter()
+    new_counts: Counter[str] = Counter()
 
     def note(queue: MirroredQueue, messages: list[StoredMessage]) -> None:
-        produced[queue.topic] += sum(not any(name in each.properties for name in _FROM_DELAYS) for each in messages)
+        new_counts[queue.topic] += sum(not any(name in each.properties for name in _FROM_DELAYS) for each in messages)
 
     copier = Copier(source, target, state, path, on_copied=note, looks_max=looks_max)
-    found = await extend_mirror(source, target, state, Choice(state.wanted, state.unwanted), lambda _: None)
-    if found.queues:
+    extension = await extend_mirror(source, target, state, Choice(state.wanted, state.unwanted), lambda _: None)
+    if extension.queues:
         copier.changed()
         copier.save()
-    if found.refused:
-        raise CommandFailed("; ".join(found.refused.values()), EXIT_FAILED)
-    copier.ended = found.ended
+    if extension.refused:
+        raise CommandFailed("; ".join(extension.refused.values()), EXIT_FAILED)
+    copier.ended = extension.ended
     quiet_since: float | None = None
-    said: set[str] = set()
+    reported: set[str] = set()
 
     def is_enough() -> bool:
         if not producers_run:
@@ -201,15 +201,15 @@ async def _finish_copying(
             await trio.sleep(POLL_SECONDS)
             if copier.blocked:
                 raise CommandFailed("; ".join(copier.blocked.values()), EXIT_FAILED)
-            for text in {*copier.troubles.values()} - said:
-                said.add(text)
+            for text in {*copier.troubles.values()} - reported:
+                reported.add(text)
                 say(f"waiting: {text}")
             if quiet_since is None:
                 if is_enough():
                     quiet_since = trio.current_time()
-                    produced.clear()
-            elif not producers_run and +produced:
-                topics = ", ".join(f"{topic} ({count})" for topic, count in sorted((+produced).items()))
+                    new_counts.clear()
+            elif not producers_run and +new_counts:
+                topics = ", ".join(f"{topic} ({count})" for topic, count in sorted((+new_counts).items()))
                 raise CommandFailed(
                     f"producers still send to the source: {topics}. Stop them first, or pass --producers-run and let "
                     "the mirror go on after the cut-over",

@@ -65,16 +65,16 @@ class OffsetMap:
         return _translated(self._stretches, offset, [each.target for each in self._stretches], 1, 0)
 
 
-def _translated(stretches: list[Stretch], offset: int, begins: list[int], given: int, wanted: int) -> int | None:
+def _translated(stretches: list[Stretch], offset: int, begins: list[int], from_side: int, to_side: int) -> int | None:
     if not stretches:
         return None
     at = bisect_right(begins, offset) - 1
     if at < 0:
-        return stretches[0][wanted]
+        return stretches[0][to_side]
     stretch = stretches[at]
-    inside = offset - stretch[given]
+    inside = offset - stretch[from_side]
     if inside < stretch.length:
-        return stretch[wanted] + inside
+        return stretch[to_side] + inside
     if at + 1 < len(stretches):
-        return stretches[at + 1][wanted]
-    return stretch[wanted] + stretch.length
+        return stretches[at + 1][to_side]
+    return stretch[to_side] + stretch.length

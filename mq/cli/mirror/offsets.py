@@ -26,7 +26,7 @@ def moves(
 
     A group in a queue of which nothing was copied begins with the first message there.
     """
-    found: list[Move] = []
+    all_moves: list[Move] = []
     for queue in queues:
         ends = [
             MessageQueue(queue.topic, queue.broker, queue.queue_id),
@@ -37,6 +37,6 @@ def moves(
         if offset is None:
             continue
         offset_map = queue.map()
-        translated = offset_map.to_source(offset) if back else offset_map.to_target(offset)
-        found.append(Move(group, origin, offset, goal, translated or 0))
-    return found
+        new_offset = offset_map.to_source(offset) if back else offset_map.to_target(offset)
+        all_moves.append(Move(group, origin, offset, goal, new_offset or 0))
+    return all_moves

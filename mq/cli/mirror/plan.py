@@ -88,7 +88,7 @@ def is_internal(topic: str, own: Collection[str]) -> bool:
 
 
 def extend(
-    known: Iterable[MirroredQueue],
+    mirrored: Iterable[MirroredQueue],
     source: Topics,
     target: Topics,
     *,
@@ -102,14 +102,14 @@ def extend(
     preferred; otherwise source groups are assigned to target groups in turn, and the queues of the second one follow
     those of the first, so that producers that choose queues by a sharding key choose the corresponding one.
     """
-    queues = list(known)
-    taken = {(each.topic, each.broker, each.queue_id) for each in queues}
+    queues = list(mirrored)
+    existing = {(each.topic, each.broker, each.queue_id) for each in queues}
     number = max((each.number for each in queues), default=-1) + 1
-    added: list[MirroredQueue] = []
+    new_queues: list[MirroredQueue] = []
     left_out: dict[str, str] = {}
     source_brokers = sorted({broker for rows in source.values() for broker in rows})
-    assigned = assignment(source_brokers, target_brokers)
-    touched: set[str] = set()
+    target_of = assignment(source_brokers, target_brokers)
+    topics: set[str] = set()
     ends: dict[tuple[str, str], int] = {}
     for each in queues:
         goal = each.target_topic, each.target_broker
@@ -121,37 +121,37 @@ def extend(
             if not config.perm & PERM_READ:
                 left_out[topic] = f"it is not readable in {broker}: give it the permission to read, perm 6, first"
                 continue
-            goal = target_name(topic), assigned[broker]
+            goal = target_name(topic), target_of[broker]
             for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
-                if (topic, broker, queue_id) in taken:
+                if (topic, broker, queue_id) in existing:
                     continue
                 queue = MirroredQueue(number, topic, broker, queue_id, *goal, ends.get(goal, 0))
                 ends[goal] = queue.target_queue + 1
                 number += 1
                 queues.append(queue)
-                added.append(queue)
-                touched.add(topic)
+                new_queues.append(queue)
+                topics.add(topic)
     if len(queues) > QUEUES_MAX:
         raise TargetUnusable(
             f"{len(queues)} queues are to be mirrored, and one mirror takes at most {QUEUES_MAX}: choose some with "
             "--topics, and mirror the others later"
         )
-    known_count = len(queues) - len(added)
-    new_topics, refused = _new_topics(touched, queues, known_count, ends, source, target)
-    added = [each for each in added if each.topic not in refused]
-    ended = _ended([*queues[:known_count], *added], source, source_brokers)
-    return Extension(added, new_topics, left_out, ended, refused)
+    known_count = len(queues) - len(new_queues)
+    new_topics, reasons = _new_topics(topics, queues, known_count, ends, source, target)
+    new_queues = [each for each in new_queues if each.topic not in reasons]
+    ended_numbers = _ended([*queues[:known_count], *new_queues], source, source_brokers)
+    return Extension(new_queues, new_topics, left_out, ended_numbers, reasons)
 
 
 def _ended(queues: Iterable[MirroredQueue], source: Topics, source_brokers: Collection[str]) -> frozenset[int]:
     """The numbers of queues that brokers refuse to read. Not those of a missing broker group, which may return."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for each in queues:
         config = source.get(each.topic, {}).get(each.broker)
         queues_there = 0 if config is None else config.read_queue_nums
         if each.broker in source_brokers and each.queue_id >= queues_there:
-            found.add(each.number)
-    return frozenset(found)
+            numbers.add(each.number)
+    return frozenset(numbers)
 
 
 def assignment(source_brokers: Sequence[str], target_brokers: Sequence[str]) -> dict[str, str]:
@@ -159,19 +159,19 @@ def assignment(source_brokers: Sequence[str], target_brokers: Sequence[str]) -> 
     if not target_brokers:
         raise TargetUnusable("the target has no broker group: start its brokers first")
     others = [broker for broker in target_brokers if broker not in source_brokers] or list(target_brokers)
-    assigned: dict[str, str] = {}
+    targets: dict[str, str] = {}
     turn = 0
     for broker in source_brokers:
         if broker in target_brokers:
-            assigned[broker] = broker
+            targets[broker] = broker
         else:
-            assigned[broker] = others[turn % len(others)]
+            targets[broker] = others[turn % len(others)]
             turn += 1
-    return assigned
+    return targets
 
 
 def _new_topics(
-    touched: Collection[str],
+    topics: Collection[str],
     queues: Sequence[MirroredQueue],
     known_count: int,
     ends: Mapping[tuple[str, str], int],
@@ -179,8 +179,8 @@ def _new_topics(
     target: Topics,
 ) -> tuple[list[NewTopic], dict[str, str]]:
     """The topics that the target lacks, and for each topic whose queues it cannot take, the reason and what to do."""
-    found: list[NewTopic] = []
-    refused: dict[str, str] = {}
+    new_topics: list[NewTopic] = []
+    reasons: dict[str, str] = {}
     own_ends: dict[tuple[str, str], int] = {}
     for each in queues[:known_count]:
         goal = each.target_topic, each.target_broker
@@ -188,36 +188,36 @@ def _new_topics(
     origins: dict[str, dict[str, set[str]]] = {}
     for each in queues:
         origins.setdefault(each.topic, {}).setdefault(each.target_broker, set()).add(each.broker)
-    for topic in sorted(touched):
+    for topic in sorted(topics):
         name = target_name(topic)
         new: list[NewTopic] = []
         for broker, from_brokers in sorted(origins[topic].items()):
-            needed = ends[name, broker]
+            queue_count = ends[name, broker]
             config = _merged(
-                name, needed, [source[topic][each] for each in sorted(from_brokers & source[topic].keys())]
+                name, queue_count, [source[topic][each] for each in sorted(from_brokers & source[topic].keys())]
             )
             there = target.get(name, {}).get(broker)
             if there is None:
                 new.append(NewTopic(broker, config))
                 continue
             fewest = min(there.read_queue_nums, there.write_queue_nums)
-            if fewest < needed and fewest == own_ends.get((name, broker)):
-                larger = msgspec.structs.replace(there, read_queue_nums=needed, write_queue_nums=needed)
+            if fewest < queue_count and fewest == own_ends.get((name, broker)):
+                larger = msgspec.structs.replace(there, read_queue_nums=queue_count, write_queue_nums=queue_count)
                 new.append(NewTopic(broker, larger))
                 continue
             why = ""
-            if fewest < needed:
+            if fewest < queue_count:
                 why = (
-                    f"topic {name} has {fewest} queues in {broker} at the target, and {needed} are needed: "
-                    f"raftmq topic update {name} --queues {needed}"
+                    f"topic {name} has {fewest} queues in {broker} at the target, and {queue_count} are needed: "
+                    f"raftmq topic update {name} --queues {queue_count}"
                 )
             elif not there.perm & PERM_WRITE:
                 why = f"topic {name} is not writable at the target: raftmq topic update {name} --perm rw"
             if why:
-                refused[topic] = f"{why}. Or leave it out: raftmq mirror --exclude {topic}"
-        if topic not in refused:
-            found += new
-    return found, refused
+                reasons[topic] = f"{why}. Or leave it out: raftmq mirror --exclude {topic}"
+        if topic not in reasons:
+            new_topics += new
+    return new_topics, reasons
 
 
 def _merged(name: str, queues: int, configs: Sequence[TopicConfig]) -> TopicConfig:

@@ -41,22 +41,22 @@ class Progress:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()
 
-    def add_sample(self, now: float, copied: int, behind: int) -> Figures:
+    def add_sample(self, now: float, copied_count: int, behind: int) -> Figures:
         """Add a sample, and return the figures with it."""
         samples = self._samples
-        samples.append((now, copied, behind))
+        samples.append((now, copied_count, behind))
         while len(samples) > 2 and samples[1][0] <= now - WINDOW_SECONDS:
             samples.popleft()
         began, copied_then, behind_then = samples[0]
         seconds = now - began
         if seconds <= 0:
-            return Figures(copied, behind, 0.0, 0.0 if behind == 0 else None)
-        rate = (copied - copied_then) / seconds
+            return Figures(copied_count, behind, 0.0, 0.0 if behind == 0 else None)
+        rate = (copied_count - copied_then) / seconds
         closer = (behind_then - behind) / seconds
         eta: float | None = 0.0
         if behind:
             eta = behind / closer if closer > 0 else None
-        return Figures(copied, behind, rate, eta)
+        return Figures(copied_count, behind, rate, eta)
 
 
 def duration(seconds: float) -> str:

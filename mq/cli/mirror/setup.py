@@ -57,7 +57,7 @@ async def extend_mirror(
     there = await target.topic_configs()
     await create_groups(source, target, say)
     try:
-        found = extend(
+        extension = extend(
             state.queues,
             await source.topic_configs(),
             there,
@@ -67,13 +67,13 @@ async def extend_mirror(
         )
     except TargetUnusable as error:
         raise CommandFailed(str(error)) from error
-    refused = await create_topics(target, found.topics, say)
-    found = found._replace(
-        queues=[queue for queue in found.queues if queue.target_topic not in refused],
-        refused={**found.refused, **refused},
+    reasons = await create_topics(target, extension.topics, say)
+    extension = extension._replace(
+        queues=[queue for queue in extension.queues if queue.target_topic not in reasons],
+        refused={**extension.refused, **reasons},
     )
-    state.queues.extend(found.queues)
-    return found
+    state.queues.extend(extension.queues)
+    return extension
 
 
 async def create_topics(target: ClusterAdmin, topics: Iterable[NewTopic], say: Say) -> dict[str, str]:
@@ -83,7 +83,7 @@ async def create_topics(target: ClusterAdmin, topics: Iterable[NewTopic], say: S
     the target does not compact, with what to do: there they would lose the newest messages of keys, so nothing is
     copied.
     """
-    refused: dict[str, str] = {}
+    reasons: dict[str, str] = {}
 
     async def create(topic: NewTopic) -> None:
         config = topic.config
@@ -92,7 +92,7 @@ async def create_topics(target: ClusterAdmin, topics: Iterable[NewTopic], say: S
         except BrokerError as error:
             if not is_compacted(config.attributes) or error.code not in _ATTRIBUTES_REFUSED:
                 raise
-            refused[config.topic_name] = (
+            reasons[config.topic_name] = (
                 f"the target refuses topic {config.topic_name} with {CLEANUP_POLICY}: {error.remark}. Upgrade the "
                 "target, or create the topic there without it, or leave it out: raftmq mirror --exclude "
                 f"{config.topic_name}"
@@ -101,7 +101,7 @@ async def create_topics(target: ClusterAdmin, topics: Iterable[NewTopic], say: S
         say(f"topic {config.topic_name} has {config.write_queue_nums} queues in {topic.broker} now")
 
     await _some_at_once(topics, create)
-    return refused
+    return reasons
 
 
 async def _some_at_once(items: Iterable[T], operation: Callable[[T], Awaitable[None]]) -> None:
@@ -161,17 +161,17 @@ async def _put_topic(target: ClusterAdmin, topic: NewTopic, attributes: Mapping[
 
 async def create_groups(source: Groups, target: Groups, say: Say) -> None:
     """Create the consumer groups that the target lacks, some at once. Raises ClientError."""
-    known = await target.consumer_groups()
-    wanted: list[SubscriptionGroupConfig] = []
+    target_groups = await target.consumer_groups()
+    missing: list[SubscriptionGroupConfig] = []
     for name, configs in sorted((await source.consumer_groups()).items()):
-        if name in known or is_system_group(name):
+        if name in target_groups or is_system_group(name):
             continue
         try:
             check_group(name)
         except NameRefused as error:
             say(f"consumer group {name} is left out: {error}")
             continue
-        wanted.append(group_config(name, group_of(configs[min(configs)])))
+        missing.append(group_config(name, group_of(configs[min(configs)])))
 
     async def create(config: SubscriptionGroupConfig) -> None:
         name = config.group_name
@@ -184,7 +184,7 @@ async def create_groups(source: Groups, target: Groups, say: Say) -> None:
             await target.put_consumer_group(msgspec.structs.replace(config, attributes={}))
             say(f"created consumer group {name} without its attributes: {error.remark}")
 
-    await _some_at_once(wanted, create)
+    await _some_at_once(missing, create)
 
 
 def is_system_group(name: str) -> bool:
@@ -197,11 +197,11 @@ async def create_users(source: ClusterAdmin, target: ClusterAdmin, say: Say) -> 
 
     One that the target refuses is left out, and said.
     """
-    known = {user.name for users in (await target.users()).values() for user in users}
+    target_users = {user.name for users in (await target.users()).values() for user in users}
     users = {user.name: user for rows in (await source.users()).values() for user in rows}
     policies = {acl.subject: acl.policies for rows in (await source.policies()).values() for acl in rows}
     for name, user in sorted(users.items()):
-        if name in known:
+        if name in target_users:
             continue
         if user.password is None:
             say(f"user {name} is left out: the source does not tell passwords. Create it with raftmq user create")

@@ -63,7 +63,7 @@ async def verify(
     note: Callable[[Comparison], None] = lambda _: None,
 ) -> list[Comparison]:
     """Compare all queues, a few at a time. Raises ClientError."""
-    found = [Comparison(queue) for queue in queues]
+    comparisons = [Comparison(queue) for queue in queues]
     limiter = trio.CapacityLimiter(QUEUES_AT_ONCE)
 
     async def one(comparison: Comparison) -> None:
@@ -72,9 +72,9 @@ async def verify(
             note(comparison)
 
     async with trio.open_nursery() as nursery:
-        for each in found:
+        for each in comparisons:
             nursery.start_soon(one, each)
-    return found
+    return comparisons
 
 
 async def _compare(source: ClusterAdmin, target: ClusterAdmin, comparison: Comparison) -> None:
@@ -91,15 +91,15 @@ async def _compare(source: ClusterAdmin, target: ClusterAdmin, comparison: Compa
     comparison.behind = max(ours.end - (queue.next_offset or ours.begin), 0)
     both, other = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
     for first, target_first, count in queue.stretches:
-        kept = max(first, ours.begin, theirs.begin - target_first + first)
+        kept_from = max(first, ours.begin, theirs.begin - target_first + first)
         end = first + count
-        comparison.expired += max(min(kept, end) - first, 0)
-        if kept >= end:
+        comparison.expired += max(min(kept_from, end) - first, 0)
+        if kept_from >= end:
             continue
         shift = target_first - first
-        originals = source.read(origin, kept, end)
-        copies = target.read(goal, kept + shift, end + shift)
-        for offset in range(kept, end):
+        originals = source.read(origin, kept_from, end)
+        copies = target.read(goal, kept_from + shift, end + shift)
+        for offset in range(kept_from, end):
             original, copy = await originals.next(), await copies.next()
             if original is None or copy is None:
                 side = "source" if original is None else "target"
