@@ -2,8 +2,8 @@
 
 Nothing here does I/O, reads a clock or imports another part of the project. All integers on the wire are big-endian.
 
-What lies directly in here, and `messages.compression`, needs only the standard library: executors of Spark import
-them, and have nothing else of what we need.
+What lies directly in here, and `messages.compression`, needs only the standard library: executors of Spark import them,
+and have none of our dependencies.
 
 Each package imports only those below it:
 

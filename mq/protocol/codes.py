@@ -160,7 +160,7 @@ class RequestCode(IntEnum):
     ASK_TOPIC_ENDS = 9009
     """Our own: first and last offsets of the queues of many topics."""
     SKIP_MESSAGE = 9010
-    """Our own: a consumer group goes on behind the message at which it stands."""
+    """Our own: a consumer group continues behind the message at which it stands."""
     STAGE_TRANSACTION = 9011
     """Our own: several messages and consumer offsets become the half message of one transaction."""
     PUT_SCHEDULE = 9012

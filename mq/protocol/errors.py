@@ -8,7 +8,7 @@ class ProtocolError(Exception):
 
 
 class FrameError(ProtocolError):
-    """The stream cannot be split into frames any more: close the connection, no answer is possible."""
+    """The stream can no longer be split into frames: close the connection, no answer is possible."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -33,7 +33,7 @@ SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 """The topic of RocketMQ's benchmarks, in which everybody may send."""
 TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""The group whose progress in the topics of half messages shows that of transactions, for tools."""
+"""The group whose progress in the topics of half messages shows tools the progress of transactions."""
 METADATA_TOPIC: Final = "rmq_sys_raftmq_meta"
 """Records of this topic change a group's replicated metadata. Clients may not write to it."""
 
@@ -93,7 +93,7 @@ def check_group(group: str) -> None:
 
 
 def check_queue_name(topic: str) -> None:
-    """Raises NameRefused unless ``topic`` is the name of a topic, or that of the queue of a lite topic."""
+    """Raises NameRefused unless ``topic`` is the name of a topic, or of the queue of a lite topic."""
     if topic.startswith(LITE_PREFIX):
         parent, _, lite = topic[len(LITE_PREFIX) :].partition("$")
         check_topic(parent)

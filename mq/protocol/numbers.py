@@ -38,4 +38,4 @@ LOG_BEGIN: Final = PhysicalOffset(0)
 FIRST_OFFSET: Final = QueueOffset(0)
 """Of a queue's first message, unless an earlier topic had the name of its topic."""
 NO_OFFSET: Final = QueueOffset(-1)
-"""Where there is none."""
+"""Stands for a missing offset."""

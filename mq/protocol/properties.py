@@ -1,7 +1,7 @@
 """Message properties: ``name 0x01 value 0x02``, repeated; the last 0x02 may be missing.
 
-A name may occur more than once, because a client, a batch or the broker added it again. As in RocketMQ the last
-occurrence with a value counts, for every reader: `decode`, `find` and `value_of` agree.
+A name may occur more than once, because a client, a batch or the broker added it again. As in RocketMQ, every reader
+takes the last occurrence with a value: `decode`, `find` and `value_of` agree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VALUE_END: Final = "\x02"
 PROPERTIES_BYTES_MAX: Final = 32767
 """Of a record: its length field has no room for more."""
 SENT_PROPERTIES_BYTES_MAX: Final = 29 * 1024
-"""Of a message when it is first stored, with what the broker adds to each.
+"""Of a message when it is first stored, with the properties that the broker adds to each.
 
 The rest is reserved for what brokers and consumers add later: for a delay, a transaction, a redelivery, a dead letter.
 `tests/unit/protocol/test_properties.py` adds that up.
@@ -109,7 +109,7 @@ LITE_QUEUE: Final = "INNER_MULTI_DISPATCH"
 LITE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
 """Of a message of a lite topic: the queue of that (`mq.protocol.names.lite_queue`), and its offset in it."""
 LITE_PLACE: Final = "RAFTMQ_LITE"
-"""The physical offset of such a message, hexadecimal. So only what a broker wrote there counts, and no copy of it."""
+"""The physical offset of such a message, hexadecimal. So a copy of the value is not valid, only what a broker wrote."""
 
 TIMER_PROPERTIES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """Properties that request a later delivery."""
@@ -307,7 +307,7 @@ def is_reserved(name: str) -> bool:
 
 
 def check_user_properties(properties: Mapping[str, str]) -> None:
-    """Raises PropertyInvalid for a reserved name, an empty name or value, a separator in either, or what is no text."""
+    """Raise PropertyInvalid for a reserved name, an empty name or value, a separator in either, or a non-text."""
     for name, value in properties.items():
         if not isinstance(name, str):
             raise PropertyInvalid(name, f"has a name of type {type(name).__name__}; pass a str")

@@ -63,7 +63,7 @@ def decode_topics(body: bytes | memoryview) -> list[str]:
 
 
 def encode_ends(topics: Sequence[TopicEnds]) -> bytes:
-    """The body of the answer: the ends of as many of the topics as fit, in the order of the request."""
+    """The body of the answer: the ends of the topics that fit, in the order of the request."""
     identities = [each.identity.encode() for each in topics]
     heads = [_TOPIC.pack(len(each.ends), len(name)) for each, name in zip(topics, identities, strict=True)]
     longs = array("q", chain.from_iterable(each.firsts for each in topics))

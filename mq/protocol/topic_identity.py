@@ -13,9 +13,7 @@ from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 
 
 def topic_identity(change: int, timestamp_ms: int, first_offsets: Iterable[QueueOffset] = ()) -> str:
-    """The identity of a topic that is created by this change; ``first_offsets`` by queue id, without those of 0 at the
-    end.
-    """
+    """The identity of a topic that is created by this change; ``first_offsets`` by queue id, without trailing zeros."""
     return "-".join(filter(None, (str(change), str(timestamp_ms), ".".join(map(str, first_offsets)))))
 
 

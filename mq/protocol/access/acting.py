@@ -1,7 +1,7 @@
 """Requests that a gRPC proxy makes for a user: fields that our proxy adds to them, and brokers check.
 
-A client of the gRPC protocol signs nothing but the time of its call: HMAC-SHA1 with its secret key. The proxy does not
-know the key. It passes the signature on, in a request that it signs as itself, and the broker checks both.
+A client of the gRPC protocol signs only the time of its call: HMAC-SHA1 with its secret key. The proxy does not know
+the key. It passes the signature on, in a request that it signs as itself, and the broker checks both.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def decode_plain_acl(text: str) -> PlainAcl:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        # Without its cause, and without the line itself: it may contain a secret key, and this goes to logs.
+        # Without its cause, and without the line itself: it may contain a secret key, and this is logged.
         raise AclFileInvalid(f"this is not YAML{_error_text(error)}") from None
     data = _mapping("the file", data if data is not None else {}, _FILE_FIELDS)
     accounts: dict[str, PlainAccount] = {}

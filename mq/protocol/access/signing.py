@@ -27,13 +27,13 @@ ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 SIGNED_CODE: Final = "SignedCode"
 """A field that our clients add to requests other than sends, with the code: a signature covers the fields, but not the
-code, so somebody who recorded a request could send it under another code. Stock brokers ignore the field.
+code, so an attacker who recorded a request could send it under another code. Stock brokers ignore the field.
 """
 LENGTHS: Final = "AccessLengths"
 """A field that our clients add to all requests: the names and lengths of the fields, and the length of the body.
 
-Its name follows that of the access key, so in the signed text its value follows the access key. Nobody who recorded a
-request can move it elsewhere: a text with `LENGTHS_MARK` there has to come with this field.
+Its name follows the name of the access key, so in the signed text its value follows the access key. Nobody who recorded
+a request can move it elsewhere: a text with `LENGTHS_MARK` there has to come with this field.
 """
 LENGTHS_MARK: Final = ":lengths:"
 """The beginning of its value; no name of a topic or group has a colon."""

@@ -21,7 +21,7 @@ def decode_from_broker(serialization: int, header: memoryview) -> Request | Unkn
     `UnknownRequest`.
 
     Raises:
-        FrameError: these bytes are no header at all.
+        FrameError: these bytes are not a header at all.
         HeaderError: a required field is missing, or a field is not of its type.
     """
     if serialization != BINARY:

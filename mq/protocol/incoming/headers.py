@@ -1,8 +1,8 @@
 """The types of decoded headers, and the slow way to decode headers that no typed pass accepts.
 
-Nearly every header is plain compact JSON, which one typed pass reads: `server_decoding` has that of servers, which get
-any request, and `client_decoding` that of clients. Whatever that pass refuses (the binary encoding, numbers with
-leading zeros, nulls, unknown codes) is read again without types and then fitted to the request's fields; only what
+Nearly every header is plain compact JSON, which one typed pass reads: `server_decoding` has the pass of servers, which
+get any request, and `client_decoding` the pass of clients. Whatever that pass refuses (the binary encoding, numbers
+with leading zeros, nulls, unknown codes) is read again without types and then fitted to the request's fields; only what
 fails there as well is an error.
 """
 
@@ -61,7 +61,7 @@ def read_loosely(
     """Read the header of one frame without a typed pass. `class_of` has the class of a request's code.
 
     Raises:
-        FrameError: these bytes are no header at all.
+        FrameError: these bytes are not a header at all.
         HeaderError: a required field is missing, or a field is not of its type.
     """
     loose = read_binary(header) if serialization == BINARY else read_json(header)

@@ -2,8 +2,8 @@
 
 A frame states its length first, and a sender may stop in its middle. So a frame of more than a few KiB is *admitted*
 before more of it is read: its full length counts until it is complete. Without room, further frames wait and their
-connections are not read; the shortest goes first. A frame that makes no progress while others wait loses its room, and
-its connection is closed.
+connections are not read; the shortest is admitted first. A frame that makes no progress while others wait loses its
+room, and its connection is closed.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def decode_header(serialization: int, header: memoryview) -> Request | UnknownRe
     """Read the header of one frame; which of the three it is says flag bit 0.
 
     Raises:
-        FrameError: these bytes are no header at all.
+        FrameError: these bytes are not a header at all.
         HeaderError: a required field is missing, or a field is not of its type.
     """
     if serialization != BINARY:

@@ -29,7 +29,7 @@ def dead_letter(
     failure: str | None = None,
     given_up_by: str | None = None,
 ) -> dict[str, str]:
-    """The properties of a dead letter of a group, from those of the message `with_origin`.
+    """The properties of a dead letter of a group, from the properties of the message `with_origin`.
 
     Args:
         reason: why it was given up, in a few words.

@@ -1,7 +1,7 @@
 """Types of messages that a topic takes, and priorities of messages. Pure.
 
-A priority is a number from 0 on in the property `PRIORITY`; each queue of a topic has the messages of one level: those
-of priority 0 are in queue 0, and those of the last level and above in the last queue.
+A priority is a number from 0 on in the property `PRIORITY`; each queue of a topic has the messages of one level:
+messages of priority 0 are in queue 0, and messages of the last level and above in the last queue.
 """
 
 from __future__ import annotations

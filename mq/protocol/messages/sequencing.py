@@ -5,7 +5,7 @@ Two properties of ours, which any client can set: ``RAFTMQ_PRODUCER``, a unique 
 Both are required, and a producer id without a number has no effect. An id that begins with ``~`` was generated for one
 process: brokers forget it before any other.
 
-A batch has them in its own properties: the number is that of its first message, and the others count up from it. In the
+A batch has them in its own properties: the number belongs to its first message, and the others count up from it. In the
 log, the first record has the range for all of them, as ``RAFTMQ_SEQUENCE`` of the form ``500-1499``.
 """
 
@@ -21,7 +21,7 @@ SEQUENCE_MARK: Final = f"{props.SEQUENCE}{props.NAME_END}".encode()
 
 PRODUCER_ID_LENGTH_MAX: Final = 64
 GENERATED_MARK: Final = "~"
-"""How producer ids begin that nobody has chosen."""
+"""The beginning of generated producer ids."""
 SEQUENCE_MAX: Final = 2**63 - 1
 RANGE_MAX: Final = 2**32
 """Limit on the length of a range: no batch comes near it, and tables have no room for more."""

@@ -213,7 +213,7 @@ _FORMATS: Final[dict[type[TraceRecord], tuple[str, int]]] = {
     TransactionEnded: ("EndTransaction", 12),
     Recalled: ("Recall", 6),
 }
-"""The word by which records of a kind begin, and how many fields all clients write; the order is that of the class."""
+"""The word by which records of a kind begin, and how many fields all clients write; in the order of the class."""
 _KINDS: Final = {word: kind for kind, (word, _) in _FORMATS.items()}
 _READ: Final[dict[str, Callable[[str], object]]] = {
     **dict.fromkeys(("timestamp_ms", "body_bytes", "cost_ms", "kind", "retry_times", "context_code"), int),

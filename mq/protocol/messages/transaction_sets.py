@@ -1,7 +1,7 @@
 """The body of request code 9011, which is also the body of its half message: messages, and consumer offsets.
 
 ``version:1 (1), length:4, offsets as JSON, messages``; the messages are as in a batch (`mq.protocol.messages.batch`),
-each with its topic and queue in the properties REAL_TOPIC and REAL_QID, as those of a half message.
+each with its topic and queue in the properties REAL_TOPIC and REAL_QID, as a half message has them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class ConsumedRange(msgspec.Struct, frozen=True, rename=wire(first="from", end="
 
 
 class SetMessage(NamedTuple):
-    """One message of a transaction, and the queue that it goes to."""
+    """One message of a transaction, and the queue for it."""
 
     topic: str
     queue_id: int
     body: bytes
     properties: str
-    """Without those that name the queue."""
+    """Without the properties that name the queue."""
     flag: int = 0
 
 

@@ -19,8 +19,8 @@ class AccountInfo(msgspec.Struct, frozen=True, kw_only=True):
     """An account of the file.
 
     Attributes:
-        addresses: the pattern of those that need no signature; empty for none.
-        default_topic, default_group: what it may do where ``topics`` and ``groups`` say nothing.
+        addresses: the pattern of addresses that need no signature; empty for none.
+        default_topic, default_group: the permissions for topics and groups that ``topics`` and ``groups`` do not name.
     """
 
     access_key: str
@@ -37,7 +37,7 @@ class AccountInfo(msgspec.Struct, frozen=True, kw_only=True):
 class AccountList(Body, kw_only=True):
     """The file of one replica. Without one (``has_file`` False), it does not check who sends requests.
 
-    ``addresses`` are the patterns of those that may do anything without an account.
+    ``addresses`` are the patterns of addresses that may do anything without an account.
     """
 
     has_file: bool

@@ -96,7 +96,7 @@ def share_with_next(
     client_id: str,
     count: int,
 ) -> list[QueueT]:
-    """The queues that a popping member reads which shares those of the ``count`` members behind it.
+    """The queues that a popping member reads: its own, and the queues of the ``count`` members behind it.
 
     With more members than queues, each gets one queue, and several get the same one. Each queue occurs once, in any
     order.

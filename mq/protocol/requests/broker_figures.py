@@ -17,7 +17,7 @@ class StockFigures(HeaderFields, kw_only=True, rename=wire(end_transaction_queue
     """Figures that stock tools expect; sizes in bytes, times in epoch milliseconds, rates as three numbers in a text.
 
     A stock broker has queues in front of its thread pools. Here one thread serves requests at once, so these queues are
-    reported as empty, except that of sends, which counts those waiting for the next round.
+    reported as empty, except the queue of sends, which has the sends that wait for the next round.
     """
 
     broker_version_desc: str = "V4_9_8"

@@ -1,6 +1,6 @@
 """Our own requests 9006 to 9009 and 9029, for bulk reads of topics.
 
-Their bodies and those of their answers are in `mq.protocol.bulk` and `mq.protocol.topic_ends`; `docs/wire-protocol.md`
+The bodies of requests and answers are in `mq.protocol.bulk` and `mq.protocol.topic_ends`; `docs/wire-protocol.md`
 describes them.
 """
 
@@ -84,7 +84,7 @@ class ListLeases(Request, tag=int(Code.LIST_LEASES)):
 
 
 class LeaseInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A reader: the log is kept for it from ``position`` on, for so many seconds from now."""
+    """A reader: the log is kept for it from ``position`` on, for ``seconds`` from now."""
 
     lease_id: str
     position: PhysicalOffset
@@ -113,7 +113,7 @@ class TopicPlanReply(Reply):
     """Fields besides the plan of a topic (9006): identities of topic and log, and where the next page begins, -1 for
     none.
 
-    Those of the archive are there if the group has one: where it is, and the last archived entry, whose file ends at
+    The fields of the archive are set if the group has one: its place, and the last archived entry, whose file ends at
     ``archive_position``.
     """
 

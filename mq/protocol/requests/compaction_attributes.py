@@ -18,8 +18,8 @@ DELETE_RETENTION: Final = "delete.retention.ms"
 DELETE_RETENTION_MS: Final = 24 * 3_600_000
 _DELETE_RETENTION_MS_MAX: Final = 10 * 365 * 24 * 3_600_000
 TYPES_COMPACTED: Final = frozenset(("NORMAL", "FIFO", "MIXED", "UNSPECIFIED"))
-"""Messages of the other types become visible in another order than they were sent, or in a queue that is not that of
-their key.
+"""Messages of the other types become visible in another order than they were sent, or in another queue than their
+key's.
 """
 
 

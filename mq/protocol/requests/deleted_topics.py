@@ -25,8 +25,8 @@ class RestoreTopic(Request, tag=int(Code.RESTORE_TOPIC)):
 class DeletedTopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A deleted topic. Times are milliseconds since 1970.
 
-    ``by`` says who deleted it. ``messages`` are those that are still there; from ``until_ms`` on, retention has deleted
-    the last of them, if its settings stay as they are and the disk does not fill. ``groups`` had offsets in it.
+    ``by`` says who deleted it. ``messages`` are the stored messages; from ``until_ms`` on, retention has deleted the
+    last of them, if its settings stay as they are and the disk does not fill. ``groups`` had offsets in it.
     ``along_with`` is the topic with which this one was deleted and comes back; empty for all others.
     """
 

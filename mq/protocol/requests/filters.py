@@ -80,7 +80,7 @@ class FilterVersion(Reply):
 class JudgeRequestExt(Ext):
     """The address, without the port, of the sender of the request whose frame is in the body.
 
-    ``messages`` and ``record_bytes`` are what the sender was given by this request: a limited user pays for them.
+    ``messages`` and ``record_bytes`` were given to the sender by this request: a limited user is charged for them.
     """
 
     address: str

@@ -1,6 +1,6 @@
 """Frames of our own request 9002, by which a replica that does not lead forwards a client's request to the leader.
 
-The body of the request is the client's request as a complete frame, that of its answer the complete frame for the
+The body of the request is the client's request as a complete frame, the body of its answer the complete frame for the
 client. The code of the answer says how the request ended:
 
 - SUCCESS: the body is the answer for the client, empty if it wants none;
@@ -32,7 +32,7 @@ class TooLarge(ValueError):
 
 
 class ForwardEncoder:
-    """Encodes request 9002; ``identity`` is that of the replicated log."""
+    """Encodes request 9002; ``identity`` is the identity of the replicated log."""
 
     __slots__ = ("_header",)
 

@@ -134,7 +134,7 @@ class CloneGroupOffsetExt(Ext, rename=wire(source="srcGroup", target="destGroup"
 
 
 class CloneGroupOffset(Request, tag=int(Code.CLONE_GROUP_OFFSET)):
-    """314: set the offsets of one group to those of another."""
+    """314: copy the offsets of one group to another group."""
 
     ext: CloneGroupOffsetExt = msgspec.field(name="extFields")
 

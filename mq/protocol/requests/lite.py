@@ -118,7 +118,7 @@ class AckLiteMessage(Request, tag=int(Code.ACK_LITE_MESSAGE)):
 
 
 class NotifyUnsubscribeLiteExt(Ext):
-    """The client and its group, and the lite topic that it does not get any more."""
+    """The client and its group, and the lite topic that it no longer gets."""
 
     lite_topic: str
     consumer_group: str
@@ -151,10 +151,10 @@ class BrokerLiteInfo(
 ):
     """The answer to request code 200074.
 
-    ``topic_count`` of at most ``topics_max`` lite topics are there. From ``open_count`` of them, groups have popped
+    ``topic_count`` of at most ``topics_max`` lite topics exist. From ``open_count`` of them, groups have popped
     messages that are not acknowledged yet. ``queue_count`` are the queues of all topics, ``offset_count`` the offsets
-    of groups in lite topics, and for ``news_count`` clients there may be messages. ``expirations``: by parent topic, so
-    many minutes after its last message a lite topic ends; ``groups``: those that are bound to it.
+    of groups in lite topics, and for ``news_count`` clients there may be messages. ``expirations``: by parent topic,
+    the minutes after its last message at which a lite topic ends; ``groups``: the groups that are bound to it.
     """
 
     store_type: str = ""
@@ -231,7 +231,7 @@ class LiteClientExt(Ext):
 
 
 class GetLiteClientInfo(Request, tag=int(Code.GET_LITE_CLIENT_INFO)):
-    """200077: what a client subscribes to."""
+    """200077: the subscriptions of a client."""
 
     ext: LiteClientExt = msgspec.field(name="extFields")
 
@@ -261,7 +261,7 @@ class LiteClientInfo(
 
 
 class LiteGroupExt(Ext, rename=wire(top_count="topK")):
-    """A group; a lite topic, or the ``top_count`` of those in which the group is behind most."""
+    """A group; a lite topic, or the ``top_count`` lite topics in which the group is behind most."""
 
     group: str
     lite_topic: str | None = None
@@ -295,8 +295,8 @@ class LiteGroupInfo(
     """The answer to request code 200078: of the lite topic that was asked for, or of all.
 
     ``lag`` messages are not consumed, and the first of them was stored at ``oldest_ms`` (-1: there is none).
-    ``longest`` are the lite topics with the most of them, ``oldest`` those that have waited longest. For a lite topic
-    that is not there, ``lag`` is -1.
+    ``longest`` are the lite topics with the longest lag, ``oldest`` the lite topics that have waited longest. For a
+    lite topic that is not there, ``lag`` is -1.
     """
 
     group: str

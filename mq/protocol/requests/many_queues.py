@@ -26,8 +26,8 @@ class QueueQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """Queues of a topic; all without ``queues``.
 
     ``since_ms``: for each of these queues, also the offset of the first message that was stored at this time or later,
-    in epoch milliseconds; one time counts for all queues. ``position``: also the offset of the first message at this
-    physical offset of the log or behind it.
+    in epoch milliseconds; a single time is used for all queues. ``position``: also the offset of the first message at
+    this physical offset of the log or behind it.
     """
 
     topic: str
@@ -58,7 +58,7 @@ class QueueSight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueSights(Body, kw_only=True):
-    """The queues of as many topics as fit, in the order of the request; none of an unknown topic.
+    """The queues of the topics that fit, in the order of the request; none of an unknown topic.
 
     Left out are queues that this replica cannot tell about now: some of their messages are in an archive, or gone.
     """

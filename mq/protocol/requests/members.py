@@ -13,11 +13,11 @@ from mq.protocol.wire.json_body import CLIENT_VALUES_MAX, Body
 from mq.protocol.wire.request import Request
 
 GROUPS_MAX: Final = 1000
-"""Groups in one request, and in the answer about those that differ."""
+"""Groups in one request, and groups with differing members in its answer."""
 
 
 class AskMembers(Request, tag=int(Code.ASK_MEMBERS)):
-    """9031, our own; what is wanted is in the body."""
+    """9031, our own; the question is in the body."""
 
 
 class MembersQuestion(Body, kw_only=True):

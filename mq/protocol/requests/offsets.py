@@ -36,7 +36,7 @@ class OffsetReply(Reply):
 class UpdateConsumerOffsetExt(Ext):
     """``commit_offset`` is the group's next offset.
 
-    With ``forward_only`` an offset at or beyond it counts as success; stock clients do not send it.
+    With ``forward_only``, a stored offset at or beyond it is a success; stock clients do not send it.
     """
 
     consumer_group: str

@@ -56,10 +56,10 @@ class PendingMessage(msgspec.Struct, frozen=True, kw_only=True):
 class PendingInfo(Body, kw_only=True):
     """The waiting messages of a broker group.
 
-    ``total`` counts all; ``looked_at`` those that ``counts`` and ``messages`` are of. ``counts`` is of timed messages:
-    how many are due within so many seconds, and not within fewer; those that are due in more than a day count as due
-    within a day, since they are looked at again then. ``messages`` are the first ones: timed ones by their time, others
-    by age.
+    ``total`` is the number of all, ``looked_at`` of the messages that ``counts`` and ``messages`` are about. ``counts``
+    is of timed messages: the number that is due within each number of seconds, and not within a smaller one; messages
+    that are due in more than a day are counted as due within a day, since they are looked at again then. ``messages``
+    are the first ones: timed ones by their time, others by age.
     """
 
     total: int

@@ -109,7 +109,7 @@ class PeekExt(Ext, rename=wire(max_messages="maxMsgNums")):
 
 
 class PeekMessage(Request, tag=int(Code.PEEK_MESSAGE)):
-    """200052: what a pop would return, without popping."""
+    """200052: the messages that a pop would return, without popping."""
 
     ext: PeekExt = msgspec.field(name="extFields")
 

@@ -21,7 +21,7 @@ PULL_ANSWERS: Final = frozenset(
         ResponseCode.PULL_OFFSET_MOVED,
     }
 )
-"""Codes of answers that say what a queue has, or where to go on; any other one is an error."""
+"""Codes of answers that have messages, or say where to continue; any other one is an error."""
 
 
 class PullExt(

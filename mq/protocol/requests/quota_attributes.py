@@ -1,6 +1,6 @@
-"""Quotas of topics and users: their names, what they mean, and how they are written. Pure.
+"""Quotas of topics and users: their names, meanings, and how they are written. Pure.
 
-A rate is per second. Each broker group counts for itself, and of it each replica what it serves.
+A rate is per second. Each broker group applies them for itself, and each replica counts the requests that it serves.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ NO_LIMIT: Final = "-1"
 
 
 class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The limits of a topic or a user; 0 is no limit.
+    """The limits of a topic or a user; 0 means no limit.
 
-    Messages and bytes are per second, of bodies and properties. ``connections`` are those of a user to one replica.
-    ``stored_bytes`` are for topics.
+    Messages and bytes are per second, of bodies and properties. ``connections`` limits the connections of a user to one
+    replica. ``stored_bytes`` are for topics.
     """
 
     produce_messages: int = 0
@@ -67,15 +67,15 @@ NO_QUOTA: Final = Quota()
 
 
 def quota_of(attributes: Mapping[str, str]) -> Quota:
-    """The quota of a topic with these attributes; a text that is no such number is no limit, since earlier releases
-    stored any.
+    """The quota of a topic with these attributes; a text that is not such a number means no limit, since earlier
+    releases stored any.
     """
     fields = {field: _number(attributes.get(name, "")) for name, field in ATTRIBUTES.items() if name in attributes}
     return Quota(**fields) if fields else NO_QUOTA
 
 
 def check_quotas(attributes: Mapping[str, str]) -> None:
-    """Raises AttributeInvalid for an attribute whose name begins with `PREFIX` and that is no quota."""
+    """Raises AttributeInvalid for an attribute whose name begins with `PREFIX` and that is not a quota."""
     for name, text in attributes.items():
         if not name.startswith(PREFIX):
             continue

@@ -14,7 +14,7 @@ from mq.protocol.wire.request import Request
 
 
 class PutUserQuota(Request, tag=int(Code.PUT_USER_QUOTA)):
-    """9024, our own: the body is the `UserQuota`, which replaces that of the user; one without limits removes it."""
+    """9024, our own: the body is the `UserQuota`, which replaces the user's quota; one without limits removes it."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
@@ -24,7 +24,7 @@ class ListQuotas(Request, tag=int(Code.LIST_QUOTAS)):
 
 
 class UserQuota(Body, kw_only=True):
-    """The quota of a user; 0 is no limit."""
+    """The quota of a user; 0 means no limit."""
 
     quota: Quota
 

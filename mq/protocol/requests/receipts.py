@@ -40,7 +40,7 @@ _COUNT: Final = re.compile(r"(\S+) (?:([0-9]{1,10})|qo([0-9]{1,10})%([0-9]{1,19}
 _INT64_MAX: Final = 2**63 - 1
 _FIELDS: Final = 8
 _DIGITS_MAX: Final = 18
-"""A number of so many digits is below 2**63."""
+"""A number with this number of digits is below 2**63."""
 
 
 class ReceiptError(ProtocolError):
@@ -83,9 +83,9 @@ class Receipt(NamedTuple):
 
 
 class ReceiptReader:
-    """Decodes receipts, those of one pop and queue that follow each other in a third of the time.
+    """Decodes receipts; consecutive receipts of one pop and queue in a third of the time.
 
-    They differ in their last field only: what is before it is kept from one to the next.
+    They differ in their last field only: the text before it is kept from one to the next.
     """
 
     def __init__(self) -> None:

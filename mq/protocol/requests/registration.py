@@ -75,7 +75,7 @@ class QueryDataVersion(Request, tag=int(Code.QUERY_DATA_VERSION)):
 
 
 class HeartbeatExt(BrokerExt, rename=wire(address="brokerAddr", cluster="clusterName")):
-    """A broker, and for how long it counts as alive."""
+    """A broker, and the time for which it is taken for alive."""
 
     broker_id: I64 = -1
     heartbeat_timeout_millis: I64 | None = None

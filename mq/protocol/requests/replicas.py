@@ -11,9 +11,10 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class ForwardExt(Ext):
-    """The origin of the request. ``identity`` is that of the replicated log; ``born_host`` the client's IPv4 address
-    and port in the format of records, in hexadecimal; ``serialization`` the client's header encoding; ``client_id`` its
-    id in the consumer group of the request, if known and relevant; ``user`` who has sent it, if that user has a quota.
+    """The origin of the request. ``identity`` is the identity of the replicated log; ``born_host`` the client's IPv4
+    address and port in the format of records, in hexadecimal; ``serialization`` the client's header encoding;
+    ``client_id`` its id in the consumer group of the request, if known and relevant; ``user`` the sender, if it has a
+    quota.
     """
 
     identity: str
@@ -30,7 +31,7 @@ class Forward(Request, tag=int(Code.FORWARD)):
 
 
 class AnnounceReplicaExt(Ext):
-    """A replica and its client address ``host:port``; ``identity`` is that of the replicated log."""
+    """A replica and its client address ``host:port``; ``identity`` is the identity of the replicated log."""
 
     identity: str
     node_id: str
@@ -88,8 +89,8 @@ class ReportArchived(Request, tag=int(Code.REPORT_ARCHIVED)):
 class AuthenticateReplicaExt(Ext):
     """``call`` and ``bound`` in the first request of a connection; the others in the second one. Bytes are hexadecimal.
 
-    ``bound``: the proofs cover the listener's certificate. ``identity`` is that of the replicated log, ``node_id`` the
-    calling replica, ``address`` the address that it dialled.
+    ``bound``: the proofs cover the listener's certificate. ``identity`` is the identity of the replicated log,
+    ``node_id`` the calling replica, ``address`` the address that it dialled.
     """
 
     call: str = ""

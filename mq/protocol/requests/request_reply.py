@@ -59,7 +59,7 @@ class PushReplyMessageToClient(Request, tag=int(Code.PUSH_REPLY_MESSAGE_TO_CLIEN
 
 
 class RelayReplyExt(PushReplyExt, kw_only=True):
-    """The recipient of the reply; ``identity`` is that of the replicated log."""
+    """The recipient of the reply; ``identity`` is the identity of the replicated log."""
 
     identity: str
     client_id: str

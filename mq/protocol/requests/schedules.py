@@ -84,7 +84,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     catch_up_ms: int = CATCH_UP_MS_DEFAULT
     """With ``all``: a tick that is later than this is not sent."""
     owner: str = ""
-    """Who keeps it up to date, such as an application of Celery; empty for nobody."""
+    """The application that keeps it up to date, such as one with Celery; empty for none."""
 
     def encode(self) -> bytes:
         """The JSON text."""

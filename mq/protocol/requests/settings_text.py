@@ -16,7 +16,7 @@ def encode_properties(values: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(data: bytes | memoryview) -> dict[str, str]:
-    """Parse such a text; blank lines and those that begin with # or ! are ignored. Raises BodyError."""
+    """Parse such a text; blank lines and lines that begin with # or ! are ignored. Raises BodyError."""
     try:
         lines = bytes(data).decode().splitlines()
     except UnicodeDecodeError as error:

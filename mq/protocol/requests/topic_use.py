@@ -31,7 +31,7 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         address: without the port; empty if the record has none, as for an IPv6 address.
-        messages: how many of those that were looked at.
+        messages: the number of its messages among the ones that were looked at.
         last_ms: when the newest of them was stored, in epoch milliseconds.
         client_id, language, version, group: of the producer, if it is connected to this replica now; else empty, or 0.
     """
@@ -49,7 +49,7 @@ class TopicUse(Body, kw_only=True):
     """The queues and senders of a topic as one replica knows them (request code 9032).
 
     Attributes:
-        queues: without those that it cannot read now.
+        queues: without queues that it cannot read now.
         senders: of the newest messages, the last one first.
         looked_at: how many messages these are, in all queues.
     """

@@ -58,7 +58,7 @@ class CheckTransactionStateExt(
 ):
     """A half message, as named in `EndTransactionExt`; ``msg_id`` is its UNIQ_KEY, and so is the other one.
 
-    ``broker_name`` is that of the broker that asks, whose group has the message.
+    ``broker_name`` names the broker that asks, whose group has the message.
     """
 
     half_queue_offset: QueueOffset64

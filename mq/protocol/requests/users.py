@@ -91,7 +91,7 @@ class SubjectExt(Ext, rename=wire()):
 
 
 class CreateAcl(Request, tag=int(Code.AUTH_CREATE_ACL)):
-    """3006: the policies in the body are added to those of the user; one for the same resource is replaced."""
+    """3006: the policies in the body are added to the user's policies; one for the same resource is replaced."""
 
     ext: SubjectExt = msgspec.field(name="extFields")
 

@@ -80,13 +80,13 @@ def encode_response(
     body: bytes = b"",
     serialization: int = JSON,
 ) -> bytes:
-    """A response as a whole frame. ``opaque`` and ``serialization`` are those of the request."""
+    """A response as a whole frame. ``opaque`` and ``serialization`` are taken from the request."""
     header = encode_header(code, opaque, RESPONSE_FLAG, remark=remark, ext=ext, serialization=serialization)
     return encode_frame(serialization, header, body)
 
 
 def encode_success(opaque: int, serialization: int = JSON) -> bytes:
-    """The response that says nothing but that it was done, as a whole frame."""
+    """The response that only says that the request was served, as a whole frame."""
     if serialization != JSON:
         return encode_response(opaque, 0, serialization=serialization)
     header = _SUCCESS % opaque
@@ -142,7 +142,7 @@ _FIELD: Final = re.compile(rb"%016X|%d|%s")
 
 
 class SendReplyTemplate:
-    """The answer to a stored message, of which a broker makes more than of anything else.
+    """The answer to a stored message, the most frequent answer of a broker.
 
     ``store_host`` is the broker's address as records store it: 4 or 16 address bytes and 4 bytes port.
     """
@@ -186,8 +186,7 @@ class SendReplyTemplate:
         serialization: int = JSON,
         more: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Encode the answer to a batch; ``queue_offset`` is that of its first message, keys and ids are joined by
-        commas.
+        """Encode the answer to a batch; ``queue_offset`` is its first message's, keys and ids are joined by commas.
 
         ``more`` are further fields of the header.
         """

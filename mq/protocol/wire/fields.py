@@ -39,7 +39,7 @@ class HeaderFields(msgspec.Struct, gc=False, kw_only=True, rename=wire()):
     """Base of the header fields of requests and of replies."""
 
     def fields(self) -> dict[str, str]:
-        """The fields of a header: values as text by wire name, without those that are None."""
+        """The fields of a header: values as text by wire name, without None."""
         return {
             wire_name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, wire_name in _spelling(type(self))

@@ -95,7 +95,7 @@ def read_member_offsets(body: bytes | memoryview) -> dict[QueueRef, int]:
 
 
 def read_offsets_file(data: bytes) -> dict[QueueRef, int]:
-    """Works like `read_offset_table`, but strict, for a file that contains nothing but offsets. Raises BodyError."""
+    """Works like `read_offset_table`, but strict, for a file that contains only offsets. Raises BodyError."""
     value = fastjson.parse(data, values_max=fastjson.TRUSTED_VALUES_MAX)
     if not isinstance(value, dict) or "offsetTable" not in value:
         raise BodyError("the table of offsets is missing")
