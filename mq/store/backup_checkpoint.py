@@ -34,7 +34,7 @@ def keep_pending(directory: str, first_index: LogIndex, last_index: LogIndex) ->
             file.write(found.data)
         os.rename(f"{path}.new", path)
     except OSError:
-        with suppress(OSError):  # the log needs what is left of a full disk
+        with suppress(OSError):  # the log needs the rest of a full disk
             os.unlink(f"{path}.new")
 
 
@@ -59,8 +59,8 @@ def snapshot_between(
     """The oldest checkpoint in a data directory that was taken after an entry in this range, both ends inclusive.
 
     The oldest, since a backup cannot be restored to an earlier time. The broker may be running: checkpoints are
-    replaced atomically. With ``pending``, the one that `keep_pending` has kept counts, too. None if there is
-    none, or it is damaged. Raises OSError.
+    replaced atomically. With ``pending``, also the checkpoint that `keep_pending` has kept. None if there is none, or
+    it is damaged. Raises OSError.
     """
     found = []
     for name in (CHECKPOINT_NAME, PREVIOUS_NAME, SNAPSHOT_NAME, *([PENDING_NAME] if pending else [])):

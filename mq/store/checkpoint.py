@@ -98,8 +98,8 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 def _payload(checkpoint: Checkpoint, topics: int, rows: Rows) -> Iterator[bytes]:
     """The payload in pieces; ``rows`` replace ``checkpoint.queues``.
 
-    One piece has about as many queues as are encoded in a tenth of a millisecond: no other thread runs meanwhile. A
-    piece for each of a million lite topics would take twice as long.
+    Encoding one piece takes about a tenth of a millisecond: no other thread runs meanwhile. A piece for each of a
+    million lite topics would take twice as long.
     """
     fields: dict[str, object] = msgspec.structs.asdict(checkpoint)
     del fields["queues"]
@@ -261,7 +261,7 @@ class PendingCheckpoint:
     def gather(self) -> bool:
         """Capture some of the queues; on the thread that owns the queue store. Returns whether more are left.
 
-        Queues may change in the meantime: the captured state is that of `prepare`.
+        Queues may change in the meantime: the captured state is the state at `prepare`.
         """
         assert not self.committed, f"checkpoint {self.checkpoint.applied_index} is committed already"
         return self._queues.gather(self._queues_at_once)

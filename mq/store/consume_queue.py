@@ -228,8 +228,8 @@ class ConsumeQueue:
     def prepend(self, entries: bytes) -> None:
         """Add entries of older messages right before ``min_offset``, and write them to files.
 
-        Until a checkpoint with them is durable, a restart goes back to the former beginning. Raises QueueFileDamaged
-        if the block that they complete is damaged, and OSError; then the queue is as before.
+        Until a checkpoint with them is durable, a restart returns to the former beginning. Raises QueueFileDamaged if
+        the block that they complete is damaged, and OSError; then the queue is as before.
         """
         count, rest = divmod(len(entries), QUEUE_ENTRY_BYTES)
         assert 0 < count <= self.min_offset, f"{self}: {count} entries are put in front"
@@ -257,7 +257,7 @@ class ConsumeQueue:
     def damaged_entries(self, start: QueueOffset) -> tuple[QueueOffset, QueueOffset] | None:
         """The entries to restore in the damaged block at queue offset ``start``, as [first, end).
 
-        None if none of its entries in files can be read any more.
+        None if none of its entries in files can be read.
         """
         first = max(start, self.min_offset)
         end = min(start + self._entries_per_block, self._flushed_offset)
@@ -320,7 +320,7 @@ class ConsumeQueue:
             assert low <= self._flushed_offset <= self.max_offset, f"{self}: files end at {self._flushed_offset}"
 
     def check_files(self, log_end: PhysicalOffset) -> None:
-        """After opening, verify that the files contain what the tail does not, and cut anything after that.
+        """After opening, verify that the files contain all entries before the tail, and cut anything after them.
 
         ``log_end`` is the physical offset up to which the log was dispatched when max_offset was stored. Contents are
         verified when they are read; the block that new entries continue is verified now and recorded if damaged.
@@ -406,7 +406,7 @@ class ConsumeQueue:
         return pieces, value
 
     def _extend_kept(self, start: QueueOffset, count: int, entries: bytes) -> None:
-        """Append what was just written to a cached block, so that reads at the end need no disk."""
+        """Append entries that were just written to a cached block, so that reads at the end need no disk."""
         if count and (kept := self._files.block(self, start)) is not None and len(kept) == count * QUEUE_ENTRY_BYTES:
             self._files.keep_block(self, start, kept + entries)
 

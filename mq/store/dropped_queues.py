@@ -28,7 +28,7 @@ def _dropped(root: str) -> list[tuple[int, str]]:
 
 
 def restore_dropped(root: str, queues: Mapping[str, Sequence[QueueRow]], dropped_count: int) -> None:
-    """Move back what was dropped after the checkpoint: the log's replay drops it again at its place.
+    """Move back queues that were dropped after the checkpoint: the log's replay drops them again at its place.
 
     Raises OSError.
     """

@@ -52,8 +52,8 @@ class CheckpointDamaged(StoreError):
 class CheckpointImpossible(StoreError):
     """An earlier sync of queue files failed, so nothing written since the last checkpoint is reliable.
 
-    The kernel drops dirty pages after a failed sync and reports success the next time. Only a restart, which goes back
-    to the last good checkpoint and replays the log from there, makes the files reliable again.
+    The kernel drops dirty pages after a failed sync and reports success the next time. Only a restart, which returns to
+    the last good checkpoint and replays the log from there, makes the files reliable again.
     """
 
     def __init__(self, path: str, cause: str) -> None:

@@ -42,7 +42,7 @@ class LogRecords:
 
     Args:
         applied_index: the last entry that readers may see.
-        archived: what is before the log, in an archive; None without. It raises SegmentError until it is loaded.
+        archived: the part before the log, in an archive; None without. It raises SegmentError until it is loaded.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LogRecords:
         self._applied_index = applied_index
 
     def is_ahead(self, physical_offset: PhysicalOffset) -> bool:
-        """Whether the offset is beyond what is known to be committed."""
+        """Whether the offset is beyond the entries that are known to be committed."""
         if physical_offset >= self._log.end_pos:
             return True
         entry = self._log.entry_at(physical_offset)

@@ -171,7 +171,7 @@ def open_store(
 
 
 def begin_to_note_floors(directory: str, queues: QueueStore) -> None:
-    """Note from now on which messages expire: entries of older ones may be put in front of these fresh queues later.
+    """Note the expiry of messages from now on: entries of older ones may be put in front of these fresh queues later.
 
     Raises OSError.
     """

@@ -6,7 +6,7 @@ A block has room for `ENTRIES_PER_BLOCK` entries of 20 bytes, followed by 16 byt
 offset  field       meaning
 ======  ==========  ==========================================================================================
 0       first       queue offset of the block's first entry
-8       count       how many entries the checksum covers; the rest of the block is zero, or not valid any more
+8       count       how many entries the checksum covers; the rest of the block is zero, or no longer valid
 12      checksum    CRC-32 of these entries, seeded with that of "<topic>/<queue id>/" and ``first`` as 8 bytes
 ======  ==========  ==========================================================================================
 

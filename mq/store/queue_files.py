@@ -26,7 +26,7 @@ BlockKey = tuple[Hashable, QueueOffset]
 """A consume queue and the queue offset at which one of its blocks begins."""
 
 _WRITE_BACK_FILES_MIN = 16
-"""From so many files on, writeback is started for all of them before the first one is synced."""
+"""From this number of files on, writeback is started for all of them before the first one is synced."""
 
 _FILE_NAME = re.compile(r"[0-9]{20}")
 
@@ -226,7 +226,7 @@ class QueueFiles:
 def sync(root: str, changes: Changes) -> None:
     """Make changed files and then directories durable. Blocks; for a worker thread, with its own descriptors.
 
-    Raises OSError at the first failure; then none of them counts as durable.
+    Raises OSError at the first failure; then none of them is taken for durable.
     """
     if len(changes.files) >= _WRITE_BACK_FILES_MIN:
         # The sync of the first file then commits the sizes of all of them, and the others find little to do.

@@ -51,7 +51,7 @@ class BlockRebuild:
     """Finds `WantedEntries`: call `step` until it returns True, then `result`.
 
     Args:
-        fetch: reads the archive, which has what is before ``wanted.local_pos``.
+        fetch: reads the archive, which has the entries before ``wanted.local_pos``.
     """
 
     def __init__(self, wanted: WantedEntries, read: Read, segment_bytes: int, fetch: Fetch | None = None) -> None:
@@ -108,7 +108,7 @@ class BlockRebuild:
         return self._pos >= self.wanted.end_pos
 
     def _step_in_archive(self) -> bool:
-        """Read the block with the next place, or go on behind the last block of a file."""
+        """Read the block with the next place, or continue behind the last block of a file."""
         assert self._fetch is not None, "archived entries are wanted without an archive"
         blocks = self._fetch(self._pos, self._pos + 1)
         begin, data = blocks[0]

@@ -75,8 +75,8 @@ class QueueStore:
     """The consume queues by topic and queue id, on one thread.
 
     Entries accumulate in memory and are written to files a page at a time. A checkpoint makes the files durable and
-    contains what is still in memory, so that a queue with few messages costs neither a write nor a sync. There is no
-    task, thread, timer or descriptor per queue.
+    contains the entries that are still in memory, so that a queue with few messages costs neither a write nor a sync.
+    There is no task, thread, timer or descriptor per queue.
 
     There may be very many queues of lite topics, with few messages each. They get a file, and with it a directory, only
     for a full page of entries; and they are not in the tables that serve topics with many messages.
@@ -84,8 +84,8 @@ class QueueStore:
     Attributes:
         lite_count: how many queues of lite topics there are.
         grown: new entries of watched queues that `take_grown` has not returned yet.
-        floors: the first offsets of queues of which older messages have expired, as far as this has been noted since
-            the queues were derived; None if it was not. Needed by `prepend`.
+        floors: the first offsets of queues whose older messages have expired, as far as this has been noted since the
+            queues were derived; None if it was not. Needed by `prepend`.
         refilled_pos: the queues have all entries from this physical offset on, as far as this process has put older
             ones in front of them; None before.
     """
@@ -284,7 +284,7 @@ class QueueStore:
     def prepend(self, run: QueueRun) -> int:
         """Put entries of older messages in front of a queue, as far as they continue it there; returns how many.
 
-        Those of queues that do not exist any more, and of messages that have expired, are left out. Raises
+        Entries of queues that no longer exist, and of messages that have expired, are left out. Raises
         QueueFileDamaged, OSError, as `ConsumeQueue.prepend`.
         """
         assert self.floors is not None, f"{run.topic}: it is not known which messages have expired"
@@ -348,7 +348,7 @@ class QueueStore:
     def drop_topic(self, topic: str) -> None:
         """Drop the queues of a topic. Later ones of that name begin where `add_empty` or their first run says.
 
-        The files are moved aside, not removed: until the next checkpoint, a restart goes back to a state in which the
+        The files are moved aside, not removed: until the next checkpoint, a restart returns to a state in which the
         topic exists, and finds them there. Raises OSError.
         """
         if is_lite_queue(topic):

@@ -33,7 +33,7 @@ for each message.
 
 
 def join_runs(known: list[SequencedRun], runs: list[SequencedRun]) -> None:
-    """Add runs behind those that are known, of one entry; a run that continues the last one lengthens its lists."""
+    """Add runs of one entry behind the known ones; a run that continues the last one lengthens its lists."""
     if known and runs and known[-1][0] == runs[0][0] and known[-1][2][-1] < runs[0][1][0]:
         _, firsts, lasts, positions, store_ms = known[-1]
         producer, more_firsts, more_lasts, more_positions, more_ms = runs[0]

@@ -52,8 +52,8 @@ def archive(
 ) -> Iterator[ArchiveStep]:
     """Archive all complete files of a log that the archive does not have; closes the store at the end.
 
-    Yields a step for what was there before, one for each file, and one with ``is_last``. ``copied`` is called for each
-    piece that was written or read back; it may sleep.
+    Yields a step for the files that were archived before, one for each new file, and one with ``is_last``. ``copied``
+    is called for each piece that was written or read back; it may sleep.
     """
     assert job.known_index >= 0, f"the group knows that {job.known_index} entries are archived"
     try:
@@ -181,7 +181,7 @@ class _Archiver:
         return LogIndex(max(newest, known.base.index) + 1)
 
     def _shortened(self, known: BackupManifest) -> Iterator[ArchiveStep]:
-        """Report the files to delete, and delete those that no replica serves any more."""
+        """Report the files to delete, and delete the files that no replica serves."""
         job = self._job
         limits = partial(
             expired_begin,

@@ -112,7 +112,7 @@ class ColdBlocks:
         """The blocks that overlap a range of physical offsets, in order, as far as the archive goes.
 
         Raises:
-            BackupRefused: there is no archive, or it is that of another log.
+            BackupRefused: there is no archive, or it belongs to another log.
             BackupDamaged, FormatTooNew: something of it is missing, damaged, or of a newer version.
             StoreFailed: the store does not answer, or refuses.
         """
@@ -128,7 +128,7 @@ class ColdBlocks:
         return self._again(start, partial(self._read_index, start))
 
     def close(self) -> None:
-        """Close the connections to the store. Nothing is read any more; a read that is under way may fail."""
+        """Close the connections to the store. Release the archive; a read that is under way may fail."""
         if self._store is not None:
             self._store.close()
 
@@ -230,7 +230,7 @@ class ColdBlocks:
         """The object of the file that begins at a physical offset. Raises as `fetch`."""
         end = self._known.end()
         if start >= end.pos and not is_needed:
-            return None  # the manifest may name it already; nobody can say yet whether it is of this log
+            return None  # the manifest may name it already; it is not known yet whether it is of this log
         with self._lock:
             self._opened()
             is_old = self._clock() >= self._read_at + MANIFEST_SECONDS

@@ -1,4 +1,4 @@
-"""The index of one archived log file: what is in each block of it, so that a reader need not read all of it.
+"""The index of one archived log file: the content of each block, so that a reader need not read the whole file.
 
 A block is a run of entries of about a megabyte. The index has the chain before each, so a block can be verified without
 those before it. For each queue with messages in a block it has their offsets, and their tag codes if there are few.
@@ -76,7 +76,7 @@ class FileIndex(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A `Block` for those who know where in the log they read; ``queues`` are not decoded."""
+    """A `Block` for readers that know the place in the log; ``queues`` are not decoded."""
 
     before: Base
     nbytes: int

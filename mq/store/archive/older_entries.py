@@ -1,7 +1,7 @@
 """The queue entries of archived messages, from the end of the archive backward: for a replica that lacks them.
 
 The log is read in steps of some blocks, from where the queues of the replica begin toward older messages. Each step
-gives the entries of the blocks for each queue, which continue in front of what the queue has; so after each step the
+gives the entries of the blocks for each queue, which continue in front of the queue's entries; so after each step the
 replica serves more. What commands do to queues is found on the way: it comes before the messages that it concerns.
 """
 
@@ -19,7 +19,7 @@ from raftlog.segment.codec import HEADER, HEADER_BYTES, NORMAL
 from raftlog.segment.errors import EntryUnusable
 
 STEP_BYTES: Final = 1024 * 1024
-"""One step begins about so many bytes before the last one."""
+"""One step begins about this number of bytes before the previous one."""
 
 Fetch = Callable[[int, int], Sequence[tuple[int, bytes]]]
 """See `mq.store.archive.cold_blocks.ColdBlocks.fetch`."""
@@ -44,7 +44,7 @@ def read_older(
 ) -> OlderEntries:
     """Read the blocks before the physical offset ``end``, in one file, not before ``begin_pos``. For a thread.
 
-    Raises SegmentError, also if what the archive has cannot be used.
+    Raises SegmentError, also if the content of the archive cannot be used.
     """
     assert 0 <= begin_pos < end, f"entries from {begin_pos} on are wanted, before {end}"
     file_start = (end - 1) // segment_bytes * segment_bytes

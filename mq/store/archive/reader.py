@@ -87,7 +87,7 @@ class ArchiveReader:
         self._objects = objects
 
     def close(self) -> None:
-        """Release what was read last."""
+        """Release the block that was read last."""
         self.backup.close()
 
     def files(self) -> Iterator[ArchivedFile]:

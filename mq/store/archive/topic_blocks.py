@@ -1,8 +1,8 @@
-"""Reads the archived messages of some queues of one topic, in the order of the log, for readers that are no brokers.
+"""Reads the archived messages of some queues of one topic, in the order of the log, for readers that are not brokers.
 
-A broker says what a reader has to know: where the archive is, and up to which entry the group's log is archived. The
-rest is verified as for brokers (`mq.store.archive.cold_blocks`): nothing of another log, and nothing damaged, is
-returned. An index says which blocks of a file have wanted messages; only those are read.
+A broker tells a reader the place of the archive, and the entry up to which the group's log is archived. The rest is
+verified as for brokers (`mq.store.archive.cold_blocks`): nothing of another log, and nothing damaged, is returned. An
+index says which blocks of a file have wanted messages; only those are read.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class JoiningReader:
     Args:
         fetch: as `ColdBlocks.fetch`.
         name: of the archive, for messages.
-        close: is called once nothing is read any more.
+        close: is called after the last read.
     """
 
     def __init__(self, fetch: Fetch, segment_bytes: int, name: str, close: Callable[[], None] = lambda: None) -> None:

@@ -33,7 +33,7 @@ ALIVE_SECONDS = 5.0
 
 
 def run(job: ArchiveJob) -> Iterator[ArchiveStep]:
-    """The answer to a job, without the steps that only say that it goes on."""
+    """The answer to a job, without the steps that only say that it is still running."""
     alive_at = time.monotonic()
 
     def lives() -> None:

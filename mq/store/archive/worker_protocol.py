@@ -14,12 +14,12 @@ class ArchiveJob(msgspec.Struct, frozen=True):
         data_dir, log_dir: of the replica.
         url, endpoint_url: where the archive is; see `raftlog.segment.s3_storage.open_s3`.
         known_index: up to this entry the group knows that this archive has its log; 0 if nothing.
-        bytes_per_second: maximum rate of what is written and read back; 0 for no limit.
+        bytes_per_second: maximum rate of writes and of reading them back; 0 for no limit.
         has_retention: files are to be deleted in the archive some day: with each file a snapshot is stored, from which
             the log can be restored when it begins there.
         oldest_ms: files without a message that was stored at this time or later are to be deleted; None for none.
         bytes_max: the oldest files are to be deleted until the others have no more bytes; None for no limit.
-        begin_pos: files below this physical offset may be deleted, since nobody serves their messages any more.
+        begin_pos: files below this physical offset may be deleted, since no replica serves their messages.
     """
 
     data_dir: str
@@ -50,7 +50,7 @@ class Trouble(enum.Enum):
 
 
 class ArchiveStep(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the answer to a job: how far the archive goes now, or why the run ended, or that it lives.
+    """One line of the answer to a job: the present end of the archive, the reason why the run ended, or a sign of life.
 
     ``index``, ``term``, ``pos`` and ``chain`` describe the archived log (`raftlog.segment.meta.Base`); ``index`` is 0
     if that is not known. Every object below was read back, or compared by the store, and the

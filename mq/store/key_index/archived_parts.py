@@ -1,6 +1,6 @@
 """Parts of the log that only the archive has: reading records of them, and copying one of them to index it.
 
-For threads that may wait for the store. Only what was verified is read (`mq.store.archive.cold_blocks`).
+For threads that may wait for the store. Only verified blocks are read (`mq.store.archive.cold_blocks`).
 """
 
 from __future__ import annotations

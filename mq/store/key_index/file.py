@@ -1,6 +1,6 @@
 """One file of the key index: the places of the records with a key in one part of the log.
 
-A file is built once, from a part that never changes any more, and is complete or absent. All numbers are big-endian:
+A file is built once, from a part that no longer changes, and is complete or absent. All numbers are big-endian:
 
     magic (8 bytes), CRC-32 of the rest of the head (u32), number of blocks (u32)
     begin and end of its entries (u64), position, index and chain of the last entry (u64, u64, u32),

@@ -37,7 +37,7 @@ _SUFFIX: Final = ".hashes"
 _NAME: Final = re.compile(r"([0-9]{20})\.hashes")
 _COPY_SUFFIX: Final = ".copy"
 _OTHER_SUFFIXES: Final = (_SUFFIX, ".tmp", ".keys", _COPY_SUFFIX)
-"""Suffixes of files to remove: unfinished ones, and those of older formats."""
+"""Suffixes of files to remove: unfinished ones, and files of older formats."""
 _NOT_KEPT: Final = 2**63 - 1
 
 
@@ -87,8 +87,8 @@ class KeyIndex:
             self._indexed.clear()
 
     def _is_of_another_log(self) -> bool:
-        """Whether the newest file about the local log is about another one: then so are those of archived parts, which
-        nobody compares with the archive, since that would read it.
+        """Whether the newest file about the local log is about another one: then so are the files of archived parts,
+        which are not compared with the archive, since that would read it.
         """
         for part in reversed(self.local_parts):
             try:
@@ -248,7 +248,7 @@ class KeyIndex:
         """A search of the parts that only the archive has, as far as they have files, for a thread that may wait for
         the archive. ``read`` reads that; only records of which a file has the hash are read. Raises OSError.
         """
-        self.expire()  # the search of the local log did not find what was deleted meanwhile
+        self.expire()  # the search of the local log did not find messages that were deleted meanwhile
         return KeySearch(
             query=query,
             read=read,

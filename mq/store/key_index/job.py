@@ -8,8 +8,9 @@ import msgspec
 class IndexJob(msgspec.Struct, frozen=True):
     """The entries ``begin`` to ``end`` of the segment that begins at ``segment_start``; all are physical offsets.
 
-    ``segment`` is the path of the segment, ``target`` that of the file to build. ``share`` is the part of a core that
-    building it may use, above 0 and at most 1. ``is_copy`` says that ``segment`` is a copy of entries of the archive.
+    ``segment`` is the path of the segment, ``target`` the path of the file to build. ``share`` is the part of a core
+    that building it may use, above 0 and at most 1. ``is_copy`` says that ``segment`` is a copy of entries of the
+    archive.
     """
 
     segment: str

@@ -75,7 +75,7 @@ def key_hash(topic: bytes, key: bytes) -> int:
 
 
 def has_key(data: bytes, record: KeyedRecord, topic: bytes, key: bytes, *, unique: bool) -> bool:
-    """Whether a record belongs to this topic and has this key; with ``unique`` only the unique key counts."""
+    """Whether a record belongs to this topic and has this key; with ``unique`` only the unique key is compared."""
     if record.topic != topic:
         return False
     if props.value_of(data, _UNIQUE, record.text_at, record.end) == key:

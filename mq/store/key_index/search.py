@@ -67,7 +67,7 @@ class KeySearch:
         behind: where the part that begins at a physical offset ends.
         is_complete: whether this covers all of the log.
         is_over: whether the search takes too long.
-        limits: those of the index.
+        limits: the limits of the index.
         checks_files: whether files are compared with the log before they are believed, also where they have no match:
             that reads the log.
         times: of parts whose files were opened before, first and last store time by their physical offset: a search
