@@ -23,7 +23,7 @@ class Message(NamedTuple):
 
 
 class Block:
-    """Some messages in one buffer. Each has a part of it for itself, which begins where that of the one before ends.
+    """Some messages in one buffer. Each has a part of its own, which begins where the previous one ends.
 
     Attributes:
         data: the buffer.

@@ -100,7 +100,7 @@ class BrokerLink:
     async def judge(self, topic: str, address: str, frame: bytes, given: tuple[int, int] = (0, 0)) -> Judged:
         """Ask whether the sender of a request, at `address`, may make it.
 
-        A limited user pays for what it was ``given``, in messages and bytes.
+        A limited user is charged for the messages and bytes that it was ``given``.
 
         Raises BrokerError with the reason if it may not, ClientError.
         """

@@ -209,7 +209,7 @@ class _Connection:
         serialization: int,
         header: bytes,
     ) -> list[bytes]:
-        """The frame of the answer, in parts; none for what is not to be answered."""
+        """The frame of the answer, in parts; none for a request without an answer."""
 
         def refused(opaque: int, code: int, remark: str) -> list[bytes]:
             return [encode_response(opaque, code, remark=remark, serialization=serialization)]

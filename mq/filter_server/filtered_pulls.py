@@ -126,7 +126,7 @@ class FilteredPulls:
     async def _examine(
         self, program: Program, ext: PullExt, body: memoryview, next_offset: int, progress: PullProgress
     ) -> Picked:
-        """Filter the records of an answer, and take what is let through. Ends the turn."""
+        """Filter the records of an answer, and take the accepted ones. Ends the turn."""
         data = bytes(body)
         try:
             records, verdicts = await trio.to_thread.run_sync(self._filter, program, data, limiter=self._threads)

@@ -1,8 +1,8 @@
 """Runs filter classes in Java, each in its own virtual machine with `java/FilterHost.java` as its program.
 
-The class may do in its process what it likes, and so nothing that comes out of it is believed: answers are checked, and
-a process that does not answer in time, or answers nonsense, is killed with its children. docs/filters.md says what is
-kept from it, and what is not.
+The class may do anything in its process, so its output is not trusted: answers are checked, and a process that does not
+answer in time, or answers nonsense, is killed with its children. docs/filters.md says what is kept from it, and what is
+not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SOURCES: Final = Path(__file__).parent / "java"
 _HOST: Final = "FilterHost"
 _CLASS_NAME: Final = re.compile(r"[A-Za-z_$][\w$]*(\.[A-Za-z_$][\w$]*)*", re.ASCII)
 _SIMPLE_NAME_MAX: Final = 200
-"""It is that of files, with an ending."""
+"""The maximum of file names, with an ending."""
 _FIRST_LINE: Final = "// "
 _COMPILE_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 60.0
@@ -74,7 +74,7 @@ def parse_java_program(content: bytes) -> tuple[str, bytes]:
 class JavaSandbox:
     """All virtual machines of a filter server. Its methods may be called on any thread.
 
-    Raises ProgramInvalid when it is made, with what is missing on this machine.
+    Raises ProgramInvalid when it is made, if a program is missing on this machine.
     """
 
     def __init__(self, limits: JavaLimits, class_path: str = "") -> None:
@@ -245,7 +245,7 @@ class JavaFilter:
                 raise ProgramInvalid(f"the class cannot be used: {failed}") from failed
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
-        """Filter the messages, or as many as can be begun within ``seconds_max``, at least one."""
+        """Filter the messages that can be begun within ``seconds_max``, at least one."""
         with self._lock:
             begun, seconds = time.perf_counter(), 0.0
             passes: list[bool] = []
@@ -263,7 +263,7 @@ class JavaFilter:
                     answer = machine.filter(block, at, end, max(0.0, min(left, 1.0)), self._seconds)
                 except MachineFailed as failed:
                     self._stop()
-                    seconds += time.perf_counter() - tried  # what its process used is not known any more
+                    seconds += time.perf_counter() - tried  # the processor time of its process is no longer known
                     if machine is not None and end - at > 1:
                         self._most = (end - at) // 2  # which message it was is known only when it is alone
                         continue

@@ -39,7 +39,7 @@ class FilterVerdicts(NamedTuple):
     stopped: str | None
     """Why the process ends at the message behind the last verdict."""
     may_be_earlier_ones: bool = False
-    """It ends for want of memory, which messages before that one may have used up."""
+    """The process ends for want of memory, which earlier messages may have used up."""
 
 
 class Machine:

@@ -37,10 +37,10 @@ class Runs(Protocol):
     """Filters messages, on a worker thread."""
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
-        """The verdicts on the messages, or on as many as can be begun within `seconds_max`, at least on one."""
+        """The verdicts on the messages that can be begun within `seconds_max`, at least on one."""
 
     def close(self) -> None:
-        """Release the program, which is not used any more. Blocks while it runs."""
+        """Release the program, which is no longer used. Blocks while it runs."""
 
 
 class SqlProgram:

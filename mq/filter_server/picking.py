@@ -74,7 +74,7 @@ class Picked(NamedTuple):
     Attributes:
         passed: those let through.
         examined: how many from the first one on are decided; the others come again.
-        next_offset: behind the last of these.
+        next_offset: behind the last picked record.
         is_cut: not all of them are.
     """
 
@@ -87,7 +87,7 @@ class Picked(NamedTuple):
 def pick(
     data: bytes, records: Records, passes: Sequence[bool], next_offset: int, *, count_max: int, room: int
 ) -> Picked:
-    """Take what is let through, up to ``count_max`` records and ``room`` bytes, but always one.
+    """Take accepted records, up to ``count_max`` records and ``room`` bytes, but always one.
 
     ``passes`` are the decisions on the first records, ``next_offset`` is the one behind the last record.
     """

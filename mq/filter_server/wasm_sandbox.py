@@ -79,7 +79,7 @@ class Sandbox:
         config.wasm_exceptions = False
         config.wasm_gc = False
         config.wasm_function_references = False
-        # The address space of a filter is what it may use, not the 4 GiB that it could name.
+        # The address space of a filter is the memory that it may use, not the 4 GiB that it could address.
         config.memory_reservation = limits.memory_bytes_max
         self._engine = wasmtime.Engine(config)
         self._driver = wasmtime.Module(self._engine, DRIVER)
@@ -124,7 +124,7 @@ class WasmFilter:
             raise ProgramInvalid(f"the module cannot be used: {failed}") from failed
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
-        """Filter the messages, or as many as can be begun within ``seconds_max``, at least one."""
+        """Filter the messages that can be begun within ``seconds_max``, at least one."""
         with self._lock:
             begun, cpu_begun = time.perf_counter(), time.thread_time()
             passes: list[bool] = []
@@ -196,7 +196,7 @@ class _Instance:
         self._address = self._room = 0
 
     def make_room(self, nbytes: int) -> None:
-        """Raises _Failed if the filter gives no room for so many bytes."""
+        """Raises _Failed if the filter does not give enough room."""
         if nbytes <= self._room:
             return
         wanted = room_for(nbytes)

@@ -49,7 +49,7 @@ def denied(
     """Return the reason why a request is denied, as text for its sender; None if it is allowed.
 
     Queries are allowed to everybody: clients look up routes before they know whether a broker wants a signature.
-    ``address`` is that of the sender, without its port.
+    ``address`` is the sender's address, without its port.
     """
     kind = type(request)
     if isinstance(request, UnknownRequest) or kind not in OF_BROKERS | OF_ADMINISTRATORS:

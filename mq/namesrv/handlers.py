@@ -98,7 +98,7 @@ class _Response:
 class Handlers:
     """All request handlers. ``clock`` returns monotonic seconds.
 
-    ``accounts`` returns those that may change something; None: everybody may.
+    ``accounts`` returns the accounts that may change something; None: every client may.
 
     Attributes:
         close_connection: closes a connection by its name.

@@ -13,8 +13,8 @@ from mq.namesrv.route_table import RouteTable
 def collect(
     table: RouteTable, counters: Callable[[], Mapping[str, tuple[Kind, str, int]]], valid_until: dt.datetime | None
 ) -> Generator[None, None, Families]:
-    """All metrics of a name server; see `mq.monitoring.families.Collect`. ``counters`` are those of its connections,
-    ``valid_until`` is that of its certificate.
+    """All metrics of a name server; see `mq.monitoring.families.Collect`. ``counters`` are about its connections,
+    ``valid_until`` is the end of its certificate's validity.
     """
     sizes = table.sizes()
     families: list[Family | Histogram] = [*process_families({}), *certificate_families({}, valid_until)]

@@ -1,8 +1,8 @@
 """Live brokers and their topics: the state of a name server, without clock or connections.
 
-A broker group is identified by its name; each broker in it has an id, and id 0 is the leader. The queues of a topic are
-those that the group's leader registered; they stay while any broker of the group is alive. A broker process is
-identified by its address: it is listed in exactly one place, and listed means alive.
+A broker group is identified by its name; each broker in it has an id, and id 0 is the leader. The group's leader
+registers the queues of a topic; they stay while any broker of the group is alive. A broker process is identified by its
+address: it is listed in exactly one place, and listed means alive.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Group:
 
 
 class TableSizes(NamedTuple):
-    """Sizes of the table; ``routes`` counts topics per group."""
+    """Sizes of the table; ``routes`` is the number of topics, summed over groups."""
 
     groups: int
     brokers: int
@@ -195,7 +195,7 @@ class RouteTable:
     def query_data_version(self, now: float, broker: BrokerId, version: DataVersion) -> tuple[bool, DataVersion | None]:
         """Whether a broker's topics differ from its last registration, and the version of that, if any.
 
-        If they do not, the broker counts as seen: it will not register again.
+        If they do not, the broker is noted as alive: it will not register again.
         """
         live = self._live.get(broker.address)
         if live is None:

@@ -280,7 +280,7 @@ class _Server:
         raise TlsFailed("the client sent no TLS handshake in time")
 
     def _make_room(self, address: str) -> bool:
-        """Close a connection without a complete request, of an address that has many more of them."""
+        """Close a connection without a complete request, of an address that has many such connections."""
         peer = self._unidentified.in_favour_of(address)
         if peer is not None:
             self._close_stranger(peer)
@@ -292,7 +292,7 @@ class _Server:
         peer.close("too many unidentified connections")
 
     def close_connection(self, connection: Hashable) -> None:
-        """Close a connection whose broker somebody else has unregistered: if it lives, it registers again at once."""
+        """Close the connection of a broker that another one has unregistered: if it lives, it registers again."""
         if (peer := self._peers.get(str(connection))) is not None:
             peer.close("unregistered by another connection")
 

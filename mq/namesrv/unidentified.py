@@ -22,7 +22,7 @@ class UnidentifiedConnections(Generic[P]):
     """Connections without a complete request, oldest first. Times are monotonic seconds.
 
     Args:
-        count_max: with more of them, the oldest have to go whose time is over.
+        count_max: with more of them, the oldest ones whose time is over are closed.
         seconds_max: how long each may take for its first request.
     """
 

@@ -1,6 +1,6 @@
 """The requests of the proxy to brokers: over the SDK's connections, in the name of the client's user.
 
-Leaders, their changes and retries are those of `mq.client.net.leader_calls` and `mq.client.produce.send_pipeline`.
+`mq.client.net.leader_calls` and `mq.client.produce.send_pipeline` find leaders and retry.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Brokers:
         code = RequestCode.CHECK_CLIENT_CONFIG
         await self.ask(AUTO_CREATE_TEMPLATE, _first(route), code, user.fields(), body)
 
-    async def authorize(self, topic: str, extra: Fields) -> None:  # noqa: ASYNC910 - without accounts nobody is asked
+    async def authorize(self, topic: str, extra: Fields) -> None:  # noqa: ASYNC910 - without accounts, no broker is asked
         """Let a broker check that a user may do anything with a topic; without a user, everybody may.
 
         Raises ClientError if not.

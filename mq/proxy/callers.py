@@ -62,7 +62,7 @@ class Caller:
     """The client of a call.
 
     Attributes:
-        client_id: what it calls itself; with accounts, after its user and a slash: any client may give any id.
+        client_id: the id that it gives; with accounts, after its user and a slash: any client may give any id.
         peer: its address.
         version: of its library.
         deadline: of the call, on the clock of the event loop.

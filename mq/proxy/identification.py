@@ -33,11 +33,11 @@ class Identification:
         self._known: BriefCache[ActsFor, None] = BriefCache(brokers.authenticate, seconds=_KNOWN_SECONDS)
 
     async def caller_of(self, call: Call) -> Caller:
-        """The caller of a call, who counts as present from now on, once proved. Raises CodedError, ClientError."""
+        """Identify the caller of a call, and note it as connected once it is proved. Raises CodedError, ClientError."""
         caller = caller_of(call)
         if self._signed is None:
             self._clients.heard(caller.client_id)
-            return caller  # noqa: ASYNC910 - without accounts nobody is asked
+            return caller  # noqa: ASYNC910 - without accounts, no broker is asked
         address = call.peer.rpartition(":")[0].strip("[]")
         user = user_of(call.metadata, address, self._wall_clock_ms(), self._signed)
         await self._known.get(user)

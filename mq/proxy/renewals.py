@@ -88,7 +88,7 @@ class Renewals:
     """The messages that are kept hidden, by client, group and the receipt handle that the client has.
 
     Args:
-        defer: hides a message of a group and topic for so many milliseconds; returns its new handle.
+        defer: hides a message of a group and topic for a number of milliseconds; returns its new handle.
         is_here: whether a client still is.
         held_max, held_by_client_max: messages of all clients, and of one.
     """
@@ -148,7 +148,7 @@ class Renewals:
         return held
 
     def forget(self, client_id: str, group: str, handle: Handle) -> None:
-        """Keep a message hidden no more; `handle` is that of its pop."""
+        """Stop keeping a message hidden; `handle` is the handle of its pop."""
         if (held := self._drop((client_id, group, handle.encode()))) is not None:
             held.settled = True
 
@@ -176,7 +176,7 @@ class Renewals:
             await self._give_back(held)
 
     async def run(self) -> None:
-        """Keep messages hidden, until cancelled. A broker that does not answer delays those of no other one."""
+        """Keep messages hidden, until cancelled. A broker that does not answer delays only its own."""
         busy: set[str] = set()
 
         async def renew(broker: str, due: list[tuple[_Key, _Held]]) -> None:  # noqa: ASYNC910 - something is due

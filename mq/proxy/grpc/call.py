@@ -23,7 +23,7 @@ class Call:
         authority: the name by which the client knows the server, usually host:port.
         secure: the connection uses TLS.
         deadline: when the client gives up, in trio's time; None if never.
-        draining: set when the server stops: calls that would go on for long should end then.
+        draining: set when the server stops: long calls should end then.
     """
 
     __slots__ = (

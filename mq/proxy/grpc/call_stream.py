@@ -37,7 +37,7 @@ class CallStream:
         half_closed: the client sends no more.
         closed: nothing more can be sent: the call is finished, or its client is gone.
         refusal: why the transport ends the call; `on_end` is called then.
-        on_message: called when there is a message, or there will be none any more.
+        on_message: called when a message has arrived, or no more can arrive.
         on_sent: called when all that was sent has left the stream.
         on_end: called when the method must stop: the client is gone (``closed``), or the call is refused.
     """

@@ -1,4 +1,4 @@
-"""One HTTP/2 connection as calls of gRPC: bytes come in and calls begin; messages of calls go out as bytes.
+"""One HTTP/2 connection as calls of gRPC: turns received bytes into calls, and their messages into bytes.
 
 Neither reads nor writes: the shell feeds it, takes the bytes to send, and hands in the time in monotonic seconds.
 """
@@ -185,7 +185,7 @@ class GrpcConnection:
         self._guard.reset(self._now)
 
     def window_opened(self, stream_id: int) -> None:
-        """Send what a call has to send, as its window may have opened; 0: the window of all calls together."""
+        """Send the unsent messages of a call, as its window may have opened; 0: the window of all calls together."""
         if stream_id:
             self._reopen(stream_id)
         self.pump()
@@ -283,7 +283,7 @@ class GrpcConnection:
         return not stream.unsent
 
     def finish(self, stream: CallStream, status: Status, reason: str = "", *, encodings: bool = False) -> None:
-        """End the call; what is not sent of its last message is dropped unless the status is OK. No effect if it has
+        """End the call; the unsent rest of its last message is dropped unless the status is OK. No effect if it has
         ended.
         """
         if stream.closed or stream.finishing:
@@ -329,7 +329,7 @@ class GrpcConnection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can arrive, or be sent, any more."""
+        """Whether data can no longer arrive, or be sent."""
         return self._failed
 
     @property
@@ -338,7 +338,7 @@ class GrpcConnection:
         return len(self._http2.unsent)
 
     def pump(self) -> None:
-        """Send more of what calls have to send, in turns: there may be room in a window, or the shell took bytes.
+        """Send more messages of calls, in turns: there may be room in a window, or the shell took bytes.
 
         A call whose own window is used up costs nothing until that opens.
         """
@@ -459,7 +459,7 @@ class GrpcConnection:
             self._drain_on(self._drained_at, now)
 
     def drain(self, now: float) -> None:
-        """Take no new calls: tell the client, and when it knows, refuse those that it begins nevertheless."""
+        """Take no new calls: tell the client, and when it knows, refuse calls that it begins nevertheless."""
         if self._drained_at is None and not self._failed:
             self._drained_at = now
             self._http2.go_away(ErrorCode.NO_ERROR, _LAST_STREAM)

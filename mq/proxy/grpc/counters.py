@@ -8,10 +8,10 @@ from mq.proxy.grpc.status import Status
 
 
 class GrpcCounters:
-    """Counts since the start, and what is open now.
+    """Counts since the start, and the calls and connections that are open now.
 
     Attributes:
-        calls: ended calls by path and status; calls of paths that nobody serves have the path ``unknown``.
+        calls: ended calls by path and status; calls of paths without a method have the path ``unknown``.
         connections: open now.
         streams: calls that are open now.
         received_bytes, sent_bytes: of HTTP/2, without TLS.

@@ -15,7 +15,7 @@ from mq.proxy.grpc.frames import ErrorCode, Http2Error
 Field = tuple[bytes, bytes]
 
 FIELD_BYTES: Final = 32
-"""What a field counts besides its name and its value."""
+"""The size that is added to the name and the value of a field."""
 _STATIC: Final[tuple[Field, ...]] = ((b"", b""), *HeaderTable.STATIC_TABLE)
 _DYNAMIC_FROM: Final = len(_STATIC)
 _TABLE_BYTES_MAX: Final = 4096

@@ -16,7 +16,7 @@ class GrpcLimits:
         message_bytes_max: one message of a client, before and after its decompression.
         unfinished_bytes_max: messages of all clients that have not arrived whole; further ones wait.
         unfinished_seconds_max: how long a message may wait for memory, or make no progress.
-        stream_window_bytes: what a client may send on one call before the method has received it.
+        stream_window_bytes: the bytes that a client may send on one call before the method has received them.
         connection_window_bytes: the same for all calls of a connection.
         output_bytes_max: answers of one connection that the socket has not taken; methods wait beyond it.
         send_seconds_max: how long a client may read nothing while there are answers for it.
@@ -24,7 +24,7 @@ class GrpcLimits:
         idle_seconds_max: how long a connection may have no call.
         ping_after_seconds: a connection that has been silent for so long is pinged ...
         ping_seconds_max: ... and closed if it is silent for as long again.
-        drain_seconds_max: how long calls may go on after the server was told to stop.
+        drain_seconds_max: how long calls may continue after the server was told to stop.
         control_frames_burst: frames without any work in them that a connection may send at once ...
         control_frames_per_second: ... and in the long run.
         resets_burst: calls that a connection may cancel at once ...

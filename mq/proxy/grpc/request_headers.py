@@ -40,8 +40,8 @@ class RequestHead(NamedTuple):
     """The parsed headers of a call.
 
     Attributes:
-        metadata: by lower-case key; of a repeated key the last value, as in gRPC's library for Java, except that those
-            of fields that are lists are joined by a comma. Without keys that end in ``-bin``.
+        metadata: by lower-case key; of a repeated key the last value, as in gRPC's library for Java; values of list
+            fields are joined by a comma. Without keys that end in ``-bin``.
         binary_metadata: those keys, decoded; of a repeated key the last one.
         timeout: seconds until the client gives up; None if it waits for ever.
         encoding: of compressed messages of the client.

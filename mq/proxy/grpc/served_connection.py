@@ -56,7 +56,7 @@ class Shared:
         self._log_again_at: dict[str, float] = {}
 
     def warning(self, event: str, kind: str, **fields: object) -> None:
-        """Count what a client did wrong, and log it: once a minute for each event."""
+        """Count a fault of a client, and log it: once a minute for each event."""
         self.counters.closed[kind] += 1
         now = trio.current_time()
         if now >= self._log_again_at.get(event, -math.inf):
@@ -144,7 +144,7 @@ class ServedConnection:
                 await self._written.wait()
 
     async def _discard_rest(self) -> None:  # noqa: ASYNC910 - both are checkpoints, also when they fail
-        """Read what the client still sends: a socket that is closed with unread bytes loses those that it sent."""
+        """Read what the client still sends: a socket that is closed with unread bytes loses its sent bytes."""
         try:
             if isinstance(self._stream, ReadAhead):
                 await self._stream.send_eof()

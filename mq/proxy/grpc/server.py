@@ -45,8 +45,8 @@ async def serve_grpc(
         trusts: which hosts may name the addresses of others, in a header of HAProxy's protocol. A header of any other
             host closes its connection: the addresses of clients decide what they may do.
         counters: filled with what happens.
-        drain: when set, no connection and no call is accepted any more; calls have ``drain_seconds_max`` to end, and
-            end with UNAVAILABLE then.
+        drain: when set, no further connection or call is accepted; calls have ``drain_seconds_max`` to end, and end
+            with UNAVAILABLE then.
     """
     counters = GrpcCounters() if counters is None else counters
     shared = Shared(methods, limits, counters, trio.Event() if drain is None else drain, log)

@@ -36,7 +36,7 @@ class Outgoing(NamedTuple):
 
 
 def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: Mapping[str, str]) -> Outgoing:
-    """A message of a client at the address `peer`, for `topic`; `extra` goes into the header of the request.
+    """A message of a client at the address `peer`, for `topic`; `extra` is added to the header of the request.
 
     Raises CodedError.
     """
@@ -80,7 +80,7 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
         flag=0,
         born_timestamp_ms=born_ms,
         unique_key=told.message_id,
-        # All messages of a lite topic go to one broker group.
+        # All messages of a lite topic are sent to one broker group.
         sharding_key=own.get(props.SHARDING_KEY) or own.get(props.LITE_TOPIC),
         extra=extra,
     )
@@ -88,7 +88,7 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
 
 
 def _kind(system: pb.SystemProperties) -> pb.MessageType:
-    """The kind that the properties make a message; the first one counts. Raises CodedError if there is no such kind."""
+    """The kind that the properties give a message; the first one decides. Raises CodedError for an unknown kind."""
     if system.message_type == pb.TRANSACTION:
         return pb.TRANSACTION
     if system.HasField("delivery_timestamp"):

@@ -52,7 +52,7 @@ _BY_SEND_STATUS: Final = {
 
 
 class CodedError(Exception):
-    """A request, or one entry of it, is refused with `code`; `reason` goes to the client."""
+    """A request, or one entry of it, is refused with `code`; `reason` is sent to the client."""
 
     def __init__(self, code: pb.Code, reason: str) -> None:
         super().__init__(f"{pb.Code.Name(code)}: {reason}")

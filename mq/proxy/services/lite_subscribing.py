@@ -34,8 +34,8 @@ _AT_LEAVE_SECONDS: Final = 3.0
 _NOTICES_MAX: Final = 256
 """Notices on their way to clients; further ones are dropped. A client without it gets nothing all the same."""
 NAMES_MAX: Final = 200_000
-"""Lite topics that the proxy remembers for all of its clients; above, it forgets those of the client that said its own
-longest ago.
+"""Lite topics that the proxy remembers for all of its clients; above, it forgets the topics of the client that said its
+own longest ago.
 """
 _ACTIONS: Final = {
     pb.PARTIAL_ADD: Action.PARTIAL_ADD,
@@ -122,7 +122,7 @@ class LiteSubscribing:
         self._notices = 0
 
     async def sync(self, request: pb.SyncLiteSubscriptionRequest, caller: Caller) -> pb.SyncLiteSubscriptionResponse:
-        """Tell all broker groups of a topic what a client subscribes to. Raises CodedError, ClientError.
+        """Tell all broker groups of a topic the subscriptions of a client. Raises CodedError, ClientError.
 
         After an error some may know it; clients say it again.
         """
@@ -137,7 +137,7 @@ class LiteSubscribing:
         return pb.SyncLiteSubscriptionResponse(status=OK)
 
     def knows(self, caller: Caller, group: str, topic: str) -> bool:
-        """Whether `say_again` can tell a broker group what a client subscribes to."""
+        """Whether `say_again` can tell a broker group the subscriptions of a client."""
         return self._subscribed.get(caller.client_id, group, topic) is not None
 
     async def say_again(self, caller: Caller, group: str, topic: str, broker_name: str) -> None:

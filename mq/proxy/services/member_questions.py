@@ -1,7 +1,7 @@
 """Questions of operators to members of consumer groups, which brokers pass on (request codes 307 and 309).
 
-The proxy answers what it knows. Only the client knows the stacks of its threads, and what it makes of one message: it
-is asked over its telemetry stream.
+The proxy answers the questions that it can. Only the client knows the stacks of its threads, and what it makes of one
+message: it is asked over its telemetry stream.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ async def _running_info(stream: TelemetryStream, *, stacks: bool) -> bytes:
 
 
 async def _consume(stream: TelemetryStream, question: ConsumeMessageDirectly, body: bytes) -> ConsumeResult:
-    """Let a client handle a message, whose state does not change. Raises ClientError, ValueError: it is no message."""
+    """Let a client handle a message, whose state does not change. Raises ClientError, ValueError: not a message."""
     [received] = received_messages(question.ext.broker_name or "", memoryview(body))
     message = message_of(received, received.topic)
     began = trio.current_time()

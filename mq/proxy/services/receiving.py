@@ -139,7 +139,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 class _Delivery:
-    """A pop for a call: its messages go to the call, or back to the broker if the call is over."""
+    """A pop for a call: its messages are sent to the call, or given back to the broker if the call is over."""
 
     def __init__(self) -> None:
         self.messages: list[PoppedMessage[Any]] = []
@@ -157,8 +157,8 @@ class _Delivery:
 class Receiving:
     """ReceiveMessage.
 
-    A pop goes on although its call ends, and what it gets then is given back: otherwise those messages would be hidden
-    for nothing.
+    A pop continues although its call ends, and its messages are given back then: otherwise they would be hidden for
+    nothing.
 
     Args:
         draining: set when the proxy is about to stop. Waiting calls end then, without messages: a proxy whose clients

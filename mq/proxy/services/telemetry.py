@@ -33,7 +33,7 @@ from mq.proxy.services.member_questions import MemberQuestions, nonce_of_answer
 from mq.proxy.wire import messaging_pb2 as pb
 
 TOPICS_MAX: Final = 256
-"""Transaction topics of all clients of one proxy: a broker takes so many producer groups on one connection."""
+"""Transaction topics of all clients of one proxy: the maximum of producer groups on one connection to a broker."""
 _ANNOUNCE_SECONDS: Final = 1.0
 _CHECKS_MAX: Final = 256
 """Questions on their way to clients; further ones are dropped, and brokers ask again."""
@@ -155,7 +155,7 @@ class Telemetry:
             self._brokers.announce_clients()
 
     async def _consumes(self, stream: TelemetryStream, settings: pb.Settings, caller: Caller) -> None:
-        """Note of which group a consumer is a member: brokers show it as one. So its user must have the permissions."""
+        """Note the group of a consumer, so that brokers show it as a member. So its user must have the permissions."""
         await trio.lowlevel.checkpoint()
         try:
             member = member_of(settings, caller)
@@ -215,7 +215,7 @@ class Telemetry:
             self._nursery.start_soon(self._check, request, bytes(body))
         return None
 
-    async def _check(self, request: CheckTransactionState, body: bytes) -> None:  # noqa: ASYNC910 - without a stream nobody is told
+    async def _check(self, request: CheckTransactionState, body: bytes) -> None:  # noqa: ASYNC910 - without a stream, no client is told
         try:
             [message] = received_messages("", memoryview(body))
             stream = self._clients.producer_of(message.topic)
