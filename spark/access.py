@@ -1,7 +1,7 @@
 """The account and TLS settings with which this process speaks to name servers and brokers, from its environment.
 
-The variables are those of the SDK and the command line. Keys are in no option of a query: Spark shows options in its
-plans and its console.
+The SDK and the command line use the same variables. No option of a query has keys: Spark shows options in its plans and
+its console.
 """
 
 from __future__ import annotations

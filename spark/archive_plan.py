@@ -1,9 +1,9 @@
-"""Which part of each partition is read from the archive: all that was archived when the partition was planned.
+"""Plans which part of each partition is read from the archive: all that was archived when the partition was planned.
 
 A replica that its leader has confirmed to be up to date says up to where the log is archived. The driver follows the
 chain of the log from there back to the oldest wanted message, through one index for each file; so a task can check its
-files without reading those behind them. Without a leader, all replicas are asked, and what each of them says must be on
-this chain: one that has lost its newest entries, or has others than the archive, is found out before a task reads.
+files without reading those behind them. Without a leader, all replicas are asked, and the archive's end of each must be
+on this chain: a replica that lost its newest entries, or has others, is detected before a task reads.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ArchivePlan:
         self._opened.clear()
 
     def planned(self, parts: Sequence[LogRange], survey: Survey) -> list[LogRange]:
-        """The partitions, each with what is to be read from the archive. ``survey`` must be detailed.
+        """The partitions, each with the part to read from the archive. ``survey`` must be detailed.
 
         Raises:
             PlanInvalid: a broker group has no archive.
@@ -87,7 +87,7 @@ class ArchivePlan:
             except ArchiveUnreadable as error:
                 topic, broker_name = parts[extents[0][0]].topic, parts[extents[0][0]].broker_name
                 if error.is_deleted:
-                    continue  # what is gone is told by brokers, which know it
+                    continue  # brokers tell which messages are deleted
                 if self._options.on_archive_failure == "fail":
                     raise ReadFailed(
                         f"topic {topic!r}, broker group {broker_name}: the archive cannot be read: {error}; "
@@ -155,7 +155,7 @@ class ArchivePlan:
         return archive
 
     def _drop(self, archive: ArchivedLog) -> None:
-        """Forget what was read with an end that may be wrong."""
+        """Forget an archive that was read with an end that may be wrong."""
         if (blocks := self._opened.pop(_without_end(archive), None)) is not None:
             blocks.close()
 

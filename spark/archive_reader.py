@@ -1,7 +1,7 @@
-"""A task that reads what is archived from object storage, and the rest from replicas, in the order of the log.
+"""Reads archived messages from object storage, and the others from replicas, in the order of the log.
 
-Both return the same messages in the same order. So a task may go on at brokers wherever the archive ends for it, and
-one that runs again may read a message from the other one.
+Both return the same messages in the same order. So a task may continue at brokers wherever the archive ends for it, and
+a task that runs again may read a message from the other source.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ArchiveTaskReader(BulkTaskReader):
-    """Reads one partition that begins in the archive; see the module. Arguments are those of `TaskReader`."""
+    """Reads one partition that begins in the archive. Arguments as for `TaskReader`."""
 
     open_archive = staticmethod(open_archive)
     """For tests."""
@@ -59,7 +59,7 @@ class ArchiveTaskReader(BulkTaskReader):
                         yield from self._batches(Chunk(memoryview(found.data), found.sizes, 0))
             except ArchiveUnreadable as error:
                 if error.is_deleted:
-                    return  # brokers say what is gone
+                    return  # brokers tell which messages are deleted
                 if error.may_pass and self._clock() - self._progress_at < self._options.deadline_seconds:
                     self._sleep(pause)
                     pause = min(pause * 2, PAUSE_SECONDS_MAX)

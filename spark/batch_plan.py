@@ -1,4 +1,4 @@
-"""Plans a batch on the driver: what there is to read, its partitions, and their leases. No PySpark here."""
+"""Plans a batch on the driver: its messages, its partitions, and their leases. No PySpark here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan_batch(
     parts = with_leases(plan_partitions(found, ranges, options), found, lambda _: new_lease_id())
     take_leases(parts, min(LEASE_ANSWER_SECONDS_MAX, options.fetch_timeout_ms / 1000), connect)
     if options.read_mode == "archive":
-        from spark.archive_plan import ArchivePlan  # what it imports must only be installed where it is used
+        from spark.archive_plan import ArchivePlan  # its imports need to be installed only where it is used
 
         with ArchivePlan(options) as archive:
             parts = archive.planned(parts, found)

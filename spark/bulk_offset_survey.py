@@ -2,7 +2,7 @@
 only ends are needed.
 
 Planning uses followers, so that it costs the leader one small request at most. With consistency *latest* the first
-replica gets the commit position from its leader; with *committed* all followers report what they have.
+replica gets the commit position from its leader; with *committed* all followers report their ends.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _NOTHING: Final = QueueEnds(0, 0)
 
 
 class TopicPlan(NamedTuple):
-    """What one replica has of a topic. ``places`` are the queue offsets at the starts of its log files.
+    """The queues of a topic on one replica. ``places`` are the queue offsets at the starts of its log files.
 
-    ``queues`` are by queue id, from 0 on; ``positions`` are those starts, after that of the whole log. ``archive`` is
-    that of the broker group, if it has one.
+    ``queues`` are by queue id, from 0 on; ``positions`` are those starts, after the start of the whole log. ``archive``
+    is the broker group's, if it has one.
     """
 
     identity: str
@@ -70,7 +70,7 @@ class BulkSurveyor(Surveyor):
         self._plans: dict[tuple[str, str], TopicPlan] = {}
 
     def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
-        """See `Surveyor.survey`; with identities, and with places if details are wanted.
+        """Survey as `Surveyor.survey`; with identities, and with places if details are wanted.
 
         Raises also PlanInvalid if the brokers are not raftmq's.
         """
@@ -84,10 +84,10 @@ class BulkSurveyor(Surveyor):
         )
 
     def detailed(self, survey: Survey) -> Survey:
-        """See `Surveyor.detailed`: from any replica that answers, so it may be slightly older or newer.
+        """Add details from any replica that answers: they may be slightly older or newer.
 
-        Where archives are read: from one that is up to date, or else from that with the newest archive, and with what
-        the others say of it.
+        Where archives are read: from a replica that is up to date, or else from the one with the newest archive, and
+        with the others' claims of it.
         """
         groups: dict[str, dict[str, str]] = {}
         for (topic, broker_name), identity in survey.identities.items():
@@ -113,8 +113,8 @@ class BulkSurveyor(Surveyor):
     def _details_of(
         self, order: list[str], identities: Mapping[str, str]
     ) -> tuple[dict[str, TopicPlan], dict[str, list[ArchiveClaim]]]:
-        """The plans of a broker group's topics, of these identities only, as far as replicas answer; and what else is
-        said of their archives, where no replica could be confirmed by the leader.
+        """The plans of a broker group's topics with these identities, as far as replicas answer; and other claims of
+        their archives, where the leader could confirm no replica.
         """
         plans: dict[str, TopicPlan] = {}
         for _, told in self._answers(order, identities, plans, current=self._proves_archives):
@@ -193,7 +193,7 @@ class BulkSurveyor(Surveyor):
     def _ask_replica(
         self, address: str, topics: list[str], *, current: bool, detail: bool = False
     ) -> dict[str, TopicPlan]:
-        """The queue ends that a replica has of these topics. Raises Unreachable, ServerError, PlanInvalid."""
+        """Return a replica's queue ends of ``topics``. Raises Unreachable, ServerError, PlanInvalid."""
         connection = self._connect(address, self._timeout)
         try:
             detail = detail or self._detail
@@ -230,7 +230,7 @@ class BulkSurveyor(Surveyor):
                 offsets |= {row.queue_id: offset for row, offset in zip(queues, place.offsets, strict=True)}
             if first < 0:
                 break
-        # Pages of a topic with many queues may have different places: only those in all pages count.
+        # Pages of a topic with many queues may have different places: only those in all pages are used.
         whole = {position: offsets for position, offsets in sorted(places.items()) if len(offsets) == len(rows)}
         return TopicPlan(identity, rows, list(whole.values()), [base, *whole], archive)
 
@@ -254,7 +254,7 @@ def surveyor_of(
 
 
 def _ask_ends(connection: Connection, topics: list[str], *, current: bool) -> dict[str, TopicPlan] | None:
-    """The ends of topics, as many per request as fit into a response; None if the replica does not support the request.
+    """The ends of topics, at most `ENDS_TOPICS_MAX` per request; None if the replica does not support the request.
 
     Raises Unreachable, ServerError.
     """

@@ -46,7 +46,7 @@ class Busy(Exception):
 
 
 class BulkTaskReader(TaskReader):
-    """Reads one partition from raftmq replicas; see the module. Arguments and errors are those of `TaskReader`."""
+    """Reads one partition from raftmq replicas. Arguments and errors as for `TaskReader`."""
 
     _bytes_max = _FIRST_BYTES
     _hold_at = 0.0
@@ -160,7 +160,7 @@ class BulkTaskReader(TaskReader):
                 return True
 
     def _answered(self, answer: BrokerResponse, connection: Connection) -> BulkResponse:
-        """A response that has records or advances the position.
+        """Decode a response, which has records or advances the position.
 
         Raises Busy, ReplicaBehind, ServerError, AnswerDamaged, DataLoss, ReadFailed.
         """
@@ -203,7 +203,7 @@ class BulkTaskReader(TaskReader):
     # -- responses -----------------------------------------------------------------------------------------------------
 
     def _advance(self, answer: BulkResponse, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
-        """What is left after a response, and the records in it. Raises AnswerDamaged, ReplicaBehind, DataLoss."""
+        """Return the ranges left after a response, and its records. Raises AnswerDamaged, ReplicaBehind, DataLoss."""
         if not answer.offsets or not answer.offsets.keys() <= left.keys():
             raise AnswerDamaged(f"the answer is about queues {list(answer.offsets)[:10]}, which were not requested")
         skipped = 0

@@ -199,7 +199,7 @@ class TopicRoute(NamedTuple):
 
 
 class NameServers:
-    """The name servers of a cluster; a request goes to the first one that responds.
+    """The name servers of a cluster; a request is sent to them in turn, until one responds.
 
     Args:
         addresses: ``HOST:PORT`` of each.
@@ -218,7 +218,7 @@ class NameServers:
         """The route of a topic.
 
         Raises:
-            ServerError: there is no such topic.
+            ServerError: the topic does not exist.
             Unreachable: no name server responded.
         """
         return _route(

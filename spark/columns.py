@@ -2,7 +2,7 @@
 
 numpy and Arrow decode all records of a response together, without a Python step per record: about fourteen times as
 fast as one by one. The fast path requires that all records have hosts of the same length and the same record version,
-and UTF-8 properties without duplicate names in a message. Other responses go through `spark.rows`, with equal results.
+and UTF-8 properties without duplicate names in a message. `spark.rows` decodes other responses, with equal results.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _TIME_MS_MAX: Final = (2**63 - 1) // 1000
 
 
 class Source(NamedTuple):
-    """Where the records of a response come from."""
+    """The topic and the broker group that the records of a response come from."""
 
     topic: str
     broker_name: str
 
 
 def schema_of(names: Sequence[str]) -> Any:
-    """The Arrow schema of these columns; all of them are nullable."""
+    """The Arrow schema of the named columns; all of them are nullable."""
     return pa.schema([(name, _TYPES[name]) for name in names])
 
 
@@ -116,7 +116,7 @@ def decode_batches(
 
 
 def offset_batches(ranges: Iterable[tuple[int, int, int]], names: Sequence[str], source: Source) -> Iterator[Any]:
-    """A row for each message of these ranges, each (queue id, start, end); ``names`` are of `OFFSET_COLUMNS` only."""
+    """A row for each message of the ranges, each (queue id, start, end); ``names`` are of `OFFSET_COLUMNS` only."""
     schema = schema_of(names)
     for queue_id, start, end in ranges:
         for begin in range(start, end, OFFSET_ROWS_MAX):
@@ -372,8 +372,8 @@ def _name_codes(keys: Any, counts: np.ndarray[Any, Any]) -> tuple[list[str], np.
     """The distinct names, and for each property the index of its name.
 
     Args:
-        keys: the names of all properties, those of a record side by side.
-        counts: how many properties each record has.
+        keys: the names of all properties, side by side for each record.
+        counts: the number of properties of each record.
     """
     # Mostly one producer wrote all records of a response, with the same names in the same order.
     width = int(counts[0])

@@ -52,7 +52,7 @@ STALLED_SECONDS_MAX = 240.0
 
 @dataclass(slots=True)
 class DemoState:
-    """What the tasks of one demonstration share; all of them run in one thread."""
+    """The state shared by the tasks of one demonstration; all of them run in one thread."""
 
     lines: int
     sent: int = 0
@@ -80,7 +80,7 @@ class DemoState:
 
     @property
     def is_good(self) -> bool:
-        """Every line arrived exactly once, those written and the table too, and both ways of counting words agree."""
+        """Whether every line arrived exactly once, in copies and table too, and both ways of counting words agree."""
         found = self.outcome
         return (
             found is not None
@@ -279,7 +279,7 @@ async def _send_all(state: DemoState, namesrv: str) -> None:
 
 
 def _text(count: int) -> Iterator[bytes]:
-    """Make so many lines, cycling through the text if it has fewer."""
+    """Make ``count`` lines, repeating the text if it has fewer."""
     found = source_lines(source_directory(), count)
     return itertools.islice(itertools.cycle(found), count)
 
@@ -318,7 +318,7 @@ async def _count_served(state: DemoState, cluster: DevCluster, admin: Admin) -> 
 
 
 async def _note_served(state: DemoState, cluster: DevCluster, admin: Admin) -> None:
-    """What each replica has sent to Spark so far, by its own count."""
+    """Note the bytes that each replica has sent to Spark so far, as it reports."""
     for node_id in cluster.node_ids:
         if not cluster.is_running(node_id):
             continue

@@ -1,4 +1,4 @@
-"""What the demonstration needs for a table of Apache Iceberg: a PySpark for which there is a build, and that build.
+"""Fetches a PySpark for which Apache Iceberg has a build, and that build, for the demonstration's table.
 
 Both are fetched once, from PyPI and Maven; without a network the table becomes Parquet files.
 """
@@ -63,7 +63,7 @@ async def _done(who: str, arguments: list[str], environment: Mapping[str, str] |
 
 
 def _reason(said: str) -> str:
-    """The line of an output that says what is wrong: the first with an error, else the last."""
+    """The line of an output that tells the error: the first with an error, else the last."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "ERROR" in line or "unresolved dependency" in line]
     return next(iter(errors or lines[-1:]), "it said nothing")

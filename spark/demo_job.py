@@ -27,7 +27,7 @@ STALLED_SECONDS_MAX: Final = 120.0
 
 
 def words_of(lines: DataFrame) -> DataFrame:
-    """How often each word is in these lines, the most frequent first."""
+    """The number of times that each word is in these lines, the most frequent first."""
     word = f.explode(f.split(f.col("body").cast("string"), r"[^A-Za-z_]+"))
     return lines.select(word.alias("word")).where("word != ''").groupBy("word").count().orderBy(f.desc("count"), "word")
 
@@ -66,7 +66,7 @@ class Job:
         self._words: dict[str, int] = {}
 
     def start(self) -> list[Any]:
-        """Start all queries."""
+        """Start the queries for lines, words and definitions."""
         archive = self._lines(commitToGroup="demo_spark").select("keys", "body", "queue_id", "queue_offset")
         counting = words_of(self._lines(columns="body")).limit(TOP)
         written = definitions_in(self._lines())
@@ -118,7 +118,7 @@ class Job:
         }
 
     def _definitions(self, files: DataFrame) -> dict[str, int]:
-        """How the second topic differs from what the files say should be in it."""
+        """Compare the second topic with the lines in the files that should be in it."""
         second = self._session.read.format("raftmq").options(namesrv=self._namesrv, subscribe=self._second_topic).load()
         (sums,) = second.agg(f.count("*").alias("rows"), f.count_distinct("keys").alias("different")).collect()
         wanted = definitions_in(files).select("keys").distinct()
@@ -155,7 +155,7 @@ def main() -> None:
 
 
 def report(queries: list[Any], wanted: list[int]) -> None:
-    """Wait until all queries have read as many rows as are wanted, or make no more progress.
+    """Wait until all queries have read the wanted number of rows, or make no more progress.
 
     Raises RuntimeError when a query has failed.
     """

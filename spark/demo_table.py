@@ -31,7 +31,7 @@ SILENT_SECONDS_MAX: Final = 600.0
 
 @dataclass(slots=True)
 class TableMade:
-    """What came of it. ``seconds`` and ``cpu_seconds`` are those of commits; the starts of Spark are not among them."""
+    """The outcome. ``seconds`` and ``cpu_seconds`` are of commits only, without the starts of Spark."""
 
     kind: str
     lines: int
@@ -54,7 +54,7 @@ class TableMade:
         return self.is_equal and is_whole and bool(self.follower and self.commits_before_kill)
 
     def results(self) -> list[tuple[str, str, bool]]:
-        """For people: name, value, and whether it is as it should be."""
+        """The outcome for people: name, value, and whether it is as it should be."""
         share = self.committed / self.lines * self.nbytes / 1e9
         return [
             (f"rows in the {self.kind} table of raftmq table", f"{self.rows:,}", self.rows == self.rows_expected),

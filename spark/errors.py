@@ -30,11 +30,11 @@ class DataLoss(Exception):
 
 
 class ReadFailed(Exception):
-    """No replica has sent anything for too long; has the last response of each."""
+    """No replica has sent anything for too long; the message has the last response of each."""
 
 
 class RowInvalid(Exception):
-    """A row cannot be a message. ``row`` counts from 0 within the rows checked."""
+    """A row cannot be a message. ``row`` is its number within the checked rows, from 0."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(f"row {row}: {reason}")

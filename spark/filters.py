@@ -1,8 +1,8 @@
 """Pushed-down conditions that narrow a scan. Pure; Spark's filters are recognized by their class names.
 
-Spark does not evaluate what is accepted here, so only exact conditions are: on the topic, the broker group, the queue
-and the queue offset. Times are not: store times may decrease when leadership moves, and a search by time could miss a
-message. Use options such as `startingTimestamp` for that.
+Spark does not evaluate conditions that are accepted here, so only exact ones are: on the topic, the broker group, the
+queue and the queue offset. Times are not: store times may decrease when leadership moves, and a search by time could
+miss a message. Use options such as `startingTimestamp` for that.
 """
 
 from __future__ import annotations

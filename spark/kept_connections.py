@@ -18,7 +18,7 @@ class KeptConnections:
         self._open: dict[str, Connection] = {}
 
     def __call__(self, address: str, timeout: float) -> Connection:
-        """The connection to an address; ``timeout`` seconds count for a new one. Raises Unreachable."""
+        """The connection to an address; ``timeout`` seconds are for opening a new one. Raises Unreachable."""
         connection = self._open.get(address)
         if connection is None:
             connection = self._open[address] = self._connect(address, timeout)

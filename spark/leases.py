@@ -5,8 +5,8 @@ at each replica when it plans; a task acquires it again where it reads, and rene
 minutes after the last task. If a broker refuses because it has too many leases, the scan runs without; a broker whose
 disk is almost full deletes files in spite of leases.
 
-A streaming query has one lease for all of its micro-batches, which advances once a minute: so it also holds what the
-query has read in the last minute.
+A streaming query has one lease for all of its micro-batches, which advances once a minute: so it also holds messages
+that the query has read in the last minute.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def take_leases(
     *,
     seconds: int = LEASE_SECONDS,
 ) -> None:
-    """Acquire each lease of these partitions at each replica that responds within ``timeout`` seconds."""
+    """Acquire each lease of the partitions at each replica that responds within ``timeout`` seconds."""
     wanted = {(address, part.lease_id): part for part in parts if part.lease_id for address in part.replicas}
     for (address, _), part in wanted.items():
         try:

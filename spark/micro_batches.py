@@ -1,4 +1,4 @@
-"""Plans the next micro-batch of a streaming query, and detects what is lost. Pure: no sockets, no clock.
+"""Plans the next micro-batch of a streaming query, and detects lost messages. Pure: no sockets, no clock.
 
 A micro-batch is the messages between two positions. The ends of queues only grow, since every message below one is
 committed; so a repeated batch has the same messages, or fewer if retention was faster, never others.
@@ -120,7 +120,7 @@ def losses(position: Position, seen: ClusterSnapshot, known: Mapping[QueueName, 
 def next_position(
     start: Position, seen: ClusterSnapshot, limits: Limits, cap: Mapping[QueueName, int] | None = None
 ) -> Position | None:
-    """Where the micro-batch after ``start`` ends; None if there is nothing to read.
+    """The position at which the micro-batch after ``start`` ends; None if there is nothing to read.
 
     Args:
         cap: no queue is read beyond this, nor one that is not in it.
@@ -158,7 +158,7 @@ def next_position(
 def limited(
     backlog: Mapping[QueueName, QueueRange], sizes: Mapping[QueueName, float], limits: Limits
 ) -> dict[QueueName, int]:
-    """Where each queue ends in a micro-batch within the limits, up to one message per queue.
+    """The offset at which each queue ends in a micro-batch within the limits, up to one message per queue.
 
     Args:
         backlog: the ranges to read; none is empty.
@@ -224,7 +224,7 @@ def batch_ranges(
 
 
 def loss_text(lost: Iterable[Loss]) -> str:
-    """What is lost, with numbers, and what helps: a paragraph for each kind."""
+    """Describe lost messages, with numbers and remedies: a paragraph for each kind."""
     paragraphs = []
     for kind, say in _WORDS.items():
         if found := [each for each in lost if each.kind == kind]:

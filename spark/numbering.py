@@ -1,10 +1,10 @@
 """Sequence numbers of the rows that a sink writes, by which brokers recognize retried rows.
 
-A *destination* is what a row itself says about where it goes: a topic, and a broker group and a queue if it has columns
-for them. The rows of one Spark partition with the same destination are numbered in order, as one producer. So a row's
-number depends only on the rows before it: not on how rows are grouped into requests, on the options, or on which
-brokers there are or lead. When Spark reruns a task and that task sees the same rows in the same order, each row gets
-the same number.
+A *destination* is the part of its place that a row itself names: a topic, and a broker group and a queue if it has
+columns for them. The rows of one Spark partition with the same destination are numbered in order, as one producer. So a
+row's number depends only on the rows before it: not on how rows are grouped into requests, on the options, or on which
+brokers exist or lead. When Spark reruns a task and that task sees the same rows in the same order, each row gets the
+same number.
 
 A number is ``batch << 32 | row``: the micro-batch of a stream (or ``txnVersion``), and the count. Numbers of a producer
 only increase, so brokers can remember any number of rows in a few bytes.
@@ -51,7 +51,7 @@ class Destination(NamedTuple):
 
 
 def producer_id(job: Job, partition: int, destination: Destination) -> str:
-    """The producer id of these rows, at most 64 characters; only the last ones matter, the others are for people."""
+    """The producer id of rows of one destination, at most 64 characters; only the last ones matter."""
     exact = repr((job.name, partition, *destination)).encode()
     digest = hashlib.sha256(exact).hexdigest()[:32]
     readable = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in job.name)[:16]

@@ -36,10 +36,10 @@ class Survey(NamedTuple):
         places: by topic and broker name the queue offsets at some places in the log, ascending, where
             known; see `plan.stripes`.
         positions: the physical offsets of these places, and before them the start of the log.
-        archives: by topic and broker name the archive of the group, None if it has none; without those of groups of
-            which no replica has told it.
-        claims: by topic and broker name what each replica says of the archive, where no leader has confirmed one of
-            them. The archive must agree with all of them.
+        archives: by topic and broker name the archive of the group, None if it has none; without groups where no
+            replica has told it.
+        claims: by topic and broker name each replica's claim of the archive, where no leader has confirmed one of them.
+            The archive must agree with all of them.
     """
 
     routes: Mapping[str, TopicRoute]
@@ -97,7 +97,7 @@ class Surveyor:
         return survey
 
     def by_time(self, survey: Survey, times: Mapping[QueueName, int]) -> dict[QueueName, int | None]:
-        """For each queue the offset of the first message stored at a time or later; None if there is none.
+        """Find for each queue the offset of the first message stored at a time or later; None if it has none.
 
         ``times`` are epoch milliseconds. Raises Unreachable, ServerError.
         """

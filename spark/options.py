@@ -105,7 +105,7 @@ class _Given:
         return self.values.get(name, _BY_NAME[name.lower()].default)
 
     def only_one(self, *names: str) -> str | None:
-        """The one of these that is set, None if none is. Raises OptionInvalid if several are."""
+        """The one of the named options that is set, None if none is. Raises OptionInvalid if several are."""
         found = [name for name in names if name in self.values]
         if len(found) > 1:
             raise OptionInvalid(f"options {' and '.join(self.spelled[name] for name in found)} exclude each other")
@@ -182,7 +182,7 @@ def _parse(options: Mapping[str, str], use: Use) -> _Given:
 
 
 def _same_name(given: _Given, kind: type[ReadOptions | WriteOptions]) -> dict[str, Any]:
-    """Optional values, for the fields that have the name of their option; those of times end with `_ms`."""
+    """Optional values, for the fields that have the name of their option; fields of times end with `_ms`."""
     values: dict[str, Any] = {}
     for each in fields(kind):
         first, *others = each.name.removesuffix("_ms").split("_")

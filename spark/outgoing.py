@@ -56,7 +56,7 @@ class Message(NamedTuple):
 
 
 class SinkColumns(NamedTuple):
-    """Where the columns of a sink are in its rows, and the topic of rows without one."""
+    """The positions of a sink's columns in its rows, and the topic of rows without one."""
 
     topic_option: str | None
     at: dict[str, int]

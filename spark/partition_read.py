@@ -25,7 +25,7 @@ def read_partition(
 ) -> Iterator[Any]:
     """The messages of a partition as record batches.
 
-    With ``from_earliest`` messages deleted between planning and the start of the task are no loss. Raises DataLoss,
+    With ``from_earliest`` messages deleted between planning and the start of the task are not a loss. Raises DataLoss,
     ReadFailed, BodyUnreadable.
     """
     if not isinstance(partition, TopicPartition):

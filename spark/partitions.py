@@ -1,4 +1,4 @@
-"""From a scan to Spark partitions with the replicas to read from; and from bounds to offsets.
+"""Turns a scan into Spark partitions with the replicas to read from, and bounds into offsets.
 
 Shared by the planning of batch and streaming queries on the driver. No PySpark here.
 """

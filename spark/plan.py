@@ -40,7 +40,7 @@ class QueueRange(NamedTuple):
 
 
 class ArchivedLog(NamedTuple):
-    """Where the archive of a broker group is, and of which log, as a broker says.
+    """The archive of a broker group: its URL and its log, as a broker says.
 
     ``end`` is a place in it that is known to be right: index and term of the last entry, the physical offset behind it,
     and the chain.
@@ -54,14 +54,14 @@ class ArchivedLog(NamedTuple):
 
 
 class ArchiveClaim(NamedTuple):
-    """What one replica says of the archive of its group, without being confirmed by a leader."""
+    """One replica's description of its group's archive, not confirmed by a leader."""
 
     address: str
     archive: ArchivedLog
 
 
 class ArchivedPart(NamedTuple):
-    """What a task reads of an archive: files from ``begin_pos`` on, up to the end that it knows."""
+    """The part of an archive that a task reads: files from ``begin_pos`` on, up to the end that it knows."""
 
     archive: ArchivedLog
     begin_pos: int
@@ -92,7 +92,7 @@ class LogRange:
 
 
 class PlanInvalid(Exception):
-    """The options do not match what the topics have."""
+    """The options do not match the queues of the topics."""
 
 
 # -- bounds --------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Splitting(NamedTuple):
 
 
 def split_queue(whole: QueueRange, count: int) -> list[QueueRange]:
-    """``count`` pieces of equal size, up to one message, or as many as there are messages."""
+    """Split a queue into ``count`` pieces of equal size, up to one message; into fewer if it has fewer messages."""
     count = min(count, whole.message_count)
     marks = [whole.start + whole.message_count * number // count for number in range(count + 1)]
     return [QueueRange(whole.queue_id, begin, end) for begin, end in pairwise(marks)]

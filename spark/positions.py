@@ -47,7 +47,7 @@ class Position:
         return self.began is not None and self.began == self.offsets
 
     def to_json(self) -> dict[str, Any]:
-        """For Spark; the inverse of `parse_position`."""
+        """The position as JSON values for Spark; the inverse of `parse_position`."""
         topics: dict[str, dict[str, Any]] = {}
         for (topic, broker_name), identity in sorted(self.topic_ids.items()):
             topics.setdefault(topic, {"id": {}, "q": {}})["id"][broker_name] = identity

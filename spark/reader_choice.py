@@ -1,4 +1,4 @@
-"""Which reader a task needs for its partition."""
+"""Chooses the reader of a task for its partition."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def task_reader(part: LogRange, options: TaskOptions) -> TaskReader:
         return TaskReader(part, options)
     if part.archived is None:
         return BulkTaskReader(part, options)
-    from spark.archive_reader import ArchiveTaskReader  # what it imports must only be installed where it is used
+    from spark.archive_reader import ArchiveTaskReader  # its imports need to be installed only where it is used
 
     return ArchiveTaskReader(part, options)

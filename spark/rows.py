@@ -1,6 +1,6 @@
 """Decodes one stored record to a row, with the standard library only.
 
-The plain form of what `spark.columns` does for a whole batch: batches that its fast path does not support go through
+The plain form of `spark.columns`, which decodes a whole batch: batches that its fast path does not support are decoded
 here record by record, and the tests compare both. The layout of a record is in `mq.protocol.record_layout`.
 """
 

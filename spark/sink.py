@@ -35,7 +35,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass
 class TaskWritten(WriterCommitMessage):
-    """What a task reports about its rows; ``already_stored`` were stored by an earlier attempt."""
+    """A task's report about its rows; ``already_stored`` were stored by an earlier attempt."""
 
     rows: int
     already_stored: int

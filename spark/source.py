@@ -100,7 +100,7 @@ class TopicReader(DataSourceReader):
 
 
 class FilteringTopicReader(TopicReader):
-    """Reads only what the conditions of a query on topic, broker group, queue and queue offset leave."""
+    """Reads only messages that fulfil the conditions of a query on topic, broker group, queue and queue offset."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         """Accept the conditions that can be applied exactly; returns the others."""
@@ -109,7 +109,7 @@ class FilteringTopicReader(TopicReader):
 
 
 def struct_of(names: tuple[str, ...]) -> StructType:
-    """The schema of these columns. (Not as a DDL string: Sail does not parse maps in it.)"""
+    """The schema of the named columns. (Not as a DDL string: Sail does not parse maps in it.)"""
     types = {
         "string": StringType(),
         "int": IntegerType(),
@@ -124,7 +124,7 @@ def struct_of(names: tuple[str, ...]) -> StructType:
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """The names of a schema's columns. Raises OptionInvalid for an unknown one, or one of another type."""
     if not isinstance(schema, StructType):
-        return tuple(schema.names)  # Sail passes the Arrow schema of what `schema` returned
+        return tuple(schema.names)  # Sail passes the Arrow schema of `schema`'s result
     for field in schema.fields:
         kind = COLUMN_TYPES.get(field.name)
         if kind is None:

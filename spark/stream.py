@@ -1,6 +1,6 @@
 """The streaming reader of Spark: ``spark.readStream.format("raftmq")``.
 
-Spark creates one of these in a process that lives as long as the query, and another one whose copies read on executors:
+Spark creates one reader in a process that lives as long as the query, and another one whose copies read on executors:
 they share no state, so all that a task needs is in its partition and in the options.
 """
 
@@ -44,13 +44,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins. Raises PlanInvalid, Unreachable, ServerError."""
+        """The position at which a query without a checkpoint begins. Raises PlanInvalid, Unreachable, ServerError."""
         return self._progress.beginning()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Tells Spark that there are limits; `latestOffset` applies all of them, of which Spark can represent
-        only one.
-        """
+        """Tells Spark that reads are limited; `latestOffset` applies all limits, and Spark can represent only one."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -81,7 +79,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._progress.finished(end)
 
     def stop(self) -> None:
-        """The query ends."""
+        """Release connections and state at the end of the query."""
         if self._made is not None:
             self._made.stop()
             self._made = None

@@ -1,12 +1,11 @@
-"""The progress of a streaming query, on the driver: queries brokers for what there is, and answers Spark's calls from
-that.
+"""The progress of a streaming query, on the driver: queries brokers for their messages, and answers Spark's calls.
 
 Spark asks for the latest offset again as soon as it has a result without news, a hundred times a second. So results are
 cached briefly, and connections are kept.
 
 A queue that is not visible is not lost yet: restarted name servers know no topics for a while, and the replica that
-responds may be behind. Only what stays away for the option ``readDeadline`` is lost. Spark does not retry a failed
-call, it ends the query: so everything is retried until then.
+responds may be behind. A queue is lost only if it stays away for the option ``readDeadline``. Spark does not retry a
+failed call, it ends the query: so everything is retried until then.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class StreamProgress:
         )
 
     def beginning(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins; the same on each call.
+        """The position at which a query without a checkpoint begins; the same on each call.
 
         Raises PlanInvalid, OptionInvalid, Unreachable, ServerError.
         """
@@ -129,15 +128,15 @@ class StreamProgress:
         return self._began
 
     def end_here(self) -> None:
-        """From now on nothing is read that is stored later. Raises as `beginning`."""
+        """Read nothing that is stored later than now. Raises as `beginning`."""
         found = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=False)
         self._cap = {queue: ends.end for queue, ends in found.ends.items()}
 
     def latest(self, start: dict[str, Any], *, is_limited: bool) -> dict[str, Any]:
-        """Where the micro-batch after ``start`` ends; ``start`` itself if there is none now.
+        """The position at which the micro-batch after ``start`` ends; ``start`` itself if there is none now.
 
         Raises:
-            DataLoss: messages after ``start`` cannot be read any more, and the query must not continue without them.
+            DataLoss: messages after ``start`` can no longer be read, and the query must not continue without them.
             ClusterChanged, PositionInvalid: the checkpoint is another cluster's or another program's.
             Unreachable, ServerError: the brokers did not respond within the deadline.
         """
@@ -158,7 +157,7 @@ class StreamProgress:
                     return start
                 self._last = end.to_json(), end
                 return self._last[0]
-            self._sleep(pause)  # a query that reads what there is must know whether this is everything
+            self._sleep(pause)  # a query that ends at the newest messages must know whether these are all
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
 
     def newest(self) -> dict[str, Any] | None:
@@ -238,7 +237,7 @@ class StreamProgress:
         return self._found
 
     def _survey(self, seconds: float, *, strict: bool, known: Survey | None = None) -> Survey:
-        """Query until there is a response. Raises Unreachable, ServerError after so many seconds."""
+        """Query until there is a response. Raises Unreachable, ServerError after ``seconds``."""
         began, pause = self._clock(), _PAUSE_SECONDS_MIN
         while True:
             try:
@@ -301,7 +300,7 @@ class StreamProgress:
         return doubtful
 
     def _forget_all_but(self, lost: Iterable[Loss]) -> None:
-        """A loss that has ended is logged again if it recurs."""
+        """Forget all losses except ``lost``: a loss that has ended is logged again if it recurs."""
         keys = {each.key for each in lost}
         self._missed_since = {key: since for key, since in self._missed_since.items() if key in keys}
         self._told &= keys

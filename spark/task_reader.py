@@ -38,7 +38,7 @@ class TaskOptions:
     """The options that a task needs. Times are seconds, sizes bytes; plain values, so that it can be pickled.
 
     ``tags`` are the wanted tags, None for all messages. With ``from_earliest`` a range begins at the first available
-    message: what was deleted before the task reads it is no loss.
+    message: messages deleted before are not a loss.
     """
 
     namesrv: tuple[str, ...]

@@ -37,7 +37,7 @@ _LEADER_ID: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterLimits:
-    """The limits of what a task buffers; `TEST_MIN` has the smallest values with which rows are still buffered."""
+    """The limits of a task's buffers; `TEST_MIN` has the smallest values with which rows are still buffered."""
 
     batch_bytes: int = 256 << 10
     batch_rows: int = 2048
@@ -77,7 +77,7 @@ class Written:
 
 @dataclass(slots=True, eq=False)
 class _Producer:
-    """The rows of the task that go to one destination."""
+    """The rows of the task for one destination."""
 
     destination: Destination
     id: str
@@ -109,7 +109,7 @@ class TaskWriter:
     """Writes the rows of one task.
 
     Args:
-        job: what is written.
+        job: the job that writes.
         partition: the number of the Spark partition.
         connect: creates a connection to an address with a timeout in seconds.
         clock: monotonic seconds.
@@ -248,7 +248,7 @@ class TaskWriter:
     # -- places ------------------------------------------------------------------------------------------------------
 
     def _choose_queue(self, producer: _Producer) -> tuple[str, int]:
-        """The broker group and the queue of a producer's next batch. Successive batches go to different queues."""
+        """Choose the broker group and queue of a producer's next batch. Successive batches use different queues."""
         topic, broker_name, wanted = producer.destination
         queues = self._route(topic).write_queues
         if broker_name is not None:
@@ -342,7 +342,7 @@ class TaskWriter:
         self._pause = _PAUSE_SECONDS
 
     def _connect_again(self, line: _Line) -> None:
-        """Connect to the next replica and resend what is in flight, in order. Raises Unreachable."""
+        """Connect to the next replica and resend the batches in flight, in order. Raises Unreachable."""
         if not line.addresses:
             topic = line.under_way[0].batch.producer.destination.topic
             try:
@@ -426,12 +426,12 @@ class _Line:
         return self.connection.receive(opaque)
 
     def lose(self, error: Unreachable) -> None:
-        """The connection has failed."""
+        """Note that the connection has failed, and close it."""
         self._failures.append(str(error))
         self.close()
 
     def close(self) -> None:
-        """Close the connection; what is in flight has an unknown outcome."""
+        """Close the connection; batches in flight have an unknown outcome."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None

@@ -46,12 +46,12 @@ def arrow_type(kind: ColumnType) -> pa.DataType:
 
 
 def rows_type(schema: Schema) -> Struct:
-    """The type of what `arrow_rows` returns."""
+    """The type of the result of `arrow_rows`."""
     return Struct(((ROW, Struct(tuple(schema.items()))), (REASON, Primitive("string"))))
 
 
 def arrow_rows(bodies: pa.Array, schema: Schema, decode: Decoder) -> pa.StructArray:
-    """For each body a struct of `ROW`, a struct of these columns, and `REASON`; one of the two is null."""
+    """Make for each body a struct of `ROW`, a struct of the columns, and `REASON`; one of the two is null."""
     kind = arrow_type(Struct(tuple(schema.items())))
     values: list[Values | None] = []
     reasons: list[str | None] = []

@@ -39,7 +39,7 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class AvroBodies:
-    """How bodies are read. Schemas are the JSON text of Avro.
+    """The way to read Avro bodies. Schemas are the JSON text of Avro.
 
     Args:
         schema: the table's.
@@ -259,7 +259,7 @@ def _timestamp(kind: str) -> Primitive:
 
 
 def _bytes(value: Any) -> bytes:
-    """A default of bytes is text in a schema: one character for each byte."""
+    """Encode a default of bytes, which is text in a schema: one character for each byte."""
     return value.encode("latin-1") if isinstance(value, str) else value
 
 

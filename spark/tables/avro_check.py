@@ -1,7 +1,7 @@
-"""Whether a body is Avro of the schema with which it was written. Pure.
+"""Checks that a body is Avro of the schema with which it was written. Pure.
 
-fastavro reads over much that is wrong in a body: a negative place in an enum or a union counts from the end, a number
-may have any length, and what is skipped may be missing. So each body is walked through before it is read.
+fastavro reads over many errors in a body: a negative place in an enum or a union is taken from the end, a number may
+have any length, and skipped parts may be missing. So each body is walked through before it is read.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _fixed(nbytes: int) -> Walk:
 
 
 def _choice(count: int, path: str, what: str | None) -> Walk:
-    """One of so many symbols; without ``what``: a byte that is true or false."""
+    """Walk over one of ``count`` symbols; without ``what``: over a byte that is true or false."""
 
     def walk(body: bytes, at: int) -> int:
         found, end = (body[at], at + 1) if what is None else _read(body, at, path)

@@ -1,4 +1,4 @@
-"""What the decoders of Avro and Protobuf have in common: their errors, and the header of a schema registry. Pure."""
+"""The common parts of the decoders of Avro and Protobuf: their errors, and the header of a schema registry. Pure."""
 
 from __future__ import annotations
 

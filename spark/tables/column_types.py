@@ -103,7 +103,7 @@ def quoted(name: str) -> str:
 
 
 def parse_type(written: str) -> ColumnType:
-    """Parse a type. Raises ValueError with what is wrong."""
+    """Parse a type. Raises ValueError with the reason."""
     tokens = _tokens(written)
     found = _parse(tokens, 0)
     if tokens:
@@ -241,10 +241,10 @@ def _expect(tokens: list[str], mark: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What must happen to a table so that rows of a new schema fit.
+    """The changes of a table that rows of a new schema need.
 
-    ``added`` are new columns, ``refused`` says by column what would break. Fields inside a struct are not added: their
-    change is refused.
+    ``added`` are new columns, ``refused`` has by column the reason that it cannot change. Fields inside a struct are
+    not added: their change is refused.
     """
 
     added: dict[str, ColumnType]
@@ -252,7 +252,7 @@ class Change:
 
 
 def change(table: Schema, schema: Schema) -> Change:
-    """Compare the columns of a table with those that a pipeline wants to write.
+    """Compare the columns of a table with the columns that a pipeline wants to write.
 
     A column that is only in the table stays, and is null in new rows. Integers that the table has wider are fine.
     """
@@ -300,7 +300,7 @@ def _decimal_fits(name: str, other: str) -> bool:
 
 
 def merged(pinned: Schema, schema: Schema) -> dict[str, ColumnType]:
-    """A pinned schema with the new columns of a newly inferred one; what is pinned stays as it is.
+    """Add the new columns of a newly inferred schema to a pinned one; pinned columns stay as they are.
 
     A column that differs only in case from a known one is not new. A column that was only ever null has no type yet,
     and is left out until it has a value.
@@ -357,6 +357,6 @@ def from_spark(kind: Any) -> ColumnType | None:
 
 
 def columns_from_spark(struct: Mapping[str, Any]) -> dict[str, ColumnType]:
-    """The columns of a schema in Spark's JSON form, without those that have no value. Raises ValueError."""
+    """The columns of a schema in Spark's JSON form, without columns that have no value. Raises ValueError."""
     found = {each["name"]: from_spark(each["type"]) for each in struct["fields"]}
     return {name: kind for name, kind in found.items() if kind is not None}

@@ -1,4 +1,4 @@
-"""What a pipeline writes into its table with each commit, and the rules of what may follow it. Pure.
+"""The data that a pipeline writes into its table with each commit, and the rules of successive commits. Pure.
 
 A commit has the position up to which the topic is in the table, so that rows and offsets cannot disagree: there is no
 checkpoint besides. Commits of a table are numbered from 0; the table format ensures that a number is committed once.
@@ -22,7 +22,7 @@ class CommitRefused(Exception):
 
 
 class Overtaken(Exception):
-    """Somebody else committed to the table meanwhile; nothing of this commit is in it."""
+    """Another process committed to the table meanwhile; nothing of this commit is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Commit:
         number: from 0.
         start, end: positions in the topic, as the data source has them; ``end`` is exclusive.
         messages: between the two positions; each became a row (or a change of one) or a dead letter.
-        dead: how many of them became dead letters.
+        dead: the number of them that became dead letters.
         run: identifies the process that committed.
         schema: the columns of bodies that this and earlier commits have, with their types.
-        begin: where the table begins: it has what is between this position and ``end``.
+        begin: where the table begins: it has the messages between this position and ``end``.
     """
 
     pipeline: str
@@ -53,7 +53,7 @@ class Commit:
 
     @property
     def position(self) -> Position:
-        """Where the next commit begins. Raises PositionInvalid."""
+        """The position at which the next commit begins. Raises PositionInvalid."""
         return parse_position(self.end)
 
     def to_json(self) -> str:
@@ -108,8 +108,8 @@ def parse_commit(text: str, where: str) -> Commit:
 
 
 def lineage(current: int | None, parents: Mapping[int, int | None]) -> list[int]:
-    """The snapshots of which a table is made, the newest first, by the parent of each: their times are those of several
-    clocks. It ends at the one whose parent is not among them.
+    """The snapshots that make up a table, the newest first, by the parent of each: their times are from several clocks.
+    The last one is the first whose parent is not known.
     """
     found: list[int] = []
     while current is not None and current in parents:

@@ -13,7 +13,7 @@ RETAIN_SNAPSHOTS: Final = 20
 
 
 class TableCommandRefused(Exception):
-    """The table's kind does not have what was asked for; says what to do instead."""
+    """The table's kind does not support the command; the message tells the alternative."""
 
 
 def compact(

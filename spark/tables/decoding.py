@@ -55,7 +55,7 @@ def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFram
         return messages.withColumn(ROW, f.struct(body.alias("body"))).withColumn(REASON, _syntax(decode, schema))
     is_debezium = upsert is not None and upsert.envelope == "debezium"
     if decode.bodies is not None:
-        # By the schema file: its columns are those of the table, or of the change around them.
+        # By the schema file: its columns are the table's, or the columns of the change around them.
         found = f.col(_FOUND)
         with_value = messages.withColumn(_FOUND, _rows(decode.bodies)(f.col("body")))
         with_value = with_value.withColumn(ROW, found["row"]).withColumn(_SYNTAX, found["reason"]).drop(_FOUND)
@@ -123,7 +123,7 @@ def _key_of_tombstone(upsert: Upsert, schema: Schema) -> dict[str, Column]:
 
 
 def _missing(upsert: Upsert, schema: Schema, is_tombstone: Column) -> list[Column]:
-    """Reasons of changes that do not say of which key they are, or whether they are the latest."""
+    """Reasons for changes without their key, or without telling whether they are the latest."""
 
     def is_null(name: str) -> Column:
         return f.col(f"{ROW}.`{name}`").isNull() if name in schema else f.lit(True)
@@ -157,7 +157,7 @@ def _of_change(decode: Decode, name: str) -> Column:
 
 
 def _corrupt(wire: Schema) -> str:
-    """A column that no body has, in which Spark puts those that do not fit."""
+    """A column that no body has, in which Spark puts bodies that do not fit."""
     found = "raftmq_corrupt"
     while found in {name.lower() for name in wire}:
         found += "_"
@@ -170,19 +170,19 @@ def _value(decode: Decode, wire: Schema) -> Column:
     shape, body = ddl({**wire, corrupt: Primitive("string")}), f.col("body").cast("string")
     if decode.format == "json":
         return f.from_json(body, shape, options)
-    # A quote inside of quotes is written twice, as everywhere but in Spark; the end of the line is no part of it.
+    # A quote inside of quotes is written twice, as everywhere but in Spark; the end of the line is not part of it.
     line = f.regexp_replace(body, r"\r?\n\z", "")
     return f.from_csv(line, shape, {**options, "sep": decode.separator, "escape": '"'})
 
 
 def inferred(messages: DataFrame, known: Schema, adds: bool) -> dict[str, ColumnType]:
-    """The columns of JSON bodies: those that are known already, and if it ``adds``, new ones as the messages have them.
+    """The columns of JSON bodies: the known ones, and if it ``adds``, new ones as the messages have them.
 
     Empty if no message has any field. Raises SchemaInvalid for fields that no table can have.
     """
     if known and not adds:
         return dict(known)
-    # What becomes a dead letter adds no column, and one that differs from a known column only in case is none.
+    # A dead letter adds no column, nor does a field that differs from a known column only in case.
     is_json = _syntax(Decode("json", new_fields="add"), known).isNull()
     bodies = messages.where(is_json).select(f.col("body").cast("string"))._jdf
     spark = messages.sparkSession

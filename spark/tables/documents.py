@@ -17,7 +17,7 @@ _VALUES_MAX: Final = 100_000
 
 
 class DocumentInvalid(Exception):
-    """A file is not what it should be: says where, what is wrong, and what is allowed."""
+    """A file is invalid: the message tells the place, the error, and the allowed values."""
 
 
 class SecretInvalid(ValueError):
@@ -58,7 +58,7 @@ class Section:
         return name in self._members
 
     def value(self, name: str) -> Value | None:
-        """A member as it is, None if it is not set."""
+        """Return a member as it is, None if it is not set."""
         self._asked.append(name)
         return self._members.get(name)
 
@@ -80,7 +80,7 @@ class Section:
             raise found.refused(f"{error}; it is {_shown(found.data)}") from None
 
     def section(self, name: str) -> Section | None:
-        """A member that is a mapping itself, None if it is not set."""
+        """Return a member that is a mapping itself, None if it is not set."""
         found = self.value(name)
         return None if found is None else Section(found)
 
@@ -172,7 +172,7 @@ def number(low: int, high: int) -> Callable[[Any], int]:
 
 
 def one_of(*names: str) -> Callable[[Any], str]:
-    """One of these words."""
+    """Return a parser that accepts one of these words."""
 
     def parse(value: Any) -> str:
         if value not in names:

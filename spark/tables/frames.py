@@ -103,7 +103,7 @@ class Messages:
             .option("clientId", f"table-{self._pipeline.name}")
             .option("txnAppId", app_id)
             .option("txnVersion", version)
-            .option("compression", "zlib")  # brokers take less than what a compressed message becomes here
+            .option("compression", "zlib")  # a message that is decompressed here may be too large for brokers
             .mode("append")
             .save()
         )

@@ -1,4 +1,4 @@
-"""What a table format needs of the installed Spark: its packages, and its settings. No Spark here."""
+"""The requirements of table formats on the installed Spark: packages, and settings. No Spark here."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ def packages_of(pipeline: Pipeline, spark_version: str) -> tuple[str, ...]:
 
 
 def settings_of(pipeline: Pipeline) -> Mapping[str, str]:
-    """The settings of the Spark session: ours, and over them those of the file."""
+    """The settings of the Spark session: ours, overridden by the file's."""
     return {**_DEFAULTS, **_SETTINGS[pipeline.table.format], **pipeline.spark}

@@ -151,8 +151,8 @@ def run(
     *,
     backward: bool = False,
 ) -> None:
-    """Run the pipeline until it is done or ``stop`` says so; ``step`` is told what is done next. ``backward``: fill the
-    table with older messages instead. Raises what `main` reports, with a note of how far the table is.
+    """Run the pipeline until it is done or ``stop`` says so; ``step`` gets the name of each step.
+    ``backward``: fill the table with older messages instead. Raises `main`'s errors, with a note of the table's progress.
     """
     source = TopicSource(pipeline, is_once=pipeline.trigger.is_once)
     target = target_of(pipeline, spark, step)
@@ -163,7 +163,7 @@ def run(
     oldest = source.earliest() if backward else None
 
     def left(commit: Commit) -> int:
-        """The number of messages that are not in the table, of those that this run is for."""
+        """The number of messages within the scope of this run that are not in the table."""
         newest = source.newest()
         if oldest is not None:
             return _count(oldest, commit.begin)
@@ -258,7 +258,7 @@ def upkeep(command: str, pipeline: Pipeline, spark: SparkSession) -> int:
 
 
 def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> int:
-    """What ``arguments`` name, run, backfill, verify or compact, for the pipeline of a file; returns the exit code."""
+    """Run, backfill, verify or compact the pipeline of a file, as ``arguments`` name; returns the exit code."""
     command, file = arguments
     writes = command in ("run", "backfill")
     stop = StopSignal()

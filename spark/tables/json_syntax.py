@@ -1,4 +1,4 @@
-"""Why a JSON body is refused before Spark decodes it: what Spark would read over, or change. Pure; for all bodies."""
+"""Finds JSON that Spark would read over or change, so that the body is refused before. Pure; runs for all bodies."""
 
 from __future__ import annotations
 

@@ -247,12 +247,12 @@ class IcebergTarget(LakeTarget):
         return file.rpartition("/metadata/")[0] or file.rpartition("/")[0]  # write.metadata.path names another folder
 
     def snapshots_since_commit(self) -> int:
-        """How many snapshots others, and compactions, have made since the last commit: those have no position."""
+        """The number of snapshots without a position since the last commit: other programs' and compactions'."""
         rows = self._history()
         return sum(not row["told"] for row in rows)
 
     def _history(self) -> list[Any]:
-        """The snapshots of which the table is made, the newest first, back to the last commit or, without one, to the
+        """The snapshots that make up the table, the newest first, back to the last commit or, without one, to the
         oldest.
         """
         name = self._sql_name  # which has only letters, digits, '_' and '.'
@@ -360,7 +360,7 @@ class DeltaTarget(LakeTarget):
             if below is not None and row["version"] > below:
                 continue
             if row["operation"] == "RESTORE":
-                # What was committed between is not in the table any more.
+                # Commits in between are no longer in the table.
                 self._version = max(self._version, row["version"])
                 below = _restored_to(row, rows)
             elif (row["userMetadata"] or "").startswith('{"v":'):
@@ -408,8 +408,8 @@ class DeltaTarget(LakeTarget):
 
 
 def _newest(rows_of: Callable[[int], list[Any]]) -> Iterator[list[Any]]:
-    """What a table's history has, the newest entries first and more of them each time, until it has no more: a
-    continuous pipeline has many, and its last commit is among the first.
+    """Yield a table's history, the newest entries first and more of them each time, until it has no more: a continuous
+    pipeline has many, and its last commit is among the first.
     """
     limit = _FIRST_LOOK
     while True:

@@ -13,11 +13,11 @@ _REMEDY = ": name it with such a type in decode.schema (inferred JSON has no tim
 
 
 class SchemaInvalid(Exception):
-    """Columns cannot be what a pipeline or its messages want; says which, and why. Nothing was written."""
+    """Columns of a pipeline or its messages are impossible; the error names them and why. Nothing was written."""
 
 
 def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
-    """All columns that a pipeline writes: metadata first, then those of bodies.
+    """All columns that a pipeline writes: metadata first, then the columns of bodies.
 
     Raises SchemaInvalid if two have the same name, or the column to partition by is missing or no time.
     """
@@ -86,7 +86,7 @@ def check_folder(folder: str | None, pipeline: Pipeline) -> None:
 
 
 def added_columns(table: Schema, schema: Schema, where: str) -> dict[str, ColumnType]:
-    """What must be added to a table. Raises SchemaInvalid, naming each column that would break."""
+    """The columns to add to a table. Raises SchemaInvalid, naming each column that would break."""
     found = change(table, schema)
     if found.refused:
         said = "; ".join(f"column {name}: {reason}" for name, reason in found.refused.items())

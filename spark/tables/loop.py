@@ -2,12 +2,12 @@
 
 For each commit:
 
-1. the table says where the last commit ended, and the topic how far it is now;
+1. the table tells where the last commit ended, and the topic where it ends now;
 2. the range between is read and decoded, and each of its messages is accounted for;
 3. messages that do not decode are sent to the dead-letter topic, under numbers by which brokers store them once;
-4. rows and the new position become part of the table in one step, which fails if somebody else was faster.
+4. rows and the new position become part of the table in one step, which fails if another process was faster.
 
-A process that is killed anywhere begins again at 1: what is not in the table was not committed.
+A process that is killed anywhere begins again at 1: messages that are not in the table were not committed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Range = Mapping[QueueName, tuple[int, int]]
 
 
 class Stopped(Exception):
-    """The pipeline must not go on: says at which offset, why, and what helps. What was committed stays."""
+    """The pipeline must not continue: the message tells the offset, the reason and the remedy. Earlier commits stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Source(Protocol):
     """The topic."""
 
     def beginning(self) -> dict[str, Any]:
-        """Where a table without commits begins."""
+        """The position at which a table without commits begins."""
         ...
 
     def earliest(self) -> dict[str, Any]:
@@ -69,13 +69,13 @@ class Source(Protocol):
         ...
 
     def latest(self, start: dict[str, Any]) -> dict[str, Any]:
-        """Where the commit after ``start`` ends; equal to ``start`` if there is nothing. Raises DataLoss and others."""
+        """The position at which the next commit ends; ``start`` if nothing is left. Raises DataLoss and others."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What was found in a range: messages by queue with the first and last offset, and how many do not decode.
+    """The messages of a range: by queue with the first and last offset, and the number that do not decode.
 
     ``example`` is the first bad message and its reason.
     """
@@ -108,7 +108,7 @@ class Target(Protocol):
     """The table."""
 
     def open(self) -> Commit | None:
-        """Prepare; returns the last commit. Raises if somebody else writes it."""
+        """Prepare; returns the last commit. Raises if another process writes the table."""
         ...
 
     def last(self) -> Commit | None:
@@ -129,7 +129,7 @@ class Target(Protocol):
 
 
 class Plans(Protocol):
-    """Where the range of a commit with dead letters is kept."""
+    """Keeps the range of a commit with dead letters."""
 
     def plan(self) -> Commit | None:
         """The kept one."""
@@ -233,7 +233,7 @@ class Loop:
 
         Raises:
             Stopped: messages do not decode, or were not all read; with the offset.
-            DataLoss, ClusterChanged: the topic is not what it was; from the source.
+            DataLoss, ClusterChanged: the topic has changed; from the source.
         """
         return self._tried(self._next)
 
@@ -259,7 +259,7 @@ class Loop:
         )
 
     def _there(self, commit: Commit | None) -> Commit:
-        """Raises Stopped if the table has no commit any more."""
+        """Return the commit. Raises Stopped if the table has lost its commits."""
         if commit is None:
             raise Stopped(
                 f"somebody removed the table {self._pipeline.table.where}, or its commits, while this pipeline ran: "

@@ -51,20 +51,18 @@ class Metrics:
                 ) from error
 
     def opened(self, last: Commit) -> None:
-        """The table was opened, with this last commit, which mostly another process has made. How far it is behind is
-        not known yet.
-        """
+        """Publish the last commit of an opened table, mostly by another process; the lag is not known yet."""
         if self._port is not None:
             self._at.set(last.at_ms / 1000)
             self._lag.set(math.nan)
 
     def has_all(self) -> None:
-        """The table has all messages."""
+        """Publish that the table has all messages."""
         if self._port is not None:
             self._lag.set(0)
 
     def committed(self, commit: Commit, seconds: float, newest: dict[str, Any] | None) -> None:
-        """A commit was made."""
+        """Publish a new commit."""
         if self._port is None:
             return
         self._commits.inc()

@@ -4,14 +4,14 @@
     s3://bucket/orders/_raftmq/commits/0000000007.json      the commit, and the objects of it
     s3://bucket/orders/_raftmq/staging/RUN-7/…              objects that are written, and not committed yet
 
-A commit is one object, created by a conditional write: of two processes that commit the same number, one fails. Only
-then are its objects copied out of staging, one after the other and each of them whole. So readers see no row that is
-not committed, and none twice.
+A commit is one object, created by a conditional write: of two processes that commit the same number, one fails. After
+that, its objects are copied out of staging, one after the other and each of them whole. So readers see only committed
+rows, and none twice.
 
 A bucket has no locks, so several processes may be at it, and each may stop for any time between two requests:
 
 - Whoever creates a commit has copied the objects of the one before, or has seen that they are copied.
-- Staged objects of a commit are removed when this number is committed by another run: only then can they not be needed.
+- Staged objects of a commit are removed when another run has committed this number: before, they may be needed.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class ObjectDirectory:
         self._own = self._table.below(OWN)
 
     def open(self) -> Commit | None:
-        """Complete what a killed process left, and return the last commit, None if there is none.
+        """Complete the commit of a killed process, and return the last commit, None if there is none.
 
         Raises:
             DirectoryUnusable: the store refuses something, or does not answer.
             CommitRefused: the store ignores conditions of writes, a commit cannot be read, or one is missing, or there
-                are objects of somebody else.
+                are objects of another program.
         """
         with self._translated_errors():
             # In this order: rows appear after their commit, and another process may commit now.
@@ -89,7 +89,7 @@ class ObjectDirectory:
             return self._read(numbers[-1])[0] if numbers else None
 
     def staging_of(self, commit: Commit) -> str:
-        """Where the objects of a commit are written, as a URL: a prefix of its own."""
+        """The URL under which the objects of a commit are written: a prefix of its own."""
         return f"{self._own.name}/{_STAGING}/{_staging_name(commit)}"
 
     def commit(self, commit: Commit, staged: Sequence[tuple[str, int]]) -> None:
@@ -122,7 +122,7 @@ class ObjectDirectory:
             return self._rows()
 
     def folder(self) -> str | None:
-        """The folder of the object committed last, "" for one outside of folders; None if there is no object. Raises
+        """The folder of the object committed last, "" if it is outside of folders; None without objects. Raises
         CommitRefused, DirectoryUnusable.
         """
         with self._translated_errors():
@@ -237,7 +237,7 @@ def _file(number: int) -> str:
 
 
 def _moved(name: str, nbytes: int, index: int, commit: Commit) -> dict[str, Any]:
-    """Where a staged object is, relative to our own prefix, and where it belongs, relative to the table."""
+    """The path of a staged object, relative to our own prefix, and its target, relative to the table."""
     folder, slash, _ = name.rpartition("/")
     target = f"{folder}{slash}part-{commit.number:0{_DIGITS}}-{index}-{commit.run}.parquet"
     return {"from": f"{_STAGING}/{_staging_name(commit)}/{name}", "to": target, "bytes": nbytes}

@@ -33,9 +33,9 @@ def write_objects(
     """Write rows below a URL; returns the name and size of each object.
 
     Args:
-        name: of the objects, without their ending; unique among those that write below the URL.
+        name: of the objects, without their ending; unique among the writers below the URL.
         unit: the column by which they are divided into folders, and which they do not have; None for one folder.
-        open_max: how many files, at least 1, are kept open.
+        open_max: the number of files, at least 1, that are kept open.
 
     Raises StoreFailed; the objects that were written until then stay.
     """
@@ -88,7 +88,7 @@ def divided(batch: pa.RecordBatch, unit: str | None) -> Iterator[tuple[str, pa.R
 def read_objects(
     names: Iterable[str], url: str, endpoint_url: str | None, schema: pa.Schema, unit: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of objects, with these columns; those that an object does not have are null. Raises NotStored,
+    """The rows of objects, with these columns; columns that an object does not have are null. Raises NotStored,
     StoreFailed.
     """
     store = open_s3(url, endpoint_url)

@@ -36,7 +36,7 @@ class ObjectTarget:
         self._last: Commit | None = None
 
     def open(self) -> Commit | None:
-        """Complete what a killed process left. Raises SchemaInvalid for other partitions."""
+        """Complete the commit of a killed process. Raises SchemaInvalid for other partitions."""
         self._last = self._directory.open()
         check_folder(self._directory.folder(), self._pipeline)
         return self._last
@@ -74,7 +74,7 @@ class ObjectTarget:
             def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 context = TaskContext.get()
                 assert context is not None, "Spark calls this in a task"
-                # An attempt that Spark gave up leaves objects that nobody names.
+                # An attempt that Spark gave up leaves objects that no commit names.
                 name = f"{context.partitionId():05}-{context.taskAttemptId()}"
                 for written in write_objects(batches, url, endpoint_url, name, unit):
                     yield pa.RecordBatch.from_pydict({"name": [written[0]], "nbytes": [written[1]]})

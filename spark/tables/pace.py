@@ -1,4 +1,4 @@
-"""When a pipeline commits, as its trigger says, and when it ends."""
+"""Decides when a pipeline commits, as its trigger says, and when it ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StopSignal:
         return bool(select.select([self._asked], [], [], timeout)[0])
 
     def close(self) -> None:
-        """Close what it waits by; no signal may be handled any more."""
+        """Close the descriptors that it waits by; no signal may be handled after that."""
         os.close(self._asked)
         os.close(self._ask)
 

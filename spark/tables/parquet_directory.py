@@ -6,8 +6,8 @@
     orders/_raftmq/lock                     locked by the running pipeline
 
 A commit is one file that is created with its whole content under a name that did not exist: a second process that
-commits the same number fails. Only then are its files moved out of staging, and a pipeline that starts completes the
-moves of the last commits. So readers see no row that is not committed, and none twice.
+commits the same number fails. After that, its files are moved out of staging, and a pipeline that starts completes the
+moves of the last commits. So readers see only committed rows, and none twice.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class ParquetDirectory:
         self._lock: int | None = None
 
     def open(self) -> Commit | None:
-        """Lock the table, complete what a killed process left, and return the last commit, None if there is none.
+        """Lock the table, complete the commit of a killed process, and return the last commit, None if there is none.
 
         Raises:
             Locked: it is written by another process.
             DirectoryUnusable: a directory cannot be created or written.
-            CommitRefused: a commit cannot be read, or one is missing, or there are files of somebody else.
+            CommitRefused: a commit cannot be read, or one is missing, or there are files of another program.
         """
         try:
             self._commits.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ class ParquetDirectory:
         return None if not numbers else self._read(numbers[-1])[0]
 
     def staging_of(self, commit: Commit) -> Path:
-        """Where the files of a commit are written: a directory of its own that does not exist."""
+        """The directory in which the files of a commit are written: of its own, and removed if it existed."""
         path = self._staging / f"{commit.run}-{commit.number}"
         try:
             shutil.rmtree(path, ignore_errors=True)
@@ -125,9 +125,7 @@ class ParquetDirectory:
         return [path for path in found if path.exists()]
 
     def folder(self) -> str | None:
-        """The folder of the file committed last, "" for one outside of folders; None if there is no file. Raises as
-        `files`.
-        """
+        """The folder of the last committed file, "" if outside of folders; None without files. Raises as `files`."""
         commits = (self._read(number)[1] for number in reversed(self._numbers()))
         return next((folder_of(files[0]) for files in commits if files), None)
 
@@ -196,7 +194,7 @@ class ParquetDirectory:
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def _moved(self, path: Path, staged: Path, index: int, commit: Commit) -> dict[str, Any]:
-        """Where a staged file is, relative to our own directory, and where it belongs, relative to the table."""
+        """The path of a staged file, relative to our own directory, and its target, relative to the table."""
         name = f"part-{commit.number:0{_DIGITS}}-{index}-{commit.run}.parquet"
         target = path.parent.relative_to(staged) / name
         nbytes = path.stat().st_size
@@ -247,7 +245,7 @@ class ParquetDirectory:
 
 
 def folder_of(file: Mapping[str, Any]) -> str:
-    """Where a file of a commit belongs."""
+    """The folder that a file of a commit belongs to."""
     return str(file["to"]).rpartition("/")[0]
 
 

@@ -25,7 +25,7 @@ class ParquetTarget:
         self._last: Commit | None = None
 
     def open(self) -> Commit | None:
-        """Lock it, and complete what a killed process left. Raises SchemaInvalid for other partitions."""
+        """Lock the table, and complete the commit of a killed process. Raises SchemaInvalid for other partitions."""
         self._last = self._directory.open()
         check_folder(self._directory.folder(), self._pipeline)
         return self._last
@@ -67,7 +67,7 @@ class ParquetTarget:
 
     def _check_rows(self, staged: Path, wanted: int) -> None:
         """Raises DirectoryUnusable unless the files of all tasks are here: an executor on another machine writes into
-        that one's directory of this path, and nobody says that this one has nothing.
+        the directory of this path there, without any error.
         """
         found = sum(pyarrow.parquet.read_metadata(each).num_rows for each in staged.rglob("*.parquet"))
         if found != wanted:

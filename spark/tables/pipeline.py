@@ -64,19 +64,19 @@ _OWN_OPTIONS: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When a pipeline commits: once what there is, or again ``every_seconds`` (0: as soon as there are messages)."""
+    """The times of commits: once all messages at the start, or every ``every_seconds`` (0: as messages come)."""
 
     every_seconds: float | None
 
     @property
     def is_once(self) -> bool:
-        """Whether the pipeline ends when it has read what was there at its start."""
+        """Whether the pipeline ends when it has read all messages from before its start."""
         return self.every_seconds is None
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The table to write. ``location`` is a directory or URL, ``name`` that of a catalog; one of them is set."""
+    """The table to write. ``location`` is a directory or URL, ``name`` a name in a catalog; one of them is set."""
 
     format: Format
     location: str | None
@@ -99,9 +99,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """How a body becomes columns. ``schema`` None means: inferred from the first messages, and then kept.
+    """The way from a body to columns. ``schema`` None means: inferred from the first messages, and then kept.
 
-    ``bodies`` has what the schema files of Avro and Protobuf say.
+    ``bodies`` has the content of the schema files of Avro and Protobuf.
     """
 
     format: DecodeFormat
@@ -120,7 +120,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Where messages go that do not decode, and the share above which the pipeline stops instead."""
+    """The topic of messages that do not decode, and the share above which the pipeline stops instead."""
 
     topic: str
     stop_above_percent: int
@@ -178,7 +178,7 @@ def read_pipeline(path: Path) -> Pipeline:
     """Read and check a pipeline file.
 
     Raises:
-        DocumentInvalid: it cannot be read, or is not a pipeline; says the line, and what is allowed.
+        DocumentInvalid: it cannot be read, or is not a pipeline; tells the line, and the allowed values.
     """
     try:
         content = path.read_text(encoding="utf-8")
@@ -340,7 +340,7 @@ def _decode(section: Section | None, beside: Path) -> Decode:
 
 
 def _rows_of_changes(value: Value, decode: Decode) -> Decode:
-    """With the columns of the rows, for changes as Debezium writes them in Avro or Protobuf."""
+    """Add the columns of the rows, for changes as Debezium writes them in Avro or Protobuf."""
     if decode.bodies is None or Section(value).member("envelope", text, "none") != "debezium":
         return decode
     columns = decode.schema or {}

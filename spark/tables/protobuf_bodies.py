@@ -35,7 +35,7 @@ Take = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class ProtobufBodies:
-    """How bodies are read.
+    """The way to read Protobuf bodies.
 
     Args:
         files: a serialized FileDescriptorSet, as protoc writes it.
@@ -116,7 +116,7 @@ class _Reader:
         for _ in range(min(count, len(body))):
             number, at = _varint(body, at)
             path.append(number)
-        found = tuple(path) or (0,)  # a lone 0 stands for the first message of the file
+        found = tuple(path) or (0,)  # a single 0 stands for the first message of the file
         if found != self._path:
             raise BodyInvalid(
                 f"it is message {'.'.join(map(str, found))} of its file, counted from 0, and decode.message is message "

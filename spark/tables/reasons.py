@@ -1,4 +1,4 @@
-"""Why a body does not decode, in words that its sender understands. Pure; runs on executors for bad rows only."""
+"""Finds the reason that a body does not decode, in words for its sender. Pure; runs on executors for bad rows only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INTEGERS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
 def why_not_text(body: bytes) -> str | None:
-    """Why it is not text; None if it is."""
+    """The reason that a body is not text; None if it is."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -28,7 +28,7 @@ def why_not_text(body: bytes) -> str | None:
 
 
 def why_not_json(body: bytes, schema: Schema) -> str | None:
-    """Why a body is not a JSON object that fits the columns; None if no reason is found."""
+    """The reason that a body is not a JSON object that fits the columns; None if no reason is found."""
     if (reason := why_not_text(body)) is not None:
         return reason
     try:
@@ -48,7 +48,7 @@ def why_not_json(body: bytes, schema: Schema) -> str | None:
 
 
 def why_not_csv(body: bytes, schema: Schema, separator: str) -> str | None:
-    """Why a body is not a line of CSV that fits the columns; None if no reason is found."""
+    """The reason that a body is not a line of CSV that fits the columns; None if no reason is found."""
     if (reason := why_not_text(body)) is not None:
         return reason
     csv.field_size_limit(max(csv.field_size_limit(), len(body)))  # of this process; Spark has no limit
@@ -67,7 +67,7 @@ def why_not_csv(body: bytes, schema: Schema, separator: str) -> str | None:
 
 
 def misfit(path: str, value: Any, kind: ColumnType, is_of: Callable[[Any, str], bool] | None = None) -> str | None:
-    """Why a value of JSON does not fit a column; None if it does.
+    """The reason that a value of JSON does not fit a column; None if it does.
 
     Args:
         path: the column, for people.

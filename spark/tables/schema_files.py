@@ -24,7 +24,7 @@ _NUMBER_MAX: Final = 2**32 - 1
 
 
 def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, ColumnType]]:
-    """What ``decode`` says of bodies in Avro, and their columns.
+    """Read the settings of ``decode`` for bodies in Avro, and their columns.
 
     Raises DocumentInvalid with the line of the setting, or with the schema file and the line or field in it.
     """
@@ -52,7 +52,7 @@ def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, C
 
 
 def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dict[str, ColumnType]]:
-    """What ``decode`` says of bodies in Protobuf, and their columns. Raises DocumentInvalid."""
+    """Read the settings of ``decode`` for bodies in Protobuf, and their columns. Raises DocumentInvalid."""
     path = _path_of(section, "schema_file", beside)
     content = _read(section, "schema_file", path)
     files = compiled(path) if path.suffix == ".proto" else content
@@ -74,7 +74,7 @@ def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dic
 
 
 def compiled(path: Path) -> bytes:
-    """The descriptors of a .proto file and of what it imports, by protoc. Raises DocumentInvalid with its line."""
+    """The descriptors of a .proto file and its imports, by protoc. Raises DocumentInvalid with protoc's line."""
     tool, includes = [shutil.which("protoc") or ""], [str(path.parent)]
     if not tool[0]:
         found = importlib.util.find_spec("grpc_tools")

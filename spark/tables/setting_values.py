@@ -1,4 +1,4 @@
-"""Values of a pipeline's settings that are easily wrong, or could be secrets. Pure; errors say what is allowed."""
+"""Checks values of pipeline settings that are easily wrong, or could be secrets. Pure; errors name allowed values."""
 
 from __future__ import annotations
 

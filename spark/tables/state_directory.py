@@ -3,8 +3,8 @@
     STATE/plan.json     the range of a commit that has dead letters, before the first of them is sent
     STATE/note.json     the last commit and the figures of the running process, for people and `raftmq table status`
 
-The table alone says what is committed. If these files are lost, no row is lost or doubled; dead letters of a commit
-that was killed in between may then be sent twice.
+The table alone tells which messages are committed. If these files are lost, no row is lost or doubled; dead letters of
+a commit that was killed in between may then be sent twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far a table is behind its topic, from the table's last commit and the brokers; without Spark."""
+"""Tells how far a table is behind its topic, from the table's last commit and the brokers; without Spark."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def table_status(pipeline: Pipeline, now_ms: int) -> dict[str, Any]:
 
 
 def _oldest_ms(pipeline: Pipeline, lag: Mapping[QueueName, tuple[int, int]]) -> int | None:
-    """When the oldest message that is not in the table was stored; None if there is none."""
+    """The time at which the oldest message that is not in the table was stored; None if there is none."""
     if not lag:
         return None
     firsts = {queue: (low, low + 1) for queue, (low, _) in lag.items()}

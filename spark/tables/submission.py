@@ -1,4 +1,4 @@
-"""How Spark is started for a pipeline: the options of spark-submit, checked before Java is. No Spark here."""
+"""Builds the options of spark-submit for a pipeline, and checks them before Java does. No Spark here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HADOOP: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 
 class SparkUnavailable(Exception):
-    """Spark cannot be started like this: the message says what is missing or wrong. Nothing was started."""
+    """Spark cannot be started like this: the message tells the missing or wrong part. Nothing was started."""
 
 
 def is_local(master: str) -> bool:
@@ -40,12 +40,12 @@ def is_local(master: str) -> bool:
 
 
 def master_of(pipeline: Pipeline, given: str | None) -> str:
-    """Where Spark runs: as the command says, else as the file does, else on this machine."""
+    """The master of Spark: as the command says, else as the file does, else this machine."""
     return given or pipeline.spark.get("spark.master", LOCAL)
 
 
 def python_of(pipeline: Pipeline, environment: Mapping[str, str]) -> str:
-    """The interpreter of tasks: as the file says, else as the environment does, else that of this process."""
+    """The interpreter of tasks: as the file says, else as the environment does, else this process's."""
     return pipeline.spark.get(_PYTHON) or environment.get("PYSPARK_PYTHON") or sys.executable
 
 
@@ -60,10 +60,10 @@ def submit_arguments(
     """The options of spark-submit.
 
     Args:
-        driver_memory: as the command says; None for what the file says, else `DRIVER_MEMORY`.
+        driver_memory: as the command says; None for the file's value, else `DRIVER_MEMORY`.
         packages: of Maven.
         executors: variables that executors of a cluster get.
-        environment: that of this process, in which YARN looks for its settings.
+        environment: this process's, in which YARN looks for its settings.
 
     Raises SparkUnavailable.
     """
@@ -88,9 +88,7 @@ def submit_arguments(
 
 
 def session_settings(pipeline: Pipeline) -> dict[str, str]:
-    """The settings that the session gets once more: those that were no options of spark-submit, which has put others in
-    their place.
-    """
+    """The settings that the session gets once more: spark-submit has replaced them, since they were not its options."""
     return {name: value for name, value in settings_of(pipeline).items() if name not in _OPTIONS}
 
 

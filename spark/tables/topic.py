@@ -43,7 +43,7 @@ class TopicSource:
         self._is_capped = False
 
     def beginning(self) -> dict[str, Any]:
-        """Where a table without commits begins. Raises PlanInvalid, Unreachable, ServerError."""
+        """The position at which a table without commits begins. Raises PlanInvalid, Unreachable, ServerError."""
         self._cap()
         return self._progress.beginning()
 
@@ -59,10 +59,10 @@ class TopicSource:
             progress.stop()
 
     def latest(self, start: dict[str, Any]) -> dict[str, Any]:
-        """Where the next commit ends; ``start`` if there is nothing to read.
+        """The position at which the next commit ends; ``start`` if there is nothing to read.
 
         Raises:
-            Stopped: messages can never be read any more, or the topic is another one.
+            Stopped: messages can never be read again, or the topic is another one.
             PositionInvalid, Unreachable, ServerError: from the data source.
         """
         self._cap()
@@ -81,7 +81,7 @@ class TopicSource:
         return self._progress.newest()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections of the queries."""
         self._progress.stop()
 
     def _cap(self) -> None:

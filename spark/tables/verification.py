@@ -39,10 +39,10 @@ def table_rows(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
 
 
 def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Range) -> list[dict[str, Any]]:
-    """Compare the rows of a range with its messages, queue by queue: how many, and a checksum over all columns.
+    """Compare the rows of a range with its messages, queue by queue: their number, and a checksum over all columns.
 
-    Messages are decoded with the columns that the table's commits have; those that do not decode have no row. Returns
-    one entry for each queue, with the first differences. Raises TableCommandRefused.
+    Messages are decoded with the columns that the table's commits have; messages that do not decode have no row.
+    Returns one entry for each queue, with the first differences. Raises TableCommandRefused.
     """
     if pipeline.upsert is not None:
         raise TableCommandRefused("verify compares rows with messages, and a table with upserts has one row per key")
