@@ -117,7 +117,7 @@ def _one_offset_for_one_value(log: _Log, places: Mapping[Place, str], findings: 
 
 
 def _floors(history: History, log: _Log) -> dict[str, _Floors]:
-    """What clients knew about each queue, by time."""
+    """Map each queue to the lowest ends that clients knew, by time."""
     told: defaultdict[str, list[_Floor]] = defaultdict(list)
     for send in log.acknowledged:
         told[str(send.queue)].append(_Floor(_ended(send), _offset(send) + 1, send))
@@ -132,7 +132,7 @@ def _floors(history: History, log: _Log) -> dict[str, _Floors]:
 
 
 class _Floor(NamedTuple):
-    """From this time on clients know that the queue does not end before ``floor``, an offset."""
+    """The least end of a queue, ``floor``, an offset, that clients know of from the time ``at`` on."""
 
     at: int
     floor: int
@@ -140,7 +140,7 @@ class _Floor(NamedTuple):
 
     @property
     def why(self) -> str:
-        """As text."""
+        """The reason as text."""
         by = self.by
         if by.name in ("end", "known-end"):
             return f"{by.node} said so"
@@ -150,7 +150,7 @@ class _Floor(NamedTuple):
 
 
 class _Floors:
-    """For one queue: the lowest possible end, at any time."""
+    """The least end of one queue that clients knew of, at any time."""
 
     def __init__(self, told: list[_Floor]) -> None:
         told.sort(key=lambda each: each.at)
@@ -298,7 +298,7 @@ def _keeps_all(history: History) -> bool:
 
 
 def _how_sent(log: _Log, value: str) -> str:
-    """How the send of a value ended, for an example."""
+    """Describe the end of a value's send, for an example."""
     send = log.sends.get(value)
     if send is None:
         return f"nobody sent {value}"

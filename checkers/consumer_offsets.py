@@ -1,8 +1,8 @@
-"""Committed offsets of groups: an answered commit stays, on every replica, and offsets never go back.
+"""Committed offsets of groups: an answered commit stays, on every replica, and offsets never decrease.
 
 Each group of this workload has one member, which commits increasing offsets of a queue. So the stored offset may only
 rise, and every queried replica must know all commits answered before. One exception: a commit of unknown outcome may
-still be in flight, and take effect at any later time. Going back to its offset is counted, not an anomaly.
+still be in flight, and take effect at any later time. A return to its offset is counted, and is not an anomaly.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _went_back(
 
 
 def _nothing_out_of_nowhere(asked: Sequence[Operation], commits: Sequence[Operation], findings: Findings) -> None:
-    """Every reported offset was committed before."""
+    """Check that every reported offset was committed before."""
     attempts = {commit.offset: commit.began for commit in reversed(commits) if commit.outcome != "fail"}
     for question in asked:
         answered = question.ended or 0

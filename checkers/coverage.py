@@ -1,7 +1,7 @@
-"""Whether a run tested anything: enough was acknowledged, every fault took effect, clients worked under it, it ended.
+"""Checks that a run tested anything: enough acknowledged, every fault took effect, clients worked under it, it ended.
 
-None of this violates a promise. Missing coverage makes a run `unknown`, which counts as failed: a run that saw nothing
-proves nothing.
+None of this violates a promise. Missing coverage makes a run `unknown`, which is reported as failed: a run that saw
+nothing proves nothing.
 """
 
 from __future__ import annotations

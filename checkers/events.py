@@ -1,7 +1,7 @@
 """Events of a history and their required fields, which checkers rely on. Pure.
 
-Names are those of the tables in `docs/jepsen.md`. An event with an unknown name is refused: a checker that ignores it
-must not call the run valid.
+Names are in the tables of `docs/jepsen.md`. An event with an unknown name is refused: a checker that ignores it must
+not call the run valid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMPILED, OTHERS = "compiled", "others"
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One line of a history; the fields are those of the docstring of `checkers.history`."""
+    """One line of a history; the docstring of `checkers.history` describes its fields."""
 
     i: int
     t: int
@@ -193,7 +193,7 @@ NOTES: Mapping[str, NoteSchema] = {
 
 
 def why_refused(event: Event) -> str | None:
-    """What is wrong with this event by itself; None if it is valid."""
+    """The reason that this event by itself is invalid; None if it is valid."""
     if isinstance(event.p, int):
         return _of_client(event)
     notes = {NEMESIS: FAULTS, RUN: NOTES}.get(event.p)
@@ -238,7 +238,7 @@ def _mistyped(event: Event, wanted: Any) -> str | None:
 
 
 def why_no_end(begun: Event, ended: Event) -> str | None:
-    """Why the second event cannot be the end of the operation that the first one began; None if it can."""
+    """The reason that the second event cannot end the operation that the first one began; None if it can."""
     operation = OPERATIONS[begun.f]
     if operation.asked is operation.answered and operation.asked is not None and ended.v not in (None, begun.v):
         return f"process {ended.p} began {begun.f} of {begun.v} and ended that of {ended.v}"

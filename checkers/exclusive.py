@@ -1,7 +1,7 @@
 """Queues consumed in order by one member at a time.
 
 A `handle` begins when a member gets a message and ends when it is done with it. One without an end belongs to a member
-that left: it is over when its process does something else, and does not count as done.
+that left: it is over when its process does something else, and the message is not done.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_exclusive(history: History) -> Result:
 
 
 def _no_overlap(queue: str, handled: list[Operation], findings: Findings) -> None:
-    """No handling begins before another one has ended, as far as ends are known."""
+    """Check that no handling begins before another one has ended, as far as ends are known."""
     latest: Operation | None = None
     for operation in handled:
         if latest is not None and latest.process != operation.process and operation.began < (latest.ended or 0):
@@ -47,7 +47,7 @@ def _no_overlap(queue: str, handled: list[Operation], findings: Findings) -> Non
 
 
 def _nothing_too_early(queue: str, handled: list[Operation], findings: Findings) -> None:
-    """When a message is delivered, all before it are done; a group begins at offset 0."""
+    """Check that all earlier messages are done when a message is delivered; a group begins at offset 0."""
     ends = sorted((operation.ended, operation.offset or 0) for operation in handled if operation.ended is not None)
     done: set[int] = set()
     passed, at = 0, 0

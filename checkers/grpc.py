@@ -1,6 +1,6 @@
-"""Clients of proxies: what a proxy says is stored is stored, and what it refuses as such is not.
+"""Clients of proxies: messages that a proxy calls stored are stored, and messages that it refuses are not.
 
-Answers do not name queues, so the final reads are searched for values. `checkers.pops` judges what was received.
+Answers do not name queues, so the final reads are searched for values. `checkers.pops` judges received messages.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ Outcome = Literal["ok", "fail", "info"]
 class Operation(msgspec.Struct, frozen=True, gc=False):
     """A client's operation with both ends. Times are nanoseconds; ``ended`` is None if it never ended.
 
-    ``value`` is the requested value, ``result`` the returned one; the offset is that of the answer, or of the request
-    if the answer has none.
+    ``value`` is the requested value, ``result`` the returned one; the offset is the answer's, or the request's if the
+    answer has none.
     """
 
     index: int
@@ -107,8 +107,8 @@ class HistoryDamaged(Exception):
 class History(msgspec.Struct, frozen=True):
     """The events of a run.
 
-    ``events`` are those of the run itself and of faults; ``operations`` are those of clients, in order of beginning.
-    ``began`` and ``ended`` are the times of the first and the last event, 0 if there is none.
+    ``events`` are about the run itself and faults; ``operations`` are the clients', in order of beginning. ``began``
+    and ``ended`` are the times of the first and the last event, 0 if there is none.
     """
 
     events: list[Event]
@@ -323,7 +323,7 @@ class FinalQueue(msgspec.Struct, frozen=True):
 
 
 def final_reads(history: History) -> dict[tuple[str, str], FinalQueue]:
-    """By replica and queue; one that was never read is included, empty and incomplete."""
+    """Map each replica and queue to its final reads; a queue that was never read is included, empty and incomplete."""
     values: dict[tuple[str, str], dict[int, str]] = {(n, k): {} for n in history.nodes for k in history.queues}
     complete: dict[tuple[str, str], int | None] = {}
     firsts: dict[tuple[str, str], int] = {}

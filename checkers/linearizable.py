@@ -1,6 +1,6 @@
-"""Whether operations on one register have an order that agrees with real time and with the values read.
+"""Checks that operations on one register have an order that agrees with real time and with the values read.
 
-The search is that of Wing and Gong with Lowe's memoization: from the front of the history take any operation that began
+The search is Wing and Gong's with Lowe's memoization: from the front of the history take any operation that began
 before the end of the first remaining one; if its read matches the register's value, continue from there; otherwise
 backtrack. A set of taken operations with the same value is not tried again.
 """
@@ -101,7 +101,7 @@ class _Chain:
             self._unlink(end)
 
     def put_back(self, at: int) -> None:
-        """Restore what was removed last."""
+        """Restore the operation removed last."""
         if (end := self._end_of[at]) is not None:
             self._link(end)
         self._link(at)

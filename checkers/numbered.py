@@ -45,7 +45,7 @@ def check_numbered(history: History) -> Result:
     served = served_in_the_end(history, findings)
     for send in history.named("send"):
         if send.node is not None and send.value not in attempts:
-            continue  # without a number: those with one may go to any replica
+            continue  # without a number: numbered sends may be sent to any replica
         findings.counts["numbers"] += 1
         if send.outcome != "ok":
             findings.cannot_tell("the outcome of some number was never known")

@@ -1,7 +1,7 @@
 """Popped messages: hidden from others for their invisible time, never delivered again once acknowledged, and none lost.
 
 The broker's time of a pop is between the beginning and the end of the operation, and the order of two operations is
-known only if one ended before the other began. In doubt, the operation counts as correct.
+known only if one ended before the other began. In doubt, the operation is taken for correct.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def check_pops(history: History) -> Result:
 
 
 def _stored_again(history: History) -> set[str]:
-    """Values of which there are several messages, since a client or a proxy sent one again whose outcome it did not
-    know: nobody can tell which of these came again.
+    """Values with several messages, since a client or a proxy resent one with an unknown outcome: which of them came
+    again cannot be told.
     """
     may_be = {send.value for send in history.named("proxied-send")}
     found = {send.value for send in history.named("send") if send.again}
@@ -75,7 +75,7 @@ def _stored_again(history: History) -> set[str]:
 
 
 def _as_stored(history: History, findings: Findings) -> None:
-    """A popped message is at that offset on every replica; a retry topic has its own offsets."""
+    """Check that a popped message is at its offset on every replica; a retry topic has its own offsets."""
     served = final_reads(history)
     for pop in history.named("pop"):
         if pop.outcome != "ok":
@@ -90,7 +90,7 @@ def _as_stored(history: History, findings: Findings) -> None:
 
 
 def _hidden(value: str, pops: list[Operation], given_back: list[Operation], findings: Findings) -> None:
-    """Of two deliveries one comes after the invisible time of the other, unless it was returned in between."""
+    """Check that of two deliveries one comes after the other's invisible time, unless it was returned in between."""
     for one, other in pairwise(pops):
         if any(_is_between(op, one, other) for op in given_back):
             continue

@@ -1,4 +1,4 @@
-"""Queries by key and by store time: every replica finds what was acknowledged before the query began."""
+"""Queries by key and by store time: every replica finds all messages acknowledged before the query began."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ class _Told:
         self._lowest.reverse()
 
     def highest_acknowledged(self, before: int) -> Operation | None:
-        """The send with the highest offset of those acknowledged before a time."""
+        """The send with the highest offset among the sends acknowledged before a time."""
         at = bisect_left(self._ends, before) - 1
         return self._highest[at] if at >= 0 else None
 
     def lowest_sent(self, after: int) -> Operation | None:
-        """The send with the lowest offset of those that began after a time."""
+        """The send with the lowest offset among the sends that began after a time."""
         at = bisect_right(self._begins, after)
         return self._lowest[at] if at < len(self._lowest) else None

@@ -1,4 +1,4 @@
-"""Writes histories: numbers events and processes, and gives each event its time. Pure, but for what is called."""
+"""Writes histories: numbers events and processes, and gives each event its time. Pure, except for the callables."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ class Recording:
         return next(self._processes)
 
     def add(self, process: int | str, what: Type, name: str, **fields: Any) -> None:
-        """Write one event, now. Fields are those of `Event`. Raises OSError."""
+        """Write one event, now. ``fields`` as in `Event`. Raises OSError."""
         self._write(Event(self._count, self._now_ns(), process, what, name, **fields))
         self._count += 1
 
     def note(self, name: str, **fields: Any) -> None:
-        """Something that the run itself did or observed."""
+        """Record something that the run itself did or observed."""
         self.add(RUN, "info", name, **fields)
 
     def fault_begins(self, kind: str, what: str, nodes: tuple[str, ...], *, majority: bool) -> int:
-        """A fault is injected. Returns its number, for the other two."""
+        """Record the injection of a fault. Returns its number, which the two methods below take."""
         number = next(self._faults)
         value = {"id": number, "kind": kind, "what": what, "nodes": nodes, "majority": majority}
         self.add(NEMESIS, "info", "begins", v=value)
         return number
 
     def fault_confirmed(self, number: int, seen: str) -> None:
-        """Its effect was observed; ``seen`` says how."""
+        """Record that the effect of a fault was observed; ``seen`` says how."""
         self.add(NEMESIS, "info", "confirmed", v={"id": number, "seen": seen})
 
     def fault_ends(self, number: int) -> None:
-        """It is over: later failures are not its effect."""
+        """Record the end of a fault: later failures are not its effect."""
         self.add(NEMESIS, "info", "ends", v={"id": number})
 
 
@@ -66,22 +66,22 @@ class Worker:
         self.process = recorder.new_process()
 
     def next_number(self) -> int:
-        """A number that is new for this worker; with the process id it makes values unique."""
+        """Return a number that is new for this worker; with the process id it makes values unique."""
         return next(self._numbers)
 
     def invoke(self, name: str, **fields: Any) -> None:
-        """An operation begins."""
+        """Record that an operation begins."""
         self._recorder.add(self.process, "invoke", name, **fields)
 
     def ok(self, name: str, **fields: Any) -> None:
-        """It happened. Without `invoke` before: a delivery to this worker."""
+        """Record that an operation happened. Without `invoke` before: a delivery to this worker."""
         self._recorder.add(self.process, "ok", name, **fields)
 
     def fail(self, name: str, error: str, **fields: Any) -> None:
-        """It certainly did not happen."""
+        """Record that an operation certainly did not happen."""
         self._recorder.add(self.process, "fail", name, err=error, **fields)
 
     def info(self, name: str, error: str, **fields: Any) -> None:
-        """The outcome is unknown."""
+        """Record that the outcome of an operation is unknown."""
         self._recorder.add(self.process, "info", name, err=error, **fields)
         self.process = self._recorder.new_process()

@@ -84,7 +84,7 @@ def _are_dead_once(history: History, dead: list[str], tries: Mapping[str, list[O
 
 
 def _is_counted(value: str, attempts: list[Operation], findings: Findings) -> None:
-    """Each count follows the previous one, which was sent back; none exceeds the maximum."""
+    """Check that each attempt's number follows the previous one, which was sent back; none exceeds the maximum."""
     given_back = {-1}
     for attempt in attempts:
         times = attempt.offset or 0

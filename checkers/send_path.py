@@ -13,7 +13,7 @@ BY_COMPILED = "messages by the compiled send path"
 
 
 def check_send_path(history: History) -> Result:
-    """Check the brokers' own counts; a run in which no message took that path says nothing about it."""
+    """Check the brokers' own figures; a run in which no message took that path says nothing about it."""
     findings = Findings("send-path", PROMISE)
     for event in history.of_run("send-paths"):
         findings.counts[BY_COMPILED] += event.v[COMPILED]

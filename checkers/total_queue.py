@@ -1,6 +1,6 @@
 """Deliveries to a consumer group against sends: nothing lost, nothing invented, every duplicate explained.
 
-Only consumers count here, not the final reads: a message that every replica has but no consumer got is lost for users.
+Final reads are ignored here: a message that every replica has but no consumer got is lost for users.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checker found: valid, broken or unknown, with counts and a few worked examples of each anomaly."""
+"""The results of checkers: valid, broken or unknown, with numbers and a few worked examples of each anomaly."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Valid = bool | Literal["unknown"]
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What one checker found.
+    """The result of one checker.
 
-    ``anomalies`` counts the violations by kind, ``examples`` describes the first ones of each. ``unknown`` says why
-    there is no verdict. ``counts`` says how much was checked.
+    ``anomalies`` has the number of violations by kind, ``examples`` describes the first ones of each. ``unknown`` has
+    the reasons for a missing verdict. ``counts`` has the numbers of checked things.
     """
 
     name: str
@@ -40,7 +40,7 @@ NEVER_CAME = frozenset({"unseen", "lost", "not-again", "never-seen", "given-back
 
 
 def of_unfinished(result: Result) -> Result:
-    """The result of an unfinished run: what is missing might still have arrived, so its absence is no anomaly."""
+    """The result of an unfinished run: missing messages might still have come, so their absence is no anomaly."""
     missing = sorted(result.anomalies.keys() & NEVER_CAME)
     if not missing:
         return result
@@ -54,7 +54,7 @@ def of_unfinished(result: Result) -> Result:
 
 
 class Findings:
-    """What a checker collects while it runs."""
+    """Collects the findings of a checker while it runs."""
 
     def __init__(self, name: str, promise: str) -> None:
         self._name = name
@@ -65,7 +65,7 @@ class Findings:
         self._unknown: list[str] = []
 
     def add(self, anomaly: str, example: str) -> None:
-        """A promise was broken."""
+        """Record that a promise was broken."""
         self._anomalies[anomaly] += 1
         examples = self._examples.setdefault(anomaly, [])
         if len(examples) < EXAMPLES_MAX:
@@ -104,7 +104,7 @@ def merge(each: Iterable[Valid]) -> Valid:
 
 
 def in_words(valid: Valid) -> str:
-    """For people."""
+    """The word for people."""
     if valid == "unknown":
         return "UNKNOWN"
     return "valid" if valid else "BROKEN"
