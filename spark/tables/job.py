@@ -152,7 +152,7 @@ def run(
     backward: bool = False,
 ) -> None:
     """Run the pipeline until it is done or ``stop`` says so; ``step`` gets the name of each step.
-    ``backward``: fill the table with older messages instead. Raises `main`'s errors, with a note of the table's progress.
+    ``backward``: fill the table with older messages instead. Raises `main`'s errors, with a note of the progress.
     """
     source = TopicSource(pipeline, is_once=pipeline.trigger.is_once)
     target = target_of(pipeline, spark, step)
