@@ -194,7 +194,7 @@ class AccessControl:
         return key_of
 
     def _current(self) -> Mapping[str, Account]:
-        """Accounts and users by access key, as they are now."""
+        """The accounts and users by access key, merged again if they have changed."""
         accounts, secrets = self._file.accounts, self._secrets()
         if self._merged_of != (accounts, self._users.version, self._quotas.version, secrets):
             self._merge(accounts, secrets)

@@ -53,7 +53,7 @@ class UserAccount(Account):
     """Cache of decisions that do not depend on the address."""
 
     def may(self, topic: str, permission: Permission, address: str) -> bool:
-        """See `Account.may`."""
+        """Whether the first policy that fits ``topic`` and ``address`` allows the action; False if none fits."""
         if self.admin:
             return True
         known = self.decided.get((topic, permission))

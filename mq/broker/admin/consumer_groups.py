@@ -144,7 +144,8 @@ class ConsumerGroups(Service):
         )
 
     def _attributes(self, known: GroupConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
-        """The attributes of a group after changes. Raises RequestRefused.
+        """The attributes of a group after changes. Raises RequestRefused. Below the format level that supports
+        attributes, they are not stored, and attributes with an effect are refused.
 
         Below the format level that knows attributes they are not stored, and those that would have an effect refused.
         """

@@ -181,7 +181,7 @@ class Topics(Service):
             self._creations.exists(topic)
 
     def _pop_retry_topics(self, topic: str) -> list[str]:
-        """The topics with messages of ``topic`` that groups are to pop again, without those that others use, too."""
+        """The retry topics in which groups pop messages of ``topic`` again; without topics that others use, too."""
         topics, offsets = self._metadata.topics, self._metadata.consumer_offsets
         groups = self._metadata.groups.keys() | {group for group, _ in offsets}
         found = {pop_retry_topic(group, topic) for group in groups} & topics.keys() - {topic}

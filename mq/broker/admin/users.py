@@ -147,7 +147,7 @@ class UserAdministration(Service):
         self._change(call, command, name, "updated", lambda: self._existing(name))
 
     def handle_delete(self, call: Call[DeleteUserRequest]) -> None:
-        """Request code 3003: deleting an unknown user succeeds."""
+        """Request code 3003: delete a user; succeeds also for an unknown one."""
         name = call.request.ext.name
         self._check_may_change(name)
         self._change(call, DeleteUser(name=name), name, "deleted")

@@ -20,7 +20,7 @@ QUEUES_FROM: Final = "queues_from"
 
 
 class ArchiveState(Protocol):
-    """See `mq.broker.state.archived_log.ArchivedLog`."""
+    """The part of `mq.broker.state.archived_log.ArchivedLog` that `Tier` needs."""
 
     begin_pos: int | None
     is_held: bool

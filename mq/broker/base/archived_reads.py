@@ -379,14 +379,14 @@ class TieredLog:
         return self._log.end_pos
 
     def pread(self, pos: int, length: int, *, trusts_page_cache: bool = False) -> bytes:
-        """See `LogReads.pread`. Raises its errors, and those of `ArchivedReads.read`."""
+        """Read bytes by physical offset. Raises the errors of `LogReads.pread` and `ArchivedReads.read`."""
         if pos >= self._log.base_pos:
             return self._log.pread(pos, length, trusts_page_cache=trusts_page_cache)
         self._check(pos)
         return self.reads.read(pos, length)
 
     def pread_each(self, pieces: Sequence[LogSpan]) -> Sequence[bytes | memoryview]:
-        """See `LogReads.pread_each`. Raises as `pread`."""
+        """Read ascending pieces, each within one entry. Raises as `pread`."""
         base_pos = self._log.base_pos
         if not pieces or pieces[0][0] >= base_pos:
             return self._log.pread_each(pieces)
@@ -396,7 +396,7 @@ class TieredLog:
         return [*found, *self._log.pread_each(pieces[archived:])] if archived < len(pieces) else found
 
     def read_runs(self, pos: int, length: int) -> Iterator[VerifiedRun]:
-        """See `LogReads.read_runs`; waits for the store, so only for threads that may. Raises as `Fetch`, too."""
+        """Yield verified runs; waits for the store, so only for threads that may. Raises as `read_runs` and `Fetch`."""
         stop, base_pos = pos + length, self._log.base_pos
         if pos < base_pos:
             self._check(pos)

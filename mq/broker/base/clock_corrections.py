@@ -132,7 +132,7 @@ class ClockCorrections:
             self._replace([(begin, self.of(begin)), *(step for step in self._steps if step[0] > begin)])
 
     def _replace(self, steps: list[tuple[int, int]]) -> None:
-        """Join equal neighbours; while there are too many, those that differ least, at the higher one."""
+        """Replace the steps; joins equal neighbours, and while there are too many, the two that differ least."""
         joined: list[tuple[int, int]] = []
         for start, ms in steps:
             if ms != (joined[-1][1] if joined else 0):

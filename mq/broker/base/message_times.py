@@ -30,7 +30,7 @@ class StampedLog(Protocol):
 
 
 def stored_ms(log: StampedLog, indexes: Iterable[LogIndex]) -> int | None:
-    """The store time of the last message of the first entry here that has one. Raises SegmentError, RecordError."""
+    """The store time of the last message of the first entry that has one. Raises SegmentError, RecordError."""
     for index in indexes:
         [ref, *_], data = log.read_entries(index, 1)
         if ref.kind == EntryKind.NORMAL:

@@ -84,7 +84,7 @@ class Throttling:
 
 
 class QuotaBuckets:
-    """The buckets of one replica, by whom they are for. They exist while their quota does.
+    """The buckets of one replica, by user or topic; each exists as long as its quota.
 
     Attributes:
         throttled: by whom.

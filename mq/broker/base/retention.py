@@ -299,7 +299,7 @@ class Retention:
             self._replica.remember(COPIED, None)
 
     def _complete_note(self, segments: Sequence[SegmentInfo], now_ms: int) -> None:
-        """Note until when entries count that perhaps the replica has deleted from which this one fetched its log."""
+        """Add to the note how long to miss entries that the replica which sent this log may have deleted early."""
         if self._replica.log.notes.get(EARLY) == EARLY_ELSEWHERE:
             # They are not newer than the files here.
             newest_ms = next((self._files.newest_ms(segment) for segment in segments if segment.closed), None)

@@ -121,7 +121,7 @@ class BulkReads(Service):
         return {**self._counts, "bulk_reads_waiting": len(self._queue) + len(self._held), **self._by_client}
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`: a read that waits is begun as soon as there is a worker for it."""
+        """Assert that a read waits only while all workers are busy; for tests."""
         running, running_max = self._running, self._settings.bulk_reads_max
         assert 0 <= running <= running_max, f"{running} bulk reads are running; maximum: {running_max}"
         assert not self._queue or running == running_max, f"{len(self._queue)} bulk reads wait, and {running} run"

@@ -111,7 +111,7 @@ class Offsets(Service):
                 del table[key]
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`.
+        """Assert, for tests:
 
         - Only a leader has commits, resets and transactions in flight: what stays from an earlier leadership would hide
           later commits.

@@ -141,7 +141,7 @@ class Pulls(Service):
         yield Route(LitePullMessage, self.handle)
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """Drop its held pulls."""
+        """Drop the held pulls of a closed connection."""
         self.polling.drop_connection(connection)
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
@@ -153,7 +153,7 @@ class Pulls(Service):
                 self.resume(pull)
 
     def topic_deleted(self, topic: str) -> None:
-        """Refuse the pulls that wait for its messages: their clients look for the topic again."""
+        """Refuse the pulls that wait for messages of a deleted topic: their clients look for the topic again."""
         for pull in self.polling.take_topic(topic):
             self.resume(pull)
 
@@ -227,7 +227,7 @@ class Pulls(Service):
         return None
 
     def resume(self, pull: HeldPull) -> None:
-        """Answer a held pull with what there is now."""
+        """Answer a held pull with the messages that have arrived, or without any."""
         connection = pull.call.connection
         connection.held_pulls -= 1
         assert connection.held_pulls >= 0, f"{connection.held_pulls} requests of a client are held"

@@ -132,7 +132,7 @@ class LitePops(Service):
             assert not self._read_bytes, f"messages of {self._read_bytes} bytes are popped, and nothing is pending"
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """Drop its held requests. The subscriptions of its client stay for a while, since it probably reconnects."""
+        """Drop the held requests of a closed connection. Its client's subscriptions stay: it probably reconnects."""
         self._polling.drop_connection(connection)
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
@@ -192,7 +192,7 @@ class LitePops(Service):
         self._serve_clients_of(queue, None)
 
     def notify(self, client: Client, queues: Sequence[str]) -> None:
-        """Tell a client that it does not subscribe to these, since another one does (request code 200073).
+        """Tell a client that other clients have taken over its subscriptions to ``queues`` (request code 200073).
 
         One that is not connected hears of it when it is back.
         """

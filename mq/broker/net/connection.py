@@ -245,7 +245,7 @@ class ClientConnection:
             self.answer(request, reply)
 
     def send_keys(self) -> SendKeys | None:
-        """The keys that its sends must be signed with; None if they need no signature."""
+        """The keys that sends of this client must be signed with; None if they need no signature."""
         access = None if self.trusted else self._access
         return None if access is None else access.keys_of_sends(self._address)
 

@@ -64,7 +64,7 @@ class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
     fault: str = ""
 
     def is_wanted_by(self, data: SubscriptionData) -> bool:
-        """Whether it equals the one in a heartbeat, which then was validated before."""
+        """Whether the subscription equals the one in a heartbeat, which then was validated before."""
         return (
             self.expression == data.expression
             and self.expression_type == (data.expression_type or TAG)
@@ -96,7 +96,7 @@ class ConsumerGroup(Generic[ConnectionT]):
         return sorted({member.client_id for member in self.members.values()})
 
     def differ(self) -> bool:
-        """Whether its members do not all subscribe to the same; looked at once for each change, since all ask."""
+        """Whether the members do not all subscribe to the same; computed once for each change, since all ask."""
         if self.is_divided is None:
             summaries = [member.summary for member in self.members.values() if member.summary is not None]
             texts = {id(summary): summary.text for summary in summaries}

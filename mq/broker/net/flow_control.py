@@ -14,7 +14,7 @@ MUCH_BYTES: Final = 256 * 1024
 
 
 class ReplyReader(Hashable, Protocol):
-    """The interface of a connection that is needed here."""
+    """The part of a connection that `FlowControl` needs."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -29,7 +29,7 @@ class ReplyReader(Hashable, Protocol):
     def close(self, reason: str, /) -> None: ...
 
     def wait_for_reader(self, waits: bool, /) -> None:
-        """Stop, or resume, reading its requests."""
+        """Stop, or resume, reading requests of the client."""
         ...
 
 

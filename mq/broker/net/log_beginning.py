@@ -19,7 +19,7 @@ class HasBeginning(Protocol):
     """The part of a replica that is needed."""
 
     def beginning(self) -> tuple[Beginning, NodeId | None]:
-        """See `raftlog.consensus.raft.RaftCore.beginning`."""
+        """Compare the beginning of this log with the others; see `raftlog.consensus.raft.RaftCore.beginning`."""
 
 
 class LogBeginning:
@@ -53,9 +53,7 @@ class LogBeginning:
         return self._replica.beginning()[1]
 
     def may_be_elsewhere(self, min_offset: QueueOffset, offset: QueueOffset = FIRST_OFFSET) -> bool:
-        """Whether a queue offset may be before the own log and in another one: nothing of a queue that begins at 0 is
-        missing.
-        """
+        """Whether another replica may have the message at ``offset``, which is before this replica's queue."""
         return offset < min_offset and not self.is_first
 
     def check(self, min_offset: QueueOffset, offset: QueueOffset = FIRST_OFFSET) -> None:

@@ -88,11 +88,11 @@ class ProxiedClients(Generic[ConnectionT]):
         return next((at for at, name in reversed(self._groups.get(group, {})) if name == client_id), None)
 
     def counts(self) -> Iterable[tuple[str, int]]:
-        """All groups with such members, and how many."""
+        """Yield each group with members behind proxies, and their number."""
         return ((group, len(members)) for group, members in self._groups.items())
 
     def groups_of_topic(self, topic: str) -> list[str]:
-        """Groups with such a member that subscribes to a topic."""
+        """The groups with a member behind a proxy that subscribes to a topic."""
         return [
             group
             for group, members in self._groups.items()

@@ -199,7 +199,6 @@ class PopAcks:
             call.dispatch()
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`."""
         self.leaving.check_invariants()
         for checkpoint_id, bits in self._rows.items():
             missing = bits & ~self.leaving.of(checkpoint_id)

@@ -160,7 +160,7 @@ class Pops(Service):
             self.acks.flush()
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """Drop its held pops."""
+        """Drop the held pops of a closed connection."""
         self.polling.drop_connection(connection)
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
@@ -169,7 +169,7 @@ class Pops(Service):
             self._answer_nothing(pop)
 
     def topic_deleted(self, topic: str) -> None:
-        """Refuse the requests that wait for its messages: their clients look for the topic again."""
+        """Refuse the requests that wait for messages of a deleted topic: their clients look for the topic again."""
         refusal = RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
         for pop in self.polling.take_topic(topic):
             pop.call.connection.held_pulls -= 1
@@ -334,7 +334,7 @@ class Pops(Service):
     # -- serving -----------------------------------------------------------------------------------------------------
 
     def _resume(self, pop: HeldPop) -> None:
-        """Serve a held pop with what there is now."""
+        """Serve a held pop with the messages that have arrived, or without any."""
         pop.call.connection.held_pulls -= 1
         assert pop.call.connection.held_pulls >= 0, f"{pop.call.connection.held_pulls} requests of a client are held"
         self._serve_again(pop)

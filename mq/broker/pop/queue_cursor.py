@@ -375,7 +375,7 @@ class PopQueues:
     def _pick(
         self, entries: bytes, subscription: Subscription, count_max: int, bytes_max: int
     ) -> tuple[list[bytes], int, int, int]:
-        """Records, their bytes, a bitmap of those taken, and how many were examined."""
+        """Pick matching messages; returns records, bytes, a bitmap of the picked ones, and the number examined."""
         if subscription.sql is not None:
             wanted = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
             selection = self._records.select(wanted, subscription.sql, count_max, bytes_max)
@@ -472,7 +472,7 @@ class PopQueues:
 def _choose(
     entries: bytes, subscription: Subscription, count_max: int, bytes_max: int
 ) -> tuple[list[RecordSpan], int, int, int]:
-    """Messages by tag code: places, their bytes, a bitmap of them, and how many were examined."""
+    """Choose messages by tag code; returns their places, their bytes, a bitmap, and the number examined."""
     places: list[RecordSpan] = []
     nbytes = bits = scanned = 0
     for position, size, code in QUEUE_ENTRY.iter_unpack(entries):

@@ -213,7 +213,7 @@ class PopRevival:
         return _copy(message, tail, group, pop_time_ms, self._broker_name, attempts)
 
     def mark(self, moved: Moved[CheckpointId], now_ms: int) -> tuple[list[Command], OnOutcome]:
-        """See `Source`. A message that the log has deleted leaves its checkpoint without a copy."""
+        """Close the moved messages; one that the log has deleted leaves its checkpoint without a copy."""
         leaving = self._leaving()
         done: dict[CheckpointId, int] = {}
         created: dict[str, PutTopic] = {}

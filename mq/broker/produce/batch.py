@@ -254,7 +254,7 @@ def _born(properties: bytes) -> tuple[bytes, int | None]:
 
 
 def _check_properties(nbytes: int, number: int, *, is_copy: bool) -> None:
-    """Raises RequestRefused if they are too long. Copies may be as long as a record allows: the original was."""
+    """Raises RequestRefused for too long properties. Copies may be as long as a record allows: the original was."""
     if not is_copy:
         check_sent_bytes(nbytes, number)
     elif nbytes > props.PROPERTIES_BYTES_MAX:
@@ -313,7 +313,7 @@ def _may_be_special(properties: bytes) -> bool:
 
 
 def _refuse(text: str, part: str) -> None:
-    """Refuse what stock brokers would store without its effect."""
+    """Refuse properties that stock brokers would store without effect."""
     if SEQUENCE_MARK.decode() in text:
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,

@@ -51,7 +51,7 @@ class CompactedTopics:
         )
 
     def check(self, call: Call[SendRequest], batches: BatchSends, tail: QueueTail) -> None:
-        """Raises RequestRefused for a send that such a topic does not take."""
+        """Raises RequestRefused for a send that a compacted topic does not take."""
         ext = call.request.ext
         text = ext.properties
         if ext.batch and is_copied(text):

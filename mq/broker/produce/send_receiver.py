@@ -122,7 +122,7 @@ class ReceiverSettings:
 
 
 class PythonReceiver:
-    """The reference; see `SendReceiver`. It leaves sends that must be signed to `AccessControl.checked`."""
+    """The `SendReceiver` in Python, the reference. Leaves sends that must be signed to `AccessControl.checked`."""
 
     compiled_messages = 0
 

@@ -138,7 +138,7 @@ class InFlightSends:
         single.sends.insert(at, send)
 
     def remove(self, send: NumberedSend) -> None:
-        """Remove a send if it is there."""
+        """Remove a send if it is in flight."""
         producer, first, _ = send.numbers
         single = self._single.get(producer)
         if single is None:
@@ -156,7 +156,7 @@ class InFlightSends:
         self._latest.update(dict.fromkeys(block.highest, block))
 
     def remove_block(self, block: NumberedBlock) -> None:
-        """Remove a block if it is there."""
+        """Remove a block if it is in flight."""
         blocks, latest = self._blocks, self._latest
         if block not in blocks:
             return

@@ -34,7 +34,7 @@ class Found:
 
 
 class ArchivedKeys:
-    """See the module. The context has an archive."""
+    """Searches archived messages by key, on brokers with an archive."""
 
     def __init__(self, context: BrokerContext, index: KeyIndex) -> None:
         access = context.environment.archive

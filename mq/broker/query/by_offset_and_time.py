@@ -179,7 +179,7 @@ class OffsetAndTimeQueries(Service):
         return None
 
     def _has_expired(self, record: bytes) -> bool:
-        """Whether only the log has this record, and not its topic."""
+        """Whether the message of this record has expired from its queue, although the log still has it."""
         found = decode_record(memoryview(record), verify=False)
         config = self._metadata.topics.get(found.topic)
         limits = (reserve_hours, reserve_bytes)

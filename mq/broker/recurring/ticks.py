@@ -144,7 +144,7 @@ class Ticks(Service):
         return not in_flight or (in_flight < _IN_FLIGHT_MAX and has_room)
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`.
+        """Assert, for tests:
 
         - While this replica leads, each schedule that has a next tick is noted, in flight or being changed: one that is
           forgotten would never tick again.

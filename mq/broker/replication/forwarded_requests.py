@@ -73,7 +73,7 @@ class ForwardedRequests(Service):
         assert not self._held or not self._leads(), f"{len(self._held)} forwarded requests wait, and this replica leads"
 
     def handle(self, call: Call[Forward]) -> None:
-        """Request code 9002. Raises RequestRefused, see `mq.protocol.requests.forwarding` for what its codes mean."""
+        """Serve a request from another replica (9002). Raises RequestRefused, see `mq.protocol.requests.forwarding`."""
         ext, body = call.request.ext, call.body
         self._admit(call.connection, ext.identity)
         if not self._leads():

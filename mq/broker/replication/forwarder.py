@@ -233,7 +233,7 @@ class Forwarder(Service):
         }
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`: all requests that wait are counted, and held ones keep their order."""
+        """Assert that all requests that wait are counted, and that held ones keep their order; for tests."""
         waiting = (*self._held, *self._sent.values())
         nbytes = sum(len(each.frame) for each in waiting)
         assert nbytes == self._bytes, f"requests of {nbytes} bytes are forwarded, {self._bytes} are counted"

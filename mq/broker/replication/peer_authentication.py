@@ -172,7 +172,7 @@ class PeerAuthentication(Service):
 
 
 class PeerCall:
-    """The caller's side of one connection: what to send, answer by answer. ``bound``: to the listener's certificate."""
+    """Computes the frames of the caller's side of one connection. ``bound``: to the listener's certificate."""
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ class _TimerBatch:
 
 
 class TimerWheel:
-    """See the module. Created for each leadership.
+    """Orders the timers by due time during one leadership.
 
     Args:
         queue: the consume queue of a slot, None if it never had an entry.

@@ -227,7 +227,7 @@ class Timers(Service):
         return self._metadata.marks.of(TIMER_TOPIC, queue_id)
 
     def restart(self) -> None:
-        """See `mq.broker.schedule.delivery.Source`. Recalls continue."""
+        """Gather all timers again; recalls continue."""
         self._wheel = self._new_wheel()
 
     def due(self, now_ms: int) -> Generator[Due[int], int | None]:

@@ -101,7 +101,7 @@ class ArchivedLog(StateTable):
                 raise AssertionError(f"{type(command).__name__} is not a command of the archive")
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`. Without tiers as in format level 6, so that software of that level can read it."""
+        """Capture the row; without tiers as in format level 6, so that software of that level can read it."""
         if not self.url:
             return lambda: None
         end, begin_pos = self.end, self.begin_pos

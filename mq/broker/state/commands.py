@@ -227,7 +227,7 @@ class UnlockQueues(_Command, frozen=True, kw_only=True, tag="unlock_queues"):
 
 
 class AdvanceDelay(_Command, frozen=True, kw_only=True, tag="advance_delay"):
-    """Everything below ``offset`` in the queue of a delay level is delivered. A lower offset changes nothing."""
+    """Note that the messages of a delay level below ``offset`` are delivered. A lower offset changes nothing."""
 
     level: int
     offset: QueueOffset

@@ -109,7 +109,7 @@ def offset_numbers(offsets: Mapping[int, QueueOffset]) -> list[int]:
 
 
 def _check_row(row: DeletedTopic) -> None:
-    """Raises SnapshotDamaged, CommandInvalid."""
+    """Check the row of a deleted topic in a snapshot. Raises SnapshotDamaged, CommandInvalid."""
     name = row.config.name
     pairs = [pair for table in (row.offsets, row.resets) for group in table for pair in _pairs(table, group, name)]
     if min((*row.begins, *row.ends, *(number for pair in pairs for number in pair)), default=0) < 0:

@@ -102,16 +102,14 @@ class FormatLevel(StateTable):
         self.newest = newest
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable`. Raises CommandUnknown, with both numbers, for an unsupported level."""
+        """Raise the level. Raises CommandUnknown, with both numbers, for an unsupported level."""
         assert isinstance(command, RaiseLevel), f"{command} is not a command of the format level"
         if command.level > self.newest:
             raise CommandUnknown(_too_new(command.level, self.newest))
         self.level = max(self.level, command.level)
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable`. Level 1 is not written, so that software from before format levels can read such
-        snapshots.
-        """
+        """Capture the level; nothing for level 1, so that software from before format levels can read the snapshot."""
         level = self.level
         return lambda: None if level == LEVEL_FIRST else level
 

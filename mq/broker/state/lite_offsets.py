@@ -113,7 +113,7 @@ class LiteOffsets(StateTable):
             self._groups.setdefault(parent, set()).add(group)
 
     def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`: offsets in lite topics of a parent topic."""
+        """Drop the offsets in lite topics of a deleted parent topic."""
         if self._groups.pop(topic, None) is not None:
             self._remove([key for key in self.tables if key[1] == topic])
 

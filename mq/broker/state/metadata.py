@@ -304,7 +304,7 @@ class Metadata:
         return Changes(topics=tuple(nameless))
 
     def topic_identity(self, name: str) -> str:
-        """See `mq.protocol.topic_identity`. Empty if the topic does not exist or has no identity."""
+        """The identity of a topic (`mq.protocol.topic_identity`); empty if it does not exist or has none."""
         return self.topic_identities.get(name, "")
 
     def has_room_for_topic(self, name: str) -> bool:
@@ -498,7 +498,7 @@ class Metadata:
         return max(offset, self.former_topics.begin(topic, queue_id))
 
     def _move_offset(self, group: str, topic: str, queue_id: int, before: QueueOffset, after: QueueOffset) -> bool:
-        """See `mq.broker.state.pop_checkpoints.Move`."""
+        """Advance a group's offset if it is still ``before``; returns whether the topic exists."""
         if is_lite_queue(topic):
             if split_lite_queue(topic)[0] not in self.topics:
                 return False

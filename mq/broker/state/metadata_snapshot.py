@@ -51,7 +51,7 @@ def encode_snapshot(state: Snapshot) -> bytes:
 
 
 def decode_snapshot(encoded: bytes) -> Snapshot:
-    """Raises ValueError or msgspec.ValidationError for other bytes, SnapshotDamaged for another format of snapshot."""
+    """Decode a snapshot. Raises ValueError or msgspec.ValidationError, SnapshotDamaged for another format."""
     loaded = decode_safe(encoded, number_bytes_max=NUMBER_BYTES_MAX, any_key=True)
     _check_format(loaded)
     return msgspec.convert(loaded, Snapshot)

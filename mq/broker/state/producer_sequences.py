@@ -245,7 +245,7 @@ class _Part:
         self.count = sum(window.count for window in windows.values())
 
     def check_invariants(self) -> None:
-        """See `ProducerSequences.check_invariants`."""
+        """Assert the invariants that `ProducerSequences.check_invariants` explains; for tests."""
         for name, window in self.windows.items():
             rows = list(zip(window.firsts, window.extras, strict=True))[window.gone :]
             ends = [first + extra for first, extra in rows]
@@ -359,13 +359,13 @@ class ProducerSequences(StateTable):
                 assert self._part_of(name) is part, f"{name} is in the other part; separate: {self._is_separate}"
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable.capture`. First the producers with chosen ids."""
+        """Capture the windows of all producers, first the ones with chosen ids."""
         self._epoch += 1
         windows = [*self._chosen.windows.items(), *self._generated.windows.items()]
         return lambda: [window.row(name) for name, window in windows] or None
 
     def restore(self, state: object) -> None:
-        """See `StateTable.restore`. All producers are in one part until `reach` is called."""
+        """Replace all windows. All producers are in one part until `reach` is called."""
         windows: OrderedDict[str, _Window] = OrderedDict()
         for given in msgspec.convert(state or [], list[list[object]]):
             row = _row(given)

@@ -107,7 +107,7 @@ class SettleTick(TableCommand, frozen=True, tag="settle_tick"):
 
 
 def check_schedule_name(name: str) -> None:
-    """Raises CommandInvalid unless it is 1 to 255 bytes without control characters, and no space at its ends."""
+    """Raises CommandInvalid unless ``name`` is 1 to 255 bytes without control characters, and without outer spaces."""
     if not 1 <= len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX:
         raise CommandInvalid(f"schedule {name[:80]!a}: a name has 1 to {NAME_BYTES_MAX} bytes")
     if name != name.strip() or not _is_text(name):
@@ -115,8 +115,8 @@ def check_schedule_name(name: str) -> None:
 
 
 def check_definition(definition: ScheduleDefinition) -> None:
-    """Raises CommandInvalid, or NameRefused, unless it may be in the log. Does not look into rules: the meaning of a
-    cron expression or a time zone depends on the release.
+    """Raises CommandInvalid, or NameRefused, unless the definition may be in the log. Does not look into rules: the
+    meaning of a cron expression or a time zone depends on the release.
     """
     check_schedule_name(definition.name)
     check_topic(definition.topic)

@@ -48,5 +48,5 @@ class TopicBirths(StateTable):
         self._positions = dict(rows)
 
     def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`; called when a topic that could be restored is forgotten."""
+        """Forget the position of a topic that can no longer be restored."""
         self._positions.pop(topic, None)

@@ -124,7 +124,7 @@ class DeletePolicies(TableCommand, frozen=True, tag="delete_policies"):
 
 
 def check_user_name(name: str) -> None:
-    """Raises CommandInvalid unless it has 1 to 64 letters, digits and ``_.@-``."""
+    """Raises CommandInvalid unless ``name`` has 1 to 64 letters, digits and ``_.@-``."""
     if not _NAME.fullmatch(name):
         raise CommandInvalid(f"user {name[:80]!a}: a name has 1 to 64 letters, digits and _.@-")
 

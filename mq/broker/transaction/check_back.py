@@ -59,7 +59,7 @@ _WAITING_BYTES_MAX = 1024 * 1024
 
 
 class CheckTrack:
-    """The approximate position ``seconds`` ago; from a bounded number of samples."""
+    """Keeps a bounded number of samples of a cursor's position, to tell the position ``seconds`` ago."""
 
     __slots__ = ("_passed", "_samples", "_seconds")
 
@@ -248,7 +248,7 @@ class CheckBacks(Service):
     def _advance(
         self, number: int, reached: QueueOffset, put_off: list[QueueOffset] | None, asked: list[QueueOffset]
     ) -> None:
-        """Replicate the position of a cursor, and the postponed ones if they changed; then check."""
+        """Replicate the position of a cursor, and the list of postponed half messages if it changed; then check."""
         assert number not in self._busy, f"cursor {number} is moved to {reached} while another move is in flight"
         self._busy.add(number)
         command = encode_command(AdvanceChecks(number=number, offset=reached, put_off=put_off))
@@ -384,7 +384,7 @@ class CheckBacks(Service):
         yield from opened
 
     def _skip(self, offset: QueueOffset) -> None:
-        """Open ones below ``offset`` were deleted with the beginning of the log: mark them as rolled back.
+        """Mark open half messages below ``offset`` as rolled back: the beginning of the log was deleted with them.
 
         Otherwise another replica that still has them would confirm a commit of a message that stays invisible.
         """

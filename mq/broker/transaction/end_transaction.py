@@ -263,7 +263,7 @@ class Transactions(Service):
             self._gathering = None
 
     def check_invariants(self) -> None:
-        """See `Service.check_invariants`.
+        """Assert that ends and half messages fit together; for tests.
 
         Ends that are under way know the half messages for which they are: otherwise a second end would take effect, or
         the next one would wait for ever. The consumer offsets of a set are forgotten when it has ended.

@@ -120,7 +120,7 @@ class Appender:
         return self.pending_bytes <= self._commands_bytes_max
 
     def check_room(self) -> None:
-        """Raises RequestRefused if so much is pending that even commands must wait.
+        """Raises RequestRefused if too many bytes are pending, even for commands.
 
         Commands may use twice the limit of messages, so that fast producers do not keep consumers from committing.
         """

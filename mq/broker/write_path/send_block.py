@@ -58,7 +58,7 @@ class QueuedSend(msgspec.Struct, gc=False):
     numbers: SequenceRange | None = None
 
     def build(self, draft: EntryDraft) -> bytes | None:
-        """Add its messages; returns the reply, None if the client wants none."""
+        """Add the messages to the draft; returns the reply, None if the client wants none."""
         call, tail = self.call, self.tail
         request = call.request
         ext, host = request.ext, call.connection.host
@@ -119,7 +119,7 @@ class SendBlock:
                 self.sender_count += 1
 
     def numbered_sends(self, producer: str) -> list[tuple[int, int, int]]:
-        """See `mq.broker.produce.sends_in_flight.SendsOf`."""
+        """The numbered sends of a producer: the first and the last number, and the place in the block."""
         return [
             (each.numbers.first, each.numbers.last, place)
             for place, each in enumerate(self.requests)
