@@ -264,7 +264,7 @@ class _Connection:
         return judgement
 
     async def _upload(self, request: RegisterMessageFilterClass, body: bytes) -> None:
-        """Raises ProgramInvalid, ClientError."""
+        """Load a program that a client uploads, and store it at the broker. Raises ProgramInvalid, ClientError."""
         ext = request.ext
         if zlib.crc32(body) & _CRC_MASK != ext.class_crc & _CRC_MASK:
             raise ProgramInvalid(f"the program of {len(body)} bytes does not have the CRC-32 of the request")

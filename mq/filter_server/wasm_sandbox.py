@@ -196,7 +196,7 @@ class _Instance:
         self._address = self._room = 0
 
     def make_room(self, nbytes: int) -> None:
-        """Raises _Failed if the filter does not give enough room."""
+        """Have the filter reserve memory for ``nbytes``. Raises _Failed if it does not give enough."""
         if nbytes <= self._room:
             return
         wanted = room_for(nbytes)

@@ -107,7 +107,7 @@ class TableSizes(NamedTuple):
 
 
 class RouteTable:
-    """See the module. ``now`` is monotonic seconds; a connection is any value that identifies it."""
+    """The routes of topics. ``now`` is monotonic seconds; a connection is any value that identifies it."""
 
     def __init__(self, *, expiry_seconds: float = 120.0, limits: TableLimits | None = None) -> None:
         self._expiry_seconds = expiry_seconds

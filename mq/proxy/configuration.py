@@ -38,7 +38,7 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises msgspec.ValidationError or msgspec.DecodeError: `to_json` has not written this text."""
+        """Parse the text of `to_json`. Raises msgspec.ValidationError or msgspec.DecodeError for another text."""
         return msgspec.json.decode(text, type=cls)
 
     def trusts(self, host: str) -> bool:

@@ -42,7 +42,7 @@ Defer = Callable[[str, str, Handle, int, Fields], Awaitable[Handle]]
 
 
 class _Held:
-    """A message of a client.
+    """A message that is kept hidden for a client.
 
     Attributes:
         lock: held while its receipt is being used.

@@ -137,7 +137,7 @@ class LitePlace(NamedTuple):
     offset: QueueOffset
 
     def encode(self, physical_offset: PhysicalOffset) -> bytes:
-        """The properties that a broker adds to such a message; their length does not depend on numbers."""
+        """The properties that a broker adds to a message of a lite topic; always of the same length for one queue."""
         assert 0 <= self.offset < QUEUE_OFFSET_MAX, f"{self.queue}: offset {self.offset}"
         return b"%b%b\x02%b%019d\x02%b%016x\x02" % (
             _LITE_QUEUE,

@@ -84,7 +84,7 @@ class LogRecords:
         return self._record(body, target, entry.pos)
 
     def is_archived(self, physical_offset: PhysicalOffset) -> bool:
-        """Whether the record that begins there is only in the archive, if there is one."""
+        """Whether a record that begins at this offset is only in the archive."""
         archived = self._archived
         return archived is not None and archived.begin_pos <= physical_offset < self._log.base_pos
 
@@ -117,16 +117,14 @@ class LogRecords:
         return None if topic == _META_TOPIC else body[at : at + size]
 
     def store_time_ms(self, physical_offset: PhysicalOffset) -> int:
-        """Store time of the record that begins there, a place from a consume queue; epoch milliseconds.
+        """Store time of the record at a physical offset, which a consume queue names; epoch milliseconds.
 
         Raises EntryGone, StorageCorrupt, StorageFailed, and the errors of the archive.
         """
         return self.sender(physical_offset)[1]
 
     def sender(self, physical_offset: PhysicalOffset) -> tuple[bytes, int]:
-        """The address and port of the sender of such a record, as the record has them, and its store time. Raises as
-        `store_time_ms`.
-        """
+        """The address and port of a record's sender, as stored, and the store time. Raises as `store_time_ms`."""
         if self._archived is not None and physical_offset < self._log.base_pos:
             data = self._archived.pread(physical_offset + _TIMES_AT, _TIMES_V6.size)
         else:

@@ -21,7 +21,8 @@ Rows = tuple[int, Iterator[tuple[str, list[QueueRow]]]]
 
 
 class QueueCapture:
-    """See the module. `gather` and `capture_queue` run on the thread that owns the queues, `rows` afterwards on any.
+    """Captures all queues for a checkpoint, in steps. `gather` and `capture_queue` run on the thread that owns the
+    queues, `rows` afterwards on any.
 
     Args:
         queues: all queues.

@@ -172,7 +172,7 @@ def decode_trace(text: str) -> tuple[list[TraceRecord], int]:
 
 
 def _record(fields: list[str]) -> TraceRecord:
-    """Raises ValueError for an invalid record."""
+    """Decode the fields of one trace record. Raises ValueError for an invalid record."""
     kind = _KINDS.get(fields[0])
     if kind is None:
         raise ValueError(f"{fields[0][:40]!r} is not a kind of trace record")

@@ -29,7 +29,7 @@ def is_compacted(attributes: Mapping[str, str]) -> bool:
 
 
 def delete_retention_ms(attributes: Mapping[str, str]) -> int:
-    """Milliseconds for which tombstones of such a topic stay; the default for a text that is not such a number."""
+    """Milliseconds for which tombstones of a compacted topic stay; the default for a text that is not a duration."""
     text = attributes.get(DELETE_RETENTION, "")
     return int(text) if _is_duration(text) else DELETE_RETENTION_MS
 

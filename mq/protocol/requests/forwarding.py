@@ -67,7 +67,7 @@ class ForwardEncoder:
         client_id: str = "",
         user: str = "",
     ) -> tuple[bytes, int]:
-        """The frame, and the position of the client's request in it.
+        """Encode a request as a frame; returns it, and the position of the client's request in it.
 
         Unknown header fields are omitted: no handler sees them on any replica.
 
@@ -101,7 +101,7 @@ class WrapEncoder:
         self._header = header.replace(b'"opaque":0,', b'"opaque":%d,')
 
     def encode(self, opaque: int, inner: bytes) -> bytes:
-        """The complete frame; ``inner`` is a complete frame, too, or empty."""
+        """Encode an answer as a complete frame; ``inner`` is a complete frame, too, or empty."""
         header = self._header % opaque
         return b"".join((encode_prefix(JSON, len(header), len(inner)), header, inner))
 

@@ -238,7 +238,7 @@ def encode_bits(bits: int) -> str:
 
 
 def decode_bits(text: str | list[int]) -> int:
-    """Decode such a set, or a list of bytes, which the Rust client sends. Raises ReceiptError."""
+    """Decode a set of `encode_bits`, or a list of bytes, which the Rust client sends. Raises ReceiptError."""
     if len(text) > 2 * BITS_BYTES_MAX:
         raise ReceiptError(f"the set of messages has {len(text)} {'characters' if isinstance(text, str) else 'bytes'}")
     try:

@@ -16,7 +16,7 @@ def encode_properties(values: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(data: bytes | memoryview) -> dict[str, str]:
-    """Parse such a text; blank lines and lines that begin with # or ! are ignored. Raises BodyError."""
+    """Parse lines ``name=value``; blank lines and lines that begin with # or ! are ignored."""
     try:
         lines = bytes(data).decode().splitlines()
     except UnicodeDecodeError as error:

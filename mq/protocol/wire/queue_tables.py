@@ -42,12 +42,12 @@ class _OffsetRows(Body, rename=wire(rows="offsetTable")):
 
 
 def queue_row(queue: QueueRef, value: bytes) -> bytes:
-    """One entry of such a table."""
+    """Encode one row of a queue table."""
     return _encode(queue) + b":" + value
 
 
 def queue_table(rows: Iterable[tuple[QueueRef, bytes]]) -> bytes:
-    """The encoded table; its values are JSON texts."""
+    """Encode a queue table; its values are JSON texts."""
     return b"{" + b",".join([queue_row(key, value) for key, value in rows]) + b"}"
 
 
@@ -74,7 +74,7 @@ def read_queue_table(value: object) -> dict[QueueRef, Any]:
 
 
 def read_offset_rows(body: bytes | memoryview) -> dict[str, Any]:
-    """The rows of such a body whose keys are texts; none if it has no table. Raises BodyError."""
+    """The rows of an offset table whose keys are texts; none if the body has no table. Raises BodyError."""
     value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     rows = value.get("offsetTable") if isinstance(value, dict) else None
     return rows if isinstance(rows, dict) else {}

@@ -59,7 +59,7 @@ class MemberQuestions:
         self._open = 0
 
     def answer(self, question: Question, body: memoryview, answer_later: RespondLater) -> bytes | None:
-        """See `mq.client.net.connection.OnServerRequest`."""
+        """Start to answer a broker's question to a client; see `mq.client.net.connection.OnServerRequest`."""
         if self._open >= QUESTIONS_IN_ALL_MAX:
             return encode_response(question.opaque, ResponseCode.SYSTEM_BUSY, remark="too many questions to clients")
         self._open += 1

@@ -251,7 +251,7 @@ class Receiving:
             raise
 
     async def _pop(self, receive: _Receive) -> list[PoppedMessage[Any]]:
-        """Raises CodedError, ClientError."""
+        """Pop messages, waiting for them in the background. Raises CodedError, ClientError."""
         topic = await self._brokers.topic(receive.topic)
         if receive.broker_name not in topic.route.brokers:
             raise CodedError(pb.BAD_REQUEST, f"the topic {receive.topic} has no broker {receive.broker_name}")

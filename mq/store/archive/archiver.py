@@ -94,7 +94,7 @@ class _Archiver:
         self._copied = copied
 
     def steps(self) -> Iterator[ArchiveStep]:
-        """Raises SegmentError, OSError, SnapshotNotReady."""
+        """Archive file after file, and yield a step for each. Raises SegmentError, OSError, SnapshotNotReady."""
         target, known_index = self._target, self._job.known_index
         known = target.manifest
         if known is None and known_index:

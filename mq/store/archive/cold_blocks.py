@@ -357,7 +357,7 @@ def _block_name(stored: StoredObject, begin: int) -> str:
 
 
 def _requests(table: _Table, numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Blocks that follow each other, as one request has them."""
+    """Group consecutive blocks that one request reads together."""
     group: list[int] = []
     nbytes = 0
     for number in numbers:

@@ -45,7 +45,7 @@ class QueueRange(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def end_offset(self) -> QueueOffset:
-        """The offset behind the last one."""
+        """The queue offset behind the last message."""
         return self.first_offset + self.count
 
 
@@ -157,12 +157,12 @@ class FileIndexBuilder:
 
 
 def encode_file_index(index: FileIndex) -> bytes:
-    """The content of the object."""
+    """Encode an index as the content of its object."""
     return _MAGIC + _VERSION + msgspec.msgpack.encode(index)
 
 
 def decode_file_index(content: bytes, path: str) -> FileIndex:
-    """Raises BackupDamaged for anything but a result of `encode_file_index`, FormatTooNew for a newer version."""
+    """Decode an index. Raises BackupDamaged unless `encode_file_index` made it, FormatTooNew for a newer version."""
     return _decode(content, path, FileIndex)
 
 

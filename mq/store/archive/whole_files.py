@@ -36,7 +36,7 @@ class JoiningReader:
         """The last block that was read: the next request often begins in it."""
 
     def close(self) -> None:
-        """See `raftlog.catch_up_from_archive.LogArchive.close`."""
+        """Close the store; no read may follow."""
         self._close()
 
     def read(self, pos: int, nbytes: int) -> bytes:
