@@ -199,6 +199,7 @@ class PopAcks:
             call.dispatch()
 
     def check_invariants(self) -> None:
+        """Assert that acknowledged messages are counted as in flight; for tests."""
         self.leaving.check_invariants()
         for checkpoint_id, bits in self._rows.items():
             missing = bits & ~self.leaving.of(checkpoint_id)
