@@ -253,7 +253,7 @@ class Puller:
             self._source, self._gone, self._next = source, False, manifest
             self._offered.set()
 
-    def answered(self, source: NodeId, response: RangeResp) -> None:
+    def on_response(self, source: NodeId, response: RangeResp) -> None:
         """Process the answer to a request."""
         if source == self._source:
             try:

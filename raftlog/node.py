@@ -410,8 +410,8 @@ class NodeRun:
                 self._ranges.ask(source, frames.decode_cold(kind, payload))
             case Kind.RANGE_RESPONSE:
                 response = frames.decode_cold(kind, payload)
-                self._puller.answered(source, response)
-                self._refill.answered(response)
+                self._puller.on_response(source, response)
+                self._refill.on_response(response)
             case Kind.INSTALL_OFFER:
                 offer = frames.decode_cold(kind, payload)
                 core = self.replica.core

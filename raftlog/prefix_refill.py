@@ -73,7 +73,7 @@ class PrefixRefill:
         self._active = False
         self._told: NodeId | None = None
 
-    def answered(self, response: RangeResp) -> None:
+    def on_response(self, response: RangeResp) -> None:
         """Process the answer to a request; answers to requests of others are ignored."""
         if self._active:
             try:
@@ -147,11 +147,11 @@ class PrefixRefill:
                     return self._usable(leader, answer)
         return None
 
-    def _usable(self, leader: NodeId, answer: RangeResp) -> Manifest | None:
-        if answer.refusal is not None:
+    def _usable(self, leader: NodeId, response: RangeResp) -> Manifest | None:
+        if response.refusal is not None:
             return None
         try:
-            manifest = decode_manifest(answer.data)
+            manifest = decode_manifest(response.data)
         except ValueError as error:
             self._log.warning("refill_misfit", source=leader, reason=str(error))
             return None

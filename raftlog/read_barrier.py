@@ -53,7 +53,7 @@ class ReadBarriers:
         self.asked = []
         return self._last_ctx
 
-    def answered(self, ctx: int, index: LogIndex | None) -> None:
+    def complete(self, ctx: int, index: LogIndex | None) -> None:
         """The core's answer: the index to be applied, or None if it could not be confirmed."""
         for batch in self.open:
             if batch.ctx == ctx:

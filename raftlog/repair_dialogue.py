@@ -51,15 +51,15 @@ class RepairDialogue:
         self.answered[peer] = "no answer"
         return RangeReq("log", *wanted, uncommitted=self._uncommitted)
 
-    def process_answer(self, peer: NodeId, answer: RangeResp) -> bool:
+    def process_answer(self, peer: NodeId, response: RangeResp) -> bool:
         """Process an answer to the last request; returns whether to ask ``peer`` for more. Raises `StorageFailed`."""
-        self.answered[peer] = answer.refusal or f"{len(answer.data)} bytes"
-        if answer.refusal is None:
-            goes_on = self.repair.offer(answer.pos, answer.data, peer)
+        self.answered[peer] = response.refusal or f"{len(response.data)} bytes"
+        if response.refusal is None:
+            goes_on = self.repair.offer(response.pos, response.data, peer)
             self.has_moved |= goes_on
             return goes_on
-        if answer.refusal != NOT_YET:
-            self.repair.refused(answer.pos, peer, damaged=answer.refusal == DAMAGED_HERE)
+        if response.refusal != NOT_YET:
+            self.repair.refused(response.pos, peer, damaged=response.refusal == DAMAGED_HERE)
         return False
 
     def end_round(self, now: float) -> bool:

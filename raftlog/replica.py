@@ -427,7 +427,7 @@ class Replica:
         for fetch in effects.fetch:
             self._fetch(fetch)
         for ctx, index in effects.reads:
-            self._barriers.answered(ctx, index)
+            self._barriers.complete(ctx, index)
         for peer in effects.install:
             self._on_reset(peer)
         if effects.conf is not None:

@@ -300,16 +300,16 @@ def _order(addresses: Mapping[int, str]) -> list[str]:
     return [addresses[number] for number in sorted(addresses, key=lambda number: (number == LEADER_ID, number))]
 
 
-def _checked(address: str, answer: BrokerResponse) -> BrokerResponse:
-    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+def _checked(address: str, response: BrokerResponse) -> BrokerResponse:
+    if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise PlanInvalid(
             f"{address} knows no planning requests: the brokers of Apache RocketMQ are read with readMode=pull"
         )
-    if answer.code in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY):
-        raise Unreachable(address, answer.remark)
-    if answer.code != ResponseCode.SUCCESS:
-        raise ServerError(address, answer.code, answer.remark)
-    return answer
+    if response.code in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY):
+        raise Unreachable(address, response.remark)
+    if response.code != ResponseCode.SUCCESS:
+        raise ServerError(address, response.code, response.remark)
+    return response
 
 
 def _joined(one: TopicPlan, other: TopicPlan) -> TopicPlan:

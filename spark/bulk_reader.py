@@ -72,7 +72,7 @@ class BulkTaskReader(TaskReader):
                     self._hold(connection)
                     if sent is None:
                         sent = self._ask_bulk(connection, left)
-                    answer = self._answered(connection.receive(sent), connection)
+                    answer = self._check_response(connection.receive(sent), connection)
                     sent = None
                     before = left
                     left, chunk = self._advance(answer, left)
@@ -159,20 +159,20 @@ class BulkTaskReader(TaskReader):
             case _:
                 return True
 
-    def _answered(self, answer: BrokerResponse, connection: Connection) -> BulkResponse:
-        """Decode a response, which has records or advances the position.
+    def _check_response(self, response: BrokerResponse, connection: Connection) -> BulkResponse:
+        """A response that has records or advances the position.
 
         Raises Busy, ReplicaBehind, ServerError, AnswerDamaged, DataLoss, ReadFailed.
         """
         address = connection.address
-        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise ReadFailed(
                 f"{address} knows no bulk reads: the brokers of Apache RocketMQ are read with readMode=pull"
             )
-        if answer.code != ResponseCode.SUCCESS:
-            raise ServerError(address, answer.code, answer.remark)
+        if response.code != ResponseCode.SUCCESS:
+            raise ServerError(address, response.code, response.remark)
         try:
-            found = decode_answer(answer.body)
+            found = decode_answer(response.body)
         except BulkError as error:
             raise AnswerDamaged(f"{address}: {error}") from error
         match found.status:
@@ -202,22 +202,22 @@ class BulkTaskReader(TaskReader):
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
-    def _advance(self, answer: BulkResponse, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
+    def _advance(self, response: BulkResponse, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
         """Return the ranges left after a response, and its records. Raises AnswerDamaged, ReplicaBehind, DataLoss."""
-        if not answer.offsets or not answer.offsets.keys() <= left.keys():
-            raise AnswerDamaged(f"the answer is about queues {list(answer.offsets)[:10]}, which were not requested")
+        if not response.offsets or not response.offsets.keys() <= left.keys():
+            raise AnswerDamaged(f"the answer is about queues {list(response.offsets)[:10]}, which were not requested")
         skipped = 0
-        if answer.status is BulkStatus.GONE:
+        if response.status is BulkStatus.GONE:
             following = {}
-            for queue_id, first in self._gone_everywhere(answer, left).items():
+            for queue_id, first in self._gone_everywhere(response, left).items():
                 each = left[queue_id]
                 lost = self._lost(each, each.start, first)
                 skipped += lost.skipped
                 following[queue_id] = lost.next_offset
         else:
-            following = {queue_id: min(offset, left[queue_id].end) for queue_id, offset in answer.offsets.items()}
-            if not answer.without_records:
-                self._check_offsets(answer, left)
+            following = {queue_id: min(offset, left[queue_id].end) for queue_id, offset in response.offsets.items()}
+            if not response.without_records:
+                self._check_offsets(response, left)
             elif not self._offsets_suffice():
                 raise AnswerDamaged("the answer has no records, and the query needs them")
         still = {
@@ -227,23 +227,23 @@ class BulkTaskReader(TaskReader):
         }
         if any(offset < left[queue_id].start for queue_id, offset in following.items()) or still == left:
             raise AnswerDamaged(f"the answer ends at {list(following.items())[:10]} for {list(left.values())[:10]}")
-        data = answer.data if answer.status is BulkStatus.RECORDS else memoryview(b"")
-        return still, Chunk(data, answer.sizes, 0, skipped)
+        data = response.data if response.status is BulkStatus.RECORDS else memoryview(b"")
+        return still, Chunk(data, response.sizes, 0, skipped)
 
-    def _gone_everywhere(self, answer: BulkResponse, left: dict[int, QueueRange]) -> dict[int, int]:
+    def _gone_everywhere(self, response: BulkResponse, left: dict[int, QueueRange]) -> dict[int, int]:
         """First offsets of the queues whose next wanted message no replica has.
 
         Raises ReplicaBehind while a replica was not tried for it, AnswerDamaged.
         """
         address = self._replicas[self._turn]
-        firsts = ", ".join(f"queue {queue_id} at {first}" for queue_id, first in list(answer.offsets.items())[:10])
-        if any(first <= left[queue_id].start for queue_id, first in answer.offsets.items()):
+        firsts = ", ".join(f"queue {queue_id} at {first}" for queue_id, first in list(response.offsets.items())[:10])
+        if any(first <= left[queue_id].start for queue_id, first in response.offsets.items()):
             raise AnswerDamaged(
                 f"{address} reports deleted messages, but has the requested ones; its queues begin: {firsts}"
             )
-        known = answer.offsets if self._gone is None else self._gone
+        known = response.offsets if self._gone is None else self._gone
         self._gone = {
-            queue_id: min(known[queue_id], answer.offsets[queue_id]) for queue_id in known.keys() & answer.offsets
+            queue_id: min(known[queue_id], response.offsets[queue_id]) for queue_id in known.keys() & response.offsets
         }
         if not set(self._replicas) <= self._asked | {address}:
             raise ReplicaBehind(f"{address} has deleted messages; its queues begin: {firsts}")
@@ -260,15 +260,15 @@ class BulkTaskReader(TaskReader):
         self._asked, self._gone = frozenset(), None
         super()._progressed(connection, chunk)
 
-    def _check_offsets(self, answer: BulkResponse, left: dict[int, QueueRange]) -> None:
+    def _check_offsets(self, response: BulkResponse, left: dict[int, QueueRange]) -> None:
         """Raises AnswerDamaged unless the records of each queue continue from the position up to the next one."""
-        queue_ids = np.asarray(answer.queue_ids)
-        sizes = np.asarray(answer.sizes, dtype=np.int64)
-        counted = dict.fromkeys(answer.offsets, 0)
+        queue_ids = np.asarray(response.queue_ids)
+        sizes = np.asarray(response.sizes, dtype=np.int64)
+        counted = dict.fromkeys(response.offsets, 0)
         if len(sizes):
             if int(sizes.min()) < _OFFSET_AT + 8:
                 raise AnswerDamaged(f"a record has {int(sizes.min())} bytes; minimum: {_OFFSET_AT + 8}")
-            octets = np.frombuffer(answer.data, dtype=np.uint8)
+            octets = np.frombuffer(response.data, dtype=np.uint8)
             starts = np.cumsum(sizes) - sizes
             offsets = sliding_window_view(octets, 8)[starts + _OFFSET_AT].view(">i8").reshape(-1)
             # Numbers of 16 bits are sorted in linear time.
@@ -282,15 +282,15 @@ class BulkTaskReader(TaskReader):
                 if (
                     queue_id not in counted
                     or int(mine[0]) < low
-                    or int(mine[-1]) >= answer.offsets[queue_id]
+                    or int(mine[-1]) >= response.offsets[queue_id]
                     or (np.diff(mine) <= 0).any()
                 ):
                     raise AnswerDamaged(f"queue {queue_id} continues at {int(mine[0])} instead of {low}")
                 counted[queue_id] = end - begin
         if self._options.tags is None:
             for queue_id, count in counted.items():
-                if answer.offsets[queue_id] != left[queue_id].start + count:
+                if response.offsets[queue_id] != left[queue_id].start + count:
                     raise AnswerDamaged(
                         f"{count} records of queue {queue_id} from {left[queue_id].start} on do not end at "
-                        f"{answer.offsets[queue_id]}"
+                        f"{response.offsets[queue_id]}"
                     )

@@ -190,10 +190,10 @@ def _fields(queue: QueueName, times: Mapping[QueueName, int] | None) -> dict[str
     return fields if times is None else {**fields, "timestamp": str(times[queue])}
 
 
-def _offset(queue: QueueName, answer: BrokerResponse) -> int:
-    if answer.code:
-        raise ServerError(queue[1], answer.code, f"{answer.remark} ({shown([queue])})")
+def _offset(queue: QueueName, response: BrokerResponse) -> int:
+    if response.code:
+        raise ServerError(queue[1], response.code, f"{response.remark} ({shown([queue])})")
     try:
-        return int(answer.ext["offset"])
+        return int(response.ext["offset"])
     except (KeyError, ValueError) as error:
-        raise Unreachable(queue[1], f"answered without an offset: {answer.ext}") from error
+        raise Unreachable(queue[1], f"answered without an offset: {response.ext}") from error

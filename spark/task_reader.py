@@ -223,28 +223,28 @@ class TaskReader:
             },
         )
 
-    def _records_in(self, answer: BrokerResponse, queue_range: QueueRange, offset: int) -> Chunk:
+    def _records_in(self, response: BrokerResponse, queue_range: QueueRange, offset: int) -> Chunk:
         """The records in a response. Raises ReplicaBehind, ServerError, AnswerDamaged, DataLoss."""
         address = self._replicas[self._turn]
-        if answer.code not in (
+        if response.code not in (
             ResponseCode.SUCCESS,
             ResponseCode.PULL_NOT_FOUND,
             ResponseCode.PULL_RETRY_IMMEDIATELY,
             ResponseCode.PULL_OFFSET_MOVED,
         ):
-            raise ServerError(address, answer.code, answer.remark)
+            raise ServerError(address, response.code, response.remark)
         try:
-            next_offset = int(answer.ext["nextBeginOffset"])
-            first, end = int(answer.ext["minOffset"]), int(answer.ext["maxOffset"])
+            next_offset = int(response.ext["nextBeginOffset"])
+            first, end = int(response.ext["minOffset"]), int(response.ext["maxOffset"])
         except (KeyError, ValueError) as error:
-            raise AnswerDamaged(f"{address} answered a pull without its offsets: {answer.ext}") from error
-        if answer.code == ResponseCode.SUCCESS:
-            return self._records(answer.body, queue_range, offset, next_offset)
+            raise AnswerDamaged(f"{address} answered a pull without its offsets: {response.ext}") from error
+        if response.code == ResponseCode.SUCCESS:
+            return self._records(response.body, queue_range, offset, next_offset)
         if end < queue_range.end:
             raise ReplicaBehind(f"{address} has queue {queue_range.queue_id} up to {end}")
         if first > offset:
             return self._lost(queue_range, offset, first)
-        if next_offset > offset and answer.code != ResponseCode.PULL_OFFSET_MOVED:
+        if next_offset > offset and response.code != ResponseCode.PULL_OFFSET_MOVED:
             return Chunk(
                 memoryview(b""), [], min(next_offset, queue_range.end)
             )  # no message up to there has a wanted tag

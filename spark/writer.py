@@ -327,8 +327,8 @@ class TaskWriter:
                 f"{batch.rows} were refused: broker group {ServerError(line.group, answer.code, answer.remark)}"
             )
 
-    def _stored(self, line: _Line, batch: _Batch, answer: BrokerResponse) -> None:
-        already = answer.ext.get(ALREADY_STORED)
+    def _stored(self, line: _Line, batch: _Batch, response: BrokerResponse) -> None:
+        already = response.ext.get(ALREADY_STORED)
         if already is None:
             raise WriteFailed(
                 f"broker group {line.group} stored {batch.rows} without sequence numbers, so that a "

@@ -155,9 +155,9 @@ FLOWS: dict[str, Callable[[Job, int, Done], Flow]] = {
 }
 
 
-def _check(answer: Response) -> None:
-    if answer.code != ResponseCode.SUCCESS:
-        raise LoadFailed(f"the broker answers {answer.code}: {answer.remark}")
+def _check(response: Response) -> None:
+    if response.code != ResponseCode.SUCCESS:
+        raise LoadFailed(f"the broker answers {response.code}: {response.remark}")
 
 
 class _Connection:

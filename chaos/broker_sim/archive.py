@@ -242,25 +242,25 @@ class Archive(Workload):
         offset, last_round = self._again_to[queue_id], self._last_round
         ext = pull_fields("G2", self.topic, queue_id, offset, 32)
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and last_round == self._last_round:
-                self._take_again(queue_id, offset, answer)
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and last_round == self._last_round:
+                self._take_again(queue_id, offset, response)
             self.cluster.at(self.cluster.now + self.rng.uniform(0.02, 0.3), self._reread, queue_id)
 
         code = RequestCode.PULL_MESSAGE
         self.clients[1].request(
-            self.cluster.some_node(self.rng), code, ext, b"", done, serialization=self.encoding(code)
+            self.cluster.some_node(self.rng), code, ext, b"", on_response, serialization=self.encoding(code)
         )
 
-    def _take_again(self, queue_id: int, offset: int, answer: ClientResponse) -> None:
-        if answer.code == ResponseCode.SUCCESS:
-            for record in decode_records(answer.body):
+    def _take_again(self, queue_id: int, offset: int, response: ClientResponse) -> None:
+        if response.code == ResponseCode.SUCCESS:
+            for record in decode_records(response.body):
                 self.check_next(self.topic, queue_id, offset, record)
                 offset += 1
                 self.counts["read again"] += 1
             self._again_to[queue_id] = offset
-        elif answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            self._again_to[queue_id] = moved = int(answer.ext["nextBeginOffset"])
+        elif response.code == ResponseCode.PULL_OFFSET_MOVED:
+            self._again_to[queue_id] = moved = int(response.ext["nextBeginOffset"])
             for stored in self.ledger.queues[self.topic, queue_id][offset:moved]:
                 if stored.record.physical_offset >= self._begin:
                     raise Violation(

@@ -89,11 +89,11 @@ class Compacted(Workload):
     def _create(self) -> None:
         attributes = {CLEANUP_POLICY: COMPACTION, RESERVE_TIME: 1, DELETE_RETENTION: _TOMBSTONE_MS}
 
-        def done(answer: ResponseOrLoss) -> None:
-            self._exists |= isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
+        def on_response(response: ResponseOrLoss) -> None:
+            self._exists |= isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
 
         ext = self.topic_fields(attributes=",".join(f"+{name}={value}" for name, value in attributes.items()))
-        self._ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext, done)
+        self._ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext, on_response)
 
     def _send_tombstone(self) -> None:
         self._tombstones += 1
@@ -163,13 +163,13 @@ class Compacted(Workload):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _check_records(self, queue_id: int, offset: int, answer: ClientResponse) -> None:
+    def _check_records(self, queue_id: int, offset: int, response: ClientResponse) -> None:
         if offset != self._read_to[queue_id]:
             return  # the topic was deleted meanwhile
-        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            moved = int(answer.ext["nextBeginOffset"])
+        if response.code == ResponseCode.PULL_OFFSET_MOVED:
+            moved = int(response.ext["nextBeginOffset"])
             self._check_gone(queue_id, offset, moved, "a reader")
-        super()._check_records(queue_id, offset, answer)
+        super()._check_records(queue_id, offset, response)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: Any) -> None:
         """Check the next record of a reader; the topic may have been deleted while the answer was on its way."""

@@ -114,9 +114,9 @@ class Crowded(Workload):
     def _ask(
         self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, done: Callable[[ClientResponse], None]
     ) -> None:
-        def on_response(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse):
-                done(answer)
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse):
+                done(response)
 
         node = self.cluster.some_node(self.rng)
         self.rng.choice(self.clients).request(node, code, ext, body, on_response, serialization=self.encoding(code))
@@ -140,21 +140,21 @@ class Crowded(Workload):
     ) -> None:
         begin = self.cluster.now
 
-        def done(answer: ClientResponse) -> None:
-            if answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ClientResponse) -> None:
+            if response.code == ResponseCode.SUCCESS:
                 if not names.was_there_since(name, begin):
                     raise Violation(f"limit: {name} was acknowledged, but is missing from the {names.what}")
                 self.counts[f"{names.what} created"] += 1
                 if then is not None:
                     then()
-            elif "already; maximum" in (answer.remark or ""):
+            elif "already; maximum" in (response.remark or ""):
                 if not (names.was_full or self._topics.was_full):
                     raise Violation(
-                        f"limit: {name} was refused, but there were never {names.most} {names.what}: {answer}"
+                        f"limit: {name} was refused, but there were never {names.most} {names.what}: {response}"
                     )
                 self.counts[f"{names.what} refused"] += 1
 
-        self._ask(code, ext, body, done)
+        self._ask(code, ext, body, on_response)
 
     def _delete_topic(self, name: str) -> None:
         self._ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}, b"", lambda answer: None)
@@ -168,10 +168,10 @@ class Crowded(Workload):
         self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", lambda answer: None)
 
     def _lock(self, group: str, queue_id: int, then: Callable[[], None] | None = None) -> None:
-        def done(answer: ClientResponse) -> None:
-            if answer.code != ResponseCode.SUCCESS:
+        def on_response(response: ClientResponse) -> None:
+            if response.code != ResponseCode.SUCCESS:
                 return
-            if LockedQueues.decode(answer.body).queues:
+            if LockedQueues.decode(response.body).queues:
                 self.counts["locks granted"] += 1
                 if then is not None:
                     then()
@@ -179,7 +179,7 @@ class Crowded(Workload):
                 self.counts["locks not granted"] += 1
 
         locks = QueueLocks(client_id=f"L{group}", group=group, queues=[QueueRef(self.topic, _BROKER, queue_id)])
-        self._ask(RequestCode.LOCK_BATCH_MQ, None, locks.encode(), done)
+        self._ask(RequestCode.LOCK_BATCH_MQ, None, locks.encode(), on_response)
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 

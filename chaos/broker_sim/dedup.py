@@ -123,23 +123,23 @@ class Dedup(Workload):
     def _send_batch(self, producer: str, low: int, high: int, attempt: int = 1) -> None:
         batch = self._batched[producer][low:high]
 
-        def answered(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
-                self._batch_stored(batch, answer)
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
+                self._batch_stored(batch, response)
             elif attempt < 3 and self.rng.random() < 0.7 and not self.stopped:
                 self._send_batch(producer, low, high, attempt + 1)
 
-        self.send_batch(batch, lambda sent: {}, {props.PRODUCER_ID: producer, props.SEQUENCE: str(low)}, answered)
+        self.send_batch(batch, lambda sent: {}, {props.PRODUCER_ID: producer, props.SEQUENCE: str(low)}, on_response)
 
-    def _batch_stored(self, batch: list[Sent], answer: ClientResponse) -> None:
-        positions = [int(each[16:32], 16) for each in answer.ext["msgId"].split(",")]
-        offset = int(answer.ext["queueOffset"])
-        already = int(answer.ext[SENT_ALREADY_STORED])
+    def _batch_stored(self, batch: list[Sent], response: ClientResponse) -> None:
+        positions = [int(each[16:32], 16) for each in response.ext["msgId"].split(",")]
+        offset = int(response.ext["queueOffset"])
+        already = int(response.ext[SENT_ALREADY_STORED])
         self.counts[f"batches {'new' if not already else 'known' if already == len(batch) else 'partly known'}"] += 1
         for number, (sent, position) in enumerate(zip(batch, positions, strict=True)):
             self.counts["acknowledged"] += 1
             if offset < 0:
-                assert position == NO_PLACE, answer
+                assert position == NO_PLACE, response
                 self._known.add(sent.value)
             else:
                 self.acknowledged(sent, offset + number, position)

@@ -82,9 +82,9 @@ class Delay(Workload):
             fields["o"] = int(sent.properties[props.TIMER_DELAY_MS])
         return super().begins(sent, **fields)
 
-    def was_sent(self, sent: Sent, answer: ClientResponse) -> None:
+    def was_sent(self, sent: Sent, response: ClientResponse) -> None:
         """Recall some messages: at once, late, or around their delivery."""
-        if (handle := answer.ext.get("recallHandle")) is None or self.rng.random() < 0.6:
+        if (handle := response.ext.get("recallHandle")) is None or self.rng.random() < 0.6:
             return
         left = RecallHandle.decode(handle).due_ms / 1000 - self.cluster.true_ms() / 1000
         later = self.rng.choice((0.0, self.rng.uniform(0.0, 1.0), max(0.0, left - self.rng.uniform(0.0, 0.05))))
@@ -99,8 +99,8 @@ class Delay(Workload):
         worker, value = Worker(self.recording), str(sent.value)
         worker.invoke("recall", v=value)
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self.counts["recalled"] += 1
                 worker.ok("recall", v=value)
                 self._recalls[waiting] = True
@@ -108,11 +108,11 @@ class Delay(Workload):
                     raise Violation(f"recall: {sent.value} at {waiting} was answered as recalled, but is not recalled")
             else:
                 self.counts["not recalled"] += 1
-                (worker.info if answer is LostResponse.UNKNOWN else worker.fail)("recall", str(answer), v=value)
+                (worker.info if response is LostResponse.UNKNOWN else worker.fail)("recall", str(response), v=value)
 
         ext = {"topic": sent.topic, "recallHandle": handle, "producerGroup": "P"}
         node = self.cluster.some_node(self.rng)
-        self.rng.choice(self.clients).request(node, code, ext, b"", done, serialization=self.encoding(code))
+        self.rng.choice(self.clients).request(node, code, ext, b"", on_response, serialization=self.encoding(code))
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 

@@ -49,10 +49,10 @@ class Expiring(Workload):
         self.send(self.new("plain", {}))
 
     def _limit(self) -> None:
-        def done(answer: ResponseOrLoss) -> None:
-            self._is_limited |= isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
+        def on_response(response: ResponseOrLoss) -> None:
+            self._is_limited |= isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
 
-        self.create_topic(done, attributes=f"+{RESERVE_TIME}=1")
+        self.create_topic(on_response, attributes=f"+{RESERVE_TIME}=1")
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
@@ -84,14 +84,14 @@ class Expiring(Workload):
             for queue_id in range(self.queues)
         )
 
-    def _check_records(self, queue_id: int, offset: int, answer: ClientResponse) -> None:
-        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            moved = int(answer.ext["nextBeginOffset"])
+    def _check_records(self, queue_id: int, offset: int, response: ClientResponse) -> None:
+        if response.code == ResponseCode.PULL_OFFSET_MOVED:
+            moved = int(response.ext["nextBeginOffset"])
             for stored in self.ledger.queues.get((self.topic, queue_id), [])[offset:moved]:
                 is_gone = stored.record.physical_offset < self.cluster.dropped_pos
                 if stored.record.queue_offset >= self._begins.get((self.topic, queue_id), 0) and not is_gone:
                     raise Violation(f"skipped: a reader of queue {queue_id} goes on at {moved}, behind {stored.place}")
-        super()._check_records(queue_id, offset, answer)
+        super()._check_records(queue_id, offset, response)
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
         """Check also that queues begin where they should."""

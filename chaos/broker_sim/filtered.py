@@ -83,20 +83,20 @@ class FilteredPulls(Workload):
         number = self._asked
         meanwhile = self._asking[number] = {self._kept}
 
-        def done(answer: ResponseOrLoss) -> None:
+        def on_response(response: ResponseOrLoss) -> None:
             del self._asking[number]
-            if isinstance(answer, ClientResponse):
-                has_it = answer.code == ResponseCode.SUCCESS
-                has_another = answer.code in (ResponseCode.FILTER_DATA_NOT_EXIST, ResponseCode.FILTER_DATA_NOT_LATEST)
+            if isinstance(response, ClientResponse):
+                has_it = response.code == ResponseCode.SUCCESS
+                has_another = response.code in (ResponseCode.FILTER_DATA_NOT_EXIST, ResponseCode.FILTER_DATA_NOT_LATEST)
                 if (has_it and name.text not in meanwhile) or (has_another and meanwhile == {name.text}):
                     raise Violation(
-                        f"filter: {answer} for {name.text}, but the log says that the group had {sorted(meanwhile)}"
+                        f"filter: {response} for {name.text}, but the log says that the group had {sorted(meanwhile)}"
                     )
-                if has_it and not name.is_of(answer.body):
-                    raise Violation(f"filter: {name.text} came as {answer.body!r}")
-            then(answer)
+                if has_it and not name.is_of(response.body):
+                    raise Violation(f"filter: {name.text} came as {response.body!r}")
+            then(response)
 
-        self.ask(RequestCode.GET_FILTER, self.named(name), b"", done)
+        self.ask(RequestCode.GET_FILTER, self.named(name), b"", on_response)
 
     def named(self, name: ProgramName) -> dict[str, str]:
         """The fields of a request about a filter of the group."""
@@ -132,10 +132,10 @@ class Member:
     def _again(self) -> None:
         self._cluster.at(self._cluster.now + self._rng.uniform(0.05, 0.4), self.pull)
 
-    def _fetched(self, answer: ResponseOrLoss) -> None:
-        if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
-            self._workload.loaded[self._name.text] = SqlProgram(answer.body)
-        elif isinstance(answer, ClientResponse) and answer.code in (
+    def _fetched(self, response: ResponseOrLoss) -> None:
+        if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
+            self._workload.loaded[self._name.text] = SqlProgram(response.body)
+        elif isinstance(response, ClientResponse) and response.code in (
             ResponseCode.FILTER_DATA_NOT_EXIST,
             ResponseCode.FILTER_DATA_NOT_LATEST,
         ):
@@ -144,8 +144,8 @@ class Member:
             return
         self._again()
 
-    def _uploaded(self, answer: ResponseOrLoss) -> None:
-        if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+    def _uploaded(self, response: ResponseOrLoss) -> None:
+        if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
             self._workload.loaded[self._name.text] = SqlProgram(self._content)
         self._again()
 
@@ -157,29 +157,29 @@ class Member:
             _GROUP, self._workload.topic, self.queue_id, progress.offset, count, sys_flag=CLASS_FILTER, wait_ms=0
         )
 
-        def done(answer: ResponseOrLoss) -> None:
+        def on_response(response: ResponseOrLoss) -> None:
             if started != self._workload.started:
                 self._again()
             else:
-                self._answered(progress, answer, started)
+                self._on_response(progress, response, started)
 
-        self._workload.ask(RequestCode.PULL_MESSAGE, fields, b"", done)
+        self._workload.ask(RequestCode.PULL_MESSAGE, fields, b"", on_response)
 
-    def _answered(self, progress: PullProgress, answer: ResponseOrLoss, started: int) -> None:
-        if not isinstance(answer, ClientResponse) or "nextBeginOffset" not in answer.ext:
+    def _on_response(self, progress: PullProgress, response: ResponseOrLoss, started: int) -> None:
+        if not isinstance(response, ClientResponse) or "nextBeginOffset" not in response.ext:
             if progress.failed():
                 self._again()
             else:
                 self._check_answer(progress.answer())
             return
-        begin, low, high = (int(answer.ext[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))
+        begin, low, high = (int(response.ext[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))
         now = self._cluster.now
-        as_it_is = progress.replied(PullHead(answer.code, begin, low, high, answer.remark), now)
+        as_it_is = progress.replied(PullHead(response.code, begin, low, high, response.remark), now)
         if as_it_is is not None:
             self._check_answer(as_it_is)
             return
-        if answer.code == ResponseCode.SUCCESS:
-            self._filter(progress, answer.body, begin)
+        if response.code == ResponseCode.SUCCESS:
+            self._filter(progress, response.body, begin)
         if progress.is_over():
             self._check_answer(progress.answer())
         else:

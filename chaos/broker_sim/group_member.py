@@ -159,15 +159,15 @@ class Member:
         left.
         """
 
-        def answered(answer: ResponseOrLoss) -> None:
-            self._if_awake(done, (answer,))
+        def on_response(response: ResponseOrLoss) -> None:
+            self._if_awake(done, (response,))
 
         self._client.request(
             self._cluster.some_node(self._rng),
             code,
             ext,
             body,
-            None if done is None else answered,
+            None if done is None else on_response,
             serialization=self._workload.encoding(code),
         )
 
@@ -198,13 +198,13 @@ class Member:
             self._pull_next(queue)
 
     def _share(self) -> None:
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
-                members = sorted(ConsumerList.decode(answer.body).consumer_ids)
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
+                members = sorted(ConsumerList.decode(response.body).consumer_ids)
                 if self.client_id in members:
                     self._assign_queues(members.index(self.client_id), len(members))
 
-        self._ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._plan.name}, b"", done)
+        self._ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._plan.name}, b"", on_response)
 
     def _assign_queues(self, place: int, members: int) -> None:
         mine = {key for number, key in enumerate(self._plan.keys) if number % members == place}
@@ -225,11 +225,11 @@ class Member:
         key = queue.key
         self._checker.unlocks(self.client_id, key)
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self._checker.unlocked(self.client_id, key)
 
-        self._ask(RequestCode.UNLOCK_BATCH_MQ, None, self._locks_of([key]), done)
+        self._ask(RequestCode.UNLOCK_BATCH_MQ, None, self._locks_of([key]), on_response)
 
     # -- own queues ----------------------------------------------------------------------------------------------------
 
@@ -242,15 +242,15 @@ class Member:
             return
         since, wanted = self._cluster.now, list(self._queues.values())
 
-        def done(answer: ResponseOrLoss) -> None:
-            if not isinstance(answer, ClientResponse) or answer.code != ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if not isinstance(response, ClientResponse) or response.code != ResponseCode.SUCCESS:
                 return
-            granted = {(self._plan.name, ref.topic, ref.queue_id) for ref in LockedQueues.decode(answer.body).queues}
+            granted = {(self._plan.name, ref.topic, ref.queue_id) for ref in LockedQueues.decode(response.body).queues}
             for queue in wanted:
                 if not queue.dropped:
                     self._locked(queue, since, is_mine=queue.key in granted)
 
-        self._ask(RequestCode.LOCK_BATCH_MQ, None, self._locks_of([queue.key for queue in wanted]), done)
+        self._ask(RequestCode.LOCK_BATCH_MQ, None, self._locks_of([queue.key for queue in wanted]), on_response)
 
     def _locked(self, queue: MemberQueue, since: float, *, is_mine: bool) -> None:
         if not is_mine:
@@ -279,7 +279,7 @@ class Member:
         else:
             self._pull(queue, queue.position)
 
-    def _answered(self, queue: MemberQueue, begun: int) -> bool:
+    def _end_request(self, queue: MemberQueue, begun: int) -> bool:
         """Whether a response is still valid."""
         if queue.dropped or queue.round != begun:
             return False
@@ -289,21 +289,21 @@ class Member:
     def _find_out(self, queue: MemberQueue) -> None:
         round_begun, query = queue.round, self._checker.query_begins(queue.key)
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse):
-                self._checker.query_ends(queue.key, query, answer)
-            if not self._answered(queue, round_begun):
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse):
+                self._checker.query_ends(queue.key, query, response)
+            if not self._end_request(queue, round_begun):
                 return
-            if isinstance(answer, ClientResponse) and answer.code in (
+            if isinstance(response, ClientResponse) and response.code in (
                 ResponseCode.SUCCESS,
                 ResponseCode.QUERY_NOT_FOUND,
             ):
-                queue.begin_at(int(answer.ext.get("offset", 0)))
+                queue.begin_at(int(response.ext.get("offset", 0)))
             self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
 
         group, topic, queue_id = queue.key
         ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id}
-        self._ask(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", done)
+        self._ask(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", on_response)
 
     def _pull(self, queue: MemberQueue, offset: int) -> None:
         round_begun = queue.round
@@ -314,25 +314,25 @@ class Member:
             self._checker.commits(self.client_id, queue.key, reached)
         self._checker.pull_begins(self.client_id, queue.key, offset)
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse):
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse):
                 self._checker.pull_ends(queue.key, offset)
-            if self._answered(queue, round_begun):
-                if isinstance(answer, ClientResponse):
-                    self._on_pulled(queue, offset, answer)
+            if self._end_request(queue, round_begun):
+                if isinstance(response, ClientResponse):
+                    self._on_pulled(queue, offset, response)
                 self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
 
         flags, count = _SUSPEND | (_COMMIT_OFFSET if carries else 0), self._rng.choice((1, 8, 32))
         ext = pull_fields(group, topic, queue_id, offset, count, sys_flag=flags, commit_offset=reached)
-        self._ask(RequestCode.PULL_MESSAGE, ext, b"", done)
+        self._ask(RequestCode.PULL_MESSAGE, ext, b"", on_response)
 
-    def _on_pulled(self, queue: MemberQueue, offset: int, answer: ClientResponse) -> None:
-        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            self._workload.counts[f"sent elsewhere: {answer.remark}"] += 1
-            queue.begin_at(int(answer.ext["nextBeginOffset"]))
-        elif answer.code == ResponseCode.SUCCESS:
+    def _on_pulled(self, queue: MemberQueue, offset: int, response: ClientResponse) -> None:
+        if response.code == ResponseCode.PULL_OFFSET_MOVED:
+            self._workload.counts[f"sent elsewhere: {response.remark}"] += 1
+            queue.begin_at(int(response.ext["nextBeginOffset"]))
+        elif response.code == ResponseCode.SUCCESS:
             idle = not queue.buffered
-            for record in decode_records(answer.body):
+            for record in decode_records(response.body):
                 self._workload.check_next(queue.key[1], queue.key[2], offset, record)
                 queue.buffered[offset] = record
                 offset += 1
@@ -406,9 +406,9 @@ class Member:
         waits = not self._plan.ordered and self._rng.random() < 0.5
         begun = self._checker.commits(self.client_id, queue.key, offset, waits=waits)
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self._checker.committed(queue.key, offset, begun)
 
         ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset}
-        self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", done if waits else None)
+        self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", on_response if waits else None)

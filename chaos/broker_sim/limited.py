@@ -43,11 +43,12 @@ class Limited(Workload):
             self.send(self.new("plain", {}))
 
     def _limit(self) -> None:
-        def done(answer: ResponseOrLoss) -> None:
-            if self._limited_at < 0 and isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if self._limited_at < 0 and isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self._limited_at = self.cluster.now
 
-        self.create_topic(done, attributes=f"+quota.produce.messages={_RATE},+quota.consume.messages={_READ_RATE}")
+        limits = f"+quota.produce.messages={_RATE},+quota.consume.messages={_READ_RATE}"
+        self.create_topic(on_response, attributes=limits)
 
     def stored(self, stored: Stored) -> None:
         if stored.record.topic != self.topic:

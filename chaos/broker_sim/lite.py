@@ -119,12 +119,12 @@ class Lite(OrderedPop):
     def _create_next(self) -> None:
         wanted = self._to_create[0]
 
-        def done(answer: ResponseOrLoss) -> None:
-            is_created = isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
+        def on_response(response: ResponseOrLoss) -> None:
+            is_created = isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
             if is_created and self._to_create[:1] == [wanted]:
                 del self._to_create[0]
 
-        self.clients[0].request(self.cluster.some_node(self.rng), *wanted, done)
+        self.clients[0].request(self.cluster.some_node(self.rng), *wanted, on_response)
 
     def _change(self, member: Client) -> None:
         """Subscribe a member to a few lite topics, or unsubscribe it."""
@@ -152,11 +152,11 @@ class Lite(OrderedPop):
         body = LiteSubscriptionSet(subscriptions=[entry]).encode()
         node = self.cluster.some_node(self.rng)
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self.counts["subscriptions"] += 1
 
-        member.request(node, RequestCode.LITE_SUBSCRIPTION_CTL, None, body, done)
+        member.request(node, RequestCode.LITE_SUBSCRIPTION_CTL, None, body, on_response)
 
     def _pop_next(self, consumer: Client, again: str) -> None:
         attempt = again or self.rng.choice(("", f"A{next(self._attempts)}"))
@@ -174,19 +174,19 @@ class Lite(OrderedPop):
         }
         node = self.cluster.some_node(self.rng)
 
-        def done(answer: ResponseOrLoss) -> None:
+        def on_response(response: ResponseOrLoss) -> None:
             repeated = ""
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
-                self._check_received(consumer, node, _received(_MEMBERS[name], answer))
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
+                self._check_received(consumer, node, _received(_MEMBERS[name], response))
             else:
-                self.counts[f"pops: {answer.code if isinstance(answer, ClientResponse) else answer.name}"] += 1
-                repeated = attempt if answer is LostResponse.UNKNOWN else ""
-                if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
+                self.counts[f"pops: {response.code if isinstance(response, ClientResponse) else response.name}"] += 1
+                repeated = attempt if response is LostResponse.UNKNOWN else ""
+                if isinstance(response, ClientResponse) and response.code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
                     self._send_subscription(consumer, Action.COMPLETE_ADD, self._wanted[name])
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer, repeated)
 
         self.counts["pops, the same attempt again" if again else "pops"] += 1
-        consumer.request(node, RequestCode.POP_LITE_MESSAGE, ext, b"", done)
+        consumer.request(node, RequestCode.POP_LITE_MESSAGE, ext, b"", on_response)
 
     def _request_fields(self, source: From, receipt: Receipt) -> dict[str, Any]:
         group, queue, _ = source.queue
@@ -317,14 +317,14 @@ def _shorter(attributes: Mapping[str, str]) -> int | None:
     return None if limit is None else limit * _MINUTE_MS // 60_000
 
 
-def _received(group: str, answer: ClientResponse) -> list[tuple[QueueOfGroup, StoredMessage, Receipt]]:
+def _received(group: str, response: ClientResponse) -> list[tuple[QueueOfGroup, StoredMessage, Receipt]]:
     """Messages, their queues and receipts; none for a response with a record that is damaged on that replica's disk."""
     try:
-        messages = decode_records(answer.body)
+        messages = decode_records(response.body)
     except RecordError:
         return []
-    times = int(answer.ext["popTime"]), int(answer.ext["invisibleTime"])
-    counts = answer.ext["orderCountInfo"].split(";")
+    times = int(response.ext["popTime"]), int(response.ext["invisibleTime"])
+    counts = response.ext["orderCountInfo"].split(";")
     got = []
     for message, count in zip(messages, counts, strict=True):
         offset = QueueOffset(int(message.properties[props.LITE_OFFSET]))

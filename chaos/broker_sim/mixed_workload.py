@@ -106,14 +106,14 @@ class Mixed(Workload):
         values = range(len(self.ledger.sent) + 1, len(self.ledger.sent) + 1 + self.rng.randint(2, 4))
         batch = [self.new("batch", {}, batch=values) for _ in values]
 
-        def answered(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
-                ids, first = answer.ext["msgId"].split(","), int(answer.ext["queueOffset"])
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
+                ids, first = response.ext["msgId"].split(","), int(response.ext["queueOffset"])
                 for number, (sent, message_id) in enumerate(zip(batch, ids, strict=True)):
                     self.counts["acknowledged"] += 1
                     self.acknowledged(sent, first + number, int(message_id[16:32], 16))
 
-        self.send_batch(batch, lambda sent: sent.properties, {}, answered)
+        self.send_batch(batch, lambda sent: sent.properties, {}, on_response)
 
     def _send_oneway(self) -> None:
         sent = self.new("one-way", {})
@@ -137,12 +137,12 @@ class Mixed(Workload):
         queue_id, number = sent.asked["queue_id"], sent.asked["number"]
         sent.unknown += 1
 
-        def done(answer: ResponseOrLoss) -> None:
-            if answer is not LostResponse.UNKNOWN:
+        def on_response(response: ResponseOrLoss) -> None:
+            if response is not LostResponse.UNKNOWN:
                 sent.unknown -= 1
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self.counts["acknowledged in order"] += 1
-                self.acknowledged(sent, int(answer.ext["queueOffset"]), int(answer.ext["msgId"][16:32], 16))
+                self.acknowledged(sent, int(response.ext["queueOffset"]), int(response.ext["msgId"][16:32], 16))
                 later = self.rng.choice((0.0, self.rng.uniform(0.0, 0.1)))
                 self.cluster.at(self.cluster.now + later, self._send_in_order, queue_id, number + 1)
             elif not self.stopped:
@@ -150,7 +150,7 @@ class Mixed(Workload):
 
         own = {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties}
         ext = self.send_fields(_ORDERED_TOPIC, own, default_topic_queue_nums=_ORDERED_QUEUES, queue_id=queue_id)
-        self.request(RequestCode.SEND_MESSAGE_V2, ext, sent.body, done)
+        self.request(RequestCode.SEND_MESSAGE_V2, ext, sent.body, on_response)
 
     # -- consumers and operators ---------------------------------------------------------------------------------------
 
@@ -197,29 +197,29 @@ class Mixed(Workload):
         else:
             ext |= {"timestamp": self.cluster.true_ms() - self.rng.randint(0, 5000), "queueId": -1}
 
-        def done(answer: ResponseOrLoss) -> None:
+        def on_response(response: ResponseOrLoss) -> None:
             self.counts[
-                f"resets: {answer.name if isinstance(answer, LostResponse) else ResponseCode(answer.code).name}"
+                f"resets: {response.name if isinstance(response, LostResponse) else ResponseCode(response.code).name}"
             ] += 1
-            if not isinstance(answer, ClientResponse) or answer.code != ResponseCode.SUCCESS:
+            if not isinstance(response, ClientResponse) or response.code != ResponseCode.SUCCESS:
                 return
-            for ref, offset in read_offset_table(answer.body).items():
+            for ref, offset in read_offset_table(response.body).items():
                 key = (_SHARED, ref.topic, ref.queue_id)
                 since = self._checker.offsets[key][begun[key] - 1 :]
                 if offset not in since:
                     raise Violation(f"reset: {key} was told to be reset to {offset}, since then it was {since}")
 
-        self.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext, b"", done)
+        self.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext, b"", on_response)
 
     def _ask_where(self, key: Key) -> None:
         begun = self._checker.query_begins(key)
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse):
-                self._checker.query_ends(key, begun, answer)
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse):
+                self._checker.query_ends(key, begun, response)
 
         ext = {"consumerGroup": key[0], "topic": key[1], "queueId": key[2]}
-        self.request(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", done)
+        self.request(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", on_response)
 
     # -- sending back --------------------------------------------------------------------------------------------------
 
@@ -237,8 +237,8 @@ class Mixed(Workload):
         self._asked_back[copy] += 1
         begun, before = queue.round, self._back[copy]
 
-        def done(answer: ResponseOrLoss) -> None:
-            taken = isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
+        def on_response(response: ResponseOrLoss) -> None:
+            taken = isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
             if taken:
                 self.counts["given back"] += 1
                 if self._back[copy] == before:
@@ -246,7 +246,7 @@ class Mixed(Workload):
                 self._checker.handles(member.client_id, queue.key, offset)
             else:
                 self.counts["not given back"] += 1
-                self._asked_back[copy] -= answer is not LostResponse.UNKNOWN
+                self._asked_back[copy] -= response is not LostResponse.UNKNOWN
             member.gave_back(queue, offset, begun, taken=taken)
 
         ext = {
@@ -258,7 +258,7 @@ class Mixed(Workload):
             "unitMode": False,
             "maxReconsumeTimes": _ATTEMPTS_MAX,
         }
-        member.ask_to_take_back(ext, done)
+        member.ask_to_take_back(ext, on_response)
 
     def _came_back(self, stored: Stored, *, dead: bool) -> _Copy:
         """Check a message that was sent back and is now stored, for redelivery or as a dead letter."""

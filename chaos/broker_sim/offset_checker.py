@@ -96,19 +96,19 @@ class OffsetChecker:
         """Note that a member sends an offset query; pass the result to `query_ends`."""
         return len(self.offsets[key])
 
-    def query_ends(self, key: Key, begun: object, answer: ClientResponse) -> None:
+    def query_ends(self, key: Key, begun: object, response: ClientResponse) -> None:
         """Check a returned offset: the group must have had it since the query."""
         assert isinstance(begun, int), f"no number of offsets: {begun}"
         since = self.offsets[key][begun - 1 :]
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        if response.code == ResponseCode.QUERY_NOT_FOUND:
             fits = since[0] == _NONE
-        elif answer.code == ResponseCode.SUCCESS:
-            fits = int(answer.ext["offset"]) in since or (since[0] == _NONE and answer.ext["offset"] == "0")
+        elif response.code == ResponseCode.SUCCESS:
+            fits = int(response.ext["offset"]) in since or (since[0] == _NONE and response.ext["offset"] == "0")
         else:
             return
         self._workload.counts["offsets told"] += 1
         if not fits:
-            raise Violation(f"offset: {key} was told as {answer}, since it was asked for it was {since}")
+            raise Violation(f"offset: {key} was told as {response}, since it was asked for it was {since}")
 
     def pull_begins(self, member: str, key: Key, offset: int) -> None:
         """Note that a member sends a pull."""

@@ -121,29 +121,29 @@ class OrderedPop(Workload):
         worker = Worker(self.recording)
         worker.invoke("pop", o=ext["invisibleTime"])
 
-        def done(answer: ResponseOrLoss) -> None:
+        def on_response(response: ResponseOrLoss) -> None:
             repeated = ""
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
-                counts = read_count_info(answer.ext.get("orderCountInfo", ""))
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
+                counts = read_count_info(response.ext.get("orderCountInfo", ""))
                 got = [
                     (
                         (_GROUP, self.topic, receipt.queue_id),
                         delivered(message, counts.get((receipt.mark, receipt.queue_id, receipt.offset), 0)),
                         receipt,
                     )
-                    for message, receipt in received(answer)
+                    for message, receipt in received(response)
                 ]
                 worker.ok("pop", v=[(queue_name(*k[1:]), r.offset, str(value_of(m.body))) for k, m, r in got])
                 self._check_received(consumer, node, got)
             else:
-                (worker.info if answer is LostResponse.UNKNOWN else worker.fail)("pop", str(answer))
-                self.counts[f"pops: {answer.code if isinstance(answer, ClientResponse) else answer.name}"] += 1
-                repeated = attempt if answer is LostResponse.UNKNOWN else ""
+                (worker.info if response is LostResponse.UNKNOWN else worker.fail)("pop", str(response))
+                self.counts[f"pops: {response.code if isinstance(response, ClientResponse) else response.name}"] += 1
+                repeated = attempt if response is LostResponse.UNKNOWN else ""
             later = self.rng.uniform(0.0, 0.3)
             self.cluster.at(self.cluster.now + later, self._pop_next, consumer, repeated)
 
         self.counts["pops, the same attempt again" if again else "pops"] += 1
-        consumer.request(node, RequestCode.POP_MESSAGE, ext, b"", done)
+        consumer.request(node, RequestCode.POP_MESSAGE, ext, b"", on_response)
 
     def _check_received(
         self, consumer: Client, node: Node, got: list[tuple[QueueOfGroup, StoredMessage, Receipt]]
@@ -204,8 +204,8 @@ class OrderedPop(Workload):
         asked = source.queue, receipt.offset, receipt.pop_time_ms
         worker, queue = Worker(self.recording), queue_name(*source.queue[1:])
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 worker.ok("ack", k=queue, v=value)
                 self.counts["told acknowledged"] += 1
                 if asked not in self._done:
@@ -213,20 +213,20 @@ class OrderedPop(Workload):
                         f"pop: {receipt} was told to be acknowledged, the queue is {self._at(source.queue)}"
                     )
                 return
-            worker.info("ack", str(answer), k=queue, v=value)
+            worker.info("ack", str(response), k=queue, v=value)
             self.counts["not acknowledged"] += 1
 
         value = self._value_at(source.queue, receipt.offset)
         worker.invoke("ack", k=queue, v=value, o=receipt.offset)
         self._asked.add(asked)
-        self._ask(source, RequestCode.ACK_MESSAGE, self._request_fields(source, receipt), done)
+        self._ask(source, RequestCode.ACK_MESSAGE, self._request_fields(source, receipt), on_response)
 
     def _change_invisible(self, source: From, receipt: Receipt) -> None:
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self.counts["put off"] += 1
                 if self.rng.random() < 0.7:
-                    pop_time_ms, invisible_ms = int(answer.ext["popTime"]), int(answer.ext["invisibleTime"])
+                    pop_time_ms, invisible_ms = int(response.ext["popTime"]), int(response.ext["invisibleTime"])
                     fresh = receipt._replace(start=receipt.offset, pop_time_ms=pop_time_ms, invisible_ms=invisible_ms)
                     self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 2.0), self._acknowledge, source, fresh)
 
@@ -235,7 +235,7 @@ class OrderedPop(Workload):
             "invisibleTime": self.rng.choice((0, 300, 2000)),
             "suspend": suspends,
         }
-        self._ask(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, done)
+        self._ask(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, on_response)
 
     def _ask(self, source: From, code: RequestCode, ext: dict[str, Any], done: OnResponse) -> None:
         """Mostly the broker that the message came from: if one acknowledgement is missing, all behind it is

@@ -74,17 +74,17 @@ class _Pop(NamedTuple):
         return self.pop_time_ms + self.invisible_ms
 
 
-def received(answer: ClientResponse) -> list[tuple[StoredMessage, Receipt]]:
+def received(response: ClientResponse) -> list[tuple[StoredMessage, Receipt]]:
     """Messages and receipts, paired as other clients do.
 
     None for a response with a record that is damaged on that replica's disk: its messages are redelivered after their
     time.
     """
-    rows = [row.split(" ") for row in answer.ext["startOffsetInfo"].split(";")]
+    rows = [row.split(" ") for row in response.ext["startOffsetInfo"].split(";")]
     starts = {(mark, int(queue_id)): QueueOffset(start) for mark, queue_id, start in rows}
     pairs = []
     try:
-        messages = decode_records(answer.body)
+        messages = decode_records(response.body)
     except RecordError:
         return []
     for message in messages:
@@ -95,9 +95,9 @@ def received(answer: ClientResponse) -> list[tuple[StoredMessage, Receipt]]:
             if carried
             else Receipt(
                 starts[mark, message.queue_id],
-                int(answer.ext["popTime"]),
-                int(answer.ext["invisibleTime"]),
-                int(answer.ext["reviveQid"]),
+                int(response.ext["popTime"]),
+                int(response.ext["invisibleTime"]),
+                int(response.ext["reviveQid"]),
                 mark,
                 "broker-a",
                 message.queue_id,
@@ -160,11 +160,11 @@ class Pop(Workload):
                 self.send(self.new("plain", self._priorities.properties(self.rng)))
 
     def _create_topic(self) -> None:
-        def done(answer: ResponseOrLoss) -> None:
-            self._is_created |= isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
+        def on_response(response: ResponseOrLoss) -> None:
+            self._is_created |= isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
 
         queues = {"readQueueNums": LEVELS, "writeQueueNums": LEVELS}
-        self.create_topic(done, **queues, topicFilterType="SINGLE_TAG", attributes="+message.type=PRIORITY")
+        self.create_topic(on_response, **queues, topicFilterType="SINGLE_TAG", attributes="+message.type=PRIORITY")
 
     def _pop_next(self, consumer: Client) -> None:
         ext = {
@@ -188,19 +188,19 @@ class Pop(Workload):
         worker = Worker(self.recording)
         worker.invoke("pop", o=ext["invisibleTime"])
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
-                got = received(answer)
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
+                got = received(response)
                 popped = [(self._place_of(receipt), str(value_of(message.body))) for message, receipt in got]
                 worker.ok("pop", v=[(queue_name(*place.queue), place.offset, value) for place, value in popped])
                 self._check_received(consumer, got)
             else:
-                self.counts[f"pops: {answer.code if isinstance(answer, ClientResponse) else answer.name}"] += 1
-                (worker.info if answer is LostResponse.UNKNOWN else worker.fail)("pop", str(answer))
+                self.counts[f"pops: {response.code if isinstance(response, ClientResponse) else response.name}"] += 1
+                (worker.info if response is LostResponse.UNKNOWN else worker.fail)("pop", str(response))
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer)
 
         self.counts["pops"] += 1
-        consumer.request(self.cluster.some_node(self.rng), RequestCode.POP_MESSAGE, ext, b"", done)
+        consumer.request(self.cluster.some_node(self.rng), RequestCode.POP_MESSAGE, ext, b"", on_response)
 
     def _check_received(self, consumer: Client, pairs: list[tuple[StoredMessage, Receipt]]) -> None:
         kept: list[tuple[MessageAt, Receipt]] = []
@@ -244,15 +244,15 @@ class Pop(Workload):
         worker, value = Worker(self.recording), str(self.ledger.queues[place.queue][place.offset].value)
         worker.invoke("ack", v=value, o=place.offset)
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 worker.ok("ack", k=queue_name(*place.queue), v=value)
                 self._check_acked(place)
             else:  # a request that was handed on may be refused since it has taken effect
-                worker.info("ack", str(answer), k=queue_name(*place.queue), v=value)
-                self.counts["too late to acknowledge"] += answer is not LostResponse.UNKNOWN
+                worker.info("ack", str(response), k=queue_name(*place.queue), v=value)
+                self.counts["too late to acknowledge"] += response is not LostResponse.UNKNOWN
 
-        return done
+        return on_response
 
     def _ack(self, consumer: Client, place: MessageAt, receipt: Receipt) -> None:
         done = self._ack_begins(place, receipt)
@@ -271,13 +271,13 @@ class Pop(Workload):
             for (start, at, mark, queue_id), bits in gathered.items()
         ]
 
-        def done(answer: ResponseOrLoss) -> None:
+        def on_response(response: ResponseOrLoss) -> None:
             for ack_ends in ends:
-                ack_ends(answer)
+                ack_ends(response)
 
         if rows:
             body = msgspec.json.encode({"brokerName": "broker-a", "acks": rows})
-            consumer.request(self.cluster.some_node(self.rng), RequestCode.BATCH_ACK_MESSAGE, None, body, done)
+            consumer.request(self.cluster.some_node(self.rng), RequestCode.BATCH_ACK_MESSAGE, None, body, on_response)
 
     def _check_acked(self, place: MessageAt) -> None:
         self.counts["told acknowledged"] += 1
@@ -292,24 +292,24 @@ class Pop(Workload):
             invisible_ms = self.rng.choice((0, 300, 2000))
         known_to = self._known_to(place, receipt)
 
-        def done(answer: ResponseOrLoss) -> None:
-            if answer is LostResponse.UNKNOWN:
+        def on_response(response: ResponseOrLoss) -> None:
+            if response is LostResponse.UNKNOWN:
                 later = self.cluster.now + self.rng.uniform(0.0, 0.3)
                 if self.rng.random() < 0.3:
                     self.cluster.at(later, self._ack, consumer, place, receipt)
                 elif attempt < _ATTEMPTS_MAX:
                     self.cluster.at(later, self._change_invisible, consumer, place, receipt, invisible_ms, attempt + 1)
                 return
-            is_refused = isinstance(answer, ClientResponse) and answer.code == ResponseCode.NO_MESSAGE
+            is_refused = isinstance(response, ClientResponse) and response.code == ResponseCode.NO_MESSAGE
             if is_refused and known_to and known_to == self._known_to(place, receipt):
                 raise Violation(f"denied: {place} is hidden for {receipt}, and cannot be put off again by it")
-            if not isinstance(answer, ClientResponse) or answer.code != ResponseCode.SUCCESS:
+            if not isinstance(response, ClientResponse) or response.code != ResponseCode.SUCCESS:
                 return
             self.counts["put off"] += 1
             self.counts["put off again"] += attempt > 1 and bool(known_to)
-            pop_time_ms = int(answer.ext["popTime"])
+            pop_time_ms = int(response.ext["popTime"])
             fresh = receipt._replace(
-                start=receipt.offset, pop_time_ms=pop_time_ms, invisible_ms=int(answer.ext["invisibleTime"])
+                start=receipt.offset, pop_time_ms=pop_time_ms, invisible_ms=int(response.ext["invisibleTime"])
             )
             if (fresh.start, pop_time_ms) not in self._popped[place]:
                 raise Violation(f"pop: {place} was put off with {fresh}, but that is not committed")
@@ -319,7 +319,7 @@ class Pop(Workload):
 
         ext = self._request_fields(place, receipt) | {"invisibleTime": invisible_ms, "suspend": self.rng.random() < 0.5}
         node = self.cluster.some_node(self.rng)
-        consumer.request(node, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"", done)
+        consumer.request(node, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"", on_response)
 
     def _known_to(self, place: MessageAt, receipt: Receipt) -> list[int]:
         """The ids of all running brokers if each knows that the message was postponed and is open; else an empty list.

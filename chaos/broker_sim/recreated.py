@@ -106,22 +106,22 @@ class Recreated(Workload):
         self.cluster.at(self.cluster.now + self.rng.uniform(0.0, _LATE_SECONDS), self._commit, queue_id, offset)
 
     def _commit(self, queue_id: int, offset: int) -> None:
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self.counts["commits"] += 1
 
         ext = self._place(queue_id) | {"commitOffset": offset, "forwardOnly": True}
-        self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, done)
+        self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, on_response)
 
     def _begin_anew(self, queue_id: int) -> None:
         """Restart the reader at the stored offset, as another process."""
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self.counts["starts at the stored offset"] += 1
-                self._go_to(queue_id, int(answer.ext["offset"]))
+                self._go_to(queue_id, int(response.ext["offset"]))
 
-        self._ask(RequestCode.QUERY_CONSUMER_OFFSET, self._place(queue_id) | {"setZeroIfNotFound": False}, done)
+        self._ask(RequestCode.QUERY_CONSUMER_OFFSET, self._place(queue_id) | {"setZeroIfNotFound": False}, on_response)
 
     def _place(self, queue_id: int) -> dict[str, Any]:
         return {"consumerGroup": _GROUP, "topic": self.topic, "queueId": queue_id}
@@ -143,17 +143,17 @@ class Recreated(Workload):
         position = stored.record.physical_offset
         return position not in self._taken and position >= self.cluster.dropped_pos
 
-    def _check_records(self, queue_id: int, offset: int, answer: ClientResponse) -> None:
+    def _check_records(self, queue_id: int, offset: int, response: ClientResponse) -> None:
         if offset != self._read_to[queue_id]:
             return  # it began anew in the meantime
-        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            moved = int(answer.ext["nextBeginOffset"])
+        if response.code == ResponseCode.PULL_OFFSET_MOVED:
+            moved = int(response.ext["nextBeginOffset"])
             if moved < offset:
-                raise Violation(f"pull: {self.topic}/{queue_id} moved back from {offset} to {moved}: {answer}")
+                raise Violation(f"pull: {self.topic}/{queue_id} moved back from {offset} to {moved}: {response}")
             self.counts["moved to the first message"] += 1
             self._go_to(queue_id, moved)
             return
-        super()._check_records(queue_id, offset, answer)
+        super()._check_records(queue_id, offset, response)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: Any) -> None:
         """Check the next record of a reader; the topic may have been deleted while the answer was on its way."""

@@ -158,14 +158,14 @@ class ScanRead:
         then: Callable[[ClientResponse], None],
         again: Callable[[], None],
     ) -> None:
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
-                then(answer)
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
+                then(response)
             else:
                 self._later(again)
 
         self._client.request(
-            self._node, code, fields, body, done, serialization=self._workload.encoding(code), seconds=6.0
+            self._node, code, fields, body, on_response, serialization=self._workload.encoding(code), seconds=6.0
         )
 
     def _later(self, step: Callable[[], None]) -> None:
@@ -193,11 +193,11 @@ class ScanRead:
         if not current:
             before = {}
 
-        def planned(answer: ClientResponse) -> None:
-            self._planned(answer.ext["topicIdentity"], *decode_plan(answer.body), before)
+        def planned(response: ClientResponse) -> None:
+            self._planned(response.ext["topicIdentity"], *decode_plan(response.body), before)
 
-        def on_response(answer: ClientResponse) -> None:
-            found = decode_ends(answer.body)[0]
+        def on_response(response: ClientResponse) -> None:
+            found = decode_ends(response.body)[0]
             both = zip(found.firsts, found.ends, strict=True)
             self._planned(found.identity, [PlannedQueue(number, *each) for number, each in enumerate(both)], [], before)
 
@@ -251,8 +251,8 @@ class ScanRead:
         until = self._node.clock() + _LEASE_SECONDS
         fields = {"leaseId": f"{self._number}", "position": position, "seconds": _LEASE_SECONDS}
 
-        def held(answer: ClientResponse) -> None:
-            if int(answer.ext["basePosition"]) <= position:
+        def held(response: ClientResponse) -> None:
+            if int(response.ext["basePosition"]) <= position:
                 self._held = process, until
                 self._workload.counts["leases"] += 1
             self._read()
@@ -278,10 +278,10 @@ class ScanRead:
             "waitMs": self._rng.choice((0, 0, 1000)),
         }
         body = encode_ranges(self._remaining.values())
-        self._ask(RequestCode.BULK_READ, fields, body, self._answered, self._read)
+        self._ask(RequestCode.BULK_READ, fields, body, self._on_response, self._read)
 
-    def _answered(self, answer: ClientResponse) -> None:
-        found = decode_answer(answer.body)
+    def _on_response(self, response: ClientResponse) -> None:
+        found = decode_answer(response.body)
         match found.status:
             case BulkStatus.RECORDS:
                 self._check_answer(found)
@@ -305,34 +305,34 @@ class ScanRead:
                 self._workload.counts[f"answers {found.status.name}"] += 1
         self._later(self._read)
 
-    def _check_held(self, found: BulkResponse) -> None:
+    def _check_held(self, response: BulkResponse) -> None:
         if self._held is None:
             return
         process, until = self._held
         if isinstance(process, BrokerProcess) and self._node.process is process and self._node.clock() < until:
             raise Violation(
-                f"lease: {process.node_id} let go of what is held: {dict(found.offsets)}, {self._remaining}"
+                f"lease: {process.node_id} let go of what is held: {dict(response.offsets)}, {self._remaining}"
             )
         self._held = None
 
-    def _check_answer(self, found: BulkResponse) -> None:
+    def _check_answer(self, response: BulkResponse) -> None:
         following = {queue_id: each.start for queue_id, each in self._remaining.items()}
         at = 0
         before = -1
-        for queue_id, size in zip(found.queue_ids, found.sizes, strict=True):
-            data = found.data[at : at + size]
+        for queue_id, size in zip(response.queue_ids, response.sizes, strict=True):
+            data = response.data[at : at + size]
             position = int.from_bytes(data[_OFFSET_AT + 8 : _OFFSET_AT + 16], "big")
             if position <= before:
                 raise Violation(f"read: a record at {position} comes after one at {before}")
             self._workload.check_row(
-                self._identity, queue_id, following[queue_id], data, bodies=not found.without_bodies
+                self._identity, queue_id, following[queue_id], data, bodies=not response.without_bodies
             )
             following[queue_id] += 1
             before = position
             at += size
-        if not found.offsets or any(following[queue_id] != offset for queue_id, offset in found.offsets.items()):
-            raise Violation(f"read: rows lead to {following}, told is {found.offsets}")
-        for queue_id, offset in found.offsets.items():
+        if not response.offsets or any(following[queue_id] != offset for queue_id, offset in response.offsets.items()):
+            raise Violation(f"read: rows lead to {following}, told is {response.offsets}")
+        for queue_id, offset in response.offsets.items():
             self._go_on_at(queue_id, offset)
 
     def _go_on_at(self, queue_id: int, offset: QueueOffset) -> None:

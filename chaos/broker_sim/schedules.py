@@ -130,26 +130,26 @@ class ScheduledMessages(Workload):
         version = NO_VERSION if there is None else there.version
         expected = self.rng.choice((ANY_VERSION, version, version, version - 1 if version else 5))
 
-        def done(answer: ClientResponse) -> None:
-            told = int(answer.ext["version"])
+        def on_response(response: ClientResponse) -> None:
+            told = int(response.ext["version"])
             if self._versions.get(told) != (name, definition):
                 raise Violation(f"lost: {name} was stored with version {told}, the log has {self._versions.get(told)}")
 
-        self._ask("put", RequestCode.PUT_SCHEDULE, {"expectedVersion": expected}, definition.encode(), done)
+        self._ask("put", RequestCode.PUT_SCHEDULE, {"expectedVersion": expected}, definition.encode(), on_response)
 
     def _ask(self, what: str, code: RequestCode, ext: dict[str, Any], body: bytes = b"", then: Any = None) -> None:
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self.counts[f"{what} done"] += 1
                 if then is not None:
-                    then(answer)
-            elif answer is LostResponse.UNKNOWN:
+                    then(response)
+            elif response is LostResponse.UNKNOWN:
                 self.counts[f"{what} with unknown outcome"] += 1
             else:
                 self.counts[f"{what} refused"] += 1
 
         client = self.rng.choice(self.clients)
-        client.request(self.cluster.some_node(self.rng), code, ext, body, done, serialization=JSON)
+        client.request(self.cluster.some_node(self.rng), code, ext, body, on_response, serialization=JSON)
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 

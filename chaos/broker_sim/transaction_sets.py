@@ -114,10 +114,10 @@ class SetTransactions:
         """Let a worker take the next messages of the queue."""
         rng, topic = self._workload.rng, self._workload.topic
 
-        def answered(answer: ResponseOrLoss) -> None:
-            if not isinstance(answer, ClientResponse) or answer.code not in _OFFSET_ANSWERS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if not isinstance(response, ClientResponse) or response.code not in _OFFSET_ANSWERS:
                 return
-            first = int(answer.ext["offset"]) if answer.code == ResponseCode.SUCCESS else 0
+            first = int(response.ext["offset"]) if response.code == ResponseCode.SUCCESS else 0
             if first > self._consumed_to:
                 raise Violation(f"offset: the workers got the offset {first}, but consumed up to {self._consumed_to}")
             end = min(first + rng.randint(1, _TAKEN_MAX), self._workload.ledger.end(topic, _INPUT_QUEUE))
@@ -131,19 +131,19 @@ class SetTransactions:
 
         ext = {"consumerGroup": _WORKERS, "topic": topic, "queueId": _INPUT_QUEUE, "setZeroIfNotFound": False}
         node = self._cluster.some_node(rng)
-        rng.choice(self._workload.clients).request(node, RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", answered)
+        rng.choice(self._workload.clients).request(node, RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", on_response)
 
     def _stage(self, first: int, messages: list[SetMessage], consumed: list[ConsumedRange]) -> None:
         self._number += 1
         name = f"S{self._number}"
         counts = self._workload.counts
 
-        def done(answer: ResponseOrLoss) -> None:
-            if not isinstance(answer, ClientResponse):
+        def on_response(response: ResponseOrLoss) -> None:
+            if not isinstance(response, ClientResponse):
                 counts["sets unknown"] += 1
-            elif answer.code == ResponseCode.SUCCESS:
+            elif response.code == ResponseCode.SUCCESS:
                 counts["sets staged"] += 1
-                offset, position = int(answer.ext["halfQueueOffset"]), int(answer.ext["halfPhysicalOffset"])
+                offset, position = int(response.ext["halfQueueOffset"]), int(response.ext["halfPhysicalOffset"])
                 half = self._workload.ledger.at_position.get(position)
                 if half is None or half.record.queue_offset != offset or half.record.topic != HALF_TOPIC:
                     raise Violation(
@@ -152,14 +152,14 @@ class SetTransactions:
                 self._decide(offset, position, lambda: self._check_fenced(name, first))
             else:
                 counts["sets refused"] += 1
-                if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+                if response.code == ResponseCode.PULL_OFFSET_MOVED:
                     self._check_fenced(name, first)
 
         ext = {"producerGroup": self._group, "transactionId": name, "bornTimestampMs": self._cluster.true_ms()}
         body = TransactionSet(messages, consumed).encode()
         rng = self._workload.rng
         node = self._cluster.some_node(rng)
-        rng.choice(self._workload.clients).request(node, RequestCode.STAGE_TRANSACTION, ext, body, done)
+        rng.choice(self._workload.clients).request(node, RequestCode.STAGE_TRANSACTION, ext, body, on_response)
 
     def _check_fenced(self, name: str, first: int) -> None:
         self._workload.counts["sets fenced"] += 1

@@ -96,7 +96,7 @@ class Transactions(Workload):
     def send_flags(self, sent: Sent) -> int:
         return PREPARED if sent.kind == "half" else 0
 
-    def was_sent(self, sent: Sent, answer: ClientResponse) -> None:
+    def was_sent(self, sent: Sent, response: ClientResponse) -> None:
         """Run the local transaction, which ends or stays open."""
         if sent.kind != "half":
             return
@@ -129,12 +129,12 @@ class Transactions(Workload):
         if value is not None:
             worker.invoke("end-transaction", v=value)
 
-        def done(answer: ResponseOrLoss) -> None:
-            is_done = isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
+        def on_response(response: ResponseOrLoss) -> None:
+            is_done = isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
             if value is not None and is_done:
                 worker.ok("end-transaction", v=value)
             elif value is not None:
-                worker.info("end-transaction", str(answer), v=value)
+                worker.info("end-transaction", str(response), v=value)
             if is_done:
                 if self._outcomes.get(offset) != outcome:
                     raise Violation(
@@ -142,15 +142,15 @@ class Transactions(Workload):
                         f"{self._outcomes.get(offset)}"
                     )
             else:
-                kind = "info" if answer is LostResponse.UNKNOWN else "fail"
+                kind = "info" if response is LostResponse.UNKNOWN else "fail"
                 self.counts[f"ends {kind}"] += 1
-                if isinstance(answer, ClientResponse) and answer.code == ResponseCode.PULL_OFFSET_MOVED:
+                if isinstance(response, ClientResponse) and response.code == ResponseCode.PULL_OFFSET_MOVED:
                     self._fenced[offset]()
                     if self._decisions[offset] != ROLLBACK:
                         self._decisions[offset] = ROLLBACK  # others have consumed its messages, and for ever
                         self._end(offset, position, ROLLBACK)
 
-        return done
+        return on_response
 
     def _observed(self, offset: int, outcome: int) -> tuple[str, str] | None:
         """Return a half message and its outcome for the history; None for a half message with several messages."""
@@ -160,8 +160,8 @@ class Transactions(Workload):
     def _end_wrongly(self, offset: int, position: int) -> None:
         """Let a client try to end a half message that does not exist or is not its own."""
 
-        def done(answer: ResponseOrLoss) -> None:
-            is_done = isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
+        def on_response(response: ResponseOrLoss) -> None:
+            is_done = isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
             # For a half message that is ended already, success is allowed if the outcome is the same.
             if is_done and (wrong[2] == _GROUP or offset not in self._outcomes):
                 raise Violation(f"end: {wrong} was ended, where {offset}, {position} is a half message")
@@ -175,7 +175,7 @@ class Transactions(Workload):
             ((offset, position + 1, _GROUP), (offset + 1000, position, _GROUP), (offset, position, "X"))
         )
         outcome = self.rng.choice((COMMITTED, ROLLBACK))
-        self._ask_to_end(wrong[0], wrong[1], outcome, wrong[2], done)
+        self._ask_to_end(wrong[0], wrong[1], outcome, wrong[2], on_response)
 
     def _ask_to_end(
         self, offset: int, position: int, outcome: int, group: str, done: Any, *, checked: bool = False

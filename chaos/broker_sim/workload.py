@@ -59,7 +59,7 @@ _CLIENTS = 4
 class Ends(Protocol):
     """Called when a client knows how its send ended; ``told``: queue offset and position, if it was told them."""
 
-    def __call__(self, answer: ResponseOrLoss, told: tuple[int, int] | None = None) -> None: ...
+    def __call__(self, response: ResponseOrLoss, told: tuple[int, int] | None = None) -> None: ...
 
 
 def queue_name(topic: str, queue_id: int | str) -> str:
@@ -269,20 +269,20 @@ class Workload:
             return lambda answer, told=None: None
         worker.invoke(name, v=value, **fields)
 
-        def ends(answer: ResponseOrLoss, told: tuple[int, int] | None = None) -> None:
+        def ends(response: ResponseOrLoss, told: tuple[int, int] | None = None) -> None:
             again = sent.unknown > (told is None)
-            is_stored = isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS
-            if told is not None and isinstance(answer, ClientResponse):
-                queue_id = answer.ext["queueId"]
-                if int(answer.ext["queueOffset"]) < 0:  # of what the log dropped only the position is known
+            is_stored = isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
+            if told is not None and isinstance(response, ClientResponse):
+                queue_id = response.ext["queueId"]
+                if int(response.ext["queueOffset"]) < 0:  # of what the log dropped only the position is known
                     record = self.ledger.at_position[told[1]].record
                     queue_id = record.properties.get(props.REAL_QUEUE_ID, str(record.queue_id))
                 queue = queue_name(sent.topic, queue_id)
                 worker.ok(name, k=queue, v=value, o=told[0], pos=told[1], again=again)
             elif sent.unknown or is_stored:
-                worker.info(name, str(answer), v=value, again=again)
+                worker.info(name, str(response), v=value, again=again)
             else:
-                worker.fail(name, str(answer), v=value)
+                worker.fail(name, str(response), v=value)
 
         return ends
 
@@ -297,36 +297,36 @@ class Workload:
         ends = ends or self.begins(sent)
         sent.unknown += 1
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse) and answer.code == ResponseCode.SUCCESS:
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 sent.unknown -= 1
-                position = int(answer.ext["msgId"].split(",")[0][16:32], 16)
-                offset = int(answer.ext["queueOffset"])
+                position = int(response.ext["msgId"].split(",")[0][16:32], 16)
+                offset = int(response.ext["queueOffset"])
                 self.counts["acknowledged"] += 1
                 self.acknowledged(sent, offset, position)
-                ends(answer, sent.acked[-1])
-                self.was_sent(sent, answer)
+                ends(response, sent.acked[-1])
+                self.was_sent(sent, response)
                 return
-            if answer is LostResponse.UNKNOWN:
+            if response is LostResponse.UNKNOWN:
                 self.counts["outcome unknown"] += 1
             else:
                 sent.unknown -= 1
                 sent.refused += 1
-                self.counts["refused" if isinstance(answer, ClientResponse) else "unreachable"] += 1
+                self.counts["refused" if isinstance(response, ClientResponse) else "unreachable"] += 1
             if attempt < _ATTEMPTS_MAX and self.rng.random() < 0.5 and not self.stopped:
                 self.counts["sent again"] += 1
                 self.send(sent, attempt + 1, ends)
             else:
-                ends(answer)
+                ends(response)
 
-        self.request(code, ext, sent.body, done)
+        self.request(code, ext, sent.body, on_response)
 
     def send_batch(
         self,
         batch: Sequence[Sent],
         own: Callable[[Sent], dict[str, str]],
         properties: dict[str, str],
-        answered: Callable[[ResponseOrLoss], None],
+        on_batch: Callable[[ResponseOrLoss], None],
     ) -> None:
         """Send messages as one request, under either of its codes; ``own`` gives the properties of each besides its
         unique key, ``properties`` are those of the request.
@@ -340,19 +340,19 @@ class Workload:
         for sent in batch:
             sent.unknown += 1
 
-        def done(answer: ResponseOrLoss) -> None:
+        def on_response(response: ResponseOrLoss) -> None:
             self.counts[
-                f"batches: {answer.name if isinstance(answer, LostResponse) else ResponseCode(answer.code).name}"
+                f"batches: {response.name if isinstance(response, LostResponse) else ResponseCode(response.code).name}"
             ] += 1
-            if answer is not LostResponse.UNKNOWN:
+            if response is not LostResponse.UNKNOWN:
                 for sent in batch:
                     sent.unknown -= 1
             acked = [len(sent.acked) for sent in batch]
-            answered(answer)
+            on_batch(response)
             for sent, before, end in zip(batch, acked, ends, strict=True):
-                end(answer, sent.acked[-1] if len(sent.acked) > before else None)
+                end(response, sent.acked[-1] if len(sent.acked) > before else None)
 
-        self.request(code, ext, body, done)
+        self.request(code, ext, body, on_response)
 
     def request(self, code: int, ext: dict[str, Any] | None, body: bytes, done: OnResponse | None) -> None:
         """Send a request of some client to some replica."""
@@ -391,7 +391,7 @@ class Workload:
         """Compare the response of a send with the committed record."""
         self.ledger.acknowledged(sent, offset, position)
 
-    def was_sent(self, sent: Sent, answer: ClientResponse) -> None:
+    def was_sent(self, sent: Sent, response: ClientResponse) -> None:
         """Act on an acknowledged message."""
 
     def late(self, what: str, seconds: float) -> None:
@@ -407,30 +407,30 @@ class Workload:
         offset = self._read_to[queue_id]
         ext = pull_fields("G", self.topic, queue_id, offset, 32)
 
-        def done(answer: ResponseOrLoss) -> None:
-            if isinstance(answer, ClientResponse):
-                self._check_records(queue_id, offset, answer)
+        def on_response(response: ResponseOrLoss) -> None:
+            if isinstance(response, ClientResponse):
+                self._check_records(queue_id, offset, response)
             self.cluster.at(self.cluster.now + self.rng.uniform(0.05, 0.4), self._read_next, queue_id)
 
         code = RequestCode.PULL_MESSAGE
         self.clients[0].request(
-            self.cluster.some_node(self.rng), code, ext, b"", done, serialization=self.encoding(code)
+            self.cluster.some_node(self.rng), code, ext, b"", on_response, serialization=self.encoding(code)
         )
 
-    def _check_records(self, queue_id: int, offset: int, answer: ClientResponse) -> None:
-        if answer.code == ResponseCode.SUCCESS:
+    def _check_records(self, queue_id: int, offset: int, response: ClientResponse) -> None:
+        if response.code == ResponseCode.SUCCESS:
             got: list[tuple[int, str]] = []
-            for record in decode_records(answer.body):
+            for record in decode_records(response.body):
                 self.check_next(self.topic, queue_id, offset, record)
                 got.append((offset, str(self.ledger.at_position[record.physical_offset].value)))
                 offset += 1
                 self.counts["read"] += 1
             self._read_to[queue_id] = offset
             self._readers[queue_id].ok("poll", k=queue_name(self.topic, queue_id), v=got)
-        elif answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            low = int(answer.ext["nextBeginOffset"])
+        elif response.code == ResponseCode.PULL_OFFSET_MOVED:
+            low = int(response.ext["nextBeginOffset"])
             if low < offset:
-                raise Violation(f"pull: {self.topic}/{queue_id} moved back from {offset} to {low}: {answer}")
+                raise Violation(f"pull: {self.topic}/{queue_id} moved back from {offset} to {low}: {response}")
             self.counts["read on behind what the log dropped"] += low - offset
             self._seek(queue_id, low)
 

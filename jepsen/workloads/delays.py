@@ -53,16 +53,16 @@ class DelaysWorkload(LaterWorkload):
         level = rng.choice(tuple(LEVELS_MS))
         worker.invoke("schedule", v=value, o=LEVELS_MS[level])
 
-        def answered(answer: Response, body: bytes) -> None:
-            if answer.code == ResponseCode.SUCCESS:
+        def on_response(response: Response, body: bytes) -> None:
+            if response.code == ResponseCode.SUCCESS:
                 worker.ok("schedule", v=value)
                 self.expected.add(value)
             else:
-                record_refused(worker, "schedule", answer, value)
+                record_refused(worker, "schedule", response, value)
 
         own = own_properties(value) | {properties.DELAY: str(level)}
         fields = send_fields(self.topic, rng.randrange(QUEUES), properties.encode(own))
-        pipeline.add(RequestCode.SEND_MESSAGE_V2, fields, answered, body_of(value))
+        pipeline.add(RequestCode.SEND_MESSAGE_V2, fields, on_response, body_of(value))
 
     async def _produce_delayed(self) -> None:
         """Run all workers; a message with an unknown outcome is not sent again, so that each is stored once."""

@@ -102,14 +102,14 @@ class LiteWorkload(OrderedPopWorkload):
             fields["attemptId"] = f"jepsen{self._attempts}"
         return RequestCode.POP_LITE_MESSAGE, fields
 
-    def _is_empty(self, worker: Worker, answer: Response) -> bool:
-        if answer.code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
+    def _is_empty(self, worker: Worker, response: Response) -> bool:
+        if response.code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
             self._told.pop(worker, None)  # another replica leads; it says it again before the next pop
             return True
-        return super()._is_empty(worker, answer)
+        return super()._is_empty(worker, response)
 
-    def _read(self, answer: Response, body: memoryview) -> list[PoppedMessage]:
-        return read_popped_lite(self.topic, GROUP, answer, body, math.inf, [])
+    def _read(self, response: Response, body: memoryview) -> list[PoppedMessage]:
+        return read_popped_lite(self.topic, GROUP, response, body, math.inf, [])
 
     def _queue(self, message: PoppedMessage) -> str:
         return f"{self.topic}/{message.lite_topic}"

@@ -144,15 +144,15 @@ class _PipelinedProducer:
         workload, attempt = self._workload, Worker(self._workload.recorder)
         attempt.invoke("attempt", k=f"{workload.topic}/{queue_id}", v=value, n=pipeline.node)
 
-        def answered(answer: Response, body: bytes) -> None:
-            place = record_attempt(workload, attempt, answer, value, pipeline.node)
+        def on_response(response: Response, body: bytes) -> None:
+            place = record_attempt(workload, attempt, response, value, pipeline.node)
             if place is not None and self.under_way is not None and self.under_way[0] == number:
                 self.worker.ok("send", k=place[0], v=value, o=place[1])
                 workload.acknowledge(*place, value)
                 self.under_way = None
 
         fields = numbered_fields(workload.topic, queue_id, self.name, number, value)
-        pipeline.add(RequestCode.SEND_MESSAGE_V2, fields, answered, body_of(value))
+        pipeline.add(RequestCode.SEND_MESSAGE_V2, fields, on_response, body_of(value))
 
 
 def numbered_fields(topic: str, queue_id: int, producer: str, number: int, value: str) -> dict[str, Any]:
@@ -162,12 +162,12 @@ def numbered_fields(topic: str, queue_id: int, producer: str, number: int, value
 
 
 def record_attempt(
-    workload: NumberedWorkload, attempt: Worker, answer: Response, value: str, node: str
+    workload: NumberedWorkload, attempt: Worker, response: Response, value: str, node: str
 ) -> tuple[str, int] | None:
     """The end of an `attempt`; returns queue and offset, or None if it was refused."""
-    if answer.code == ResponseCode.SUCCESS:
-        queue, offset = f"{workload.topic}/{answer.ext['queueId']}", int(answer.ext["queueOffset"])
+    if response.code == ResponseCode.SUCCESS:
+        queue, offset = f"{workload.topic}/{response.ext['queueId']}", int(response.ext["queueOffset"])
         attempt.ok("attempt", k=queue, v=value, o=offset, n=node)
         return queue, offset
-    record_refused(attempt, "attempt", answer, value, n=node)
+    record_refused(attempt, "attempt", response, value, n=node)
     return None

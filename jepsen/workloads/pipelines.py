@@ -60,7 +60,7 @@ class Pipeline:
         self.node = node
         self.workload = workload
         self._wire = wire
-        self._answered = trio.Event()
+        self._all_received = trio.Event()
 
     def add(
         self,
@@ -74,14 +74,14 @@ class Pipeline:
         """A request; without ``on_response`` it wants none."""
         self.waiting += on_response is not None
 
-        def answered(answer: Response, body: bytes) -> None:
+        def receive(response: Response, body: bytes) -> None:
             self.waiting -= 1
             if on_response is not None:
-                on_response(answer, body)
+                on_response(response, body)
             if not self.waiting:
-                self._answered.set()
+                self._all_received.set()
 
-        taken: OnAnswer | None = None if on_response is None else answered
+        taken: OnAnswer | None = None if on_response is None else receive
         fields = None if ext is None else dict(ext)
         self.frames.append(self._wire.frame(code, fields, taken, body, serialization=serialization))
 
@@ -95,12 +95,12 @@ class Pipeline:
         fields = send_fields(self.workload.topic, queue_id, properties.encode(own_properties(value, keyed=keyed)))
         worker.invoke("send", k=queue, v=value, n=self.node)
 
-        def answered(answer: Response, body: bytes) -> None:
-            record_sent(self.workload, worker, answer, value, queue, self.node)
-            if answer.code == ResponseCode.SUCCESS and FORWARDED_TO not in answer.ext:
+        def receive(response: Response, body: bytes) -> None:
+            record_sent(self.workload, worker, response, value, queue, self.node)
+            if response.code == ResponseCode.SUCCESS and FORWARDED_TO not in response.ext:
                 self.workload.leading = self.node
 
-        on_response = None if oneway else answered
+        on_response = None if oneway else receive
         self.add(RequestCode.SEND_MESSAGE_V2, fields, on_response, body_of(value), serialization=serialization)
         return worker, value
 
@@ -115,10 +115,10 @@ class Pipeline:
         batch = [BatchedMessage(body_of(value), properties.encode(own_properties(value)), 0) for value in values]
         fields = send_fields(self.workload.topic, queue_id, "", batch=True)
 
-        def answered(answer: Response, body: bytes) -> None:
-            record_batch_sent(self.workload, workers, answer, values, queue, self.node)
+        def on_response(response: Response, body: bytes) -> None:
+            record_batch_sent(self.workload, workers, response, values, queue, self.node)
 
-        self.add(RequestCode.SEND_BATCH_MESSAGE, fields, answered, encode_batch(batch))
+        self.add(RequestCode.SEND_BATCH_MESSAGE, fields, on_response, encode_batch(batch))
 
     def add_pull(self, rng: random.Random) -> None:
         """A read near the end of a queue."""
@@ -128,10 +128,10 @@ class Pipeline:
         worker = Worker(self.workload.recorder)
         worker.invoke("read", k=queue, n=self.node, o=offset)
 
-        def answered(answer: Response, body: bytes) -> None:
-            record_pulled(worker, answer, body, queue, self.node, offset)
+        def on_response(response: Response, body: bytes) -> None:
+            record_pulled(worker, response, body, queue, self.node, offset)
 
-        self.add(RequestCode.PULL_MESSAGE, pull_fields(self.workload.topic, queue_id, offset), answered)
+        self.add(RequestCode.PULL_MESSAGE, pull_fields(self.workload.topic, queue_id, offset), on_response)
 
     def add_query(self, rng: random.Random) -> None:
         """A question for the end of a queue, in JSON or RocketMQ's binary form."""
@@ -140,11 +140,11 @@ class Pipeline:
         worker = Worker(self.workload.recorder)
         worker.invoke("end", k=queue, n=self.node)
 
-        def answered(answer: Response, body: bytes) -> None:
-            record_end(worker, answer, queue, self.node)
+        def on_response(response: Response, body: bytes) -> None:
+            record_end(worker, response, queue, self.node)
 
         fields = {"topic": self.workload.topic, "queueId": queue_id}
-        self.add(RequestCode.GET_MAX_OFFSET, fields, answered, serialization=rng.choice((JSON, BINARY)))
+        self.add(RequestCode.GET_MAX_OFFSET, fields, on_response, serialization=rng.choice((JSON, BINARY)))
 
     def add_odd(self, rng: random.Random) -> None:
         """Add a request that is refused, or has only a code; its answer is awaited and ignored."""
@@ -172,7 +172,7 @@ class Pipeline:
         """Until every request has its answer. Raises trio.TooSlowError."""
         with trio.fail_after(ANSWER_SECONDS):
             while self.waiting:
-                await self._answered.wait()
+                await self._all_received.wait()
 
     async def _write_pieces(self, data: bytes, rng: random.Random) -> None:
         cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randint(0, CUTS_MAX)))

@@ -136,13 +136,13 @@ class PopWorkload(Workload):
             "attemptId": f"jepsen{self._attempts}",
         }
 
-    def _is_empty(self, worker: Worker, answer: Response) -> bool:
+    def _is_empty(self, worker: Worker, response: Response) -> bool:
         """Whether an answer other than success says that a queue has nothing to pop now."""
-        return answer.code in _NOTHING
+        return response.code in _NOTHING
 
-    def _read(self, answer: Response, body: memoryview) -> list[PoppedMessage]:
+    def _read(self, response: Response, body: memoryview) -> list[PoppedMessage]:
         """The messages of an answer. Raises ClientError."""
-        return read_popped(self.topic, GROUP, answer, body, math.inf)
+        return read_popped(self.topic, GROUP, response, body, math.inf)
 
     async def _settle_at(self, at: float, wire: Wire, message: PoppedMessage, value: str) -> None:
         """Acknowledge a message at the moment when it becomes visible again."""

@@ -13,53 +13,55 @@ from mq.protocol.incoming.headers import Response
 _NOTHING = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED})
 
 
-def record_sent(workload: Workload, worker: Worker, answer: Response, value: str, asked_queue: str, node: str) -> None:
+def record_sent(
+    workload: Workload, worker: Worker, response: Response, value: str, asked_queue: str, node: str
+) -> None:
     """The end of a `send` of one message to ``asked_queue``."""
-    record_batch_sent(workload, [worker], answer, [value], asked_queue, node)
+    record_batch_sent(workload, [worker], response, [value], asked_queue, node)
 
 
 def record_batch_sent(
-    workload: Workload, workers: list[Worker], answer: Response, values: list[str], asked_queue: str, node: str
+    workload: Workload, workers: list[Worker], response: Response, values: list[str], asked_queue: str, node: str
 ) -> None:
     """The ends of the `send` operations of one batch, each with its own worker."""
-    if answer.code == ResponseCode.SUCCESS:
-        first = int(answer.ext["queueOffset"])
-        queue = f"{workload.topic}/{answer.ext['queueId']}"
-        ids = answer.ext["msgId"].split(",")
-        assert len(ids) == len(values), f"{len(ids)} ids for a batch of {len(values)}: {answer}"
+    if response.code == ResponseCode.SUCCESS:
+        first = int(response.ext["queueOffset"])
+        queue = f"{workload.topic}/{response.ext['queueId']}"
+        ids = response.ext["msgId"].split(",")
+        assert len(ids) == len(values), f"{len(ids)} ids for a batch of {len(values)}: {response}"
         for number, (worker, value, place) in enumerate(zip(workers, values, ids, strict=True)):
             position = parse_offset_message_id(place).physical_offset
             worker.ok("send", k=queue, v=value, o=first + number, n=node, pos=position)
             workload.acknowledge(queue, first + number, value)
         return
     for worker, value in zip(workers, values, strict=True):
-        record_refused(worker, "send", answer, value, k=asked_queue, n=node)
+        record_refused(worker, "send", response, value, k=asked_queue, n=node)
 
 
-def record_refused(worker: Worker, name: str, answer: Response, value: str, **fields: str) -> None:
+def record_refused(worker: Worker, name: str, response: Response, value: str, **fields: str) -> None:
     """The end of an operation that stores ``value`` and was not answered with success."""
-    told = f"code {answer.code}: {answer.remark}"
-    if judge_answer(answer.code, answer.remark).stored == "no":
+    told = f"code {response.code}: {response.remark}"
+    if judge_answer(response.code, response.remark).stored == "no":
         worker.fail(name, told, v=value, **fields)
     else:
         worker.info(name, told, v=value, **fields)
 
 
-def record_pulled(worker: Worker, answer: Response, body: bytes, queue: str, node: str, offset: int) -> None:
+def record_pulled(worker: Worker, response: Response, body: bytes, queue: str, node: str, offset: int) -> None:
     """The end of a `read` that began at ``offset``."""
-    if answer.code == ResponseCode.SUCCESS:
+    if response.code == ResponseCode.SUCCESS:
         worker.ok("read", k=queue, n=node, v=values_in(body))
-    elif answer.code == ResponseCode.PULL_OFFSET_MOVED and int(answer.ext["nextBeginOffset"]) < offset:
-        worker.ok("read", k=queue, n=node, v=[], err=f"moved back to {answer.ext['nextBeginOffset']}")
-    elif answer.code in _NOTHING:
+    elif response.code == ResponseCode.PULL_OFFSET_MOVED and int(response.ext["nextBeginOffset"]) < offset:
+        worker.ok("read", k=queue, n=node, v=[], err=f"moved back to {response.ext['nextBeginOffset']}")
+    elif response.code in _NOTHING:
         worker.ok("read", k=queue, n=node, v=[])
     else:
-        worker.fail("read", f"code {answer.code}: {answer.remark}", k=queue, n=node)
+        worker.fail("read", f"code {response.code}: {response.remark}", k=queue, n=node)
 
 
-def record_end(worker: Worker, answer: Response, queue: str, node: str) -> None:
+def record_end(worker: Worker, response: Response, queue: str, node: str) -> None:
     """The end of the query `end`."""
-    if answer.code == ResponseCode.SUCCESS:
-        worker.ok("end", k=queue, n=node, o=int(answer.ext["offset"]))
+    if response.code == ResponseCode.SUCCESS:
+        worker.ok("end", k=queue, n=node, o=int(response.ext["offset"]))
     else:
-        worker.fail("end", f"code {answer.code}: {answer.remark}", k=queue, n=node)
+        worker.fail("end", f"code {response.code}: {response.remark}", k=queue, n=node)

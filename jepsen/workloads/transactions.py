@@ -76,9 +76,9 @@ class TransactionsWorkload(LaterWorkload):
         self._wanted[value] = COMMIT if rng.random() < COMMIT_CHANCE else ROLLBACK
         worker.invoke("half", v=value)
 
-        def answered(answer: Response, body: bytes) -> None:
-            if answer.code != ResponseCode.SUCCESS:
-                record_refused(worker, "half", answer, value)
+        def on_response(response: Response, body: bytes) -> None:
+            if response.code != ResponseCode.SUCCESS:
+                record_refused(worker, "half", response, value)
                 return
             worker.ok("half", v=value)
             if self._wanted[value] == COMMIT:
@@ -86,7 +86,7 @@ class TransactionsWorkload(LaterWorkload):
 
         own = own_properties(value) | {properties.TRANSACTION_PREPARED: "true", properties.PRODUCER_GROUP: GROUP}
         fields = send_fields(self.topic, rng.randrange(QUEUES), properties.encode(own), sys_flag=TRANSACTION_PREPARED)
-        pipeline.add(RequestCode.SEND_MESSAGE_V2, fields, answered, body_of(value))
+        pipeline.add(RequestCode.SEND_MESSAGE_V2, fields, on_response, body_of(value))
 
     async def _be_producer(self) -> None:
         async with TransactionProducer(self.cluster.namesrv, GROUP, check=self._check) as producer:

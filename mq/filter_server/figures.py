@@ -48,7 +48,7 @@ class Figures:
         figures.failed += failed
         figures.seconds += seconds
 
-    def answered(self, group: str, nbytes: int) -> None:
+    def add_passed(self, group: str, nbytes: int) -> None:
         """Count messages that were passed on."""
         self._of(group).passed_bytes += nbytes
 

@@ -85,7 +85,7 @@ class FilteredPulls:
                 break
             progress.picked(await self._examine(program, ext, body, reply.next_offset, progress), self._clock())
         if progress.nbytes:
-            self._figures.answered(ext.consumer_group, progress.nbytes)
+            self._figures.add_passed(ext.consumer_group, progress.nbytes)
         return progress.answer()
 
     async def _read(

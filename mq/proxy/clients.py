@@ -75,11 +75,11 @@ class TelemetryStream:
             del self._questions[nonce]
         return question.answer
 
-    def answered(self, nonce: str, answer: pb.TelemetryCommand) -> None:
+    def on_response(self, nonce: str, response: pb.TelemetryCommand) -> None:
         """Hand a client's answer to the task that asked; ignored if that no longer waits."""
         question = self._questions.get(nonce)
         if question is not None:
-            question.answer = answer
+            question.answer = response
             question.answered.set()
 
 

@@ -105,16 +105,16 @@ class QueueCalls(Admin):
         asked_at = anyio.current_time()
         read: list[list[PoppedMessage]] = []
 
-        def messages_of(answer: Response, body: memoryview) -> list[PoppedMessage]:
+        def messages_of(response: Response, body: memoryview) -> list[PoppedMessage]:
             # One that was held was popped just now, perhaps long after it was asked for.
             popped_at = anyio.current_time() if hold_seconds else asked_at
-            return read_popped(source.topic, source.broker_name, answer, body, popped_at + invisible)
+            return read_popped(source.topic, source.broker_name, response, body, popped_at + invisible)
 
-        def on_response(answer: Response, body: memoryview) -> None:
-            if at_once is None or answer.code != ResponseCode.SUCCESS:
+        def on_response(response: Response, body: memoryview) -> None:
+            if at_once is None or response.code != ResponseCode.SUCCESS:
                 return
             try:
-                read.append(messages_of(answer, body))
+                read.append(messages_of(response, body))
             except ClientError:
                 return  # the task raises it
             at_once(read[0])

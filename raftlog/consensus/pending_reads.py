@@ -106,9 +106,9 @@ class ForwardedReads:
         self._sent_at = now
         return self._number
 
-    def answered(self, number: int) -> list[int]:
-        """Take the reads of query ``number`` and of all earlier ones, which are older; none if it was answered or
-        abandoned before.
+    def confirm(self, number: int) -> list[int]:
+        """The reads of query ``number``, and of all earlier ones, which are older; none if it was answered or abandoned
+        before.
         """
         reads: list[int] = []
         if number in self.questions:

@@ -52,7 +52,7 @@ class ReadIndex(CoreState):
             self._answer_read(None, ctx, None)
 
     def _on_read_index_resp(self, message: ReadIndexResp) -> None:
-        for ctx in self._reads.asked.answered(message.ctx):
+        for ctx in self._reads.asked.confirm(message.ctx):
             self._answer_read(None, ctx, message.index)
             if ctx == OWN_READ and message.index is not None:
                 self._abstain_until = message.last

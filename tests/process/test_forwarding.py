@@ -29,7 +29,7 @@ from tests.support.waiting import until, until_accepted
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 TIMEOUT_SECONDS = 20.0
-"""How long a client waits for an answer. Stock ones wait for three seconds, which a busy machine needs for itself."""
+"""How long a client waits for an response. Stock ones wait for three seconds, which a busy machine needs for itself."""
 SENDS_PER_SECOND = 1000
 REGISTRATION_SECONDS = 30.0
 """How often brokers register when nothing has changed."""
@@ -81,30 +81,30 @@ class StockClient:
                 frames, consumed = split_frames(memoryview(bytes(received)))
                 del received[:consumed]
                 for serialization, header, _ in frames:
-                    answer = decode_header(serialization, header)
-                    if isinstance(answer, Response):
-                        since, on_response = self._waiting.pop(answer.opaque)
+                    response = decode_header(serialization, header)
+                    if isinstance(response, Response):
+                        since, on_response = self._waiting.pop(response.opaque)
                         self.seconds.append(trio.current_time() - since)
                         if self.seconds[-1] > TIMEOUT_SECONDS:
-                            self.errors.append(f"answer after {self.seconds[-1]:.1f} s")
-                        on_response(answer)
+                            self.errors.append(f"response after {self.seconds[-1]:.1f} s")
+                        on_response(response)
         self.errors.append("the connection was closed")
         self.ended = True
 
     async def send(self, body: bytes, queue: int) -> None:
-        def answered(answer: Response) -> None:
-            if answer.code != ResponseCode.SUCCESS:
-                self.errors.append(f"send: code {answer.code}, {answer.remark}")
+        def on_response(response: Response) -> None:
+            if response.code != ResponseCode.SUCCESS:
+                self.errors.append(f"send: code {response.code}, {response.remark}")
             else:
-                self.stored.append((body, int(answer.ext["queueId"]), int(answer.ext["queueOffset"])))
-                self.last_position = int(answer.ext["msgId"][-16:], 16)
+                self.stored.append((body, int(response.ext["queueId"]), int(response.ext["queueOffset"])))
+                self.last_position = int(response.ext["msgId"][-16:], 16)
 
-        await self.ask(RequestCode.SEND_MESSAGE_V2, send_ext("T", e=queue), body, answered)
+        await self.ask(RequestCode.SEND_MESSAGE_V2, send_ext("T", e=queue), body, on_response)
 
     async def commit(self, queue: int, offset: int, *, oneway: bool) -> None:
         ext = {"consumerGroup": "G", "topic": "T", "queueId": queue, "commitOffset": offset}
 
-        def committed(answer: Response) -> None:
+        def committed(response: Response) -> None:
             self.committed[queue] = offset
 
         await self.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", self._expect("commit", committed), oneway=oneway)
@@ -112,7 +112,7 @@ class StockClient:
     async def send_back(self) -> None:
         """Give the last message that was stored back, for a second."""
 
-        def taken(answer: Response) -> None:
+        def taken(response: Response) -> None:
             self.given_back += 1
 
         ext = {"offset": self.last_position, "group": "G", "delayLevel": 1, "originTopic": "T"}
@@ -132,20 +132,22 @@ class StockClient:
         await self.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": queue}, b"", self._expect("end"))
         ext = {"consumerGroup": "G", "topic": "T", "queueId": queue}
 
-        def known(answer: Response) -> None:
-            if answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
-                self.errors.append(f"offset query: code {answer.code}, {answer.remark}")
+        def known(response: Response) -> None:
+            if response.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+                self.errors.append(f"offset query: code {response.code}, {response.remark}")
 
         await self.ask(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", known)
 
-    def _expect(self, what: str, then: Callable[[Response], None] = lambda answer: None) -> Callable[[Response], None]:
-        def answered(answer: Response) -> None:
-            if answer.code == ResponseCode.SUCCESS:
-                then(answer)
+    def _expect(
+        self, what: str, then: Callable[[Response], None] = lambda response: None
+    ) -> Callable[[Response], None]:
+        def on_response(response: Response) -> None:
+            if response.code == ResponseCode.SUCCESS:
+                then(response)
             else:
-                self.errors.append(f"{what}: code {answer.code}, {answer.remark}")
+                self.errors.append(f"{what}: code {response.code}, {response.remark}")
 
-        return answered
+        return on_response
 
     async def work(self, prefix: str) -> None:
         """A thousand sends a second and what consumers ask, until cancelled or the connection ends."""
@@ -170,10 +172,10 @@ class StockClient:
             await trio.sleep_until(started + number / SENDS_PER_SECOND)
 
     async def wait_until_answered(self) -> None:
-        """Until everything is answered."""
+        """Until everything is on_response."""
         with trio.move_on_after(TIMEOUT_SECONDS + 1):
             await until(lambda: self.ended or not self._waiting)
-        self.errors += [f"no answer to {opaque}" for opaque in self._waiting]
+        self.errors += [f"no response to {opaque}" for opaque in self._waiting]
 
 
 @contextlib.asynccontextmanager
@@ -212,15 +214,15 @@ async def stored_messages(cluster: DevCluster) -> dict[tuple[int, int], bytes]:
             end = await client.offset(RequestCode.GET_MAX_OFFSET, "T", queue)
             offset = 0
             while offset < end:
-                answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext("T", queue, offset))
-                assert answer.code == ResponseCode.SUCCESS, answer
-                found |= {(queue, record.queue_offset): record.body for record in answer.records}
-                offset = int(answer.ext["nextBeginOffset"])
+                response = await client.request(RequestCode.PULL_MESSAGE, pull_ext("T", queue, offset))
+                assert response.code == ResponseCode.SUCCESS, response
+                found |= {(queue, record.queue_offset): record.body for record in response.records}
+                offset = int(response.ext["nextBeginOffset"])
     return found
 
 
 async def check_offsets_and_retries(cluster: DevCluster, stock: StockClient) -> None:
-    """No commit that was answered is lost, and each message that was given back comes again exactly once."""
+    """No commit that was on_response is lost, and each message that was given back comes again exactly once."""
     async with await connect(cluster, await cluster.leader()) as stream:
         client = Client(stream)
         assert len(stock.committed) == QUEUES
@@ -319,7 +321,7 @@ async def test_killed_leader_serves_its_clients_again_as_a_follower(tmp_path: Pa
                 working.cancel_scope.cancel()
             await again.wait_until_answered()
             assert again.errors == []
-        say(f"{leader} listens {listening:.2f} s after its start, first answer {again.seconds[0]:.3f} s later")
+        say(f"{leader} listens {listening:.2f} s after its start, first response {again.seconds[0]:.3f} s later")
         report("from then on", again.seconds)
         stored = await stored_messages(cluster)
         for body, queue, offset in client.stored + again.stored:

@@ -87,7 +87,7 @@ async def authenticate(
     answer = await client.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.first()))
     if answer.code != ResponseCode.SUCCESS:
         return answer
-    proof = call.answered(as_response(answer))
+    proof = call.on_response(as_response(answer))
     assert proof is not None
     return await client.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(proof))
 

@@ -176,7 +176,7 @@ class GroupMembers(Service):
         tables: Tables = {}
         open_questions = len(asked)
 
-        def answered(client_id: str, response: Response | NoResponse, text: bytes) -> None:
+        def on_response(client_id: str, response: Response | NoResponse, text: bytes) -> None:
             nonlocal open_questions
             open_questions -= 1
             assert open_questions >= 0, f"{-open_questions} members more than {len(asked)} have answered"
@@ -191,7 +191,7 @@ class GroupMembers(Service):
         for client_id, at in asked.items():
             fields = GroupAndTopicExt(topic=ext.topic, group=ext.group).fields()
             code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
-            at.ask(code, fields, b"", STATUS_SECONDS, partial(answered, client_id))
+            at.ask(code, fields, b"", STATUS_SECONDS, partial(on_response, client_id))
 
     def handle_running_info(self, call: Call[GetConsumerRunningInfo]) -> None:
         """Request code 307, relayed to the client."""
@@ -229,7 +229,7 @@ class GroupMembers(Service):
         name = call.request.ext.consumer_group
         at = self._connection_of(name, client_id)
 
-        def answered(response: Response | NoResponse, text: bytes) -> None:
+        def on_response(response: Response | NoResponse, text: bytes) -> None:
             if isinstance(response, Response) and not _fits(response):
                 code, remark = (
                     ResponseCode.SYSTEM_ERROR,
@@ -246,7 +246,7 @@ class GroupMembers(Service):
             call.answer(reply)
 
         call.drop_body()
-        at.ask(call.request.code, fields, body, self._relay_seconds, answered)
+        at.ask(call.request.code, fields, body, self._relay_seconds, on_response)
 
     def _connection_of(self, name: str, client_id: str | None) -> ClientConnection:
         """The connection over which a member can be asked: its own, or that of its proxy. Raises RequestRefused."""

@@ -125,7 +125,7 @@ class MembersOfManyGroups(Service):
             members = self._members(group, told)
             call.answer(call.response(body=MembersOfGroups(groups={group: members} if members else {}).encode()))
 
-        def answered(at: ClientConnection, response: Response | NoResponse, text: bytes) -> None:
+        def on_response(at: ClientConnection, response: Response | NoResponse, text: bytes) -> None:
             nonlocal left, room
             left -= 1
             assert left >= 0, f"{-left} members of {group} more than {len(asked)} have answered"
@@ -144,7 +144,7 @@ class MembersOfManyGroups(Service):
             for at, client_id in asked:
                 yield  # not after the last one: if this is refused as too much, no second answer is sent
                 fields = RunningInfoExt(consumer_group=group, client_id=client_id).fields()
-                at.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, fields, b"", ANSWER_SECONDS, partial(answered, at))
+                at.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, fields, b"", ANSWER_SECONDS, partial(on_response, at))
 
         call.drop_body()
         if asked:

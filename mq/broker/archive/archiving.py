@@ -211,7 +211,7 @@ class Archiving(Service):
         if isinstance(response, Response) and response.code == ResponseCode.SUCCESS:
             kept = read_reply(ReportArchivedReply, response.ext)
             if min(kept.kept_seconds, kept.kept_bytes) >= 0:
-                self._shared.answered(KeptLimits(kept.kept_seconds, kept.kept_bytes), self._clock())
+                self._shared.set(KeptLimits(kept.kept_seconds, kept.kept_bytes), self._clock())
             else:
                 self._tell_at = min(self._tell_at, self._clock() + self._limits.retry_seconds)
 
@@ -395,9 +395,9 @@ class Archiving(Service):
             node_id=self._settings.node_id if self._tier.lacks_older_for_good else "",
             queues_from=self._tier.queues_from,
         )
-        self._calls.ask(leader, RequestCode.REPORT_ARCHIVED, ext.fields(), b"", ANSWER_SECONDS, self._answered)
+        self._calls.ask(leader, RequestCode.REPORT_ARCHIVED, ext.fields(), b"", ANSWER_SECONDS, self._on_response)
 
-    def _answered(self, response: Response | NoResponse, body: bytes) -> None:
+    def _on_response(self, response: Response | NoResponse, body: bytes) -> None:
         if isinstance(response, Response) and response.code == ResponseCode.INVALID_PARAMETER:
             self._refused(response.remark)
 

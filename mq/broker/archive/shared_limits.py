@@ -36,16 +36,16 @@ class SharedLimits:
     def __init__(self, valid_seconds: float) -> None:
         self._valid_seconds = valid_seconds
         self._reported: dict[str, tuple[KeptLimits, float]] = {}
-        self._answered: tuple[KeptLimits, float] | None = None
+        self._of_leader: tuple[KeptLimits, float] | None = None
 
     def reported(self, node_id: str, limits: KeptLimits, now: float) -> None:
         """Note the settings that a member reports to this replica, the leader."""
         self._reported[node_id] = limits, now
 
-    def answered(self, limits: KeptLimits, now: float) -> None:
+    def set(self, limits: KeptLimits, now: float) -> None:
         """Note the leader's answer: the limits of the group."""
         assert min(limits) >= NOT_SET, f"archived messages would be deleted after {limits}"
-        self._answered = limits, now
+        self._of_leader = limits, now
 
     def silent(self, members: Collection[str], now: float) -> list[str]:
         """The members whose settings this leader does not know, or has not heard for long."""
@@ -68,6 +68,6 @@ class SharedLimits:
 
     def as_answered(self, now: float) -> KeptLimits | None:
         """The limits of the group in the leader's last answer; None without a recent answer."""
-        if self._answered is None or now > self._answered[1] + self._valid_seconds:
+        if self._of_leader is None or now > self._of_leader[1] + self._valid_seconds:
             return None
-        return self._answered[0]
+        return self._of_leader[0]

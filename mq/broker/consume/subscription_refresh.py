@@ -51,9 +51,11 @@ class SubscriptionRefresh:
         member.asked_at = now
         fields = RunningInfoExt(client_id=member.client_id, consumer_group=group).fields()
         code = RequestCode.GET_CONSUMER_RUNNING_INFO
-        connection.ask(code, fields, b"", ANSWER_SECONDS, partial(self._answered, connection, group))
+        connection.ask(code, fields, b"", ANSWER_SECONDS, partial(self._on_response, connection, group))
 
-    def _answered(self, connection: ClientConnection, group: str, response: Response | NoResponse, body: bytes) -> None:
+    def _on_response(
+        self, connection: ClientConnection, group: str, response: Response | NoResponse, body: bytes
+    ) -> None:
         if not isinstance(response, Response) or response.code != ResponseCode.SUCCESS or len(body) > BODY_BYTES_MAX:
             return
         try:

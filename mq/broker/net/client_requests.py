@@ -61,7 +61,7 @@ class ClientRequests(Generic[ConnectionT]):
         self._open[opaque] = _Question(connection, self._clock() + seconds, on_response)
         return opaque
 
-    def answered(self, connection: ConnectionT, response: Response, body: bytes) -> bool:
+    def on_response(self, connection: ConnectionT, response: Response, body: bytes) -> bool:
         """Complete the request that ``response`` answers; returns whether this connection had such a request."""
         question = self._open.get(response.opaque)
         if question is None or question.connection != connection:

@@ -371,7 +371,7 @@ class ClientConnection:
     def unsupported(self, request: Any, body: bytes) -> None:
         """Handle a message without a handler: a reply to a request of the broker, or a request to refuse. Raises."""
         if isinstance(request, Response):
-            if not self._questions.answered(self, request, body):
+            if not self._questions.on_response(self, request, body):
                 self._report("unexpected_response", None, f"response of code {request.code} to opaque {request.opaque}")
             return
         if isinstance(request, HeaderError):

@@ -203,15 +203,15 @@ class Replies(Service):
             self._relay(reply, push, body)
             return
 
-        def answered(answer: Response | NoResponse, _: bytes) -> None:
-            if answer is NoResponse.GONE:
+        def on_response(response: Response | NoResponse, _: bytes) -> None:
+            if response is NoResponse.GONE:
                 self._relay(reply, push, body)  # it may be connected to another replica by now
-            elif isinstance(answer, Response) and answer.code == ResponseCode.SUCCESS:
+            elif isinstance(response, Response) and response.code == ResponseCode.SUCCESS:
                 self._answer(reply, None)
             else:
                 self._answer(reply, _failed(client_id))
 
-        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), body, self._push_seconds, answered)
+        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), body, self._push_seconds, on_response)
 
     def _relay(self, reply: _Reply, push: PushReplyExt, body: bytes) -> None:
         """Ask the other replicas to push to the client."""
@@ -223,12 +223,12 @@ class Replies(Service):
         refusal: str | None = None
         has_answered = False
 
-        def answered(answer: Response | NoResponse, _: bytes) -> None:
+        def on_response(response: Response | NoResponse, _: bytes) -> None:
             nonlocal open_questions, refusal, has_answered
             open_questions -= 1
             assert open_questions >= 0, f"{-open_questions} replicas more than {len(addresses)} have answered"
-            code = answer.code if isinstance(answer, Response) else None
-            if code != ResponseCode.CONSUMER_NOT_ONLINE and answer is not NoResponse.GONE:
+            code = response.code if isinstance(response, Response) else None
+            if code != ResponseCode.CONSUMER_NOT_ONLINE and response is not NoResponse.GONE:
                 refusal = _failed(reply.client_id)
             if has_answered or (open_questions and code != ResponseCode.SUCCESS):
                 return
@@ -244,7 +244,7 @@ class Replies(Service):
         fields = msgspec.structs.asdict(push)
         ext = RelayReplyExt(**fields, identity=self._identity, client_id=reply.client_id).fields()
         for address in addresses:
-            self._calls.ask(address, RequestCode.RELAY_REPLY, ext, body, RELAY_SECONDS, answered)
+            self._calls.ask(address, RequestCode.RELAY_REPLY, ext, body, RELAY_SECONDS, on_response)
 
     def _not_found(self, reply: _Reply) -> None:
         self._answer(reply, f"push reply message fail, channel of <{reply.client_id}> not found.")
@@ -296,15 +296,15 @@ class Replies(Service):
             )
         push = PushReplyExt(**{name: getattr(ext, name) for name in PushReplyExt.__struct_fields__})
 
-        def answered(answer: Response | NoResponse, _: bytes) -> None:
-            if isinstance(answer, Response):
-                code = ResponseCode.SUCCESS if answer.code == ResponseCode.SUCCESS else ResponseCode.SYSTEM_ERROR
+        def on_response(response: Response | NoResponse, _: bytes) -> None:
+            if isinstance(response, Response):
+                code = ResponseCode.SUCCESS if response.code == ResponseCode.SUCCESS else ResponseCode.SYSTEM_ERROR
             else:
-                gone = answer is NoResponse.GONE
+                gone = response is NoResponse.GONE
                 code = ResponseCode.CONSUMER_NOT_ONLINE if gone else ResponseCode.SYSTEM_ERROR
             call.answer(call.response(code))
 
-        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), call.body, self._push_seconds, answered)
+        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), call.body, self._push_seconds, on_response)
         call.drop_body()
 
 

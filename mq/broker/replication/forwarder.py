@@ -267,7 +267,7 @@ class Forwarder(Service):
                 address,
                 self._authentication,
                 on_connected=self._advance,
-                on_response=self._answered,
+                on_response=self._on_response,
                 on_closed=self._upstream_closed,
             )
             self._upstream.dial()
@@ -296,26 +296,26 @@ class Forwarder(Service):
             [(request, body, _)], _ = decode_chunk(forwarded.frame[forwarded.inner_at :])
             forwarded.connection.dispatch(request, body, forwarded.serialization)
 
-    def _answered(self, answer: Response, body: bytes) -> None:
-        forwarded = self._sent.pop(answer.opaque, None)
+    def _on_response(self, response: Response, body: bytes) -> None:
+        forwarded = self._sent.pop(response.opaque, None)
         if forwarded is None:
             return
-        if answer.code == ResponseCode.SUCCESS:
+        if response.code == ResponseCode.SUCCESS:
             self._release(forwarded)
             if body and not forwarded.oneway:
                 assert self._upstream is not None, "an answer without a connection"
                 forwarded.connection.send(mark_forwarded(body, self._upstream.address))
-        elif answer.code in _NOT_SERVED:
-            if answer.code == ResponseCode.NO_PERMISSION:
+        elif response.code in _NOT_SERVED:
+            if response.code == ResponseCode.NO_PERMISSION:
                 self._not_trusted = True
-                if answer.remark != self._why:
-                    self._log.warning("forwarding_not_allowed", reason=answer.remark)
-            self._why = answer.remark or self._why
+                if response.remark != self._why:
+                    self._log.warning("forwarding_not_allowed", reason=response.remark)
+            self._why = response.remark or self._why
             self._shut()
             self._not_before = self._clock() + RETRY_SECONDS
             self._hold_again(forwarded)
         else:
-            self._outcome_unknown(forwarded, answer.remark or f"code {answer.code}")
+            self._outcome_unknown(forwarded, response.remark or f"code {response.code}")
         if not self._open and not self._sent:
             self._advance()
 

@@ -93,7 +93,7 @@ class PeerAddresses(Service):
         if leader is None or now < self._not_before or self._node_id not in self._members():
             return
         self._not_before = now + ANSWER_SECONDS + REPEAT_SECONDS
-        self._calls.ask(leader, RequestCode.ANNOUNCE_REPLICA, self._ext, b"", ANSWER_SECONDS, self._answered)
+        self._calls.ask(leader, RequestCode.ANNOUNCE_REPLICA, self._ext, b"", ANSWER_SECONDS, self._on_response)
 
-    def _answered(self, response: Response | NoResponse, body: bytes) -> None:
+    def _on_response(self, response: Response | NoResponse, body: bytes) -> None:
         self._not_before = self._clock() + REPEAT_SECONDS

@@ -195,7 +195,7 @@ class PeerCall:
         ext = AuthenticateReplicaExt(call=self._called.hex(), bound=self._bound)
         return encode_request(RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext=ext.fields())
 
-    def answered(self, answer: Response, certificate: bytes | None = None) -> bytes | None:
+    def on_response(self, response: Response, certificate: bytes | None = None) -> bytes | None:
         """The frame to send next, or None once both sides are authenticated.
 
         Args:
@@ -204,12 +204,12 @@ class PeerCall:
         Raises:
             AuthenticationFailed: the other side is not a replica of this group, or does not accept this one.
         """
-        if answer.opaque != _OPAQUE or answer.code != ResponseCode.SUCCESS:
-            raise AuthenticationFailed(answer.remark or f"code {answer.code}")
+        if response.opaque != _OPAQUE or response.code != ResponseCode.SUCCESS:
+            raise AuthenticationFailed(response.remark or f"code {response.code}")
         if self._challenged:
             return None
         try:
-            challenge = bytes.fromhex(answer.ext.get("challenge", ""))
+            challenge = bytes.fromhex(response.ext.get("challenge", ""))
         except ValueError as error:
             raise AuthenticationFailed(f"the challenge cannot be read: {error}") from error
         purpose = bound_purpose(PURPOSE, certificate if self._bound else None)

@@ -103,7 +103,7 @@ class PeerCalls:
             address,
             self._authentication,
             on_connected=lambda: self._connected(link),
-            on_response=lambda response, body: self._answered(link, response, body),
+            on_response=lambda response, body: self._on_response(link, response, body),
             on_closed=lambda reason: self._closed(address, link, reason),
         )
         link = self._links[address] = _Link(upstream, self._clock())
@@ -117,8 +117,8 @@ class PeerCalls:
         for frame in waiting:
             link.upstream.send(frame)
 
-    def _answered(self, link: _Link, response: Response, body: bytes) -> None:
-        self._questions.answered(link.upstream, response, body)
+    def _on_response(self, link: _Link, response: Response, body: bytes) -> None:
+        self._questions.on_response(link.upstream, response, body)
         if response.code == ResponseCode.NO_PERMISSION:
             # The group's secret or its members changed; the next request authenticates again.
             link.upstream.close()

@@ -111,11 +111,11 @@ class PeerConnection:
             return 0
         return consumed
 
-    def _authenticate(self, answer: Response) -> None:
+    def _authenticate(self, response: Response) -> None:
         assert self._stream is not None, "an answer came without a connection"
         assert self._call is not None, "an answer came before the call"
         certificate = None if self._tls_socket is None else self._tls_socket.peer_certificate()
-        proof = self._call.answered(answer, certificate)
+        proof = self._call.on_response(response, certificate)
         if proof is not None:
             self._stream.send(proof)
         else:

@@ -211,7 +211,7 @@ class GroupOffsets:
                     postponed.add(queue.topic)
                     continue
                 fields = self._ext(queue, offset).fields()
-                on_response = partial(self._answered, queue, offset)
+                on_response = partial(self._on_response, queue, offset)
                 connection.request_nowait(RequestCode.UPDATE_CONSUMER_OFFSET, fields, b"", on_response)
                 self._stored[queue] = offset
             except ClientError as error:
@@ -219,9 +219,11 @@ class GroupOffsets:
                 log.debug("offset_commit_postponed", queue=queue, offset=offset, reason=str(error))
         return postponed
 
-    def _answered(self, queue: MessageQueue, offset: int, answer: ResponseOrLoss, _body: memoryview) -> None:
-        if isinstance(answer, ConnectionLost) or answer.code != ResponseCode.SUCCESS:
-            reason = str(answer) if isinstance(answer, ConnectionLost) else f"code {answer.code}: {answer.remark}"
+    def _on_response(self, queue: MessageQueue, offset: int, response: ResponseOrLoss, _body: memoryview) -> None:
+        if isinstance(response, ConnectionLost) or response.code != ResponseCode.SUCCESS:
+            reason = (
+                str(response) if isinstance(response, ConnectionLost) else f"code {response.code}: {response.remark}"
+            )
             log.info("offset_not_stored", queue=queue, offset=offset, reason=reason)
             if self._stored.get(queue) == offset:
                 del self._stored[queue]

@@ -499,10 +499,10 @@ class ClientCore:
 
         answered = anyio.Event()
 
-        def on_response(answer: ResponseOrLoss, body: memoryview) -> None:
+        def on_response(response: ResponseOrLoss, body: memoryview) -> None:
             answered.set()
-            if isinstance(answer, Response) and answer.code != ResponseCode.SUCCESS:
-                log.warning("heartbeat_refused", address=connection.address, code=answer.code, remark=answer.remark)
+            if isinstance(response, Response) and response.code != ResponseCode.SUCCESS:
+                log.warning("heartbeat_refused", address=connection.address, code=response.code, remark=response.remark)
 
         opaque = connection.request_nowait(RequestCode.HEART_BEAT, None, self._heartbeat_body(), on_response)
         self._tasks.start_soon(self._await_heartbeat, connection, opaque, answered)

@@ -1,7 +1,7 @@
 """Messages in flight: attempts, answers, retries, deadlines.
 
 Theory of operation. A message in flight is an entry in a table, not a task. Attempts and answers are synchronous steps
-(`_attempt`, `_answered`); if something is missing (an unknown route, a missing leader, a back-off), the message is
+(`_attempt`, `_on_response`); if something is missing (an unknown route, a missing leader, a back-off), the message is
 parked under its topic, and one task per affected topic repairs route and connections and retries the parked messages.
 One more task watches the deadlines. So a thousand messages in flight cost a thousand small objects.
 
@@ -257,7 +257,7 @@ class SendPipeline:
                 RequestCode.SEND_BATCH_MESSAGE if send.message.is_batch else RequestCode.SEND_MESSAGE_V2,
                 send_fields(self._group, send.message, queue),
                 send.message.body,
-                partial(self._answered, send),
+                partial(self._on_response, send),
             )
         except ConnectionLost as error:
             self._park(send, now, error)
@@ -314,17 +314,17 @@ class SendPipeline:
 
     # Outcome of an attempt.
 
-    def _answered(self, send: Send, answer: ResponseOrLoss, body: memoryview) -> None:
+    def _on_response(self, send: Send, response: ResponseOrLoss, body: memoryview) -> None:
         send.connection = None
         assert send.queue is not None, "an attempt without a queue was answered"
-        if isinstance(answer, ConnectionLost):
-            self._lost(send, answer)
+        if isinstance(response, ConnectionLost):
+            self._lost(send, response)
             return
-        verdict = judge_answer(answer.code, answer.remark)
+        verdict = judge_answer(response.code, response.remark)
         if verdict.stored == "yes":
-            self._succeed(send, send.queue, answer)
+            self._succeed(send, send.queue, response)
         else:
-            self._refused(send, send.queue, answer, verdict)
+            self._refused(send, send.queue, response, verdict)
 
     def _lost(self, send: Send, error: ConnectionLost) -> None:
         now = anyio.current_time()
@@ -334,16 +334,16 @@ class SendPipeline:
             send.attempts -= 1
             self._park(send, now, error)
 
-    def _refused(self, send: Send, queue: MessageQueue, answer: Response, verdict: Verdict) -> None:
+    def _refused(self, send: Send, queue: MessageQueue, response: Response, verdict: Verdict) -> None:
         now = anyio.current_time()
         if verdict.stored == "unknown":
-            self._doubt(send, now, BrokerError(answer.code, answer.remark, queue.broker_name))
+            self._doubt(send, now, BrokerError(response.code, response.remark, queue.broker_name))
             return
-        if is_number_refused(send.message, answer.remark):
-            self._fail(send, NumberUsed(answer.remark or "", queue, send.attempts))
+        if is_number_refused(send.message, response.remark):
+            self._fail(send, NumberUsed(response.remark or "", queue, send.attempts))
             return
-        error = SendRejected(answer.code, answer.remark, queue, send.attempts)
-        if answer.code == ResponseCode.INVALID_PARAMETER and (send.fixed_queue is None or send.is_sharded):
+        error = SendRejected(response.code, response.remark, queue, send.attempts)
+        if response.code == ResponseCode.INVALID_PARAMETER and (send.fixed_queue is None or send.is_sharded):
             # The topic may have fewer queues than its route said: choose again in the next one.
             send.fixed_queue = None
             verdict = UNKNOWN_HERE
@@ -378,8 +378,8 @@ class SendPipeline:
         send.avoid = (*send.refused_by, send.queue.broker_name) if send.queue else send.refused_by
         self._park(send, now, error)
 
-    def _succeed(self, send: Send, queue: MessageQueue, answer: Response) -> None:
-        fields = answer.ext
+    def _succeed(self, send: Send, queue: MessageQueue, response: Response) -> None:
+        fields = response.ext
         if (misuse := misuse_of(send.message, fields)) is not None:
             self._number_used(send, queue, misuse)
             return
@@ -391,7 +391,7 @@ class SendPipeline:
                 offset_message_id=fields[SENT_ID],
                 queue=queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id),
                 queue_offset=int(fields[SENT_QUEUE_OFFSET]),
-                status=SendStatus(answer.code),
+                status=SendStatus(response.code),
                 attempts=send.attempts,
                 maybe_duplicated=send.unknown_reason is not None and not send.message.is_numbered,
                 recall_handle=fields.get(SENT_RECALL_HANDLE),

@@ -110,7 +110,7 @@ class Telemetry:
             if command.HasField("settings"):
                 await stream.send(await self._settings(stream, command.settings, caller))
             elif (nonce := nonce_of_answer(command)) is not None:
-                stream.answered(nonce, command)
+                stream.on_response(nonce, command)
 
     async def _settings(self, stream: TelemetryStream, sent: pb.Settings, caller: Caller) -> pb.TelemetryCommand:
         """The answer to the settings of a client."""

@@ -202,7 +202,7 @@ async def test_proof_is_good_for_one_challenge(broker: RunningBroker) -> None:
     secrets = read_secrets(str(settings.secret_path))
     call = PeerCall(identity=settings.identity, node_id="n9", address=settings.listen, secrets=secrets, nonce=bytes(32))
     challenge = await client.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.first()))
-    proof = call.answered(as_response(challenge))
+    proof = call.on_response(as_response(challenge))
     assert proof is not None
     recorded = fields_of(proof)
     assert (await client.request(RequestCode.AUTHENTICATE_REPLICA, recorded)).code == ResponseCode.SUCCESS

@@ -12,7 +12,7 @@ def test_follower_read_applied_wait_lasts_until_the_index_is_applied() -> None:
     ctx = barriers.ask(0.0)
     barriers.applied(LogIndex(100))
     assert answers == [], "applied, but nobody has said yet how much is needed"
-    barriers.answered(ctx, LogIndex(7))
+    barriers.complete(ctx, LogIndex(7))
     barriers.applied(LogIndex(6))
     assert answers == []
     barriers.applied(LogIndex(7))
@@ -30,10 +30,10 @@ def test_reads_of_one_turn_share_a_barrier_request() -> None:
     barriers.add(late.append)
     second = barriers.ask(0.0)
     assert first != second
-    barriers.answered(first, LogIndex(3))
+    barriers.complete(first, LogIndex(3))
     barriers.applied(LogIndex(9))
     assert (early, late) == ([True, True], [])
-    barriers.answered(second, None)
+    barriers.complete(second, None)
     assert late == [False]
 
 
@@ -46,7 +46,7 @@ def test_unanswered_read_fails_at_its_deadline() -> None:
     assert answers == []
     barriers.expire(barriers.deadline)
     assert answers == [False]
-    barriers.answered(ctx, LogIndex(1))
+    barriers.complete(ctx, LogIndex(1))
     barriers.applied(LogIndex(1))
     assert answers == [False]
     assert barriers.deadline == float("inf")

@@ -447,7 +447,7 @@ def with_retention(replica: Replica, **limits: Any) -> Replica:
     for name, value in limits.items():
         setattr(replica.service._settings, name, value)
     own = KeptLimits.of(replica.service._settings)
-    replica.service._shared.answered(own, 1e9)
+    replica.service._shared.set(own, 1e9)
     for node_id in ("n0", "n1", "n2"):
         replica.service._shared.reported(node_id, own, 1e9)
     replica.metadata.apply(noted(replica.ends()[-1]))
