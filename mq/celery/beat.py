@@ -250,7 +250,7 @@ async def push_schedules(schedules: Schedules, owner: str, targets: Mapping[str,
 
 
 async def _put(schedules: Schedules, target: Schedule, there: ScheduleStatus | None) -> int:
-    """Create or change a schedule unless it is as wanted; whoever has paused it keeps it paused."""
+    """Create or change a schedule unless it is as wanted; a paused one stays paused."""
     if there is None:
         await schedules.create(target)
         return 1

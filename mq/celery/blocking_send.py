@@ -1,9 +1,9 @@
 """The fast path of publishing: the publishing thread itself sends the message and waits for the answer.
 
 Usually nothing is in the way: the topic, its leader and a connection are known. Then handing the message to the event
-loop and its outcome back would take longer than the send. Whatever else happens (no leader, a lost connection, an
-answer that is no success or late), the message is sent again the long way, by `Session`. It keeps its number, so it is
-stored once even if this attempt has stored it.
+loop and its outcome back would take longer than the send. Whatever else happens (no leader, a lost connection, a
+failure or a late answer), the message is sent again the long way, by `Session`. It keeps its number, so it is stored
+once even if this attempt has stored it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from mq.protocol.send_fields import SEND_FIELDS
 from mq.protocol.wire.encoding import encode_request
 
 SHORT_SECONDS_MAX: Final = 3.0
-"""Then the message goes the long way: at the latest after half of the time that it may take."""
+"""Then the message is sent by `Session`: at the latest after half of the time that it may take."""
 IDLE_MAX: Final = 8
 """Connections kept for threads that send later."""
 _COMPRESS_BYTES_MIN: Final = 4096
@@ -158,7 +158,7 @@ class BlockingSends:
         code, fields = RequestCode.SEND_MESSAGE_V2, send_fields(self._producer.group, outgoing, queue)
         fields[SEND_FIELDS["default_topic"]] = (
             message.topic
-        )  # no template: if somebody has deleted the topic, it is declared again, as it was
+        )  # no template: if another program has deleted the topic, it is declared again, as it was
         if self._remoting.credentials is not None:
             fields = self._remoting.credentials.sign(code, fields, outgoing.body)
         deadline = time.monotonic() + self.seconds

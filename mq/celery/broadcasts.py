@@ -28,7 +28,7 @@ from mq.client.net.client_core import RemotingSettings
 from mq.tasks.names import broadcast_group
 
 BUFFER_MAX: Final = 10_000
-"""Messages that wait in a queue that nobody consumes; then the oldest ones are dropped."""
+"""Messages that wait in a queue without a consumer; then the oldest ones are dropped."""
 RETRY_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 5.0
 

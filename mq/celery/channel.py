@@ -364,7 +364,7 @@ class Channel(virtual.Channel):
     async def _dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Publish a message to the dead letter exchange of its queue, if that has one; in the event loop.
 
-        A message that is not kombu's cannot go there as it is: it has no body in its payload.
+        A message that is not kombu's cannot be published there as it is: it has no body in its payload.
         """
         if (target := self._dead_letter_exchanges.get(delivery.queue)) is None or "body" not in delivery.payload:
             return reason == "expired"

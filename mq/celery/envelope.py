@@ -23,7 +23,7 @@ from mq.tasks.names import escaped
 
 PRIORITY: Final = "kombu_priority"
 LIFE_MS: Final = "kombu_life_ms"
-"""For so long somebody wants the message; see `is_expired`."""
+"""The time until the message expires; see `is_expired`."""
 ROUTING_KEY: Final = "kombu_routing_key"
 TEMPLATE_ID: Final = str(uuid.UUID(int=0))
 """The id of a task that a schedule sends; each tick gets one of its own when it is received."""
@@ -83,7 +83,7 @@ def encode_template(message: dict[str, Any], routing_key: str, *, expires_second
 
 
 def decode(message: ReceivedMessage, *, redelivered: bool) -> dict[str, Any]:
-    """The message for kombu, with a delivery tag of its own. Raises ValueError for a body of somebody else."""
+    """The message for kombu, with a delivery tag of its own. Raises ValueError for a body that is not kombu's."""
     try:
         payload = loads(message.body)
     except Exception as error:  # whatever kombu's decoders of dates and others make of a wrong value
@@ -142,7 +142,7 @@ def priority_of(message: ReceivedMessage) -> int:
 def is_expired(message: ReceivedMessage, now_ms: int) -> bool:
     """Whether the message has expired at a time by the clock of the brokers.
 
-    No clock of a sender or worker counts: one that is wrong by more than the life of a message would lose it. The life
+    No clock of a sender or worker is used: one that is wrong by more than the life of a message would lose it. The life
     begins when the message was stored, in the queue from which it is delivered; of a tick when that was due; and of
     one that is delivered again at its first delivery.
     """

@@ -1,7 +1,7 @@
 """A separate connection for pops that a broker holds until a message arrives.
 
-A broker forgets a held pop when its connection closes. On the connection that the process shares, a pop of a channel
-that was closed would go on, and take a message that nobody gets before its visibility ends.
+A broker forgets a held pop when its connection closes. On the connection that the process shares, a pop of a closed
+channel would continue, and hide a message from all consumers until its visibility ends.
 """
 
 from __future__ import annotations

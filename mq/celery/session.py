@@ -169,7 +169,7 @@ class Session:
         return self.call(call)
 
     def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Future[Any]:
-        """Start a coroutine function in the event loop, and go on. Raises ClientClosed."""
+        """Start a coroutine function in the event loop, without waiting for it. Raises ClientClosed."""
         self._check()
         try:
             return self._thread.portal.start_task_soon(function, *args)
@@ -177,7 +177,7 @@ class Session:
             raise ClientClosed("the connection was closed") from error
 
     def soon(self, function: Callable[[], None]) -> None:
-        """Call a plain function, which must not raise, in the event loop, and go on. Raises ClientClosed."""
+        """Call a plain function, which must not raise, in the event loop soon. Raises ClientClosed."""
         self._check()
         self._thread.soon(function)
 
@@ -252,7 +252,7 @@ class Session:
     async def single_queue(self, exchange: str, routing_key: str) -> tuple[str, int] | None:
         """The topic of the only queue to which an exchange sends such a message, and its levels of priority.
 
-        None if it goes nowhere, to several queues, or to what processes read for themselves. Raises ClientError.
+        None if it is sent to no queue, to several queues, or to what processes read for themselves. Raises ClientError.
         """
         topics = await self._topics_for(exchange, "direct", routing_key)
         if len(topics) != 1 or topics[0] == self.topics.of_exchange(exchange):

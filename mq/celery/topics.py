@@ -1,7 +1,8 @@
 """The topics of queues and exchanges, and the bindings between them, which the brokers replicate.
 
 A queue is a topic with one queue for each level of priority. Its attributes say under which name it was declared, and
-to which exchanges it is bound; so a binding is there for every process as soon as it is made, and goes with its queue.
+to which exchanges it is bound; so a binding is there for every process as soon as it is made, and is deleted with its
+queue.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ VERSION_ATTRIBUTE: Final = "kombu.bindings"
 
 
 class Binding(NamedTuple):
-    """Messages of an exchange with a routing key, or one that matches it, go to a queue."""
+    """Messages of an exchange with a routing key, or one that matches it, are sent to a queue."""
 
     exchange: str
     kind: str
