@@ -23,7 +23,7 @@ async def confirm(
 ) -> None:
     """Go on, unless a person at the terminal says no: then it raises CommandFailed, and nothing is changed.
 
-    ``loss`` says what is lost; it is called only if somebody is asked.
+    ``loss`` says what is lost; it is called only if a person is asked.
     """
     if yes or not sys.stdin.isatty():
         return

@@ -1,7 +1,7 @@
 """`raftmq dlq`: lists, shows, requeues, dismisses and exports dead letters.
 
 A dead letter stays in its topic until retention deletes it. The offset of the consumer group `TOOLS_CONSUMER` in that
-topic is behind the last dead letter that somebody dealt with: `requeue` and `dismiss` move it, and `list` begins there.
+topic is behind the last dead letter that was dealt with: `requeue` and `dismiss` move it, and `list` begins there.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ async def _kill_leader_halfway(state: _DemoState, cluster: DevCluster, announce:
 
 
 async def _watch_acknowledgements(state: _DemoState) -> None:
-    """Raises ServersFailed if messages are in flight but none is acknowledged any more."""
+    """Raise ServersFailed if messages are in flight but none is acknowledged for some time."""
     while True:
         before = len(state.history.acknowledgements)
         await trio.sleep(STALLED_SECONDS_MAX)

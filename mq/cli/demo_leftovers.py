@@ -22,7 +22,7 @@ SECONDS_MAX: Final = 30.0
 async def leave_work(cluster: DevCluster, topic: str) -> None:
     """Let a group fail at some messages, which become its dead letters, and stop before the others.
 
-    After `SECONDS_MAX` it goes on with less. If cancelled, the consumer is killed.
+    After `SECONDS_MAX` it continues with less. If cancelled, the consumer is killed.
     """
     module = ["mq.cli.demo_leftovers", cluster.namesrv, topic, GROUP]
     with trio.move_on_after(SECONDS_MAX):

@@ -1,6 +1,6 @@
 """Restarts one replica of a running `raftmq dev`, on request of another process.
 
-The request is a file in the directory of its group, and so is the answer. Whoever may write there may ask.
+The request is a file in the directory of its group, and so is the answer. Any user who may write there may ask.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def produce(
 
 
 class Lines:
-    """Splits input into numbered lines without line feeds; empty lines count but are omitted."""
+    """Splits input into numbered lines without line feeds; empty lines have numbers but are omitted."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -12,7 +12,7 @@ Advance = Callable[[str, int, int], None]
 
 @contextmanager
 def progress_bar() -> Iterator[Advance]:
-    """A bar on standard error, which vanishes at the end; nothing if that is no terminal."""
+    """A bar on standard error, which vanishes at the end; nothing if that is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda what, done, total: None
         return

@@ -216,7 +216,7 @@ async def backlog(plan: Plan, namesrv: str) -> Result:
 async def _read(
     topic: str, namesrv: str, spans: Mapping[MessageQueue, tuple[int, int]], result: Result, seconds: float
 ) -> None:
-    """Read these offsets of each queue, for so many seconds at most. Raises ClientError, CommandFailed."""
+    """Read these offsets of each queue, for at most ``seconds``. Raises ClientError, CommandFailed."""
     remaining = sum(end - begin for begin, end in spans.values())
     if not remaining:
         raise CommandFailed(f"topic {topic} is empty; fill it with raftmq bench produce", EXIT_FAILED)

@@ -13,7 +13,7 @@ BODY_BYTES_MIN = _HEAD.size
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Messages of ``body_bytes`` to ``topic``, for ``seconds`` after a warm-up that does not count.
+    """Messages of ``body_bytes`` to ``topic``, for ``seconds`` after a warm-up that is not measured.
 
     Attributes:
         in_flight: messages, or batches, that may wait for acknowledgement at once.

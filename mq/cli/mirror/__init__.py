@@ -1,1 +1,1 @@
-"""`raftmq mirror`: moves in from another cluster, by copying it until everybody has changed over."""
+"""`raftmq mirror`: moves in from another cluster, by copying it until all clients have changed over."""

@@ -35,7 +35,7 @@ _SUSPEND, _SUBSCRIPTION = 2, 4
 class Pulled(NamedTuple):
     """The answer to a pull.
 
-    ``next_offset`` is where to go on, ``begin`` and ``end`` are those of the queue. ``moved`` says that the offset
+    ``next_offset`` is where to continue; ``begin`` and ``end`` are the queue's. ``moved`` says that the offset
     asked for is not between them.
     """
 
@@ -112,7 +112,7 @@ class ClusterAdmin(CatalogueAdmin):
     async def store(self, fields: dict[str, str], body: bytes) -> int | None:
         """Store a batch with sequence numbers, once; returns the queue offset of its first message.
 
-        None if it was stored before, and the broker does not know any more where.
+        None if it was stored before, and the broker no longer knows where.
         """
         answer, _ = await call_leader(
             self._opened(),
@@ -133,7 +133,7 @@ class ClusterAdmin(CatalogueAdmin):
 
 
 class QueueReading:
-    """The messages of a queue between two offsets, as many at a time as the broker returns.
+    """The messages of a queue between two offsets, in the portions that the broker returns.
 
     ``async for`` gives lists; `next` gives one after the other. Both raise ClientError.
     """

@@ -1,4 +1,4 @@
-"""`raftmq mirror`: copies another cluster, until everybody has changed over."""
+"""`raftmq mirror`: copies another cluster, until all clients have changed over."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def refusals(path: Path) -> Callable[[MirroredQueue, StoredMessage, str], None]:
 
 
 class Display:
-    """Shows how the mirror goes: one line that is overwritten on a terminal, else a line now and then."""
+    """Shows the progress of the mirror: one line that is overwritten on a terminal, else a line now and then."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json

@@ -50,7 +50,7 @@ OnCopied = Callable[[MirroredQueue, list[StoredMessage]], None]
 
 
 class MirrorStopped(Exception):
-    """The mirror cannot go on without the operator; the message says what to do."""
+    """The mirror cannot continue without the operator; the message says what to do."""
 
 
 class _Blocked(Exception):

@@ -64,7 +64,7 @@ class SourcePlace(NamedTuple):
 
 
 def place_of(properties: Mapping[str, str]) -> SourcePlace | None:
-    """The place of the original of a message with these properties; None if it is no copy."""
+    """The place of the original of a message with these properties; None if it is not a copy."""
     topic, _, rest = properties.get(props.SOURCE, "").partition("/")
     broker, *numbers = rest.rsplit("/", 3)
     if len(numbers) != 3 or not all(part.isascii() and part.isdecimal() for part in numbers):

@@ -1,8 +1,8 @@
 """Maps offsets of a source queue to offsets of its target queue. Pure.
 
 Copies lie behind each other in the target queue, as the originals do in the source queue. So a map is a few
-*stretches*: a new one begins where the source lacks offsets, where a message was left out, or where somebody else wrote
-into the target queue in between.
+*stretches*: a new one begins where the source lacks offsets, where a message was left out, or where another client
+wrote into the target queue in between.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class OffsetMap:
             self._stretches.append(Stretch(source, target, count))
 
     def to_target(self, offset: int) -> int | None:
-        """The target offset at which somebody goes on who stands at ``offset`` in the source; None if nothing was
+        """The target offset at which a group continues whose source offset is ``offset``; None if nothing was
         copied.
 
         Whoever stands at a message that was not copied goes on at the next one.
@@ -61,7 +61,9 @@ class OffsetMap:
         return _translated(self._stretches, offset, [each.source for each in self._stretches], 0, 1)
 
     def to_source(self, offset: int) -> int | None:
-        """The opposite direction. An offset at a message that is no copy becomes that of the next copy's original."""
+        """The opposite direction. An offset at a message that is not a copy becomes the offset of the next copy's
+        original.
+        """
         return _translated(self._stretches, offset, [each.target for each in self._stretches], 1, 0)
 
 

@@ -37,7 +37,7 @@ class Choice(NamedTuple):
     unwanted: Sequence[str] = ()
 
     def takes(self, name: str) -> bool:
-        """Whether a topic is mirrored. Retry and dead letter topics go by the name of their group."""
+        """Whether a topic is mirrored. Retry and dead letter topics are chosen by the name of their group."""
         bare = name.removeprefix(RETRY_PREFIX).removeprefix("%DLQ%")
         if any(fnmatchcase(each, pattern) for each in {name, bare} for pattern in self.unwanted):
             return False
@@ -55,7 +55,7 @@ class Extension(NamedTuple):
     """Additions to a mirror: new queues, topics that the target lacks, and topics that are left out, with the reason.
 
     ``refused`` are topics whose new queues the target cannot take, with what to do. ``ended`` are the numbers of queues
-    that cannot be read at the source: it has them no more, or only to write.
+    that cannot be read at the source: it no longer has them, or only to write.
     """
 
     queues: list[MirroredQueue]

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 WINDOW_SECONDS: Final = 30.0
-"""Rates are those of so many seconds."""
+"""Rates are averages over this number of seconds."""
 
 
 class Figures(NamedTuple):

@@ -1,4 +1,4 @@
-"""Compares what was copied with the originals: counts, and a checksum of every message."""
+"""Compares copies with the originals: counts, and a checksum of every message."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def _compare(source: ClusterAdmin, target: ClusterAdmin, comparison: Compa
     except BrokerError:
         if queue.next_offset is not None:
             raise
-        return  # nothing was copied of a queue that the source lets nobody read
+        return  # nothing was copied of a queue that the source lets no client read
     theirs = await target.pull(goal, 0, count_max=1)
     comparison.behind = max(ours.end - (queue.next_offset or ours.begin), 0)
     both, other = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
