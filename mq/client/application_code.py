@@ -1,10 +1,10 @@
 """Tells failures of the application's own functions from a cancellation of the client, and from the end of the program.
 
-A function of the application may end with an exception that is no `Exception`. The worst is asyncio's CancelledError: a
-handler that awaits a task which it has cancelled gets one, and it looks as if somebody had cancelled the task that
-called the handler. Passed on, it would end that task, and with it the client, without a word. So it is a cancellation
-only if a scope around the caller is cancelled; any other one is a failure of the function, like every other exception.
-SystemExit and KeyboardInterrupt are for the whole program, and are always passed on.
+A function of the application may end with an exception that is not an `Exception`. The worst is asyncio's
+CancelledError: a handler that awaits a task which it has cancelled gets one, and it looks as if somebody had cancelled
+the task that called the handler. Passed on, it would end that task, and with it the client, without a word. So it is a
+cancellation only if a scope around the caller is cancelled; any other one is a failure of the function, like every
+other exception. SystemExit and KeyboardInterrupt are for the whole program, and are always passed on.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def failure_of(
         await function(argument)
     except Exception as error:
         return error
-    except BaseException as error:  # noqa: ASYNC103 - a cancellation is raised again, unless nobody cancelled
+    except BaseException as error:  # noqa: ASYNC103 - a cancellation is raised again, if there was one
         if ends_program(error) or _is_cancelled(caller):
             raise
         return error  # noqa: ASYNC104
@@ -100,7 +100,7 @@ def _is_cancelled(caller: asyncio.Task[Any] | None) -> bool:
         return False
     if caller is not None and caller.cancelling():
         return True
-    # The function cancelled the task that called it; the task goes on.
+    # The function cancelled the task that called it; the task continues.
     while task.cancelling():
         task.uncancel()
     return False
@@ -110,7 +110,7 @@ def failure_in(function: Callable[[T], object], argument: T) -> BaseException | 
     """Call a plain function of the application; returns its failure, or None. Raises what ends the program."""
     try:
         function(argument)
-    except BaseException as error:  # noqa: ASYNC103 - nothing is awaited, so nobody can have cancelled it
+    except BaseException as error:  # noqa: ASYNC103 - nothing is awaited, so it cannot have been cancelled
         if ends_program(error):
             raise
         return error  # noqa: ASYNC104

@@ -52,7 +52,7 @@ class TextCodec:
     """Bodies are texts in UTF-8."""
 
     def encode(self, value: str, /) -> bytes:
-        """Raises AttributeError for a value that is no text, UnicodeEncodeError for half a surrogate pair."""
+        """Raises AttributeError for a value that is not a text, UnicodeEncodeError for half a surrogate pair."""
         return value.encode()
 
     def decode(self, body: bytes, /) -> str:
@@ -186,7 +186,7 @@ def encode_body(codec: BodyCodec[T], value: T) -> bytes:
 
 
 def encoded(message: Message[T], codec: BodyCodec[T] | None) -> Message[bytes]:
-    """The message with its body as bytes. Raises MessageRefused, also for a value that is no Message."""
+    """The message with its body as bytes. Raises MessageRefused, also for a value that is not a Message."""
     if not isinstance(message, Message):
         raise MessageRefused(f"pass a Message(topic, body), not {type(message).__name__}")
     if codec is None:

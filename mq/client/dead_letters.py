@@ -1,4 +1,4 @@
-"""Sends dead letters again: to the group that gave them up, or to everybody who reads their topic."""
+"""Sends dead letters again: to the group that gave them up, or to all groups that read their topic."""
 
 from __future__ import annotations
 

@@ -172,7 +172,8 @@ class TransactionFenced(ClientError):
     """Another transaction, or a commit of the group, has consumed messages that this transaction consumed.
 
     It is rolled back as a whole: its messages are not visible, and no offset has moved. Somebody else has the queue by
-    now, or this transaction was committed before and is being repeated. A pull consumer goes on at the group's offset.
+    now, or this transaction was committed before and is being repeated. A pull consumer continues at the group's
+    offset.
     """
 
     def __init__(self, reason: str) -> None:
@@ -196,7 +197,7 @@ class TransactionOutcomeUnknown(ClientError):
 
 
 class NotRecalled(BrokerError):
-    """No waiting message has this handle (any more); `remark` is the broker's explanation.
+    """No message that still waits has this handle; `remark` is the broker's explanation.
 
     It was delivered, is being delivered, was recalled before, or was never stored.
     """
@@ -309,7 +310,7 @@ class SendRejected(_SendFailed):
 
 
 class NumberUsed(SendRejected):
-    """Somebody else has used the number of this message of a numbered producer: it is certainly not stored.
+    """Another process has used the number of this message of a numbered producer: it is certainly not stored.
 
     Another process uses its producer id, or the clock was ahead when the id was used before.
     """

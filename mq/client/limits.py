@@ -1,5 +1,5 @@
-"""Limits of the SDK, as a value: applications use the defaults, tests smaller ones. They are no options: those have a
-name of their own in each client.
+"""Limits of the SDK, as a value: applications use the defaults, tests smaller ones. They are not options: each client
+has those as arguments.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class EventLog:
             raise
         except BaseException:  # noqa: ASYNC103 - nothing is awaited here
             # A processor or a filter of the application has failed. Like `logging` with its handlers: the program that
-            # logs goes on.
+            # logs continues.
             if logging.raiseExceptions and sys.stderr is not None:
                 sys.stderr.write(f"the application's logging failed for {event}:\n{traceback.format_exc()}")
 

@@ -1,6 +1,6 @@
 """Warns when a client waits long, and names the reason.
 
-Consumers wait for name servers, brokers and leaders without a limit: they go on when these are back. Moments without
+Consumers wait for name servers, brokers and leaders without a limit: they continue when these are back. Moments without
 them are normal; a wait of more than ten seconds is worth a warning, and then one every half minute.
 """
 

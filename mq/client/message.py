@@ -52,17 +52,16 @@ def check_queues(*queues: object) -> None:
 class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=True):
     """A message to send.
 
-    `body` is 1 byte to 4 MiB, and may be empty if there are keys (see `tombstone`);
-    or, for a producer with a codec, a value that the codec encodes as that. `tags` is one
-    tag to filter by; `keys` are words to look the message up by. `properties` are the application's own names and
-    values. Messages with the same `sharding_key` go to the same queue and so keep their order. `flag` is a number that
-    brokers store and ignore. `delay_level` 1 to 18 delivers later (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h; brokers may
-    have other levels, up to 64), `delay` after that many seconds by the broker's clock, `deliver_at` at a time: a
-    datetime with its time zone, or milliseconds since the epoch. At most one of the three; a time in the past means
-    now. `priority`, 0 or more, makes the message more or less urgent to those who pop it; its broker chooses the queue.
-    A message with a priority has neither a `sharding_key` nor a delay. `lite_topic` is one of the many small topics
-    within a topic with the message type LITE; its messages have one order, and are neither delayed nor have a sharding
-    key. See `LiteConsumer`.
+    `body` is 1 byte to 4 MiB, and may be empty if there are keys (see `tombstone`); or, for a producer with a codec, a
+    value that the codec encodes as that. `tags` is one tag to filter by; `keys` are words to look the message up by.
+    `properties` are the application's own names and values. Messages with the same `sharding_key` are sent to the same
+    queue and so keep their order. `flag` is a number that brokers store and ignore. `delay_level` 1 to 18 delivers
+    later (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h; brokers may have other levels, up to 64), `delay` after that many
+    seconds by the broker's clock, `deliver_at` at a time: a datetime with its time zone, or milliseconds since the
+    epoch. At most one of the three; a time in the past means now. `priority`, 0 or more, makes the message more or less
+    urgent to those who pop it; its broker chooses the queue. A message with a priority has neither a `sharding_key` nor
+    a delay. `lite_topic` is one of the many small topics within a topic with the message type LITE; its messages have
+    one order, and are neither delayed nor have a sharding key. See `LiteConsumer`.
     """
 
     topic: str
@@ -91,9 +90,9 @@ class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=Tr
 def tombstone(
     topic: str, key: str, *, tags: str | None = None, properties: Mapping[str, str] | None = None
 ) -> Message[bytes]:
-    """A message that says to a compacted topic that `key` has no value any more: one without a body.
+    """A message without a body, which says to a compacted topic that `key` no longer has a value.
 
-    It goes to the queue of the sharding key `key`; send the values of the key with the same sharding key.
+    It is sent to the queue of the sharding key `key`; send the values of the key with the same sharding key.
     """
     return Message(topic, b"", tags=tags, keys=(key,), properties=properties or {}, sharding_key=key)
 
@@ -153,7 +152,7 @@ class ReceivedMessage(Generic[BodyT]):
 
     @property
     def is_tombstone(self) -> bool:
-        """Whether a compacted topic says with this message that its key has no value any more."""
+        """Whether this message says, in a compacted topic, that its key no longer has a value."""
         return not self.raw_body
 
     @property

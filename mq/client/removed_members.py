@@ -67,9 +67,9 @@ class RemovedMembers:
         """Remove a client from a group, and keep it out for `keep_out` seconds, more than 0 and at most a week.
 
         Its queues go to the other members at once; a client that does not exist is kept out, too. The client's other
-        groups go on. `reason` and `operator` are for its log and those of the brokers. Raises ValueError, NameRefused,
-        NoRoute, and BrokerError if a leader refuses, as one that does not know this request; some replicas may have
-        removed it then.
+        groups continue. `reason` and `operator` are for the logs of the client and of the brokers. Raises ValueError,
+        NameRefused, NoRoute, and BrokerError if a leader refuses, as one that does not know this request; some replicas
+        may have removed it then.
         """
         if not 0.001 <= keep_out <= KEEP_OUT_SECONDS_MAX:
             raise ValueError(f"keep_out is {keep_out} seconds; allowed: 0.001 to {KEEP_OUT_SECONDS_MAX:.0f}")
@@ -109,7 +109,7 @@ class RemovedMembers:
             operator=props.safe_value(operator),
         ).fields()
         brokers = (await self._admin.cluster_info()).brokers
-        # Leaders last: their members divide the queues anew when everybody else keeps the client out already.
+        # Leaders last: their members divide the queues anew when all other brokers keep the client out already.
         replicas = {address for each in brokers.values() for address in each.broker_addrs.values()}
         was_member = False
         unreached: dict[str, str] = {}

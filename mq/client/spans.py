@@ -1,8 +1,8 @@
 """OpenTelemetry spans for sending and handling messages, by the semantic conventions for messaging.
 
 A message carries the context of its sending span in its properties (W3C Trace Context: ``traceparent``, or the format
-of the application's propagator). A consumer's span links to it; if it handles a single message and there is no other
-span around it, it also continues the producer's trace.
+of the application's propagator). A consumer's span links to it; if it handles a single message without another span
+around it, it also continues the producer's trace.
 
 OpenTelemetry is imported only when a client is configured to use it. If it fails, or a part of it that the application
 has written, the message is sent and handled all the same, without its span.

@@ -73,7 +73,7 @@ async def _last_with_messages(ask: Ask, topic: str, first: int, end: int) -> int
 
 
 def check_counts(**counts: int | None) -> None:
-    """Raises TypeError for a number of queues that is no whole number; brokers check its range."""
+    """Raises TypeError for a number of queues that is not a whole number; brokers check its range."""
     for name, count in counts.items():
         given: object = count
         if given is not None and (not isinstance(given, int) or isinstance(given, bool)):

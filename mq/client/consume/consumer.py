@@ -239,7 +239,7 @@ class Consumer(Client, Generic[BodyT]):
     ) -> None:
         """Reply to a message sent with `Producer.request`, and wait until the sender has the reply.
 
-        `codec` encodes the body, by default that of the consumer.
+        `codec` encodes the body, by default the consumer's codec.
 
         Raises NotARequest, ReplyNotDelivered (the sender is gone), MessageRefused, and after `timeout` seconds the last
         error. A reply does not acknowledge the message: that happens when its handler ends, as for any other.
@@ -255,7 +255,7 @@ class Consumer(Client, Generic[BodyT]):
         """Store a received message in the group's dead letter topic, with the reason, and wait until that is done.
 
         This does not acknowledge it: a handler returns afterwards, others acknowledge the delivery. Raises
-        NotADeadLetter if no broker took it within 5 s, TypeError for what is no received message.
+        NotADeadLetter if no broker took it within 5 s, TypeError for a value that is not a received message.
         """
         core = self._opened()
         given: Any = message

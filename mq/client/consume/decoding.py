@@ -57,7 +57,7 @@ class Decoding:
         """Gets the topic of a message that was put aside, and what became of it."""
 
     def first(self, messages: list[ReceivedMessage[Any]]) -> tuple[list[ReceivedMessage[Any]], BodyNotDecoded | None]:
-        """The first of these messages, as many as can be decoded; or the first one alone, and why it cannot be."""
+        """The first of these messages that can be decoded; or the first one alone, and the reason that it cannot be."""
         if self.is_on:
             for count, message in enumerate(messages):
                 codec = self._codec_of(message.topic)

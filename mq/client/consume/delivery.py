@@ -26,7 +26,7 @@ RETRY_SECONDS_MAX = 30.0
 class DeliveryBoard:
     """Queues with messages to deliver, in round-robin order.
 
-    With `exclusive`, a queue with taken messages delivers no more before `release`. `on_progress` is called when
+    With `exclusive`, a queue with taken messages delivers the next ones after `release`. `on_progress` is called when
     messages of a queue were finished, so that its pulling may continue.
 
     Attributes:
@@ -147,7 +147,7 @@ class DeliveryBoard:
 
 
 class Delivery(Generic[BodyT]):
-    """One message to be finished explicitly, once, by `ack()` or `nack()`. Only the first call counts.
+    """One message to be finished explicitly, once, by `ack()` or `nack()`. Only the first call has an effect.
 
     As a context manager it returns the message, acknowledges it when the block ends, and retries it later if the block
     raises (the exception propagates). `exclusive` says that its queue waits until then.

@@ -26,7 +26,7 @@ class FilterWatch:
         self._waits: dict[tuple[str, str], LongWait] = {}
 
     def count_pull(self, subscription: Subscription, received: int, passed_over: int) -> None:
-        """Note that a pull has returned so many messages, and skipped so many offsets."""
+        """Note the number of messages that a pull returned, and of offsets that it skipped."""
         program = subscription.program
         key = subscription.topic, subscription.expression if program is None else program.name.text
         if key in self._matched or key[1] == "*":

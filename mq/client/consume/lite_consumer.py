@@ -106,7 +106,7 @@ class LiteConsumer(PopConsumer[BodyT]):
     `lite_topics` are those to begin with; None stands for all of them, which needs a group with the attribute
     `lite.sub.wildcard`. A group that reads a lite topic for the first time begins at its first message. With the
     attribute `lite.sub.model` Exclusive, a member that subscribes to a lite topic takes it from the one that had it;
-    that one gets the event "revoked", with the queue of the lite topic. All other arguments are those of `PopConsumer`.
+    that one gets the event "revoked", with the queue of the lite topic. All other arguments are as for `PopConsumer`.
     """
 
     _kind = "lite_consumer"
@@ -167,7 +167,7 @@ class LiteConsumer(PopConsumer[BodyT]):
 
         With `start`, the whole group continues there, also in those that this consumer subscribes to already. Raises
         BrokerError, with code 2018 for more than a client may subscribe to; other errors of `ClientError` after
-        `timeout` seconds: then the consumer goes on trying, but `start` may have had no effect.
+        `timeout` seconds: then the consumer continues to try, but `start` may have had no effect.
         """
         await self._change(Action.PARTIAL_ADD, _checked(lite_topics), start)
 

@@ -93,7 +93,7 @@ class GroupMember:
                 tasks.start_soon(self._renew_locks_forever)
 
     async def leave(self) -> None:
-        """Store the last offsets and release all locks. Nothing may pull or rebalance any more.
+        """Store the last offsets and release all locks. After this, nothing may pull or rebalance.
 
         The next owner requests the offsets as soon as it hears that this member has left.
         """

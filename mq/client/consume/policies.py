@@ -26,7 +26,7 @@ class HandlingPolicy(Exception):
 
 
 class RetryLater(HandlingPolicy):
-    """The message is handled again after so many seconds, at the earliest; above 0, at most 7,200.
+    """The message is handled again after at least `seconds`; above 0, at most 7,200.
 
     With `ordered`, its queue waits, and the attempt counts for `max_reconsume_times`. With `ordered=False`, this member
     retries it itself for up to 30 s, `max_reconsume_times` times (default: 120). Then, as with a longer time, it goes
@@ -49,7 +49,7 @@ class RetryLater(HandlingPolicy):
 
 
 class DeadLetter(HandlingPolicy):
-    """The message goes to the group's dead letter topic, at once; until a broker has stored it there, it is retried."""
+    """The message becomes a dead letter of the group at once; until a broker has stored it there, it is retried."""
 
 
 class Skip(HandlingPolicy):
@@ -62,8 +62,8 @@ class StopConsumer(HandlingPolicy):
 
 Choice = HandlingPolicy | type[DeadLetter] | type[Skip] | type[StopConsumer]
 OnError = Mapping[type[BaseException], Choice | Callable[[BaseException], Choice | None]]
-"""Policies by exception; that of the nearest base class counts. A function gets the exception, and returns a policy, or
-None for the usual retry.
+"""Policies by exception; the policy of the nearest base class is used. A function gets the exception, and returns a
+policy, or None for the usual retry.
 """
 
 

@@ -302,12 +302,12 @@ class PopConsumer(Consumer[BodyT]):
     async def nack(self, message: PoppedMessage[Any], delay: float = 0.0) -> None:
         """Redeliver a message in `delay` seconds from now, earlier or later than otherwise. Raises ClientError.
 
-        Afterwards it cannot be acknowledged any more. With `ordered`, those behind it come after it.
+        Afterwards it can no longer be acknowledged. With `ordered`, those behind it come after it.
         """
         await self._return(message, delay, suspend=False)
 
     async def suspend(self, message: PoppedMessage[Any], seconds: float) -> None:
-        """Put a message off for `seconds` from now on: as `nack`, but the attempt does not count.
+        """Put a message off for `seconds` from now on: as `nack`, but without counting the attempt.
 
         With `ordered`, that holds for those behind it as well, and nothing of its queue comes meanwhile. Until all
         replicas of the broker group have a version that knows this (format level 7), the attempt is counted.
@@ -427,7 +427,7 @@ class PopConsumer(Consumer[BodyT]):
     ) -> Response | None:
         """Send a request about popped messages and retry it while there is time: it is idempotent.
 
-        None if the broker does not know these messages as hidden any more.
+        None if these messages are no longer hidden, as the broker says.
         """
         core = self._core
         assert core is not None, "something is said of messages before there are any"

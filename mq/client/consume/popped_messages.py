@@ -77,7 +77,7 @@ class AckBatch:
 class Inbox:
     """Popped messages waiting to be handled; tasks wait for `room` before they pop.
 
-    With `ahead` 0 there is room while somebody waits in `get`.
+    With `ahead` 0 there is room while a task waits in `get`.
 
     With `ordered`, a message comes out when the previous one popped with it from its queue is `done`.
     """

@@ -38,7 +38,7 @@ class ProcessQueue:
     """One assigned queue between the pull loop, the handlers and the offset commits.
 
     `next_offset` is where the next pull begins. Once `dropped` is set (another member owns the queue, or the broker
-    moved the offset), nothing is delivered any more and acknowledgements do not affect commits. Nothing is delivered
+    moved the offset), nothing more is delivered and acknowledgements do not affect commits. Nothing is delivered
     after `held_until` either: then the lock on the queue has expired, unless it was renewed. While `paused`, nothing is
     delivered or pulled.
     """

@@ -47,8 +47,8 @@ class PullSettings:
     """One pull returns at most `batch_max` messages, and no more than `limits` allow to be unfinished at all; if there
     are none, the broker holds it for `hold_seconds`.
 
-    The answer must arrive at most `answer_seconds` after that. Bodies may inflate to `inflated_bytes_max`, and those of
-    one answer to twice that: the rest is pulled again.
+    The answer must arrive at most `answer_seconds` after that. Bodies may inflate to `inflated_bytes_max`, and the
+    bodies of one answer to twice that: the rest is pulled again.
     """
 
     batch_max: int = 256

@@ -527,7 +527,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
 
         With `signals`, SIGTERM and SIGINT do what `drain(drain_timeout)` does, and a second one what `stop` does; that
         needs the main thread. Raises the exception for which `StopConsumer` was the policy, and AlreadyOpen while
-        another `run` is at work or a task waits for a message of a stream, which goes on.
+        another `run` is at work or a task waits for a message of a stream, which continues.
         """
         self._opened()
         self._handlers.refuse_second_run()

@@ -23,7 +23,7 @@ TOGETHER = 0.1
 
 class Renewals:
     """The held messages of a consumer. `extend` hides one for the invisible time, `seconds`, from now on; it returns
-    False if the message belongs to the consumer no more, and raises ClientError if that is not known.
+    False if the message no longer belongs to the consumer, and raises ClientError if that is not known.
     """
 
     def __init__(self, seconds: float, extend: Callable[[PoppedMessage], Awaitable[bool]]) -> None:
@@ -44,7 +44,7 @@ class Renewals:
         return list(self._held.values())
 
     async def release(self, message: PoppedMessage) -> None:
-        """Renew this message no more, and wait for a renewal in flight: the receipt is valid afterwards."""
+        """Stop renewing this message, and wait for a renewal in flight: the receipt is valid afterwards."""
         self._forget(message)
         while (answered := self._in_flight.get(id(message))) is not None:
             await answered.wait()

@@ -1,4 +1,4 @@
-"""Ends a consumer's `run` on SIGTERM and SIGINT, as whoever starts workers sends them."""
+"""Ends a consumer's `run` on SIGTERM and SIGINT, which programs that start workers send."""
 
 from __future__ import annotations
 

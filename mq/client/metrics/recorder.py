@@ -114,10 +114,10 @@ class ClientMetrics(ABC):
 
     @abstractmethod
     def remove(self, family: Family, values: tuple[str, ...]) -> None:
-        """Show this series no more, if that is possible."""
+        """Stop showing this series, if that is possible."""
 
     def sample(self) -> None:  # noqa: B027 - most have nothing to do
-        """Called every 5 s: read the gauges, if nobody reads them otherwise."""
+        """Called every 5 s: read the gauges, if no other program reads them."""
 
 
 class Recorder:
@@ -314,7 +314,7 @@ class HandlerTimer:
         self._recorder, self.topic, self._work = recorder, topic, work
 
     def end(self, outcome: str) -> None:
-        """Record the end of the measured call; only the first call counts."""
+        """Record the end of the measured call; later calls have no effect."""
         self._recorder.end(self.topic, self._work, outcome)
 
     def settled(self, outcome: str) -> None:

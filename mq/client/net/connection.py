@@ -1,7 +1,7 @@
 """One TCP connection to one broker or name server, with many requests in flight.
 
 Theory of operation. A request is one dictionary entry (opaque -> callback) and one element in the list of outgoing
-frames: no task, event or timer. One task writes: everything queued since its last write goes out in one send. One task
+frames: no task, event or timer. One task writes: everything queued since its last write is sent at once. One task
 reads: all complete frames of a chunk are matched and their callbacks run before the next read. So hundreds of requests
 need a handful of system calls, and waiting is built on top (see `request`).
 
@@ -165,7 +165,7 @@ class _FrameBuffer:
 
 
 class Connection:
-    """One open connection; `lost` is set when it has ended, and then nothing can be sent any more."""
+    """One open connection; `lost` is set when it has ended, and then nothing can be sent."""
 
     def __init__(
         self,

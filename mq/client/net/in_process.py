@@ -21,11 +21,12 @@ class InProcessNetwork(Protocol):
 
 
 in_process_networks: dict[str, InProcessNetwork] = {}
-"""By IP address. Whoever opens a network adds it here, and removes it."""
+"""By IP address. The opener of a network adds it here, and removes it."""
 
 
 closed_networks: set[str] = set()
-"""IP addresses of networks that were removed: nobody else has them, so their clients need not wait for an answer."""
+"""IP addresses of networks that were removed: no other network has them, so their clients need not wait for an answer.
+"""
 
 
 async def connect_in_process(host: str, port: int) -> anyio.abc.ByteStream | None:

@@ -1,9 +1,9 @@
 """Opens and closes clients, of every kind.
 
-Theory of operation. While a client is open, its session runs in a task of its own, the host: whoever opens the client
-need not be the one who closes it. On asyncio the host is a task, on trio a system task. `async with` adds what makes it
-a block of structured concurrency: it ends after the session, and if the session fails, its body is cancelled and the
-block raises the failure.
+Theory of operation. While a client is open, its session runs in a task of its own, the host: a client may be closed by
+another task than the one that opened it. On asyncio the host is a task, on trio a system task. `async with` adds what
+makes it a block of structured concurrency: it ends after the session, and if the session fails, its body is cancelled
+and the block raises the failure.
 
 | state | `open` | `aclose` | everything else |
 |---|---|---|---|
@@ -321,7 +321,7 @@ class _Host:
                         self.interrupt()
                         raise
         except anyio.get_cancelled_exc_class():
-            # The event loop ends, and nobody has closed the client.
+            # The event loop ends, and the client was not closed.
             self.failure = ClientClosed("its event loop has ended")
             self._is_raised = True
             _warn_not_closed(shown, pending)

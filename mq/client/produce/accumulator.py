@@ -1,4 +1,4 @@
-"""Automatic batches: messages of a topic that wait at the same moment go out in one request.
+"""Automatic batches: messages of a topic that wait at the same moment are sent in one request.
 
 Theory of operation. A message joins the open batch of its *lane*: its topic, its queue (if it has a sharding key or the
 caller named one), its timeout and its priority. The batch is closed and given to the `SendPipeline` as one message
@@ -212,7 +212,7 @@ class Accumulator:
                 with anyio.move_on_after(max(earliest - anyio.current_time(), 0.0)):
                     await self._begun.wait()
             else:
-                # Whoever runs in the same turn as the one that begins a batch still joins it.
+                # A task that runs in the same turn as the one that begins a batch still joins it.
                 await self._begun.wait()
             now = anyio.current_time()
             for batch in [each for each in self._open.values() if each.due_at <= now]:
@@ -243,7 +243,7 @@ class Accumulator:
             self._send_one_by_one(batch)
         else:
             self._complete_all(batch, outcome)
-        # The callbacks may have added messages: they go out with those that waited.
+        # The callbacks may have added messages: they are sent with those that waited.
         self._leave_wire(batch)
         self._on_finished()
 
@@ -321,7 +321,7 @@ def _own_result(together: SendResult, member: Member, number: int, record_id: st
         message_id=member.message.unique_key,
         offset_message_id=record_id,
         queue=together.queue,
-        # A repeated batch may have been stored so long ago that its broker does not know the place any more.
+        # A repeated batch may have been stored so long ago that its broker no longer knows the place.
         queue_offset=together.queue_offset + number if together.queue_offset >= 0 else together.queue_offset,
         status=together.status,
         attempts=together.attempts,

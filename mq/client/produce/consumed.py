@@ -11,7 +11,7 @@ from mq.client.message import MessageQueue, ReceivedMessage
 class Consumed(NamedTuple):
     """Messages that a consumer of `group` has taken: for each queue the first offset, and the one behind the last.
 
-    One of the functions is called when the transaction has ended. `not_committed` also if nobody knows how it ended:
+    One of the functions is called when the transaction has ended. `not_committed` also if it is not known how it ended:
     then the consumer takes the messages again, and if they were consumed after all, that transaction is refused.
     `fenced`: another transaction has consumed some of them.
     """

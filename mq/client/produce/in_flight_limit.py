@@ -46,7 +46,7 @@ class InFlightLimit:
         self._admitted -= 1
 
     def wake_waiters(self) -> None:
-        """Admit as many as there is room for."""
+        """Admit waiting senders while there is room."""
         while self._waiting and self._in_flight() + self._admitted < self._limit:
             self._admitted += 1
             self._waiting.popleft().set()

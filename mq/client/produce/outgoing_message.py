@@ -130,7 +130,7 @@ def make_ready(
         flag=message.flag,
         born_timestamp_ms=born_timestamp_ms,
         unique_key=unique_key,
-        # All messages of a lite topic go to one broker group.
+        # All messages of a lite topic are sent to one broker group.
         sharding_key=message.sharding_key if message.lite_topic is None else message.lite_topic,
         priority=message.priority,
         is_numbered=props.SEQUENCE in message.properties,

@@ -287,7 +287,7 @@ class Producer(Client, Generic[BodyT]):
         """Send one message and wait until it is stored.
 
         `timeout` overrides the producer's, in seconds, for all attempts together. With `queue`, or a sharding key in
-        the message, all attempts go to that queue.
+        the message, all attempts use that queue.
 
         Raises SendOutcomeUnknown if the message may have been stored. All other errors mean that it was not:
         MessageRefused (a limit of the protocol), SendRejected (refused by a broker), TopicNotFound, NoRoute,
@@ -341,7 +341,7 @@ class Producer(Client, Generic[BodyT]):
         queue: MessageQueue | None,
         retries: int | None = None,
     ) -> Callable[[], None]:
-        """Start a request of its own; messages of the topic that wait for a batch go first, to keep the order."""
+        """Start a request of its own; messages of the topic that wait for a batch are sent first, to keep the order."""
         if self._accumulator is not None:
             self._accumulator.flush(outgoing.topic)
         if self._numbering is not None:
@@ -451,7 +451,7 @@ class Producer(Client, Generic[BodyT]):
     ) -> ReceivedMessage[Any]:
         """Send one message to a consumer that replies, and wait for the reply; `timeout` is for both.
 
-        `reply_codec` decodes the body of the reply, by default that of the producer. Raises BodyNotDecoded if it
+        `reply_codec` decodes the body of the reply, by default the producer's codec. Raises BodyNotDecoded if it
         cannot, with the reply as its `message`; NoReply if the message is stored but no reply came, ProducerBusy
         while `in_flight_max` others wait, and the errors of `send`. Of several replies the first one counts.
         """
@@ -474,7 +474,7 @@ class Producer(Client, Generic[BodyT]):
     async def recall(self, handle: str | None, *, timeout: float | None = None) -> str:
         """Recall a message that waits for its time; `handle` is its `SendResult.recall_handle`. Returns its id.
 
-        Raises NotRecalled if no such message waits (any more): it was delivered, or recalled before. Raises
+        Raises NotRecalled if no such message waits: it was delivered, or recalled before. Raises
         MessageRefused for an invalid handle, such as the None of a message with a delay level, and TopicNotFound,
         NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed; ConnectionLost and RequestTimeout if the outcome
         is unknown.
@@ -485,7 +485,7 @@ class Producer(Client, Generic[BodyT]):
 
     @property
     def dropped_replies(self) -> int:
-        """Number of replies for which no request was waiting (any more)."""
+        """Number of replies for which no request was waiting, or none any longer."""
         self._check_process()
         return 0 if self._requests is None else self._requests.dropped
 

@@ -7,7 +7,7 @@ One more task watches the deadlines. So a thousand messages in flight cost a tho
 
 Guarantees. A `SendResult` means stored. An error with `stored == "no"` means certainly not stored, whatever happened in
 between. An attempt with an unknown outcome (a timeout, a lost connection) makes the whole send unknown unless a later
-attempt succeeds, and then the result has `maybe_duplicated` set. A numbered message goes to the same broker group
+attempt succeeds, and then the result has `maybe_duplicated` set. A numbered message is sent to the same broker group
 again, which stores it once.
 """
 

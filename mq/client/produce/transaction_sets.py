@@ -1,6 +1,6 @@
 """Transactions of several messages and of consumer offsets: all of it becomes visible, or nothing.
 
-Theory of operation. Messages are collected here and go to the broker in one request, together with the offsets: there
+Theory of operation. Messages are collected here and sent to the broker in one request, together with the offsets: there
 they are one half message. A second request ends it. So whatever fails, brokers have all messages of a transaction or
 none, and each of the two requests has one outcome.
 """
@@ -59,7 +59,7 @@ _NEW_PAUSE_SECONDS = 0.2
 
 
 def check_not_ended(transaction: object, *, ended: bool) -> None:
-    """Raises ValueError if a call would change nothing any more."""
+    """Raise ValueError if it is too late for a call to change anything."""
     if ended:
         raise ValueError(f"{transaction} has ended, and keeps its outcome: decide it in its block")
 
@@ -155,7 +155,7 @@ class SetTransaction(Generic[BodyT]):
         self._consumed.append(consumed)
 
     async def prepare(self) -> None:
-        """Store everything at the broker, invisible: nothing can be added any more, and leaving the block ends it.
+        """Store everything at the broker, invisible: nothing can be added afterwards, and leaving the block ends it.
 
         Call it before the application's own work, such as the commit of its database, is done: if the process stops
         between that and the end of the block, brokers ask `check_set`, with `id`. Raises ValueError if the producer has
@@ -169,7 +169,7 @@ class SetTransaction(Generic[BodyT]):
         await self._stage(self._seconds)
 
     def rollback(self) -> None:
-        """Let nothing become visible when the block ends. Of this and `leave_open` the last call counts.
+        """Let nothing become visible when the block ends. Of this and `leave_open` the last call decides.
 
         Raises ValueError after the block.
         """

@@ -84,7 +84,7 @@ class Transaction:
         return self.result.message_id
 
     def rollback(self) -> None:
-        """Keep the message invisible when the block ends. Of this and `leave_open` the last call counts.
+        """Keep the message invisible when the block ends. Of this and `leave_open` the last call decides.
 
         Raises ValueError after the block.
         """
@@ -168,8 +168,8 @@ class TransactionProducer(Producer[BodyT]):
         *Without a message*: all messages and consumer offsets that are added become visible when the block ends, in one
         step; or nothing does, if an exception ends it. They are in one broker group, and together at most as large as
         one message. `timeout`, in seconds, limits each of the two requests on leaving. Leaving raises TransactionFenced
-        if somebody else has consumed the messages, and TransactionOutcomeUnknown if no answer came in time; after any
-        other ClientError, nothing is visible. If leaving is cancelled, the outcome is not known either.
+        if another consumer has consumed the messages, and TransactionOutcomeUnknown if no answer came in time; after
+        any other ClientError, nothing is visible. If leaving is cancelled, the outcome is not known either.
         """
         if message is None:
             if queue is not None:

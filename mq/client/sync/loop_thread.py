@@ -21,7 +21,7 @@ from mq.client.logs import log
 R = TypeVar("R")
 
 CANCEL_SECONDS = 5.0
-"""Time for an interrupted call to end; its thread goes on then."""
+"""Time for an interrupted call to end; its thread continues then."""
 
 SIGNAL_SECONDS = 1.0
 """How often a waiting thread wakes up to run signal handlers, in case a signal did not wake it.
@@ -130,7 +130,7 @@ def _caller() -> Callable[[Callable[[], None]], object]:
 
 
 class _Call(Generic[R]):
-    """One call, whose outcome is a value: an exception that is no `Exception` would end the event loop, too."""
+    """One call, whose outcome is a value: an exception that is not an `Exception` would end the event loop, too."""
 
     def __init__(self, function: Callable[[], Awaitable[R]]) -> None:
         self._function = function
