@@ -120,7 +120,7 @@ _REFUSALS: Final[Mapping[int, int]] = {
 }
 """The status of an answer to a change that a broker refuses; of any other code it is 502."""
 USER_CHARACTERS_MAX: Final = 200
-"""Of an access key that is counted and logged when a login fails: whoever tries may send more than memory can keep."""
+"""Of an access key that is counted and logged when a login fails: attackers may send more than memory can keep."""
 
 Log = structlog.stdlib.BoundLogger
 
@@ -314,7 +314,7 @@ class Console:
     # Sessions.
 
     async def _session(self, request: Request, *, is_use: bool = True) -> tuple[Session | None, bool]:
-        """The session of a request, and whether it is new: without a login, everybody gets one."""
+        """The session of a request, and whether it is new: without a login, every browser gets one."""
         session = self._sessions.find(self._cookie_of(request), trio.current_time(), is_use=is_use)
         if session is not None or self.settings.login:
             return session, False

@@ -36,7 +36,7 @@ class History:
         self._errors: dict[str, tuple[float, dict[str, int]]] = {}
 
     def add(self, groups: Sequence[GroupStatus], now: float) -> None:
-        """Note the rates of now. A group that is not there any more is forgotten after an hour."""
+        """Note the rates of now. A group that no longer exists is forgotten after an hour."""
         for group in groups[:GROUPS_MAX]:
             points = self._points.setdefault(group.group, deque(maxlen=int(SECONDS / EVERY_SECONDS)))
             points.append(Rates(now, *rates_of(group), self._error_rate(group, now)))

@@ -1,4 +1,4 @@
-"""Changes that take longer than a request: they go on when the page is left, and say how far they are."""
+"""Changes that take longer than a request: they continue when the page is left, and say how far they are."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class LagHistory:
         self._times: deque[float] = deque(maxlen=int(SECONDS / EVERY_SECONDS))
 
     def add(self, progress: Mapping[str, Mapping[MessageQueue, GroupProgress]], now: float) -> None:
-        """Note the lags of now. A group that is not there any more is forgotten."""
+        """Note the lags of now. A group that no longer exists is forgotten."""
         self._times.append(now)
         for group in self._points.keys() - progress.keys():
             del self._points[group]

@@ -13,7 +13,7 @@ from mq.console.watch import Shared
 LIVE_SECONDS: Final = 2.0
 """How often an open page is looked at."""
 KEEP_ALIVE_TURNS: Final = 5
-"""A stream without news says so once in this number of turns, so that nobody between takes it for dead."""
+"""A stream without news says so once in this number of turns, so that no proxy between takes it for dead."""
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ class Sessions:
     """All sessions, by the key in the cookie.
 
     Args:
-        new_token: a text that nobody can guess.
+        new_token: a text that cannot be guessed.
         idle_seconds, seconds_max: when a session ends: after the last request, and after its beginning.
         on_end: is called with a session that ended.
     """

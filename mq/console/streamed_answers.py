@@ -1,4 +1,4 @@
-"""Answers that are written bit by bit, until they end or the browser has gone."""
+"""Answers that are written bit by bit, until they end or the browser disconnects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Streamed(Response):
     """An answer that ``write_all`` writes.
 
     The answer begins with the first text: what fails before becomes status 502. What fails later breaks the connection
-    off, so that nobody takes a part for the whole.
+    off, so that no client takes a part for the whole.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Streamed(Response):
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write it all, unless the browser goes."""
+        """Write the whole answer, unless the browser disconnects."""
 
         async def until_disconnect() -> None:
             while (await receive())["type"] != "http.disconnect":

@@ -26,7 +26,7 @@ ROWS_MAX: Final = 100
 AGAIN_SECONDS: Final = 5.0
 """After a failure."""
 GENTLE: Final = PullSettings(batch_max=32, limits=FlowLimits(count_max=32, bytes_max=1024 * 1024))
-"""Of each queue no more is in memory than a page shows: a topic may have hundreds."""
+"""At most the messages that a page shows are in memory for each queue: a topic may have hundreds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class TailLimits:
     per_second_max: int = 50
     """Messages that are read within a second; of a topic that gets more, the rest is left out."""
     watched_seconds: float = 10.0
-    """A topic is read this long after somebody looked; open pages look every two seconds."""
+    """A topic is read this long after a user looked; open pages look every two seconds."""
     tails_max: int = 8
     """Topics that are read at once."""
 
@@ -136,7 +136,7 @@ class Tails:
                 await self._follow(followed, tail, show)
         except (ClientError, SubscriptionError) as error:
             tail.fault = str(error)
-        except Exception as error:  # of one topic; the console goes on, and says so
+        except Exception as error:  # of one topic; the console continues, and says so
             structlog.get_logger("console").exception("console_look_failed", error=repr(error))
             tail.fault = f"{type(error).__name__}: see the log of this console"
         finally:
@@ -166,7 +166,7 @@ class Tails:
                     await take_new_queues(consumer, followed.topic, followed.filter)
 
     async def _second(self, consumer: PullConsumer, topic: str, tail: Tail, show: Show) -> None:
-        """Read for a second at most; of a busy topic, go on at its end then."""
+        """Read for a second at most; of a busy topic, continue at its end then."""
         deadline = trio.current_time() + 1.0
         taken = 0
         while taken < self._limits.per_second_max and (left := deadline - trio.current_time()) > 0:

@@ -38,7 +38,8 @@ QUEUES_PER_SECOND: Final = 250
 """How much of the progress of groups is asked for in the background: a leader pays about 8 us for each queue of a group
 in an answer, and a survey asks twice."""
 REQUEST_QUEUES: Final = 6
-"""A survey makes a request for each group that lags, and others; each costs as much as so many queues in both answers.
+"""A survey makes a request for each group that lags, and others; each costs as much as this number of queues in both
+answers.
 """
 PENDING_SECONDS: Final = 5.0
 MEMBERS_SECONDS: Final = 10.0
@@ -46,7 +47,7 @@ MEMBERS_SECONDS: Final = 10.0
 GROUPS_KEPT_MAX: Final = 100
 """Groups whose members are remembered."""
 WATCHED_SECONDS: Final = 3.0
-"""How long a survey watches whether consumer groups go on."""
+"""The seconds for which a survey watches whether consumer groups make progress."""
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ def words_of(error: ClientError) -> str:
 class Shared(Generic[T]):
     """One answer for all who ask within ``seconds``. Those who ask meanwhile wait for the same request.
 
-    A failure is an answer, too: nobody asks a dead server as often as there are tabs. It keeps the last good value.
+    A failure is an answer, too: a dead server is not asked once per tab. It keeps the last good value.
 
     Args:
         least: of an answer that costs the servers much, for how many seconds it has to do, if that is longer.
@@ -121,7 +122,7 @@ class Shared(Generic[T]):
     async def _refresh(self) -> None:
         try:
             await self.get()
-        except Exception as error:  # of one look at the servers; the console goes on, and says so
+        except Exception as error:  # of one look at the servers; the console continues, and says so
             structlog.get_logger("console").exception("console_look_failed", error=repr(error))
             async with self._lock:
                 self._seen = CachedAnswer(None, 0, f"{type(error).__name__}: see the log of this console")
@@ -156,7 +157,7 @@ class Watch:
     Attributes:
         querying_admin: its requests leave out broker groups without a leader.
         changing_admin: its requests need all broker groups.
-        nursery: for what goes on after its request; ends with the last session of the user.
+        nursery: for tasks that outlive their request; ends with the last session of the user.
         remoting: how further clients of this user talk to the servers.
     """
 

@@ -138,7 +138,7 @@ async def account(visit: Visit) -> Page:
 
 
 async def set_quota(visit: Visit, form: Form) -> Done:
-    """Replace the quota of a user, or of each one without; an empty field is no limit."""
+    """Replace the quota of a user, or of each one without; an empty field means no limit."""
     name = required(form, "name")
     limits = {field: integer(form, field, 1, QUOTA_MAX) for field in QUOTA_FIELDS if one(form, field)}
     quota = Quota(**limits)

@@ -85,9 +85,7 @@ def _matching(visit: Visit, key: str, reason: str) -> Wanted:
 
 
 async def requeue(visit: Visit, form: Form) -> Done:
-    """Send dead letters again, the chosen ones, those that match, or all that nobody dealt with; goes on in the
-    background.
-    """
+    """Send dead letters again, the chosen ones, those that match, or all open ones; continues in the background."""
     group = required(form, "group")
     which = one(form, "which")
     everybody = one(form, "to") == "topic"

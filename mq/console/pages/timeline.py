@@ -54,7 +54,7 @@ async def timeline_of(visit: Visit, message: ReceivedMessage) -> dict[str, Any]:
                     topic, message.message_id, count_max=COPIES_MAX, unique=True
                 )
             except ClientError:
-                return  # the topic went meanwhile, or it may not be read: the rest is shown
+                return  # the topic was deleted meanwhile, or it may not be read: the rest is shown
             copies.extend((group, each) for each in found)
 
     is_partial = True

@@ -41,7 +41,7 @@ async def topic_list(visit: Visit) -> Page:
     seen = await visit.watch.topics.get()
     configs = seen.value
     fault = fault_of(seen)
-    if configs is None:  # without the permission of an administrator: the names, which everybody may see
+    if configs is None:  # without the permission of an administrator: the names, which every user may see
         names_seen = await visit.watch.names.get()
         names, fault = names_seen.value or [], fault_of(names_seen) or fault
         configs = {}

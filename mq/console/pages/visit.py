@@ -82,7 +82,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A change was made: where to go, and what to say there. ``target`` is for the record of changes."""
+    """The page to show after a change, and the text to show there. ``target`` is for the record of changes."""
 
     to: str
     said: str

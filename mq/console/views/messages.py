@@ -90,7 +90,7 @@ def message_link(message: ReceivedMessage) -> str:
 
 
 def begin_of(body: bytes) -> str:
-    """The beginning of a body on one line; of bytes that are no text, the first ones."""
+    """The beginning of a body on one line; the first bytes if they are not text."""
     part = body[: 4 * BEGIN_CHARACTERS]
     try:
         text = part.decode()

@@ -12,7 +12,7 @@ from mq.protocol.requests.group_progress import GroupProgress
 
 @dataclass(frozen=True, slots=True)
 class ResetRow:
-    """A queue: where the group stands, where it would go on, and what that means."""
+    """A queue: the group's offset, the offset at which it would continue, and the consequence."""
 
     broker: str
     queue: int

@@ -63,7 +63,7 @@ def _shown(each: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Paged(Generic[T]):
-    """One page of a list. ``number`` begins at 1; ``total`` and ``pages`` count what matches."""
+    """One page of a list. ``number`` begins at 1; ``total`` and ``pages`` count the matching rows."""
 
     rows: Sequence[T]
     number: int
