@@ -237,7 +237,7 @@ class CatalogueAdmin(UserAdmin):
 
 
 def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """The items, as many at a time as one request takes."""
+    """Divide the items into portions that fit into one request."""
     for begin in range(0, len(items), CHANGES_AT_ONCE):
         yield items[begin : begin + CHANGES_AT_ONCE]
 

@@ -18,7 +18,7 @@ from mq.protocol.broker_ids import broker_id_of
 UNREACHABLE = "unreachable"
 ANSWER_SECONDS = 3.0
 NEAR_ENTRIES: Final = 256
-"""A replica that is behind by no more than this has caught up."""
+"""A replica that is behind by this much or less has caught up."""
 
 
 @dataclass(frozen=True, slots=True)

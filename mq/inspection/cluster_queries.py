@@ -1,4 +1,4 @@
-"""Requests for a view of a whole cluster: as few as possible, and what answers counts."""
+"""Requests for a view of a whole cluster: as few as possible; the result has the answers that came."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class OfReplicas(Generic[T]):
 class QueryingAdmin(CatalogueAdmin):
     """An `Admin` for looking: it leaves out broker groups without a leader, and waits for none.
 
-    Changes go through an `Admin` that insists on every broker group.
+    Changes are made through an `Admin` that insists on every broker group.
     """
 
     async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Dead letters of consumer groups: reads the unresolved ones, and says why each was given up.
 
 A dead letter stays in its topic until retention deletes it. The offset of the consumer group `DEALT_WITH_BY` in that
-topic is behind the last dead letter that somebody dealt with.
+topic is behind the last dead letter that was dealt with.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class ChangingAdmin(UserAdmin):
     async def recall(self, handle: str) -> str:
         """Recall the timed message of a handle; returns its id.
 
-        Raises MessageRefused for a text that is no handle, NotRecalled if the message was delivered or recalled, and
+        Raises MessageRefused for a text that is not a handle, NotRecalled if the message was delivered or recalled, and
         ClientError.
         """
         return await recall(self._opened(), OPERATOR, handle, seconds=RECALL_SECONDS)

@@ -167,7 +167,7 @@ async def _ask_settings(admin: Admin, address: str, settings: dict[str, Mapping[
 
 
 def _throttling(groups: Iterable[GroupStatus]) -> list[str]:
-    """The replicas that say that they throttle somebody: only those are asked whom."""
+    """The replicas that throttle users or topics, as they say: only these are asked for names."""
     replicas = (each for group in groups for each in group.replicas)
     return [
         each.address for each in replicas if each.address and int(each.figures.get("raftmq.quotaThrottled", "0")) > 0

@@ -8,7 +8,7 @@ from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.filters import Sql
 
 NEW_QUEUES_SECONDS: Final = 5.0
-"""How often whoever follows a topic looks whether it has got more queues."""
+"""Seconds between two looks of a follower whether its topic has got more queues."""
 
 
 async def take_new_queues(consumer: PullConsumer, topic: str, tags: str | Sql) -> None:

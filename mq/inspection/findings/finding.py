@@ -11,9 +11,9 @@ class Severity(enum.IntEnum):
     """The severity of a finding."""
 
     NOTICE = 1
-    """Nothing fails; somebody should know."""
+    """Nothing fails; an operator should know."""
     WARNING = 2
-    """Something fails, or will fail if nobody acts."""
+    """Something fails, or will fail unless an operator acts."""
     CRITICAL = 3
     """Messages are refused or lost now."""
 
