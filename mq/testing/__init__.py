@@ -1,6 +1,6 @@
 """The test kit: real brokers, a name server and the SDK in the process of a test.
 
-Applications import it as `raftmq.testing`; `docs/testing.md` shows how. The servers are those of production. Three
+Applications import it as `raftmq.testing`; `docs/testing.md` shows how. The servers are the ones of production. Three
 things around them are others: connections are pairs of sockets (`network`), the log is written at once and without
 syncs (`machine`), and the clock of the brokers goes ahead when a test says so (`clock`).
 """

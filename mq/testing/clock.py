@@ -2,7 +2,7 @@
 
 It runs with the clock of the event loop, which may be virtual itself, and `advance` puts it ahead. Delays, invisible
 times, check-backs and the ages of messages depend on it. Elections, heartbeats, locks and time-outs of connections are
-on the clock of the event loop, so that nobody seems to have been silent for as long as the clock went ahead.
+on the clock of the event loop, so that no client seems silent for the time by which the clock was put ahead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 
 def check_is_ahead(seconds: float) -> None:
-    """Raises ValueError unless this is a duration by which time can go ahead."""
+    """Raise ValueError unless this is a duration by which the clock can be put ahead."""
     if not 0 <= seconds < float("inf"):
         raise ValueError(f"time goes ahead by a number of seconds, not by {seconds}")
 
