@@ -46,7 +46,7 @@ class Credentials:
         object.__setattr__(self, "_signer", Signer(self.secret_key))
 
     def sign(self, code: int, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:
-        """The header fields of a request, with access key and signature; nobody can divide them in another way."""
+        """The header fields of a request, with access key and signature; they cannot be divided in another way."""
         from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNATURE, SIGNED_CODE, lengths
 
         result = {**(fields or {}), ACCESS_KEY: self.access_key}

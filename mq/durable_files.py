@@ -38,7 +38,7 @@ def sync_directory(path: Path) -> None:
 def write_new(path: Path, data: bytes) -> None:
     """Write a file and sync its content; its name is durable once its directory is synced.
 
-    Raises OSError; then there is no file.
+    Raises OSError; then the file does not exist.
     """
     try:
         with path.open("wb") as file:

@@ -1,6 +1,6 @@
 """Fixtures for pytest: brokers in the process of the test, and in processes of their own. See `docs/testing.md`.
 
-pytest imports this module for everybody who has the client installed: it imports nothing else before a test uses it.
+pytest imports this module for every user who has the client installed: it imports nothing else before a test uses it.
 """
 
 from __future__ import annotations

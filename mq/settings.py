@@ -42,7 +42,7 @@ class ProcessSettings(BaseSettings):
 
     @property
     def former_names_used(self) -> tuple[str, ...]:
-        """Former names by which settings were given; whoever starts the process should tell the operator."""
+        """Former names by which settings were given; the caller should tell the operator."""
         return self._former_names_used
 
     @model_validator(mode="wrap")

@@ -1,6 +1,6 @@
 """``python -m mq.compiled``: compile the optional parts of the data path for this interpreter, next to their sources.
 
-``python -m mq.compiled raftlog.compiled`` compiles those of one package.
+``python -m mq.compiled raftlog.compiled`` compiles the modules of one package.
 
 For a checkout: wheels have compiled parts, or were built without. Needs Cython, setuptools, a C compiler and the
 headers of Python. Exit code 0 when the compiled parts are there, 1 when they cannot be compiled or written, 3 when

@@ -15,7 +15,7 @@ from mq.local_cluster.processes import ServersFailed
 
 GROUPS_MAX = 16
 SEGMENT_BYTES = 64 * 1024 * 1024
-"""Each replica reserves this much at once; small, since somebody who tries things out should not need gigabytes."""
+"""Each replica reserves this much at once; small, since a user who tries things out should not need gigabytes."""
 
 
 def group_name(number: int) -> str:

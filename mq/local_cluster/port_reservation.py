@@ -24,11 +24,11 @@ PORTS_MIN, PORTS_MAX = 12_000, 32_000
 """Half-open, and below the kernel's usual range for outgoing connections: one of them could take a port from that range
 between the death of a broker and its restart."""
 BLOCKS_KEPT = 5
-"""A process reserves so many blocks, one when the last is used up. Then it uses them in turn."""
+"""A process reserves this number of blocks, one when the last is used up. Then it uses them in turn."""
 
 
 class NoFreePorts(Exception):
-    """All blocks are reserved by other processes, or somebody listens on their ports."""
+    """All blocks are reserved by other processes, or other programs listen on their ports."""
 
 
 class OwnPorts:
@@ -46,7 +46,7 @@ class OwnPorts:
         self._lock = threading.Lock()
 
     def reserve(self, count: int, *, blocks: int = 1) -> int:
-        """The first of ``count`` ports in a row on which nobody listens, nor 100 above them.
+        """The first of ``count`` ports in a row on which no program listens, nor 100 above them.
 
         With ``blocks`` the same holds 200, 400, ... ports above, for each further block. The same ports are returned
         again after some hundred others. Raises NoFreePorts.
@@ -68,7 +68,7 @@ class OwnPorts:
             raise NoFreePorts(self._refusal(count, 1))
 
     def release(self) -> None:
-        """Leave all blocks to other processes; whoever still listens on their ports may be disturbed."""
+        """Leave all blocks to other processes; programs that still listen on their ports may be disturbed."""
         with self._lock:
             for descriptor in self._reserved.values():
                 if descriptor >= 0:

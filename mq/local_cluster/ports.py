@@ -57,7 +57,7 @@ class Ports:
 
     @classmethod
     def free(cls, nodes: int, *, groups: int = 1) -> Ports:
-        """Ports on which nobody listens and that no other process chooses while this one lives, those of metrics
+        """Ports on which no program listens and that no other process chooses while this one lives, those of metrics
         included; also for each `of_group` of ``groups`` groups. Raises ServersFailed.
         """
         try:

@@ -1,4 +1,4 @@
-"""Child processes with names and logs: they are started, watched, killed and stopped here, whoever needs them.
+"""Child processes with names and logs: they are started, watched, killed and stopped here, for any program.
 
 Theory of operation. Each process leads its own session, so that ctrl-C on the terminal reaches only the parent, which
 stops its children in order. Nothing is restarted without a request. Starting and killing do not wait, and a process is
@@ -252,7 +252,7 @@ class Processes:
     async def wait_ended(self, name: str) -> int:
         """Wait until it has ended; returns its exit code."""
         await trio.lowlevel.checkpoint()
-        while (code := self.exit_code(name)) is None:  # noqa: ASYNC110 - the kernel says no more
+        while (code := self.exit_code(name)) is None:  # noqa: ASYNC110 - the kernel sends no event
             await trio.sleep(_END_POLL_SECONDS)
         return code
 

@@ -9,7 +9,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and all its descendants, in steps of 10 ms. 0 once it is gone."""
+    """User and system time of a process and all its descendants, in steps of 10 ms. 0 once it has ended."""
     try:
         children = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in _fields(task / "children")]
     except (FileNotFoundError, ProcessLookupError):

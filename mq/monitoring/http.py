@@ -1,7 +1,7 @@
 """A small HTTP server for monitoring: ``/metrics``, ``/healthz`` and ``/readyz``.
 
 It shares the event loop with a server that must answer clients within milliseconds: metrics are collected and rendered
-in slices, and cached for a second, so that frequent scrapes cost no more than one per second. A thread would not do: it
+in slices, and cached for a second, so that frequent scrapes cost as much as one per second. A thread would not do: it
 competes with the event loop for the interpreter, which the event loop then waits for several times per request.
 """
 
@@ -181,7 +181,7 @@ async def _request(connection: h11.Connection, stream: trio.abc.Stream) -> h11.R
 
 
 async def _refuse(connection: h11.Connection, stream: trio.abc.Stream) -> None:
-    """Answer something that is no HTTP request, so that a client of another protocol learns what this port is."""
+    """Answer bytes that are not an HTTP request, so that a client of another protocol learns what this port is."""
     await trio.lowlevel.checkpoint()
     if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
         headers = [("content-length", "0"), ("connection", "close")]

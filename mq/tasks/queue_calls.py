@@ -170,7 +170,7 @@ class QueueCalls(Admin):
         return levels
 
     async def acknowledge(self, source: Source, receipts: list[Receipt], *, seconds: float) -> None:
-        """Returns when the acknowledgements are stored, or the messages are not hidden any more. Raises ClientError if
+        """Return when the acknowledgements are stored, or the messages are no longer hidden. Raises ClientError if
         no broker has answered for `seconds`.
         """
         rows = [(source.topic, source.topic, receipt) for receipt in receipts]
@@ -178,7 +178,7 @@ class QueueCalls(Admin):
         await self._send_to_leader(source, RequestCode.BATCH_ACK_MESSAGE, None, body, seconds=seconds)
 
     async def change(self, source: Source, receipt: Receipt, seconds: float) -> Receipt | None:
-        """Hide a message for `seconds` from now on; its new receipt, None if it is not hidden any more."""
+        """Hide a message for `seconds` from now on; returns its new receipt, None if it is no longer hidden."""
         ext = ChangeInvisibleExt(
             consumer_group=source.topic,
             topic=source.topic if receipt.mark == NORMAL else pop_retry_topic(source.topic, source.topic),
@@ -198,7 +198,7 @@ class QueueCalls(Admin):
         )
 
     async def extend(self, message: PoppedMessage, seconds: float) -> bool:
-        """Hide a message for `seconds` from now on; False if it is not hidden any more. Raises ClientError."""
+        """Hide a message for `seconds` from now on; returns False if it is no longer hidden. Raises ClientError."""
         asked_at = anyio.current_time()
         receipt = await self.change(Source.of(message), message.receipt, seconds)
         if receipt is None:
@@ -270,7 +270,7 @@ class QueueCalls(Admin):
         count = await self.ready(topic)
         if count:
             if topic not in await self.consumer_groups():
-                # Nobody has consumed it yet: offsets are of a group.
+                # No group has consumed it yet: offsets are of a group.
                 await self.put_consumer_group(SubscriptionGroupConfig(group_name=topic))
             await self.reset_group(topic, topic, "last")
             retry = pop_retry_topic(topic, topic)

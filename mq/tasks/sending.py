@@ -1,6 +1,6 @@
 """Sends messages to the queues of task frameworks: a topic has one queue for each level of priority in a broker group.
 
-Each message has a number, by which brokers recognize what they have stored already: so it is sent again until somebody
+Each message has a number, by which brokers recognize what they have stored already: so it is sent again until a broker
 answers, and stored once.
 """
 
