@@ -1,7 +1,7 @@
 """Queues that end with their process: remote control of workers, events, replies.
 
 What is sent to an exchange is written once to the exchange's topic, if anybody has bound such a queue to it. Each
-process reads these topics, from their ends on, and keeps in memory what its own queues are bound to. So nothing is left
+process reads these topics, from their ends on, and keeps in memory the messages for its own queues. So nothing is left
 at the brokers when a process dies, and every process gets what is sent to a fanout exchange.
 """
 

@@ -1,8 +1,8 @@
 """Consumption of a channel: pops messages, and hands them to the application.
 
-One task pops as many messages as the prefetch limit leaves room for, and only from queues of which a broker has said
-that they have some; so a busy worker takes nothing away from others. If there is only one queue, a broker holds the pop
-until it has some: that is one request less for each message.
+One task pops as many messages as the prefetch limit leaves room for, and only from queues that have some, as a broker
+has said; so a busy worker takes nothing away from others. If there is only one queue, a broker holds the pop until it
+has some: that is one request less for each message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ runs Python code at a time: otherwise the application's thread, which hands a ta
 event loop has asked for the next message.
 """
 LAST_POPS_SECONDS: Final = 1.0
-"""For pops of a channel that is closed: what they get is given back."""
+"""For pops of a closed channel: the messages that they get are given back."""
 
 
 class _ConsumedQueue:
@@ -300,7 +300,7 @@ class ChannelConsumer:
             except ClientError:
                 if not deliveries:
                     raise
-                break  # or those of higher priority would stay hidden; the next pop meets the same failure
+                break  # or messages of higher priority would stay hidden; the next pop meets the same failure
             deliveries += await self._wanted(queue, messages)
             if len(deliveries) >= count:
                 break

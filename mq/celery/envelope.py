@@ -66,7 +66,7 @@ def encode(message: dict[str, Any], routing_key: str, *, now_ms: int, delay_max_
 
 
 def encode_template(message: dict[str, Any], routing_key: str, *, expires_seconds: float | None) -> Outgoing:
-    """The message of a schedule, from that of a task that is sent now: equal for all processes that make it.
+    """The message of a schedule, from the message of a task that is sent now: equal for all processes that make it.
 
     What each tick has of its own, its id and when it expires, is filled in when it is received.
     """
@@ -98,7 +98,7 @@ def decode(message: ReceivedMessage, *, redelivered: bool) -> dict[str, Any]:
 
 
 def _fill_in(message_of_kombu: dict[str, Any], message: ReceivedMessage) -> None:
-    """Make the task of a tick from that of its schedule: with the same id whenever and wherever it is received."""
+    """Make the task of a tick from the message of its schedule: with the same id wherever it is received."""
     headers, due = message_of_kombu["headers"], message.properties.get(DUE_MS, "")
     if headers.get("id") != TEMPLATE_ID:
         return

@@ -74,7 +74,7 @@ class Session:
         self._producer = TaskProducer(
             servers,
             timeout=address.publish_timeout,
-            retries=1000,  # what is stored twice is recognized by its number
+            retries=1000,  # a message that is stored twice is recognized by its number
             auto_create_topics=False,
             remoting=remoting,
         )
@@ -136,7 +136,7 @@ class Session:
         return not self.is_parents and self._reading is not None and not self._reading.done()
 
     def close(self) -> None:
-        """Wait for what is in flight, and end the thread."""
+        """Wait for messages in flight, and end the thread."""
         reading, self._reading = self._reading, None
         if reading is None:
             return

@@ -91,7 +91,7 @@ class Topics:
 
     async def exists(self, topic: str) -> bool:
         """Whether there is such a topic. If there was none, the name server is asked each time: a process that has just
-        begun to listen may rely on what is sent from now on.
+        begun to listen may rely on messages that are sent from now on.
         """
         if topic in self._known:
             return True

@@ -133,7 +133,7 @@ class Transport(virtual.Transport):
                 bell[1].send(b"\0")
 
     def _deliver_ready(self) -> int:
-        """Hand over what has arrived. Raises what has ended the deliveries."""
+        """Hand over the arrived messages. Raises the error that ended the deliveries."""
         self._arrived.clear()
         count = 0
         channels = set()
