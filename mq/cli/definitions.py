@@ -1,4 +1,4 @@
-"""`raftmq export`: topics, consumer groups, schedules and offsets as one JSON document, and what is read from one.
+"""`raftmq export`: topics, consumer groups, schedules and offsets as one JSON document, written and read.
 
 Fields that an earlier format lacks are None: an import leaves such a setting as it is.
 """

@@ -42,7 +42,7 @@ class DiskState(IntEnum):
 
 
 def state_of(used: float, ratios: DiskRatios) -> DiskState:
-    """The state of a disk of which this fraction is in use."""
+    """The state of a disk with this used fraction."""
     if used >= ratios.disk_pause_ratio:
         return DiskState.PAUSES
     if used >= ratios.disk_full_ratio:

@@ -1,7 +1,7 @@
 """`raftmq import`: creates and updates what an exported document contains.
 
-A document may be imported again and again: what is as it says is left alone, and so are offsets that groups have passed
-since.
+A document may be imported again and again: anything that is as it says is left alone, and so are offsets that groups
+have passed since.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PASSED: Final = "keep, the group has passed the document's:"
 """For offsets."""
 REFUSED: Final = "refused:"
 _REFUSALS: Final = frozenset({ResponseCode.INVALID_PARAMETER, ResponseCode.VERSION_NOT_SUPPORTED})
-"""Of what a document says, not of the command."""
+"""Of the contents of a document, not of the command."""
 
 T = TypeVar("T")
 SettingsT = TypeVar("SettingsT", Topic, Group)
@@ -288,7 +288,7 @@ def group_config(name: str, group: Group, now: Group | None = None) -> Subscript
 async def _import_offsets(
     admin: CatalogueAdmin, offsets_by_group: Mapping[str, Sequence[Offset]], *, dry_run: bool, advance: Advance
 ) -> list[dict[str, object]]:
-    """Store the offsets that are higher than the groups'; returns what was done. Raises ClientError."""
+    """Store the offsets that are higher than the groups'; returns the steps done. Raises ClientError."""
     current_offsets = await stored_offsets(admin, offsets_by_group)
     steps: dict[str, list[dict[str, object]]] = {}
     waiting = iter(sorted(offsets_by_group.items()))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[str, int, int], None]
-"""Shows what is being done, how much of it is done, and of how much."""
+"""Shows the work in progress, the part that is done, and the whole."""
 
 
 @contextmanager

@@ -54,8 +54,8 @@ def settings_to_create(
 ) -> tuple[TopicSettings, list[str]]:
     """The settings for the broker groups that lack a topic, and the names of these groups, sorted.
 
-    What ``requested`` leaves open is taken from the groups that have the topic, ``configs``; if none has it: 8
-    queues, readable and writable. ``groups`` are those in which it shall be.
+    Settings that ``requested`` leaves open are taken from the groups that have the topic, ``configs``; if none has it:
+    8 queues, readable and writable. ``groups`` are those in which it shall be.
 
     Raises CommandFailed if all of them have it, or one of them has it with other settings, or what is left open differs
     between the groups that have it.

@@ -190,8 +190,8 @@ def _result(command: str, file: Path, master: str | None, driver_memory: str | N
 def start(
     command: str, file: Path, pipeline: Pipeline, master: str | None, driver_memory: str | None
 ) -> subprocess.Popen[str]:
-    """Start Spark's driver with one of our programs. Raises CommandFailed if Spark, Java, a package or what the cluster
-    needs is missing.
+    """Start Spark's driver with one of our programs. Raises CommandFailed if Spark, Java, a package or anything else
+    that the cluster needs is missing.
     """
     from spark.access import for_executors
     from spark.installed import missing

@@ -66,7 +66,7 @@ Plot = Annotated[
 
 _BENCH_TOPIC = "RaftmqBench"
 _IN_FLIGHT_OPEN_LOOP = 65536
-"""So many that what is due is sent in time also while a broker stands still."""
+"""Enough that due messages are sent in time also while a broker stands still."""
 _IN_FLIGHT_BATCHES = 16
 
 

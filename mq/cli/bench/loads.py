@@ -180,7 +180,7 @@ async def produce(plan: Plan, namesrv: str) -> Result:
 
 
 async def consume(plan: Plan, namesrv: str) -> Result:
-    """Read what the topic has, from its first message on, for the seconds of the plan at most. Commits no offset.
+    """Read the messages of the topic, from the first one on, for the seconds of the plan at most. Commits no offset.
 
     Raises ClientError, CommandFailed if the topic is empty.
     """

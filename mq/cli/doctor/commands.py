@@ -1,4 +1,4 @@
-"""`raftmq doctor`: prints what is wrong in a cluster, worst first."""
+"""`raftmq doctor`: prints the problems of a cluster, worst first."""
 
 from __future__ import annotations
 

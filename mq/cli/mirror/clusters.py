@@ -1,4 +1,4 @@
-"""The two clusters of a mirror: what it asks their name servers and brokers."""
+"""The two clusters of a mirror: its requests to their name servers and brokers."""
 
 from __future__ import annotations
 

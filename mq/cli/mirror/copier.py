@@ -40,7 +40,7 @@ GATHERED_MAX: Final = 1024
 PAUSE_SECONDS: Final = (0.2, 5.0)
 SAVE_SECONDS: Final = 1.0
 LOOKS_MAX: Final = 10
-"""A source queue that lacks what was copied is looked at so often, for half a minute, before that is believed."""
+"""The number of looks, within half a minute, at a source queue that lacks copied messages, before that is believed."""
 _FORGOTTEN: Final = "SEQUENCE_FORGOTTEN"
 
 OnRefused = Callable[[MirroredQueue, StoredMessage, str], None]
@@ -61,7 +61,7 @@ class Copier:
     """Copies the queues of a state; see the module.
 
     Args:
-        looks_max: how often a queue whose source lacks what was copied is looked at again, before it is blocked.
+        looks_max: how often a queue whose source lacks copied messages is looked at again, before it is blocked.
 
     Attributes:
         started: the numbers of the queues that are copied, or blocked.
@@ -326,7 +326,7 @@ class Copier:
         )
         try:
             offset = await self._target.store(fields, batch.body(queue.broker))
-        except BodyError as error:  # with what a copy has in addition, the properties are too long
+        except BodyError as error:  # with the additional ones of a copy, the properties are too long
             await self._refused(queue, batch, str(error))
             return
         except BrokerError as error:

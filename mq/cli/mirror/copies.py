@@ -19,7 +19,7 @@ BATCH_BYTES_MAX: Final = 1024 * 1024
 
 SOURCE_PRODUCER: Final = "RAFTMQ_SOURCE_PRODUCER"
 SOURCE_SEQUENCE: Final = "RAFTMQ_SOURCE_SEQUENCE"
-"""The sequence number of the original, if it had one: that of the copy is the mirror's."""
+"""The sequence number of the original, if it had one: the copy has one of the mirror."""
 SOURCE_LITE_TOPIC: Final = "RAFTMQ_SOURCE_LITE_TOPIC"
 """The lite topic of the original: copies are in the parent only."""
 SOURCE_CARRIED: Final = "RAFTMQ_SOURCE_CARRIED"
@@ -73,7 +73,7 @@ def place_of(properties: Mapping[str, str]) -> SourcePlace | None:
 
 
 def copied_properties(message: StoredMessage) -> dict[str, str]:
-    """The properties of a copy, but for its place: those of the message, without what brokers add."""
+    """The properties of a copy, but for its place: the message's, without the ones that brokers add."""
     was_copy = props.SOURCE in message.properties
     properties: dict[str, str] = {}
     for name, value in message.properties.items():

@@ -164,7 +164,7 @@ async def _finish_copying(
 ) -> int:
     """Copy until nothing is behind for a while; returns how many messages that were. Raises CommandFailed.
 
-    ``say`` gets why it has to wait. With ``producers_run`` only what the groups have consumed must be copied.
+    ``say`` gets why it has to wait. With ``producers_run`` only the consumed messages of the groups must be copied.
     """
     new_counts: Counter[str] = Counter()
 

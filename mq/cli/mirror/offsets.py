@@ -24,7 +24,7 @@ def moves(
 ) -> list[Move]:
     """The offsets of a group in mirrored queues, translated; with ``back`` from the target to the source.
 
-    A group in a queue of which nothing was copied begins with the first message there.
+    A group in a queue without copied messages begins with the first message there.
     """
     all_moves: list[Move] = []
     for queue in queues:

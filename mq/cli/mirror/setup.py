@@ -1,4 +1,4 @@
-"""Creates at the target what it lacks: consumer groups, topics, users."""
+"""Creates consumer groups, topics and users that the target lacks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Groups(Protocol):
 async def extend_mirror(
     source: ClusterAdmin, target: ClusterAdmin, state: MirrorState, choice: Choice, say: Say
 ) -> Extension:
-    """Add to the state what the source has and the mirror has not, after it was created at the target.
+    """Create at the target, and add to the state, the queues of the source that the mirror lacks.
 
     Raises CommandFailed, ClientError.
     """
