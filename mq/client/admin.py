@@ -203,7 +203,7 @@ class Admin(Client):
         """Create or change `topic` with `queues` queues on every broker group of the cluster, or on one group.
 
         If it has more queues, the others get no more messages, and stay readable up to the last one with messages.
-        `read_queues` and `write_queues` set them apart; fewer `read_queues` hide what the others have.
+        `read_queues` and `write_queues` set them apart; fewer `read_queues` hide the messages of the others.
 
         `perm` is 4 for readable plus 2 for writable; `order` marks a topic for ordered consumption. `message_type`, for
         gRPC clients, is one of `MESSAGE_TYPES`. `retention_hours` from 1 on is for how long messages stay, no longer
@@ -434,7 +434,7 @@ class Admin(Client):
     ) -> None:
         """Delete a consumer group; with `offsets` also its offsets, with `topics` its retry and dead letter topics.
 
-        The former include those of topics that it pops, unless another group's retry topic has the same name. A group
+        The former include offsets of topics that it pops, unless another group's retry topic has the same name. A group
         with members is created again by their next heartbeat. Raises NameRefused, NoRoute.
         """
         check_group(group)

@@ -143,7 +143,7 @@ class PydanticCodec(Generic[T]):
         return f"{type(self).__name__}({_name(self._kind)})"
 
     def encode(self, value: T, /) -> bytes:
-        """Raises pydantic's PydanticSerializationError; what the type does not allow raises ValueError."""
+        """Raises pydantic's PydanticSerializationError; a value that the type does not allow raises ValueError."""
         return self._adapter.dump_json(value, warnings="error")
 
     def decode(self, body: bytes, /) -> T:

@@ -49,7 +49,7 @@ class Brokers(Protocol):
 class LiteTopics:
     """The lite topics of a cluster: `Admin.lite`.
 
-    All methods raise what those of `Admin` raise, and BrokerError with code INVALID_PARAMETER (29) for a topic without
+    All methods raise as those of `Admin`, and BrokerError with code INVALID_PARAMETER (29) for a topic without
     lite topics, or a group that is not bound to one. What clients subscribe to is in the memory of the leaders: for
     some seconds after a change of leader, subscriptions are missing.
     """

@@ -131,7 +131,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True)
 class ReceivedMessage(Generic[BodyT]):
     """A received message: the body inflated and decoded, everything else as stored by the broker.
 
-    `body` is what the codec makes of `raw_body`, which are bytes; without a codec, both are the same. A body that
+    `body` is decoded by the codec from `raw_body`, which are bytes; without a codec, both are the same. A body that
     cannot be inflated is `raw_body` as stored, and logged. `attempt` is 1 for the first delivery in this process and
     grows each time the handler fails; `reconsume_times` grows each time the message is sent back to its broker.
     """

@@ -56,7 +56,7 @@ class Removal:
 
 
 class RemovedMembers:
-    """Removes members from consumer groups: `Admin.removed_members`. All methods raise what those of `Admin` raise."""
+    """Removes members from consumer groups: `Admin.removed_members`. All methods raise as the methods of `Admin`."""
 
     def __init__(self, admin: Brokers) -> None:
         self._admin = admin

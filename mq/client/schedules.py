@@ -91,9 +91,9 @@ class Schedule(msgspec.Struct, frozen=True):
 
     `topic` must exist. `body` has at most 64 KiB, keys, tags and properties together 16 KiB. All ticks go to one queue,
     `queue_id`, or one that depends on the name. The first tick is at `start` or later, the last one before `end`.
-    `catch_up` says what is sent of several ticks that are due, after some time without a leader: the `last` one, `all`
-    that are not later than `catch_up_within`, or the last one unless it is later than a minute (`skip`). `owner` is a
-    mark for programs that keep a set of schedules.
+    `catch_up` chooses the ticks that are sent if several are due, after some time without a leader: the `last` one,
+    `all` that are not later than `catch_up_within`, or the last one unless it is later than a minute (`skip`). `owner`
+    is a mark for programs that keep a set of schedules.
     """
 
     name: str
@@ -142,7 +142,7 @@ class Brokers(Protocol):
 class Schedules:
     """The schedules of a cluster: `Admin.schedules`.
 
-    All methods raise what those of `Admin` raise; `broker` names the group of a schedule, if several have one of this
+    All methods raise as the methods of `Admin`; `broker` names the group of a schedule, if several have one of this
     name.
     """
 

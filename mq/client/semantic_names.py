@@ -1,4 +1,4 @@
-"""The names of RocketMQ's attributes in spans: those of 2024, or the later ones by OpenTelemetry's opt-in.
+"""The names of RocketMQ's attributes in spans: the names of 2024, or the later ones by OpenTelemetry's opt-in.
 
 OpenTelemetry renamed ``messaging.rocketmq.*`` to ``rocketmq.*``. Its rule for libraries that use earlier names: keep
 them, until the application sets ``OTEL_SEMCONV_STABILITY_OPT_IN``, a list with commas, to ``messaging`` (the new names
@@ -19,7 +19,7 @@ _NEW: Final = "rocketmq."
 def choice(opt_in: str | None) -> tuple[bool, bool]:
     """Whether a value of the variable asks for the old names, and for the new ones.
 
-    ``messaging/dup`` wins over ``messaging``, as the conventions say; what the list has for other libraries is ignored.
+    ``messaging/dup`` wins over ``messaging``, as the conventions say; entries for other libraries are ignored.
     """
     chosen = {each.strip() for each in (opt_in or "").split(",")}
     is_both = "messaging/dup" in chosen

@@ -242,7 +242,7 @@ class SendSpan:
                 else:
                     self._stored(outcome, leader_of(outcome.queue))
 
-        if "," not in unique_key:  # otherwise it is that of a batch
+        if "," not in unique_key:  # otherwise it is the key of a batch
             _set_attribute(self._span, "messaging.message.id", unique_key)
         return done
 

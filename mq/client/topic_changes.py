@@ -25,8 +25,8 @@ Ask = Callable[[int, dict[str, str] | None, bytes], Awaitable[tuple[Response, me
 async def put_topic(ask: Ask, config: TopicConfig, changes: Mapping[str, str | None], *, hides_none: bool) -> int:
     """Create or change a topic in one broker group; returns how many queues can be read then.
 
-    With `hides_none`, queues beyond those of `config` stay readable up to the last one with messages. Raises ValueError
-    for an attribute without a name, and the errors of `ask`.
+    With `hides_none`, queues beyond the number in `config` stay readable up to the last one with messages. Raises
+    ValueError for an attribute without a name, and the errors of `ask`.
     """
     request = topic_request(config, changes)
     count = config.read_queue_nums

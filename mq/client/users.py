@@ -85,7 +85,7 @@ class UserAdmin(Admin):
         return found
 
     async def put_quota(self, name: str, quota: Quota, *, cluster: str | None = None) -> None:
-        """Replace the quota of a user, or for ``*`` that of each user without one. One without limits removes it.
+        """Replace the quota of a user, or for ``*`` the quota of each user without one. One without limits removes it.
 
         Raises BrokerError if the brokers do not authenticate clients, or not all of a group are upgraded.
         """

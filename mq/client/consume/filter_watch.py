@@ -12,7 +12,7 @@ from mq.filter.subscription import Subscription
 
 
 class FilterWatch:
-    """Counts what the pulls of one consumer pass over, until the first message of a subscription matches.
+    """Counts the messages that the pulls of one consumer pass over, until the first message of a subscription matches.
 
     If none has for 10 s, that is logged once (`nothing_matches`), and told as an event.
     """

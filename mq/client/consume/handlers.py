@@ -43,7 +43,7 @@ GiveBack = Callable[[ReceivedMessage[Any], BaseException, float | None], Awaitab
 """Gets the message, its failure, and after how many seconds it is wanted again; None: as after any failure."""
 GiveUp = Callable[[ReceivedMessage[Any], BaseException], Awaitable[bool]]
 Middleware = Callable[[Any, Callable[[Any], Awaitable[None]]], Awaitable[None]]
-"""Gets the message, or the list of a handler with `batch`, and what it has to await with that."""
+"""Gets the message, or the list of a handler with `batch`, and the function to await with that."""
 MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
 
 LEASE_MESSAGES_MAX = 32
@@ -56,11 +56,11 @@ REMEMBERED_MAX = 10_000
 class HandlerPool:
     """Runs the handlers of one consumer.
 
-    With `ordered`, handles the messages of a queue one after the other, or with `by_key` those of each sharding key.
-    `give_back` sends a failed message back to the
-    brokers, and says whether they took it, in bounded time; None: the handler gets it again here, `attempts_max` times
-    in all (None: for ever). Then `give_up` makes it a dead letter, and says whether a broker stored it. Attempts are
-    counted in this process, also while a queue belongs to another member. `tracer` records handled messages.
+    With `ordered`, handles the messages of a queue one after the other, or with `by_key` the messages of each sharding
+    key. `give_back` sends a failed message back to the brokers, and says whether they took it, in bounded time; None:
+    the handler gets it again here, `attempts_max` times in all (None: for ever). Then `give_up` makes it a dead letter,
+    and says whether a broker stored it. Attempts are counted in this process, also while a queue belongs to another
+    member. `tracer` records handled messages.
     """
 
     def __init__(

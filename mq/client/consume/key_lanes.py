@@ -1,4 +1,4 @@
-"""Handles the messages of each sharding key in order, and those of different keys at the same time.
+"""Handles the messages of each sharding key in order, and messages of different keys at the same time.
 
 Theory of operation. A *lane* has the unfinished messages of one key of one queue, in order, and a task that handles
 them one after the other; it ends with the last one. A failed message is retried in its lane, and only its lane waits,

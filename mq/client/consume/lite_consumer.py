@@ -172,7 +172,7 @@ class LiteConsumer(PopConsumer[BodyT]):
         await self._change(Action.PARTIAL_ADD, _checked(lite_topics), start)
 
     async def unsubscribe(self, *lite_topics: str) -> None:
-        """Get no further messages of these lite topics; those that are here already may still come.
+        """Get no further messages of these lite topics; messages that are here already may still come.
 
         Raises ClientError if a broker group has not confirmed it within `timeout` seconds; it will be told.
         """
@@ -277,7 +277,7 @@ class LiteConsumer(PopConsumer[BodyT]):
         if broker_name in self._subscribed_at:
             return
         self._subscribed_at.add(broker_name)
-        # What it begins with it takes from other members, which may be gone; what it says again it does not.
+        # It takes the topics that it begins with from other members, which may be gone; not the ones it repeats.
         is_first = bool(self._wanted) and broker_name not in self._begun
         action = Action.PARTIAL_ADD if is_first else Action.COMPLETE_ADD
         try:

@@ -1,7 +1,7 @@
 """Keeps the offsets file of a broadcast consumer for one consumer: two would each store offsets that the other has not
 reached, and skip messages when they are opened again.
 
-The lock is that of the system on a file beside it, which ends with the process. Such locks know processes only, so
+The lock is the system's on a file beside it, which ends with the process. Such locks know processes only, so
 those of this process are listed here. A file system that has no locks, or that nobody may write, is left alone.
 """
 
@@ -17,7 +17,7 @@ from mq.client.net.forks import forks
 from mq.durable_files import make_directory
 
 _held: Final[dict[str, int]] = {}
-"""Files that consumers of this process use, by how many forks there were: those of a parent are the parent's."""
+"""Files that consumers of this process use, by the number of forks so far: the files of a parent are the parent's."""
 
 
 class OffsetsLock:

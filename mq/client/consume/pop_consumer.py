@@ -95,7 +95,7 @@ class PopConsumer(Consumer[BodyT]):
 
     With `renew`, a message stays hidden until it is acknowledged or returned, however long that takes: the consumer
     extends its invisible time, also while it waits here. `invisible` is then the time after which the messages of a
-    consumer that died are redelivered. One that is closed returns what it holds at once. Not with `ordered`.
+    consumer that died are redelivered. One that is closed returns its messages at once. Not with `ordered`.
 
     With `ordered`, the messages of a queue are delivered in order, each after the previous one was acknowledged, and
     the whole group handles one message of a queue at a time. A message that is returned or not acknowledged in time is
@@ -255,9 +255,7 @@ class PopConsumer(Consumer[BodyT]):
         return message
 
     async def _put_aside(self, message: PoppedMessage[Any], error: BodyNotDecoded) -> None:
-        """Do what the policy says with a message that cannot be decoded; it is not cancelled, and takes some seconds
-        at most.
-        """
+        """Apply the policy to a message that cannot be decoded; not cancelled, it takes some seconds at most."""
         retry_after: float | None = 0.0
         try:
             retry_after = await self._decoding.put_aside(message, error)
@@ -289,7 +287,7 @@ class PopConsumer(Consumer[BodyT]):
             self._recorder.settled(message.topic, "done")
 
     def _queue_ack(self, message: PoppedMessage[Any]) -> AckBatch:
-        """Have a message acknowledged with others of its broker group; returns what is answered then."""
+        """Have a message acknowledged with others of its broker group; returns the answer."""
         assert self._tasks is not None, "open without tasks"
         broker_name = message.queue.broker_name
         batch = self._acks.get(broker_name)

@@ -253,7 +253,7 @@ def read_popped_lite(
     hidden_until: float,
     left_out: list[LeftOut],
 ) -> list[PoppedMessage[Any]]:
-    """Works like `read_popped`, of a pop of lite topics of `parent`: their queues are those of the lite topics.
+    """Works like `read_popped`, of a pop of lite topics of `parent`: their queues are the queues of the lite topics.
 
     If the codec of one message is not installed, none is returned.
     """

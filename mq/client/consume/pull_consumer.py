@@ -164,8 +164,8 @@ class PullConsumer(PositionedConsumer[BodyT]):
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic. Raises TopicNotFound, NameServersUnavailable.
 
-        A topic that a broker has just created, such as that of a group's first dead letter, comes to the name servers a
-        moment later: they are asked again for `NEW_TOPIC_SECONDS`.
+        A topic that a broker has just created, such as the topic of a group's first dead letter, comes to the name
+        servers a moment later: they are asked again for `NEW_TOPIC_SECONDS`.
         """
         until = anyio.current_time() + NEW_TOPIC_SECONDS
         while True:
@@ -328,9 +328,9 @@ class PullConsumer(PositionedConsumer[BodyT]):
     async def _readable(
         self, process_queue: ProcessQueue, messages: list[ReceivedMessage[Any]]
     ) -> list[ReceivedMessage[Any]]:
-        """The first of these messages, as many as can be decoded; the others are left in their queue.
+        """The first of these messages, before one that cannot be decoded; the others are left in their queue.
 
-        If the first one cannot be decoded, what the policy says is done with it, and nothing is returned. Raises
+        If the first one cannot be decoded, the policy is applied to it, and nothing is returned. Raises
         BodyNotDecoded for `StopConsumer`. It is not cancelled.
         """
         readable, error = self._decoding.first(messages)

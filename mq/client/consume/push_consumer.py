@@ -2,7 +2,7 @@
 
 Theory of operation. `GroupMember` keeps one `Puller` for each assigned queue; each fills its `ProcessQueue`; the
 `DeliveryBoard` delivers messages, to the handlers of `run` or to streams. Every 5 s the smallest unacknowledged offset
-of each queue goes to its leader. A crash, a lost leader, or a new member therefore repeats at most what was
+of each queue goes to its leader. A crash, a lost leader, or a new member therefore repeats at most messages
 acknowledged since, and skips nothing. For the life cycle see `consumer`.
 """
 
@@ -413,7 +413,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     async def wait_assigned(self) -> frozenset[MessageQueue]:
         """Wait until at least one queue is assigned.
 
-        After 10 s it logs what it waits for (`not_assigned`), and then every half minute. Raises ClientClosed.
+        After 10 s it logs the reason (`not_assigned`), and then every half minute. Raises ClientClosed.
         """
         self._opened()
         assignment = self._entered().assignment

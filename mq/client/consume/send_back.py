@@ -101,7 +101,7 @@ async def give_back(
     First asks the message's own broker to take it back, then sends a copy to the group's retry topic at any broker
     group. The delay grows with each attempt. `max_reconsume_times` None uses the group's configuration. With `is_dead`
     it becomes a dead letter at once. With `seconds` it comes back after the first delay level that is not shorter, of
-    the usual ones. `failure` is what the dead letter will say. Takes at most 5 s.
+    the usual ones. `failure` is the text for the dead letter. Takes at most 5 s.
     """
     sent = SentBack(group, message, max_reconsume_times=0 if is_dead else max_reconsume_times, failure=failure)
     sent.delay_level = -1 if is_dead else 0 if seconds is None else _level_of(seconds)

@@ -155,7 +155,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
     def use(self, middleware: MiddlewareT) -> MiddlewareT:
         """Decorator: call this coroutine function around each handler, `async def f(message, call_next)`.
 
-        It awaits `call_next(message)`, or does not handle the message; it may raise what a handler may. For a handler
+        It awaits `call_next(message)`, or does not handle the message; it may raise as a handler. For a handler
         with `batch` it gets the list. The first one is the outermost. It applies from the next messages on.
         """
         self._check_process()

@@ -70,7 +70,7 @@ class LabelBook:
 
     def enter(self, kind: str, group: str) -> str:
         """The lowest number that no open client of this kind and group has: 1 for the only one."""
-        if self._forks != forks():  # the clients, and perhaps the lock, are those of the parent
+        if self._forks != forks():  # the clients, and perhaps the lock, belong to the parent
             self._lock, self._forks = threading.Lock(), forks()
             self._open.clear()
             self._topics.clear()
@@ -99,7 +99,7 @@ class LabelBook:
 class ClientMetrics(ABC):
     """The sink of the metrics of any number of clients, in any threads.
 
-    A series is given by a family and the values of its labels, those of COMMON first.
+    A series is given by a family and the values of its labels, first the labels of COMMON.
     """
 
     book: LabelBook

@@ -1,4 +1,4 @@
-"""Checks the addresses of a client: connects at once, and says within seconds what is wrong and what to do."""
+"""Checks the addresses of a client: connects at once, and names the fault and the remedy within seconds."""
 
 from __future__ import annotations
 

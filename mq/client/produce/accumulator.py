@@ -43,7 +43,7 @@ _REFUSED_AS_A_BATCH = (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_N
 def may_join(message: Message, outgoing: OutgoingMessage) -> bool:
     """Whether a message may be part of an automatic batch.
 
-    Not those of lite topics, not delayed, transactional, compressed (the elements of a batch have no flag for it) or
+    Not messages of lite topics, not delayed, transactional, compressed (the elements of a batch have no flag for it) or
     numbered ones (a batch has consecutive numbers), nor those of retry topics.
     """
     return (
@@ -80,7 +80,7 @@ class Member:
 
 
 class _Batch:
-    """`deadline` is that of its first message; `number` that of the pipeline, None until it is given to it; `pending`
+    """`deadline` is its first message's; `number` the pipeline's, None before the batch is passed to it; `pending`
     counts its members from then on. `came_from` is the number of the batch of which its message is sent alone.
     """
 

@@ -149,7 +149,7 @@ class Numbering:
 
 
 def is_number_refused(message: OutgoingMessage, remark: str | None) -> bool:
-    """Whether a broker refuses a number of ours: it is too low to be remembered, or that of a message elsewhere."""
+    """Whether a broker refuses a number of ours: it is too low to be remembered, or a message elsewhere has it."""
     remark = remark or ""
     return message.numbers is not None and (remark.startswith(_FORGOTTEN) or _ELSEWHERE in remark)
 

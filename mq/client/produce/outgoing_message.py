@@ -84,7 +84,7 @@ def make_ready(
     own: Mapping[str, str] | None = None,
     room_bytes: int = 0,
 ) -> OutgoingMessage:
-    """Validate `message` against the limits of the protocol and encode what is the same for all attempts.
+    """Validate `message` against the limits of the protocol and encode the part that is the same for all attempts.
 
     A body of at least `compress_bytes_min` bytes is compressed if that makes it smaller. `own` are system properties
     that the application cannot set. `room_bytes` are left for properties that follow. Raises MessageRefused.
@@ -147,7 +147,7 @@ def make_batch_ready(
 ) -> OutgoingMessage:
     """Validate messages to be stored together, and encode them as one. Raises MessageRefused.
 
-    `properties` are those of the batch: consumers see them on each message.
+    `properties` belong to the batch: consumers see them on each message.
     """
     if not messages:
         raise MessageRefused("a batch needs at least one message")
@@ -270,7 +270,7 @@ def _priority_text(priority: int) -> str:
 
 
 def _check_lite(message: Message, own: Mapping[str, str]) -> None:
-    """Raises MessageRefused for an invalid name of a lite topic, or together with what it excludes."""
+    """Raises MessageRefused for an invalid name of a lite topic, or together with a property that it excludes."""
     if not isinstance(message.lite_topic, str):
         raise MessageRefused(f"a lite topic is a text, not {message.lite_topic!r}")
     try:

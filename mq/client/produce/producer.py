@@ -81,8 +81,8 @@ class Producer(Client, Generic[BodyT]):
     the one that all RocketMQ tools use. With `otel` each send is a span of OpenTelemetry, of the global tracer provider
     (True) or of that one, and the message carries its context. With `metrics` sends are counted: `mq.client.metrics`.
 
-    With `codec`, see `mq.client.body_codecs`, bodies are values that it encodes when they are sent; what it cannot
-    encode raises MessageRefused. It also decodes the replies to requests.
+    With `codec`, see `mq.client.body_codecs`, bodies are values that it encodes when they are sent; a value that it
+    cannot encode raises MessageRefused. It also decodes the replies to requests.
 
     Order: messages of one queue keep the order of their sends if each is awaited before the next; with several in
     flight, a retried one may end up behind later ones.
@@ -502,7 +502,7 @@ class Producer(Client, Generic[BodyT]):
         """Send messages of one topic in one request: stored together in one queue, one after the other, all or none.
 
         Their bodies are not compressed; the total is limited to 4 MiB, including about 100 bytes per message.
-        `properties` are those of the batch: each message gets them in addition to its own. Returns the results in
+        `properties` belong to the batch: each message gets them in addition to its own. Returns the results in
         order. For repeated messages with sequence numbers, the broker may no longer know the place; then their queue
         offset is -1. Raises the errors of `send`, which apply to all of them.
         """

@@ -183,7 +183,7 @@ class SendPipeline:
     ) -> int:
         """Start sending a message; `on_done` is called once, never from within this call. Returns its number.
 
-        `retries` overrides those of the policy.
+        `retries` overrides the policy's.
         """
         if self._closed:
             raise ClientClosed("the producer is closed")
@@ -386,7 +386,7 @@ class SendPipeline:
         try:
             queue_id = int(fields[SENT_QUEUE_ID])
             result = SendResult(
-                # For a repeated sequence number, that of the original message.
+                # For a repeated sequence number, the original message's.
                 message_id=fields.get(SENT_UNIQUE_KEY) or send.message.unique_key,
                 offset_message_id=fields[SENT_ID],
                 queue=queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id),

@@ -162,7 +162,7 @@ class Facade(Generic[C_co]):
         return call
 
     def _runs_here(self) -> bool:
-        """Whether this thread is that of its event loop, or of one of its handlers or checks."""
+        """Whether this thread runs its event loop, or one of its handlers or checks."""
         is_loop = self._thread is not None and self._thread.is_current()
         return is_loop or getattr(_running, "facade", None) is self
 
