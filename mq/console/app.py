@@ -129,7 +129,7 @@ class Console:
     """All that the requests of a console have in common.
 
     Args:
-        users: who is logged in, and what they see.
+        users: the logged-in users and their views.
         wall_clock_ms: milliseconds since 1970.
     """
 

@@ -52,7 +52,7 @@ class History:
     def seconds_behind(self, group: str, position: int, now: float) -> float | None:
         """Seconds since the leader of a broker group had committed no more than ``position``.
 
-        None if that was before the first look; at least by what the log has grown since then.
+        None if that was before the first look; a lower bound, from the growth of the log since then.
         """
         times = [at for at, committed in self._positions.get(group, ()) if committed <= position]
         return now - times[-1] if times else None

@@ -40,11 +40,11 @@ class Job:
             self.failures.append(what)
 
     def set_progress(self, what: str) -> None:
-        """Say what is being waited for, instead of what was said before."""
+        """Replace the text that says what the job waits for."""
         self.progress = what
 
     def add_note(self, what: str) -> None:
-        """Say something of those that were not tried."""
+        """Add a text about items that were not tried."""
         self.notes.append(what)
 
 

@@ -24,8 +24,8 @@ class Lag(NamedTuple):
 class LagHistory:
     """The lag of each group, a point every `EVERY_SECONDS`, for `SECONDS`.
 
-    A group in whose queues nothing waits costs nothing: a point is kept when it differs from the last one, and what is
-    between two points is as the first one.
+    A group in whose queues nothing waits costs nothing: a point is kept when it differs from the last one, and between
+    two points the lag is as at the first one.
     """
 
     def __init__(self) -> None:

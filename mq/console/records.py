@@ -17,7 +17,7 @@ Log = structlog.stdlib.BoundLogger
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A change: when (milliseconds since 1970), who, what, of what, and how it ended."""
+    """A change: its time (milliseconds since 1970), user, kind, object and outcome."""
 
     at_ms: int
     user: str

@@ -67,7 +67,7 @@ class Tail:
     """The newest messages of a topic.
 
     Attributes:
-        rows: what is shown of each message, the newest first; their bodies may be large and are dropped.
+        rows: a row for each message, the newest first; their bodies may be large and are dropped.
         left_out: how many messages came too fast to be read.
         fault: why it does not go on; empty while it does.
         scope: ends the reading when nobody has looked for `watched_seconds`, also while a broker is waited for.

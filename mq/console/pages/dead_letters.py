@@ -1,4 +1,4 @@
-"""Dead letters: which groups have some, those of a group, sending them again, and their export."""
+"""Dead letters: the groups that have some, a group's letters, sending them again, and their export."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMIT_EVERY: Final = 32
 """A console that is killed sends at most this number of dead letters again with the next try."""
 SELECTED_MAX: Final = 1000
 HIDDEN: Final = frozenset({"body", "body_base64", "properties", "reason", "failure"})
-"""Of an export where bodies are hidden: an exception may repeat what was in the message."""
+"""In an export where bodies are hidden: an exception may repeat a part of the message."""
 
 
 async def group_list(visit: Visit) -> Page:

@@ -1,4 +1,4 @@
-"""The deletion of a topic or of a consumer group: a page that says what is lost, and a name that has to be typed."""
+"""The deletion of a topic or of a consumer group: a page that names the losses, and a name that has to be typed."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ LOOKED_AT_MAX: Final = 10_000
 QUEUES_MAX: Final = 256
 """A topic with more is browsed queue by queue."""
 KEPT_MAX: Final = 10_000
-"""Rows in memory, of which the page shows fewer."""
+"""Rows in memory; the page shows fewer."""
 CHOICES: Final = ("by", "value", "time", "offset", "queue", "tags", "sql", "count")
 """The parameters by which the address chooses messages, besides the topic."""
 READ_SECONDS: Final = 5.0
@@ -219,8 +219,8 @@ async def _ranges(
 async def _read(
     visit: Visit, ranges: dict[MessageQueue, tuple[int, int]], count: int, filter_: str | Sql, *, is_newest: bool
 ) -> tuple[list[Found], Mapping[MessageQueue, int], bool]:
-    """The messages in these ranges of offsets, of which the page shows ``count``; of those that it does not show, the
-    first one of each queue in the order of the page; and whether the time was too short.
+    """The messages in these ranges of offsets, of which the page shows ``count``; the first message of each queue that
+    it does not show, in the order of the page; and whether the time was too short.
 
     Bodies are dropped at once: those of a page may be larger than the memory.
     """
@@ -249,7 +249,7 @@ async def _read(
 
 
 def _first(messages: list[Found], count: int, unshown: dict[MessageQueue, int], *, is_newest: bool) -> list[Found]:
-    """The first ``count`` of those found, by store time; of one time, by offset. Notes the others in ``unshown``."""
+    """The first ``count`` messages by store time, then by offset. Notes the others in ``unshown``."""
     messages = sorted(messages, key=itemgetter(0, 1), reverse=is_newest)
     # Store times may go back with a new leader, so these need not be behind all that are shown of their queue.
     closer = max if is_newest else min
@@ -291,8 +291,8 @@ def next_places(
 
     Args:
         queues: in the order of the link.
-        ranges: what was looked through for this page; a queue without one has no more in this direction.
-        unshown: of what was found there and is not shown, the next one.
+        ranges: the offsets looked through for this page; a queue without some has no more in this direction.
+        unshown: the next message that was found there and is not shown.
     """
     places = []
     is_more = False

@@ -1,4 +1,4 @@
-"""The overview, what is wrong, a broker group with its transfer of leadership, and the record of changes."""
+"""The overview, the problems, a broker group with its transfer of leadership, and the record of changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANGE_SECONDS = 35.0
 
 
 async def overview(visit: Visit) -> Page:
-    """All broker groups, and what is wrong."""
+    """The page of all broker groups and their problems."""
     seen = await visit.watch.cluster.get()
     groups = seen.value or []
     survey = visit.watch.survey.latest(visit.watch.nursery)

@@ -1,4 +1,4 @@
-"""Removes a member from a consumer group for a while, after a page that says what that means, and lets it in again."""
+"""Removes a member from a consumer group for a while, after a page with the consequences, and lets it in again."""
 
 from __future__ import annotations
 

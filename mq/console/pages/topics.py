@@ -37,7 +37,7 @@ SENT: Final = ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE")
 
 
 async def topic_list(visit: Visit) -> Page:
-    """A page of the topics, with what they have: two requests per broker group, however many topics there are."""
+    """A page of the topics with their messages: two requests per broker group, for any number of topics."""
     seen = await visit.watch.topics.get()
     configs = seen.value
     fault = fault_of(seen)

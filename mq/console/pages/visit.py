@@ -29,7 +29,7 @@ class Visit:
     """A request to the console: its user, page and parameters.
 
     Attributes:
-        query: the parameters of the address; of those that are named twice, the last.
+        query: the parameters of the address; the last one of those named twice.
         wall_clock_ms: milliseconds since 1970.
     """
 

@@ -10,7 +10,7 @@ from mq.protocol.requests.raft_group import GroupAction, GroupView, MemberView
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the members. ``typed`` is what the operator has to type; empty if nothing has to be."""
+    """A change of the members. ``typed`` is the text that the operator has to type; empty for none."""
 
     action: GroupAction
     node: str
@@ -30,7 +30,7 @@ class Change:
 
     @property
     def typed(self) -> str:
-        """The id that the operator types to confirm, that of the leaving member."""
+        """The id of the leaving member, which the operator types to confirm."""
         return {"remove": self.node, "replace": self.replaced}.get(self.action, "")
 
 

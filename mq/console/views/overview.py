@@ -1,4 +1,4 @@
-"""The overview: broker groups, their replicas, and what is wrong. Pure."""
+"""The overview: broker groups, their replicas, and the problems. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupCard:
-    """A broker group. Rates are messages per second over 10 s, of the leader; errors those of all replicas."""
+    """A broker group. Rates are messages per second over 10 s, of the leader; errors are of all replicas."""
 
     name: str
     cluster: str
@@ -161,7 +161,7 @@ def damage_rows(group: GroupStatus) -> list[DamageRow]:
 
 
 def page_of(finding: Finding) -> str:
-    """The page of the console about what a finding is about; empty if there is none."""
+    """The page of the console about the subject of a finding; empty if there is none."""
     kind, _, name = finding.subject.rpartition(" ")
     if kind == "consumer group":
         page = "/dead-letters" if finding.remedy.startswith("raftmq dlq ") else "/group"

@@ -48,7 +48,7 @@ def duration(seconds: float | None) -> str:
 
 
 def visible(text: object) -> str:
-    """A text of an application on one line: what has no shape, or changes the direction of what follows, as escapes.
+    """A text of an application on one line: invisible characters, or ones that change its direction, as escapes.
 
     It is not HTML: templates escape it.
     """

@@ -193,8 +193,8 @@ def only_offsets(
 ) -> dict[str, dict[MessageQueue, GroupProgress]]:
     """List the groups with an offset in one of these queues that brokers leave out of the progress of all groups.
 
-    These were never created or were deleted, as many that assign queues to themselves, or have members that no longer
-    subscribe to the topic. A queue without an offset counts as not begun.
+    These were never created or were deleted, as is usual for groups that assign queues to themselves, or have members
+    that no longer subscribe to the topic. A queue without an offset counts as not begun.
     """
     topics = {queue.topic for queue in ends}
     found = {}
@@ -214,8 +214,8 @@ def reader_rows(
     only: Mapping[str, Mapping[MessageQueue, GroupProgress]],
     groups: Collection[str],
 ) -> list[ReaderRow]:
-    """The consumer groups with offsets in a topic, the one with most to do first; ``only`` are those of `only_offsets`,
-    ``groups`` those that were created.
+    """The consumer groups with offsets in a topic, the one with most to do first; ``only`` are the groups from
+    `only_offsets`, ``groups`` the created ones.
     """
     found = []
     for group, queues in {**progress, **only}.items():
