@@ -87,7 +87,7 @@ class CatalogueAdmin(UserAdmin):
         return found
 
     async def queue_ends(self, topics: Collection[str]) -> dict[MessageQueue, QueueEnds]:
-        """The ends of all queues of these topics, those that exist: one request for 500 topics and a broker group.
+        """The ends of all queues of the existing ones of these topics: one request for 500 topics and a broker group.
 
         Brokers of Apache RocketMQ and of earlier releases are asked for each topic.
         """
@@ -108,8 +108,8 @@ class CatalogueAdmin(UserAdmin):
         return found
 
     async def offsets_at(self, times: Mapping[MessageQueue, dt.datetime]) -> dict[MessageQueue, int]:
-        """The offset of the first message of each queue that was stored at its time or later; that of the next message
-        if there is none: one request for 500 topics and a broker group.
+        """The offset of the first message of each queue that was stored at its time or later; the offset of the next
+        message if there is none: one request for 500 topics and a broker group.
 
         Queues that are left out in the answer, since the messages are in an archive or the broker is one of Apache
         RocketMQ, are asked for one by one; what is missing then does not exist, or cannot be read now.
@@ -136,7 +136,7 @@ class CatalogueAdmin(UserAdmin):
 
     async def offsets_behind(self, topics: Collection[str], positions: Mapping[str, int]) -> dict[MessageQueue, int]:
         """The offset of the first message of each queue that lies at a position of the log of its broker group, or
-        behind it. ``positions`` are those of the broker groups that are asked; brokers that do not know the request
+        behind it. ``positions`` has the broker groups to ask; brokers that do not know the request
         tell nothing.
         """
         found: dict[MessageQueue, int] = {}
@@ -256,7 +256,7 @@ def _by_client_id(groups: dict[str, dict[str, GroupMember]]) -> dict[str, list[G
 
 
 async def each_of(keys: Collection[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
-    """Ask for each key, some at once. Left out: what vanished meanwhile, and what is not answered in time."""
+    """Ask for each key, some at once. Leaves out keys that vanished meanwhile, or whose answer is late."""
     found: dict[K, T] = {}
     limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
 

@@ -90,7 +90,7 @@ class ReplicaStatus:
     archive_refill_bytes_left: int | None = None
     """Bytes of the archive whose messages its queues still lack."""
     clock_ahead_ms: int | None = None
-    """How far its clock is ahead of that of this machine; negative if behind. Accurate to `clock_error_ms`."""
+    """How far its clock is ahead of this machine's; negative if behind. Accurate to `clock_error_ms`."""
     clock_error_ms: int | None = None
     refusal: str | None = None
     """It answered, and refused to show anything for this reason."""

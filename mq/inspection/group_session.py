@@ -26,7 +26,7 @@ class GroupNotReached(ClientError):
 
 
 class GroupSession:
-    """A session with a broker group; ``on_progress`` is called with a text about what is being waited for.
+    """A session with a broker group; ``on_progress`` is called with a text that says what it waits for.
 
     Args:
         group: its name; None if there is only one.
@@ -40,7 +40,7 @@ class GroupSession:
         self._on_progress = on_progress
 
     async def status(self) -> GroupAnswer:
-        """The leader's view; without a leader that of some member, not ``done``."""
+        """The leader's view; without a leader some member's view, not ``done``."""
         found = await self._ask_members()
         leading = max((a for a in found.values() if a.view.role == "leader"), key=lambda a: a.view.term, default=None)
         if leading is not None:

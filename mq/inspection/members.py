@@ -83,13 +83,13 @@ async def members_of(admin: CatalogueAdmin, group: str) -> list[Member]:
     async def ask(client_id: str) -> Mapping[MessageQueue, ProcessQueueInfo]:
         return await admin.member_queues(group, client_id)
 
-    # Missing are those of a client that pops, of an old one, and of one that hangs.
+    # Missing are the queues of a client that pops, of an old one, and of one that hangs.
     queues = await each_of([name for name, each in clients.items() if each.subscriptions is msgspec.UNSET], ask)
     return [Member(clients[name], queues.get(name)) for name in sorted(clients)]
 
 
 def _queues(running_info: str | None) -> dict[MessageQueue, ProcessQueueInfo] | None:
-    """The queues in what a member says of itself; None if that cannot be read."""
+    """The queues in a member's report; None if that cannot be read."""
     if running_info is None:
         return None
     try:

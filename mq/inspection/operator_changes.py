@@ -13,7 +13,7 @@ from mq.protocol.requests.settings_text import encode_properties
 from mq.protocol.requests.transactions import ResumeCheckHalfMessageExt
 
 OPERATOR: Final = "raftmq_console"
-"""The producer group of what an operator sends or recalls by hand."""
+"""The producer group of messages that an operator sends or recalls by hand."""
 RECALL_SECONDS: Final = 10.0
 
 

@@ -92,7 +92,7 @@ class Survey:
         throttled: by address of each replica that throttles users or topics.
         consumers_reason: why not.
         open_name_servers: addresses of name servers without accounts, at which any client can register brokers.
-        schedules: those of the brokers that have any.
+        schedules: of the brokers that have any.
         orphaned_schedules: broker groups and names of enabled ones whose topic their group does not have, or closed to
             writes.
     """
@@ -111,7 +111,7 @@ class Survey:
 
 
 AT_RISK: Final = 0.75
-"""Retention soon deletes messages older than this part of the retention time, or before this part of what is kept."""
+"""Retention soon deletes messages older than this part of the retention time, or before this part of the kept bytes."""
 
 
 async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettings | None = None) -> Survey:
@@ -185,7 +185,7 @@ async def _ask_throttled(admin: UserAdmin, address: str, throttled: dict[str, Se
 async def _schedules(
     namesrv: str, remoting: RemotingSettings | None, groups: Iterable[GroupStatus]
 ) -> tuple[Sequence[ScheduleStatus], frozenset[tuple[str, str]]]:
-    """The schedules, and groups and names of those that skip their ticks; nothing is asked where there are none."""
+    """The schedules, and the groups and names of schedules that skip their ticks; asks nothing where there are none."""
     figures = [each.figures for group in groups for each in group.replicas]
     if not any(int(each.get("raftmq.schedules", "0")) for each in figures):
         return (), frozenset()
@@ -311,7 +311,7 @@ async def _consumers(
 
 def _log_bytes(survey: Survey) -> dict[str, int]:
     """The size limit of the log of each broker group that has one: the smallest of its replicas, which decide each for
-    itself. Without groups that serve what they delete from an archive.
+    itself. Without groups that serve deleted files from an archive.
     """
     limits: dict[str, int] = {}
     for group in survey.groups:
@@ -340,7 +340,7 @@ def _soon(survey: Survey, name: str, limit: int) -> int | None:
 
 
 def _lagging(group: str, progress: Mapping[MessageQueue, GroupProgress]) -> list[MessageQueue]:
-    """The queues in which an application's group has messages to consume, without those of redeliveries."""
+    """The queues in which an application's group has messages to consume, without queues of redeliveries."""
     if group in SYSTEM_GROUPS:
         return []
     return [
@@ -353,7 +353,7 @@ def _lagging(group: str, progress: Mapping[MessageQueue, GroupProgress]) -> list
 async def _topic_limits(
     admin: CatalogueAdmin, retention_hours: float | None
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """The hours of topics that are kept for less than the brokers' logs, and the bytes of those that are kept by size.
+    """The hours of topics that are kept for less than the brokers' logs, and the bytes of topics that are kept by size.
     Raises ClientError.
     """
     found: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""A finding: what is wrong, how bad it is, what to do about it, and the page that says more."""
+"""A finding: a problem, its severity, its remedy, and the page that says more."""
 
 from __future__ import annotations
 
