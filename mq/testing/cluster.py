@@ -1,4 +1,4 @@
-"""The servers of a kit: a name server and the replicas of one broker group, in the event loop of whoever opens them."""
+"""The servers of a kit: a name server and the replicas of one broker group, in the event loop of their opener."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Cluster:
             broker.check_invariants()
 
     def run_timers(self) -> None:
-        """Do what the brokers do by time, now."""
+        """Do the timed work of the brokers now."""
         for broker in self._brokers.values():
             for _, action, _ in broker.services.periodic:
                 action()

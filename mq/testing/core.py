@@ -150,7 +150,7 @@ class Core:
         return self._cluster.leader
 
     async def lose_leader(self) -> str:
-        """Cut the leader off from everybody, and wait until another replica leads; returns the lost one."""
+        """Cut the leader off from all others, and wait until another replica leads; returns the lost one."""
         if len(self._cluster.replicas) < 3:
             raise ValueError("a kit with one replica has no other one to lead: open it with replicas=3")
         lost = self._cluster.leader

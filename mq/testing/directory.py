@@ -79,5 +79,5 @@ def _sweep(parent: Path) -> None:
 @atexit.register
 def _at_exit() -> None:
     for directory, process in list(_open.items()):
-        if process == os.getpid():  # else it is that of the process which forked this one
+        if process == os.getpid():  # else it belongs to the process which forked this one
             shutil.rmtree(directory, ignore_errors=True)

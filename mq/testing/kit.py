@@ -29,7 +29,7 @@ from mq.testing.pending import Pending
 T = TypeVar("T")
 
 HOPS_MAX = 1000
-"""How often `advance_until` goes to the next time at which something is due."""
+"""The number of times that `advance_until` moves to the next due time."""
 _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 0.001, 0.05
 
 
@@ -158,7 +158,7 @@ class Kit(_Inspection):
     ) -> None:
         """Put the clock of the brokers ahead, and wait until they have delivered what is due then.
 
-        Raises ValueError if this is less than nothing.
+        Raises ValueError for a negative duration.
         """
         duration = _seconds(days, hours, minutes, seconds, milliseconds)
         await self._loop.wait(lambda: self._core.advance(duration))
@@ -190,12 +190,12 @@ class Kit(_Inspection):
 
     async def settle(self) -> None:
         """Wait until the brokers have nothing to do before their clock moves. Clients of the same event loop have
-        nothing to do either then; those of others have been silent for some milliseconds.
+        nothing to do either then; clients of other loops have been silent for some milliseconds.
         """
         await self._loop.wait(self._core.settle)
 
     async def lose_leader(self) -> str:
-        """Cut the leader off from everybody, and wait until another replica leads; returns the lost one.
+        """Cut the leader off from all others, and wait until another replica leads; returns the lost one.
 
         Raises ValueError with a single replica.
         """
@@ -282,7 +282,7 @@ async def open_kit(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Kit]:
         return
     kit_thread = _KitThread(replicas, settings)
     try:
-        await anyio.to_thread.run_sync(kit_thread.open)  # goes on if it is cancelled
+        await anyio.to_thread.run_sync(kit_thread.open)  # continues if it is cancelled
         yield Kit(*kit_thread.parts)
     finally:
         with anyio.CancelScope(shield=True):

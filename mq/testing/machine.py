@@ -23,7 +23,7 @@ _DISK_BYTES = 1 << 40
 
 
 class KitDisk(RealDisk):
-    """Files of which nothing needs to survive the test."""
+    """Files that need not survive the test."""
 
     def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         return self.pwritev(fd, buffers, offset)

@@ -1,4 +1,4 @@
-"""Servers as processes of their own, for tests of what a kit does not have: sockets of the system, files, kills."""
+"""Servers as processes of their own, for tests of things that a kit lacks: sockets of the system, files, kills."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ServerProcesses:
         return self._cluster.pid(replica)
 
     def log(self, replica: str) -> Path:
-        """The file with what a broker has logged."""
+        """The log file of a broker."""
         return self._cluster.log_path(replica)
 
     def leader(self) -> str:
@@ -56,7 +56,7 @@ class ServerProcesses:
 
         async def kill() -> None:
             self._cluster.kill(replica)
-            while self._cluster.is_running(replica):  # noqa: ASYNC110 - the kernel says no more
+            while self._cluster.is_running(replica):  # noqa: ASYNC110 - the kernel sends no event
                 await trio.sleep(_POLL_SECONDS)
 
         self._thread.call(kill)
