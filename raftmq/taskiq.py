@@ -9,7 +9,8 @@
         return a + b
 
 A task is a message of a topic, workers are a consumer group that pops it. It belongs to its worker until it is
-acknowledged, however long it runs, and goes to another worker if its own ends. The page for users is `docs/taskiq.md`.
+acknowledged, however long it runs, and is delivered to another worker if its own ends. The page for users is
+`docs/taskiq.md`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class RaftmqBroker(AsyncBroker):
 
     Workers with the same `group` share the tasks of `topic`. A task that a worker has taken comes to another worker
     `visibility` seconds after its own was killed, and at once if that was shut down. One that was delivered
-    `max_attempts` times, and not acknowledged, goes to the dead letter topic of the group.
+    `max_attempts` times, and not acknowledged, becomes a dead letter of the group.
 
     With `priorities`, tasks may have a label `priority` from 0 to `priorities - 1`; those with a higher one go first.
     `prefetch` tasks of a worker may wait until it has a free place; with 0 it gets one only when it has.
@@ -92,7 +93,7 @@ class RaftmqBroker(AsyncBroker):
         self._creates_topics = create_topics
         self._remoting = remoting
         self._producer = Producer(namesrv, group=group, remoting=remoting)
-        # With several priorities, one of each must be here to know which one goes first.
+        # With several priorities, one of each must be here to know which one comes first.
         ahead = prefetch if priorities == 1 else max(1, prefetch)
         self._consumers = [
             PopConsumer(
@@ -183,7 +184,7 @@ class RaftmqBroker(AsyncBroker):
                     await consumer.open()
 
     async def _next(self) -> tuple[PopConsumer, PoppedMessage]:
-        """The task with the highest priority of those that are here; waits for one. Cancelling it loses none."""
+        """Wait for a task; takes the one with the highest priority that is here. Cancelling it loses none."""
         if len(self._consumers) == 1:
             return self._consumers[0], await anext(self._consumers[0])
         failures: list[ClientError] = []

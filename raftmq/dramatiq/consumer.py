@@ -1,6 +1,6 @@
 """The messages of one queue for one worker.
 
-A task in the event loop pops as many messages as the worker's prefetch leaves room for, those with the highest priority
+A task in the event loop pops the messages for which the worker's prefetch leaves room, those with the highest priority
 first, and puts them into a queue between threads. While there are none, it lets the brokers say when there are.
 """
 
@@ -69,7 +69,7 @@ class _Prefetcher:
             self._ended.set()
 
     async def close(self) -> None:
-        """Take no more, and give back what the worker's thread has not taken."""
+        """Take no more messages, and give back those that the worker's thread has not taken."""
         self._scope.cancel()
         await self._ended.wait()
         left = []
@@ -121,7 +121,7 @@ class _Prefetcher:
             for source in names:
                 if level >= sources[source]:
                     continue
-                with anyio.CancelScope(shield=True):  # or what a cancelled pop has taken would be hidden for nothing
+                with anyio.CancelScope(shield=True):  # or the messages of a cancelled pop would be hidden for nothing
                     try:
                         messages = await self._session.calls.pop(source, level, count, self._session.options.visibility)
                     except ClientError as error:

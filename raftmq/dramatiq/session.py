@@ -118,7 +118,7 @@ class Session:
         return self._forks != forks()
 
     def close(self) -> None:
-        """Give back what is not acknowledged, and end the thread."""
+        """Give back unacknowledged messages, and end the thread."""
         for each in self._running:
             each.cancel()
         with contextlib.suppress(ClientError):
@@ -178,7 +178,7 @@ class Session:
         try:
             result = await send()
         except TopicNotFound:
-            self._known.discard(topic)  # somebody has deleted it
+            self._known.discard(topic)  # another client has deleted it
             await self.sources(queue)
             result = await send()
         if delay is not None and result.recall_handle is not None:

@@ -161,7 +161,7 @@ class RaftmqBroker(RaftmqRegistrator, BrokerUsecase[Any, Producer, RaftmqBrokerC
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """Wait for handlers and for what is being sent, and disconnect."""
+        """Wait for handlers and for messages in flight, and disconnect."""
         await super().stop(exc_type, exc_val, exc_tb)
         producer, self._connection = self._connection, None
         config = self.config.broker_config
@@ -221,7 +221,7 @@ class RaftmqBroker(RaftmqRegistrator, BrokerUsecase[Any, Producer, RaftmqBrokerC
         tags: str | None = None,
         timeout: float = 30.0,
     ) -> Any:
-        """Send, and wait for what a handler returns. Raises TimeoutError, ClientError."""
+        """Send, and wait for the reply of a handler. Raises TimeoutError, ClientError."""
         cmd = RaftmqPublishCommand(
             message,
             topic=topic,

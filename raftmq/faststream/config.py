@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(kw_only=True)
 class RaftmqBrokerConfig(BrokerConfig):
-    """That of a broker or router; `consumer_options` are those of all its consumers."""
+    """The configuration of a broker or router; `consumer_options` are for all its consumers."""
 
     producer: Any = field(default_factory=RaftmqProducerUnset)
     namesrv: Any = None

@@ -7,7 +7,7 @@
     app = FastAPI()
     app.include_router(router)
 
-The broker starts and stops with the application. Handlers get FastAPI's dependencies, and what this module names.
+The broker starts and stops with the application. Handlers get FastAPI's dependencies, and this module's annotations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages of FastStream, made of those of the SDK and back."""
+"""Converts messages of the SDK to FastStream's, and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EMPTY = "faststream_empty"
 
 
 class RaftmqMessage(StreamMessage[ReceivedMessage]):
-    """A message in a handler. `raw_message` is that of the SDK."""
+    """A message in a handler. `raw_message` is the SDK's message."""
 
     consumer: PopConsumer | None = None
     """What it was popped by; None for replies, and in tests without brokers."""
@@ -35,7 +35,7 @@ class RaftmqMessage(StreamMessage[ReceivedMessage]):
         await super().ack()
 
     async def nack(self, delay: float | None = None) -> None:
-        """Have it redelivered in `delay` seconds; by default in those of its subscriber. Raises ClientError."""
+        """Redeliver the message in `delay` seconds, by default its subscriber's `retry_delay`. Raises ClientError."""
         if self.committed is None and self._popped is not None:
             consumer, message = self._popped
             await consumer.nack(message, delay=self.retry_delay if delay is None else delay)
@@ -57,7 +57,7 @@ class RaftmqMessage(StreamMessage[ReceivedMessage]):
 
 
 class MessageParser:
-    """Makes FastStream's messages of those that `consumer` popped."""
+    """Makes FastStream's messages from the messages that `consumer` popped."""
 
     def __init__(self, retry_delay: float = 0.0) -> None:
         self.consumer: PopConsumer | None = None

@@ -128,4 +128,4 @@ class _Replies(RaftmqProducer):
         try:
             await self._consumer.reply(self._request, message.body, properties=message.properties)
         except (NotARequest, ReplyNotDelivered) as error:
-            log.info("no reply to %s: %s", self._request, error)  # nobody waits for it any more
+            log.info("no reply to %s: %s", self._request, error)  # no caller waits for it any longer

@@ -1,4 +1,4 @@
-"""Tests of applications without brokers: messages go straight to the handlers of their topic."""
+"""Tests of applications without brokers: messages are passed straight to the handlers of their topic."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _subscribers(brokers: Iterable[RaftmqBroker]) -> list[RaftmqSubscriber]:
 
 
 def _gets(subscriber: RaftmqSubscriber, message: ReceivedMessage) -> bool:
-    """Whether a broker would give it the message: of its topic, and what its filter selects."""
+    """Whether a broker would give the subscriber the message: its topic and filter match."""
     if subscriber.topic != message.topic:
         return False
     subscription = subscription_of(message.topic, subscriber.options.tags)
