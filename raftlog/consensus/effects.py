@@ -1,4 +1,4 @@
-"""Effects: what a core asks its shell to do, and in which order."""
+"""Effects: the work that a core asks its shell to do, and its order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Effects:
     - ``fetch``: spans that a peer needs and the core no longer caches.
     - ``reads``: the numbers given to `RaftCore.read`, each with the index to apply before answering, or None if it
       could not be confirmed; the caller may retry.
-    - ``install``: peers that need entries which are gone from the log; offer them segments and a snapshot.
+    - ``install``: peers that need entries which the log has deleted; offer them segments and a snapshot.
     - ``conf``: another configuration is in force. It may be replaced again before it is committed.
     """
 

@@ -131,7 +131,7 @@ class Election(Membership):
             self._become_leader()
 
     def _on_timeout_now(self, message: TimeoutNow) -> None:
-        """The leader transfers leadership: no need to ask whether it is gone."""
+        """The leader transfers leadership: no need to ask whether it is alive."""
         if self._electable and self._role is not Role.LEADER:
             self._cause = Cause(CauseKind.ASKED_TO_LEAD, message.src)
             self._campaign(force=True)
@@ -173,7 +173,7 @@ class Election(Membership):
     def _yields_to(self, candidate: NodeId, last: LogId) -> bool:
         """Whether this node's own campaign would only split the vote.
 
-        The longer log goes first; between equal ones the names decide, which both sides know.
+        The longer log takes precedence; between equal ones the names decide, which both sides know.
         """
         if self._role is Role.CANDIDATE:
             return last != self._log.last

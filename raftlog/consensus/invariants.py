@@ -89,7 +89,7 @@ def _check_leader(core: CoreState) -> None:
 
 
 def check_group(cores: Iterable[CoreState]) -> None:
-    """Assert the invariants between the cores of one group (Raft thesis, figure 3.2), and of what each has cached."""
+    """Assert the invariants between the cores of one group (Raft thesis, figure 3.2), and of their caches."""
     cores = list(cores)
     for core in cores:
         core._tail.check_invariants()

@@ -65,7 +65,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
     # -- replication -------------------------------------------------------------------------------------------
 
     def _replicate(self) -> None:
-        """Send every peer what it lacks, within its window, and make sure that it learns the commit index."""
+        """Send every peer the entries that it lacks, within its window, and make sure that it learns the commit."""
         last_index = self._log.last_index
         must_announce = False
         for progress in self._peers.values():
@@ -257,7 +257,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         self._advance_commit()
 
     def _advance_commit(self) -> None:
-        """Commit what a majority has, including the own log, if that reaches into the current term (thesis 3.6.2)."""
+        """Commit the entries that a majority, with this replica, has if they reach into this term (thesis 3.6.2)."""
         own = self._tickets.durable if self.config.durable_commit else self._log.last_index
         index = self._committable(own)
         if index > self._commit and index >= self._term_start:

@@ -118,7 +118,7 @@ class LeadershipTransfer(CoreState):
         """Transfer to a voter that still has entries which were deleted here early: it can serve them.
 
         Older software does not tell where its log begins. It gets the leadership if no other voter is known to have
-        more: nobody could fetch the entries from it, and readers would wait for it to be upgraded.
+        more: no replica could fetch the entries from it, and readers would wait for it to be upgraded.
         """
         transfer, own = self._transfer, self._log.base.index
         if own == 0 or not self.began_early or transfer.to is not None or self._commit < self._term_start:

@@ -128,7 +128,7 @@ class ReadIndexReq(_Message, frozen=True, gc=False):
 
 
 class ReadIndexResp(_Message, frozen=True, gc=False):
-    """The answer; ``index`` is None if the receiver cannot confirm it, because it does not lead (any more).
+    """The answer; ``index`` is None if the receiver cannot confirm it, because it does not lead, or no longer.
 
     ``last`` is the receiver's last entry: everything that the sender acknowledged to it before is at or before that.
     """

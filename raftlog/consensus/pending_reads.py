@@ -1,4 +1,4 @@
-"""Reads in progress: what a leader has to confirm before it answers, and what a follower has asked its leader.
+"""Reads in progress: a leader's, which it confirms before it answers, and those that a follower has asked its leader.
 
 A leader may answer a read with its commit index once it knows that no other replica led when the read arrived
 (ReadIndex, Raft thesis 6.4). It knows that after a *round* of heartbeats, sent after the read arrived and answered by a
@@ -24,7 +24,7 @@ class Read(NamedTuple):
 
 
 class ReadRounds:
-    """A leader's reads: those without a heartbeat so far, and those of each round in flight."""
+    """A leader's reads: the ones without a heartbeat so far, and the ones of each round in flight."""
 
     __slots__ = ("newest", "under_way", "waiting")
 
@@ -52,7 +52,7 @@ class ReadRounds:
         return confirmed
 
     def abandon(self) -> list[Read]:
-        """Give up all open reads: nothing will confirm them any more."""
+        """Give up all open reads, which no answer can confirm."""
         reads = [read for _, _, part in self.under_way for read in part] + self.waiting
         self.waiting = []
         self.under_way.clear()

@@ -1,4 +1,4 @@
-"""A leader's view of one peer: what it has, what is in flight to it, when it was last heard.
+"""A leader's view of one peer: its entries, the messages in flight, and the time when it was last heard.
 
 ``PROBE``: the logs may differ. One request is outstanding; its answer says where to continue. ``REPLICATE``: the logs
 agree up to ``next - 1`` as far as is known. Requests are pipelined, within a window of messages and bytes that the

@@ -34,7 +34,7 @@ def agreed(values: Sequence[Value]) -> Value:
 
 
 def vote_result(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> VoteResult:
-    """The state of an election among ``voters``; votes of others do not count."""
+    """The state of an election among ``voters``; votes of others are ignored."""
     granted = sum(votes.get(voter, False) for voter in voters)
     open_votes = sum(voter not in votes for voter in voters)
     needed = majority(len(voters))

@@ -32,7 +32,7 @@ class ReadIndex(CoreState):
     def _ask_leader(self) -> None:
         """Send one query for all waiting reads; abandon queries that the leader has not answered for long.
 
-        The last query is repeated while it is not answered: whoever reads has less patience than an election takes, and
+        The last query is repeated while it is not answered: a reader has less patience than an election takes, and
         a query is lost if it is sent before the connection to a leader that has just been found.
         """
         if self._reads.sent_to != (self._term, self._leader_id):

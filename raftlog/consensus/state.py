@@ -56,7 +56,7 @@ class CoreState:
 
     began_early = False
     """Whether the entries before the base were deleted earlier than retention allows, so that members in no reach are
-    asked, too, before anybody says that they are gone.
+    asked, too, before a replica says that they are deleted.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class CoreState:
         if self._alone:
             self._wait_for_leader()
             return
-        # An existing leader would be heard at once, and a pre-vote disturbs nobody.
+        # An existing leader would be heard at once, and a pre-vote disturbs no replica.
         self._wait_to_retry()
         self._election.timeout += self._election.no_votes_before - self._now
 
@@ -218,7 +218,7 @@ class CoreState:
 
     @property
     def _oldest_for_followers(self) -> LogIndex | None:
-        """Works like `_oldest`; also None while another replica may have what was deleted here early."""
+        """Works like `_oldest`; also None while another replica may have entries that were deleted here early."""
         return self._oldest if self._beginning()[0] is Beginning.FIRST else None
 
     def _is_active(self, progress: Progress) -> bool:
@@ -419,7 +419,7 @@ class CoreState:
     def _acknowledgement_of(self, op: StorageOp) -> AppendResp | None:
         """The report to send once ``op``, which was just issued, is durable; None if there is nothing new to report.
 
-        That is right also if the term is over by then. Whoever still leads in that term is told, as by a message that
+        That is right also if the term is over by then. A leader of that term is still told, as by a message that
         was long under way, that this replica has accepted its entries before it took part in a later term. A leader of
         a later term has them, or they were not committed; and it ignores the report.
         """

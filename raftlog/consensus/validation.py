@@ -83,7 +83,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
             )
     if not message.spans:
         return
-    # What was compared with this leader's log; for another leader, what is committed.
+    # The part that was compared with this leader's log; for another leader, the committed part.
     kept = core._verified if message.term == core._term else core._commit
     before = prev
     for span in message.spans:
