@@ -40,7 +40,7 @@ class SystemCalls(Protocol):
         """Called before the writer's thread locks the queue to look for work: the last moment for other threads."""
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait on the writer's thread until `wake`, for at most so many seconds; returns False if they are over.
+        """Wait on the writer's thread until `wake`, for at most ``seconds``; returns False if they are over.
 
         Called without the lock of the queue. It may return early, as the queue looks whether there is an operation. A
         simulation, which has no thread to keep waiting, always says that the seconds are over, and calls `run` again
@@ -123,7 +123,7 @@ class AppendQueue(Protocol):
         is_due: bool,
         due_seconds: float,
     ) -> bool:
-        """Wait for operations, and carry out plain ones. Raises what a `SystemCalls` raises that is no `OSError`.
+        """Wait for operations, and carry out plain ones. Raises errors of `SystemCalls` other than `OSError`.
 
         Args:
             fd, file_pos: the file to write to, and the position of its first byte. It must stay open meanwhile.

@@ -174,7 +174,7 @@ class Backup:
         )
 
     def close(self) -> None:
-        """Release what was read last."""
+        """Release the file that was read last."""
         self._store.close()
 
     def _name(self, start: int) -> str:
@@ -435,7 +435,7 @@ class BackupTarget:
         self._check_continued(source, self.manifest)
 
     def _begin(self, source: RunningLog, conf: bytes, snapshot: Snapshot | None, now_ms: int) -> BackupManifest:
-        """The manifest to continue, or that of an empty backup. Raises BackupRefused."""
+        """The manifest to continue, or the manifest of an empty backup. Raises BackupRefused."""
         if self.manifest is None:
             return self._first(source, conf, snapshot, now_ms)
         self._check_continued(source, self.manifest)

@@ -77,7 +77,7 @@ class Layout(Protocol):
         """Store the snapshot of a first run, and check that everything is there. Returns the new manifest."""
 
     def tidy(self, manifest: BackupManifest) -> None:
-        """Remove what is obsolete once this manifest is written."""
+        """Remove objects that are obsolete once this manifest is written."""
 
 
 def layout_for(store: BackupStore, before: BackupManifest, *, first: bool, now_ms: int, node_id: str) -> Layout:
@@ -255,7 +255,7 @@ class ImmutableObjects:
         and old leftovers.
 
         What is behind the end of this manifest stays, however old it is by this clock: another run may be about to
-        name it, or did so in a newer manifest, which somebody has replaced by this one.
+        name it, or did so in a newer manifest, which another run has replaced by this one.
         """
         assert manifest.objects is not msgspec.UNSET, "objects without a list of them"
         wanted = manifest.objects.names | _with_indexes(manifest.objects.superseded) | self._before.names
@@ -285,7 +285,7 @@ def _with_indexes(names: Iterable[str]) -> set[str]:
 
 def without_beginning(manifest: BackupManifest, begin: Base) -> BackupManifest:
     """The manifest of a backup without the files before ``begin``, where one of them begins. One of its snapshots is
-    not older, so that a log that begins there can be restored. The objects go with later runs.
+    not older, so that a log that begins there can be restored. Later runs delete the objects.
     """
     objects = manifest.objects
     assert objects is not msgspec.UNSET, "a backup in a directory has no objects to leave out"

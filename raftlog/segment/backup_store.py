@@ -130,7 +130,7 @@ class GrowingStore(BackupStore, Protocol):
 
 @runtime_checkable
 class EagerStore(BackupStore, Protocol):
-    """A store that is faster if it knows what is read next."""
+    """A store that is faster if it knows the next reads."""
 
     def will_read(self, objects: Sequence[tuple[str, int]]) -> None:
         """A hint: these objects, of these sizes, are read next, from first to last, as wholes."""

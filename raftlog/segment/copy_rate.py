@@ -11,7 +11,7 @@ CATCH_UP_SECONDS: Final = 0.1
 
 
 class CopyRate:
-    """Sleeps so that no more than ``bytes_per_second`` are copied; 0 for no limit.
+    """Sleeps so that at most ``bytes_per_second`` are copied; 0 for no limit.
 
     After a pause, because the disk was slow or the process was stopped, it does not catch up.
     """

@@ -202,7 +202,7 @@ class SegmentFiles:
         return b"".join(parts)
 
     def _pread_some(self, fd: int, length: int, offset: int, needs_all: bool) -> bytes:
-        """Read as many of these bytes as the disk reads at once; zeros for an unreadable block. Raises OSError."""
+        """Read the part of these bytes that the disk reads at once; zeros for an unreadable block. Raises OSError."""
         while True:
             try:
                 return self._disk.pread(fd, length, offset)
@@ -258,7 +258,7 @@ class SegmentFiles:
             raise StorageFailed(self.path(start), error.errno or 0, "write") from error
 
     def sync(self, start: int) -> None:
-        """Make writes to a file durable. Raises `StorageFailed`; then nothing may be written any more."""
+        """Make writes to a file durable. Raises `StorageFailed`; nothing may be written afterwards."""
         try:
             with self._open.use(start, self.path) as fd:
                 self._disk.fdatasync(fd)

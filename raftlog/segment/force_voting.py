@@ -18,7 +18,7 @@ from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 
 TERM_MARGIN: Final = 2**20
-"""By how much a lowered term exceeds that of the log's last entry.
+"""The difference between a lowered term and the term of the log's last entry.
 
 Elections since that entry, here or at another replica, may have produced votes and logs in later terms. None of those
 may be used again; a million elections without an entry on this replica do not happen.

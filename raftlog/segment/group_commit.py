@@ -104,7 +104,7 @@ class GroupCommit:
         """Carry out operations in order; all of them are durable on return.
 
         Raises:
-            StorageFailed: the state of everything not durable before is unknown, and nothing may be applied any more.
+            StorageFailed: the state of everything not durable before is unknown, and nothing may be applied afterwards.
         """
         state = self._state
         moved: Base | None = None
@@ -119,7 +119,7 @@ class GroupCommit:
                 assert op.base.pos >= state.starts_at.pos, f"base {op.base.pos} after {state.starts_at.pos}"
                 state = msgspec.structs.replace(state, base=op.base)
         if state is not self._state and state != self._state:
-            # The term goes first: no entry may be on disk with a term that the vote file has never had.
+            # The term is written first: no entry may be on disk with a term that the vote file has never had.
             moved = state.base if state.base != self._state.base else None
             self._write_meta(state)
             self._markers_stale = True
@@ -276,7 +276,7 @@ class GroupCommit:
             state,
             durable_pos=self._durable_pos,
             durable_chain=self._durable_chain,
-            # An entry may be committed by others before it is durable here; only what is both counts after a crash.
+            # An entry may be committed by others before it is durable here; the hint covers entries that are both.
             commit_hint=min(self._commit_hint, self._durable_index),
             clean=clean,
             cut_end=cut_end,

@@ -32,7 +32,7 @@ class IndexPart(msgspec.Struct, frozen=True):
 class SegmentInfo(msgspec.Struct, frozen=True):
     """One file of a log: the bytes ``start`` to ``end`` and the entries ``first_index`` to ``last_index``.
 
-    A ``closed`` one never changes any more unless the log is cut below its end, and ends where the next one begins. The
+    A ``closed`` one never changes unless the log is cut below its end, and ends where the next one begins. The
     active one ends where the log does, and may be empty.
     """
 

@@ -24,7 +24,7 @@ class LogLimits:
     apply_bytes_max: int = 1024 * 1024
     """Entries that are applied in one turn, in bytes; the rest follows in the next, so that sockets do not wait."""
     unsynced_bytes_max: int = 64 * 1024 * 1024
-    """Entries that a follower keeps in memory for a stalled disk; above it, it accepts no more."""
+    """Entries that a follower keeps in memory for a stalled disk; above it, it accepts no further ones."""
     gap_bytes_max: int = 32 * 1024
     """A disk read costs about as much as copying this from the page cache: so much between two pieces is read, too."""
     pieces_bytes_max: int = 1024 * 1024

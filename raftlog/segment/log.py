@@ -239,7 +239,7 @@ class SegmentLog(LogReads):
         return place(self.end_pos, size, self._segment_bytes)
 
     def append(self, kind: int, index: LogIndex, term: Term, body: bytes, annotation: bytes = b"") -> TailEntry:
-        """Frame a new entry at the end of the log; it goes to the writer with the next `submit`.
+        """Frame a new entry at the end of the log; the next `submit` passes it to the writer.
 
         Raises:
             ValueError: it fits into no segment; nothing happened.
@@ -365,7 +365,7 @@ class SegmentLog(LogReads):
         """Move the beginning of the log to ``base_pos``, the start of a file above the current base whose first entry
         is durable and committed: if it could still be truncated, a smaller one might belong into the previous file.
 
-        Everything below is gone at once for readers, and deleted from the disk some time after the next `submit`.
+        Readers lose everything below at once; it is deleted from the disk some time after the next `submit`.
 
         Args:
             conf: the configuration in force at the new base.

@@ -26,7 +26,7 @@ from raftlog.segment.snapshot_install import SNAPSHOT_NAME
 SYNC_EVERY_BYTES: Final = 64 * 1024 * 1024
 """Of a file, at most so much is written between two syncs of it."""
 UNSYNCED_STEPS_MAX: Final = 2
-"""So many of these steps may be written and not synced."""
+"""The number of these steps that may be written and not synced."""
 
 
 class LogImage:
@@ -119,7 +119,7 @@ class LogImage:
         self._start = start
 
     def _begin_sync(self, unfinished_max: int) -> None:
-        """Sync the current file on the other thread, and wait until at most so many syncs are unfinished."""
+        """Sync the current file on the other thread, and wait until at most this number of syncs is unfinished."""
         if self._unsynced:
             self._syncs.append(self._syncer.submit(self._files.sync, self._start))
             self._unsynced = 0

@@ -74,7 +74,7 @@ def _count_cached(fd: int, length: int, offset: int) -> int | None:
 
 
 def _is_read_at_once(fd: int, length: int, offset: int) -> bool:
-    """Works like `is_cached`, by reading; the system may start reading ahead what is not cached."""
+    """Works like `is_cached`, by reading; the system may start to read the missing pages ahead."""
     whole, rest = divmod(length, len(_SCRATCH))
     try:
         return os.preadv(fd, [_SCRATCH] * whole + [_SCRATCH[:rest]], offset, os.RWF_NOWAIT) == length

@@ -44,7 +44,7 @@ class RangesAhead:
         return data, len(data) < length
 
     def close(self) -> None:
-        """Request nothing more; what was requested is not waited for."""
+        """Request nothing more, and do not wait for open requests."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _request(self) -> None:

@@ -1,4 +1,4 @@
-"""The newest entries of a log, in memory: unsynced ones, and as many older ones as there is room for."""
+"""The newest entries of a log, in memory: unsynced ones, and older ones while there is room."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Tail:
             self.first = from_index
 
     def evict(self, durable_index: LogIndex) -> None:
-        """Let old entries up to ``durable_index`` go, an eighth at a time, so that the cost per entry stays small."""
+        """Drop old entries up to ``durable_index``, an eighth at a time, so that the cost per entry stays small."""
         goal = self.nbytes_max - self.nbytes_max // 8
         count = 0
         for entry in self.entries:

@@ -40,7 +40,7 @@ from raftlog.segment.index import SparseIndex
 from raftlog.segment.meta import MetaState
 
 STALE_BYTES_MAX: Final = 64 * 1024
-"""How much old content a disk may return at the end, so that it continues what is before it, with nothing after it."""
+"""Bytes of old content that a disk may return at the end of the log, as a valid continuation with nothing behind."""
 
 Read = Callable[[int, int], bytes]
 """``read(pos, length)``: that many bytes of one file."""

@@ -118,7 +118,7 @@ class Repair:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is missing any more."""
+        """Whether nothing is missing."""
         return not self._ranges
 
     @property
@@ -177,7 +177,7 @@ class Repair:
             self._refuse(source)
 
     def cut(self) -> None:
-        """Discard everything after what was received so far, intact or not: an operator's decision.
+        """Discard everything behind the received bytes, intact or not: an operator's decision.
 
         Call `finish` afterwards. Raises `StorageFailed`.
         """

@@ -32,7 +32,7 @@ SCHEME: Final = "s3://"
 COPY_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Of one request; larger objects are copied in parts."""
 READ_BYTES: Final = 16 * 1024 * 1024
-"""Minimum size of a read request for an object of which nobody knows how much of it is read."""
+"""Minimum size of a read request for an object of which an unknown part will be read."""
 READ_ATTEMPTS: Final = 3
 """boto3 retries requests, but not after the content of an answer has begun to arrive."""
 MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -401,8 +401,8 @@ def open_s3(url: str, endpoint_url: str | None = None, *, answer_seconds: float 
 
 
 def _is_checksum_enough(session: Any) -> bool:
-    """Whether contents are sent with a checksum only, as boto3 does over TLS. Over HTTP, whoever could change them
-    could as well change what is read. Users may ask for signatures, or have a store that knows no checksums.
+    """Whether contents are sent with a checksum only, as boto3 does over TLS. Over HTTP, an attacker who could change
+    them could as well change the content. Users may ask for signatures, or have a store that knows no checksums.
     """
     is_checked = session.get_config_variable("request_checksum_calculation") == "when_supported"
     return is_checked and "payload_signing_enabled" not in (session.get_scoped_config().get("s3") or {})

@@ -82,7 +82,7 @@ class Uploads:
         except ClientError as error:
             if error.response.get("Error", {}).get("Code") not in _MISSING:
                 raise
-            return False  # whoever reads it back finds out whether it is lost, or only not there yet
+            return False  # reading it back tells whether it is lost, or only not there yet
         return stored == sum(nbytes for _, nbytes, _ in sent)
 
     def _finds_wrong_checksums(self, upload: Mapping[str, str]) -> bool:

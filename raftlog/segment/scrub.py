@@ -77,7 +77,7 @@ class Scrub:
         assert self._pos <= self._end, f"a pass from {self._pos} to {self._end}"
 
     def is_current(self) -> bool:
-        """Whether the log still has what the next step reads; if not, its beginning was deleted: begin again."""
+        """Whether the log still has the bytes of the next step; if not, its beginning was deleted: begin again."""
         return self._pos >= self._log.base_pos
 
     def step(self) -> Verified:
