@@ -1,8 +1,8 @@
 """Restores the log of a backup into the directory of a new replica.
 
 The backup is read once: each entry is verified, and then written (`LogImage`). The vote file is written when the last
-entry has been verified; until then the directory is no log, and cannot be opened. Finally the members of the new group
-are appended. All directories restored from the same backup with the same members have equal logs.
+entry has been verified; until then the directory is not a log, and cannot be opened. Finally the members of the new
+group are appended. All directories restored from the same backup with the same members have equal logs.
 """
 
 from __future__ import annotations

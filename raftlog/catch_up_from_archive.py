@@ -3,7 +3,7 @@
 The leader's offer says up to where its log is archived, by an entry and the chain after it. The application reads the
 archive, and returns only bytes that lead to that entry (`LogArchive`); they are staged and verified as if a peer had
 sent them. Whatever the archive lacks, and everything once it has failed, comes from the leader. If the archive is slow,
-the leader is tried with some megabytes, and whoever was faster sends the rest.
+the leader is tried with some megabytes, and the faster one sends the rest.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ArchivedFiles:
         self.opened.set()
 
     async def fetch(self, staging: SnapshotInstall, is_over: Callable[[], bool]) -> None:
-        """Take what is missing and archived, until it fails or ``is_over``. Raises StorageFailed."""
+        """Fetch the missing entries from the archive, until that fails or ``is_over``. Raises StorageFailed."""
         assert self._archive is not None, "files are taken from an archive that is not open"
         send, receive = trio.open_memory_channel[tuple[int, bytes]](1)
         failed: StorageFailed | None = None

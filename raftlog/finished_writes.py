@@ -1,8 +1,7 @@
 """Acts on each write of a replica's log that is durable, and tells the log's writer which writes to report at once.
 
-The writer's thread publishes which write is durable. It also wakes the event loop, but only for writes that somebody
-waits for; the others are noted in the next turn. An acknowledgement is sent by the writer's thread itself, where
-possible.
+The writer's thread publishes which write is durable. It also wakes the event loop, but only for writes with a waiting
+caller; the others are noted in the next turn. An acknowledgement is sent by the writer's thread itself, where possible.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class FinishedWrites:
         self.waits_for_next = []
 
     def acknowledge(self, ticket: int, message: AppendResp) -> None:
-        """Have the writer send an acknowledgement, unless one waits already or somebody else waits for that write."""
+        """Have the writer send an acknowledgement, unless one waits already or a caller waits for that write."""
         if self._acknowledgement is not None or self._waiting:
             return
         if self._transport.send_after(ticket, message.dst, frames.encode_appended(message)):
@@ -98,7 +97,7 @@ class FinishedWrites:
                 then()
 
     def choose_signals(self) -> None:
-        """Have the writer wake the event loop only while somebody waits for a write."""
+        """Have the writer wake the event loop only while a caller waits for a write."""
         wanted = bool(self._waiting) or self._core.waits_for_write
         if wanted is self._is_signalled:
             return

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Seconds from an arbitrary origin; never goes back."""
+"""Seconds from an arbitrary origin; never decreases."""
 
 
 def awake_time() -> float:

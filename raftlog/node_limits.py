@@ -17,11 +17,11 @@ class NodeLimits:
     disk_poll_seconds: float = 1.0
     """Interval at which free space is looked at."""
     room_seconds: float = 2.0
-    """A node without room for what it fetches, or for a repair, tries again after this time."""
+    """A node without room for a fetch or a repair tries again after this time."""
     refill_look_seconds: float = 2.0
-    """Interval at which a node looks whether it may fetch what it deleted early."""
+    """Interval at which a node looks whether it may fetch files that it deleted early."""
     archive_read_bytes: int = 4 * 1024 * 1024
-    """A node that gets the log reads about so many bytes of an archive at once."""
+    """A node that gets the log reads about this number of bytes of an archive at once."""
     archive_read_seconds: float = 4.0
     """An archive that needs longer for that is too slow: a leader is faster."""
     archive_trial_bytes: int = 16 * 1024 * 1024

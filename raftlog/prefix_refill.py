@@ -32,7 +32,7 @@ Log = structlog.stdlib.BoundLogger
 
 REQUESTS_MAX: Final = 4
 _ROUNDS_WITHOUT_BYTES_MAX: Final = 10
-"""After so many answers in a row that did not help, the rest is fetched later, perhaps from another leader."""
+"""After this number of answers in a row that did not help, the rest is fetched later, perhaps from another leader."""
 
 
 class PrefixRefill:
@@ -226,7 +226,7 @@ class PrefixRefill:
         return True
 
     async def _give_up(self, reason: str) -> None:
-        """Remove what was fetched: the disk needs the space."""
+        """Remove all fetched files: the disk needs the space."""
         self._log.warning("refill_given_up", reason=reason)
         await trio.to_thread.run_sync(discard, self._disk, self._directory, REFILL_NAME)
 

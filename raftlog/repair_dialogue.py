@@ -44,7 +44,7 @@ class RepairDialogue:
         self.has_moved = False
 
     def request(self, peer: NodeId) -> RangeReq | None:
-        """The next request to ``peer``; None if nothing is missing any more."""
+        """The next request to ``peer``; None if nothing is missing."""
         wanted = self.repair.wanted()
         if wanted is None:
             return None

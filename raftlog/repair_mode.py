@@ -3,9 +3,9 @@
 To peers it is a replica that does not answer the leader. It serves intact ranges to other nodes in the same state, so
 that a group in which every log is damaged recovers, as long as each byte is intact somewhere.
 
-Committed bytes are preferred. But if so many replicas are damaged that nothing can be committed, the others answer "not
-yet" for ever, and uncommitted bytes are accepted. A replica with damage at the same place says so, which counts as an
-answer; if no peer has the bytes, and only when all peers have said so, the log is cut. It is not cut before intact
+Committed bytes are preferred. But if too few replicas are intact, so that nothing can be committed, the others answer
+"not yet" for ever, and uncommitted bytes are accepted. A replica with damage at the same place says so, which counts as
+an answer; if no peer has the bytes, and only when all peers have said so, the log is cut. It is not cut before intact
 entries that a damaged peer also had: then the node waits, see `segment.repair`.
 """
 

@@ -3,8 +3,8 @@
 Nothing in here awaits. Frames, finished writes, timers and proposals arrive as plain calls; `Replica.pump`, called at
 the end of every turn of the event loop, carries out the core's effects:
 
-1. entries go to the log and its writer thread, in the core's order; 2. messages are sent, with entries as the very
-bytes in the log; 3. committed entries go to the application, in order, each exactly once per run of the process.
+1. entries are passed to the log and its writer thread, in the core's order; 2. messages are sent, with entries as the
+very bytes in the log; 3. committed entries go to the application, in order, each exactly once per run of the process.
 
 Clock, log, transport and application are arguments, so the same code runs in a process and in a simulation.
 """
@@ -165,7 +165,7 @@ class Replica:
         self._removed: frozenset[NodeId] = frozenset()
         self._on_reset = on_reset
         self._in_background = in_background
-        # What is being read for a peer, and what was read last and goes into its next message.
+        # The running read for a peer, and the bytes of the last one, which are sent in its next message.
         self._fetching: dict[NodeId, Fetch] = {}
         self._fetched: dict[NodeId, tuple[Sequence[Span], StoredRun]] = {}
         self._barriers = ReadBarriers()
@@ -289,7 +289,7 @@ class Replica:
         return True
 
     def note_early(self, note: bytes | None) -> None:
-        """Set the note `EARLY`, or remove it: nothing is missing any more that retention would have kept."""
+        """Set the note `EARLY`, or remove it: the log has again all files that retention would have kept."""
         self.core.began_early = note is not None
         self.remember(EARLY, note)
 

@@ -140,7 +140,7 @@ class Seal:
         self._count -= 1
 
     def check(self, tag: Buffer, first: Buffer, last: Buffer = b"") -> None:
-        """Raises `AuthenticationFailed` unless ``tag`` is that of the next frame; then the connection is unusable."""
+        """Raise `AuthenticationFailed` unless ``tag`` is the next frame's; then the connection is unusable."""
         if not hmac.compare_digest(self.tag(first, last), tag):
             raise AuthenticationFailed(f"frame {self._count - 1} of the connection was altered or is not from the peer")
 

@@ -7,7 +7,7 @@ from typing import Final
 LINGER_SECONDS: Final = 0.003
 _WORTH: Final = 0.75
 _MEMORY: Final = 1 / 8
-"""Weight of the newest wait in the share of those that would have paid."""
+"""Weight of the newest wait in the share of waits that would have paid."""
 
 
 class Lingering:
@@ -15,7 +15,7 @@ class Lingering:
 
     If it does, waiting for it in the reactor's own epoll set saves a trip through trio's loop. If it does not, the wait
     is a wake-up for nothing. What is in flight (a sync, an answer of a peer) comes soon; a client's next request may
-    come at any time. So both kinds of waits are learned separately, also when nobody lingered.
+    come at any time. So both kinds of waits are learned separately, also without lingering.
     """
 
     def __init__(self) -> None:

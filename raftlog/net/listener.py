@@ -117,7 +117,7 @@ class Dialing:
             on_failed(os.strerror(failure))
 
     def close(self) -> None:
-        """Abandon the attempt; no callback is called any more."""
+        """Abandon the attempt; no callback is called afterwards."""
         if self._sock is not None:
             self._reactor.remove(self._sock.fileno())
             self._sock.close()

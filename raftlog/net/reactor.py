@@ -159,14 +159,14 @@ class Reactor:
         """
         ready = self._epoll.poll(0, EVENTS_MAX)
         self._turn(ready)
-        if ready:  # `run` does not wake up any more for what is served, and nobody else would look at the result
+        if ready:  # `run` does not wake up for events that are served, and no other task would look at the result
             for callback in self._before_waiting:
                 callback()
 
     def serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]]) -> None:
         """Call ``serve`` with all that is ready in a turn, before any handler of it.
 
-        It does a bounded amount of work for as many descriptors as it can, in any order, and returns those that are
+        It does a bounded amount of work for the descriptors that it can serve, in any order, and returns those that are
         left for their handlers. What takes longer, it returns as calls. Each is made with the client's share, before
         the client's handler is called again: in the first half of this turn, or of the next ones.
         """
@@ -256,7 +256,7 @@ class Reactor:
         return self._epoll.poll(0, EVENTS_MAX)
 
     def _turn(self, ready: list[tuple[int, int]]) -> None:
-        """Serve what is ready, then end the turn. After an exception no turn follows: see `run`."""
+        """Serve all ready descriptors, then end the turn. After an exception no turn follows: see `run`."""
         if self._has_failed:
             return
         self._has_failed = True  # until everything is served
@@ -397,7 +397,7 @@ class Mailbox:
         os.eventfd_write(self._fd, 1)
 
     def close(self) -> None:
-        """Stop delivering; what is still queued is dropped."""
+        """Stop delivering, and drop all queued items."""
         self._reactor.remove(self._fd)
         os.close(self._fd)
 

@@ -73,7 +73,7 @@ class TlsStream:
         self._sock = sock
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
 
-    async def send_all(self, data: bytes) -> None:  # noqa: ASYNC910 - waits only while the socket takes no more
+    async def send_all(self, data: bytes) -> None:  # noqa: ASYNC910 - waits only while the socket is full
         """Send everything, as far as the TLS handshake allows: the rest is sent when something is received.
 
         Raises OSError.

@@ -137,7 +137,7 @@ class StreamSocket:
         return len(self._partial)
 
     def keep(self, data: bytes) -> None:
-        """Keep the beginning of a message that somebody else has received from the socket; nothing may be before it."""
+        """Keep the beginning of a message that other code received from the socket; nothing may be before it."""
         assert not self._partial, f"{self.peer}: {len(self._partial)} bytes before it are unfinished"
         if not self.closed:
             self._partial = data

@@ -19,10 +19,10 @@ class ThreadSignal:
     def __init__(self, reactor: Reactor, handle: Callable[[int], None]) -> None:
         self._reactor = reactor
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Edge-triggered: each addition is an event, and nobody needs to read the sum. It overflows after 2**64.
+        # Edge-triggered: each addition is an event, and the sum need not be read. It overflows after 2**64.
         reactor.add(self.fd, handle, EPOLLIN | select.EPOLLET)
 
     def close(self) -> None:
-        """Stop handling; no thread may use ``fd`` any more."""
+        """Stop handling; no thread may use ``fd`` afterwards."""
         self._reactor.remove(self.fd)
         os.close(self.fd)

@@ -222,7 +222,7 @@ class Transport:
         return waits
 
     def has_left(self) -> bool:
-        """Whether the frame of the last `send_after` was sent. If not, it is not sent any more."""
+        """Whether the frame of the last `send_after` was sent. If not, it will not be."""
         return self._after_sync.has_left()
 
     def set_members(self, conf_index: LogIndex, addresses: Mapping[NodeId, str]) -> None:
