@@ -75,7 +75,7 @@ class AccountsFile:
     """The accounts in a file, and again when the file changes.
 
     Attributes:
-        accounts: those of the last usable version of the file.
+        accounts: the accounts in the last usable version of the file.
 
     Raises AclFileInvalid, OSError, UnicodeDecodeError.
     """

@@ -1,4 +1,4 @@
-"""Parses the validity period of a certificate: the standard library does not tell a server that of its own one."""
+"""Parses the validity period of a certificate: the standard library does not tell a server its own certificate's."""
 
 from __future__ import annotations
 

@@ -48,6 +48,6 @@ else:
 IS_COMPILED = CompiledReceiver is not None
 """Whether the compiled parts are there and used; for reports and tests."""
 ALL_COMPILED = IS_COMPILED and raftlog.compiled.loaded.IS_COMPILED
-"""Whether those of `raftlog` are, too."""
+"""Whether the modules of `raftlog` are compiled, too."""
 
 __all__ = ["ALL_COMPILED", "IS_COMPILED", "PURE_PYTHON", "CompiledReceiver", "checked_records", "merged_entries"]

@@ -97,7 +97,7 @@ def _places(layout: struct.Struct, names: list[str], whole: str) -> Iterator[tup
 
 
 def _formats(layout: struct.Struct) -> list[str]:
-    """The format of each field: a letter, with a count before that of bytes."""
+    """The format of each field: a letter; the letter of bytes has a count before it."""
     fields, count = list[str](), ""
     for letter in layout.format.removeprefix(">"):
         if letter.isdigit():

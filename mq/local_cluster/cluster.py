@@ -79,7 +79,7 @@ class DevCluster:
             listen_host, client_host: where brokers listen for clients, and which address clients get.
             checkout: another version of this project to run servers from; see the class.
             beside: a running group whose name server this one uses; without it a name server is started.
-            on_progress: called with a text about what is being waited for.
+            on_progress: called with a text that says what it waits for.
 
         Raises:
             ServersFailed: with the end of the log of the server that did not start; or a port or the directory is
@@ -103,7 +103,7 @@ class DevCluster:
                 for node_id in cluster.node_ids:
                     on_progress(f"starting {node_id}")
                     await cluster.start(node_id)
-                if beside is None:  # its start takes less than that of brokers, which come meanwhile
+                if beside is None:  # its start takes less time than the brokers', which start meanwhile
                     await processes.wait_listening(_NAMESRV, ports.namesrv)
                 on_progress("waiting for a leader")
                 await cluster.wait_ready()

@@ -97,7 +97,7 @@ def _ports_of(directory: Path, number: int, nodes: int, first: Ports | None) -> 
 
 
 def remember_segment_bytes(directory: Path, settings: dict[str, str]) -> None:
-    """Set the log file size to that of this directory, where it never changes, unless ``settings`` have one.
+    """Set the log file size to the one of this directory, where it never changes, unless ``settings`` have one.
 
     A new directory gets small files; one from before sizes were stored has the broker's default. Raises OSError.
     """

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 
 HOST = "127.0.0.1"
 BLOCK_PORTS = 200
-"""Ports of a block. Metrics ports are 100 above those of clients, so only the first half is for servers."""
+"""Ports of a block. Metrics ports are 100 above client ports, so only the first half is for servers."""
 METRICS_ABOVE = 100
 PORTS_MIN, PORTS_MAX = 12_000, 32_000
 """Half-open, and below the kernel's usual range for outgoing connections: one of them could take a port from that range

@@ -57,8 +57,8 @@ class Ports:
 
     @classmethod
     def free(cls, nodes: int, *, groups: int = 1) -> Ports:
-        """Ports on which no program listens and that no other process chooses while this one lives, those of metrics
-        included; also for each `of_group` of ``groups`` groups. Raises ServersFailed.
+        """Ports on which no program listens and that no other process chooses while this one lives, with metrics ports;
+        also for each `of_group` of ``groups`` groups. Raises ServersFailed.
         """
         try:
             return cls.from_base(OWN_PORTS.reserve(1 + 2 * nodes, blocks=groups), nodes)
@@ -83,7 +83,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def is_locked(file: Path) -> bool:
-    """Whether a living process has locked this file, as `held` locks that of a directory. Raises OSError."""
+    """Whether a living process has locked this file, as `held` locks a directory's. Raises OSError."""
     try:
         with file.open("r") as opened:
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -173,7 +173,7 @@ class Processes:
         self._children[name].wanted = True
 
     def ended(self) -> dict[str, int]:
-        """Exit codes of those that have ended unexpectedly, by name; a negative one is a signal."""
+        """Exit codes of processes that ended unexpectedly, by name; a negative one is a signal."""
         codes = {name: child.poll() for name, child in self._children.items() if child.wanted}
         return {name: code for name, code in codes.items() if code is not None}
 

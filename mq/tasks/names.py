@@ -25,7 +25,7 @@ def queue_topic(prefix: str, queue: str) -> str:
 
 
 def is_queue_topic(prefix: str, topic: str) -> bool:
-    """Whether `topic` is that of a queue."""
+    """Whether `topic` is the topic of a queue."""
     return topic.startswith(f"{escaped(prefix)}%q_")
 
 

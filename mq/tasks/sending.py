@@ -37,7 +37,7 @@ class Sending:
         self._producer = Producer(
             namesrv,
             timeout=timeout,
-            retries=1000,  # what is stored twice is recognized by its number
+            retries=1000,  # a message that is stored twice is recognized by its number
             auto_create_topics=False,
             remoting=remoting,
         )
