@@ -158,7 +158,7 @@ class Broker:
         self.services.stopped()  # only now: a reply without its client is sent to other replicas
 
     def confirm(self, on_known: Callable[[bool], None]) -> None:
-        """Call back with whether this replica has applied everything that is committed, which a leader must confirm."""
+        """Call back with whether all committed entries are applied here, which a leader must confirm."""
         self._reads.read(on_known)
 
     def wait_for_transfer(self) -> bool:
@@ -355,7 +355,7 @@ class Broker:
     # -- timers ------------------------------------------------------------------------------------------------------
 
     def periodic(self) -> Sequence[Periodic]:
-        """Everything that a timer must call while the broker runs."""
+        """All actions that a timer calls while the broker runs."""
         upkeep = self._limits.upkeep
         return (
             Periodic(

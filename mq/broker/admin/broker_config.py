@@ -80,7 +80,7 @@ class BrokerConfig(Service):
         yield Route(UpdateBrokerConfig, self.handle_update)
 
     def handle_get(self, call: Call[GetBrokerConfig]) -> bytes:
-        """Request code 26."""
+        """Request code 26: return all settings as a text."""
         return call.response(
             ext=VersionReply(version=self._version().encode().decode()).fields(),
             body=encode_properties(self.properties()),

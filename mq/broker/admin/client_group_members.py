@@ -90,7 +90,7 @@ class GroupMembers(Service):
     # -- members -------------------------------------------------------------------------------------------------------
 
     def handle_consumers(self, call: Call[GetConsumerConnectionList]) -> bytes:
-        """Request code 203."""
+        """Request code 203: return the members of a consumer group, and its subscriptions."""
         name = call.request.ext.consumer_group
         group = self._clients.consumer_group(name)
         members = [*self._clients.proxied.members(name)]
@@ -111,7 +111,7 @@ class GroupMembers(Service):
         return _success(call, answer.encode())
 
     def handle_producers(self, call: Call[GetProducerConnectionList]) -> bytes:
-        """Request code 204."""
+        """Request code 204: return the members of a producer group."""
         name = call.request.ext.producer_group
         members = self._clients.producer_members(name)
         if not members:
@@ -119,7 +119,7 @@ class GroupMembers(Service):
         return _success(call, ProducerConnection(_connections(members)).encode())
 
     def handle_all_producers(self, call: Call[GetAllProducerInfo]) -> bytes:
-        """Request code 328."""
+        """Request code 328: return the members of all producer groups."""
         now, now_ms = self._clock(), self._wall_clock_ms()
         table = {
             name: [
@@ -149,7 +149,7 @@ class GroupMembers(Service):
         return _success(call, TopicList(topics).encode())
 
     def handle_subscription(self, call: Call[QuerySubscriptionByConsumer]) -> bytes:
-        """Request code 345."""
+        """Request code 345: return the subscription of a consumer group to a topic."""
         ext = call.request.ext
         group = self._clients.consumer_group(ext.group)
         known = None if group is None else group.subscriptions.get(ext.topic)

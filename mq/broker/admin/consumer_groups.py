@@ -84,7 +84,7 @@ class ConsumerGroups(Service):
             self._creations.exists(group)
 
     def handle_all(self, call: Call[GetAllSubscriptionGroupConfig]) -> None:
-        """Request code 201."""
+        """Request code 201: return the configurations of all consumer groups."""
 
         def answer() -> bytes:
             groups = {name: _shown(config) for name, config in self._metadata.groups.items()}
@@ -94,7 +94,7 @@ class ConsumerGroups(Service):
         when_current(self._read, call, answer)
 
     def handle_one(self, call: Call[GetSubscriptionGroupConfig]) -> None:
-        """Request code 352."""
+        """Request code 352: return the configuration of a consumer group."""
 
         def answer() -> bytes:
             config = self._metadata.groups.get(call.request.ext.group)

@@ -65,7 +65,7 @@ class DeletedTopics(Service):
             assert not self._in_flight, f"{self._in_flight} commands are on their way, and nothing is pending"
 
     def handle_list(self, call: Call[requests.ListDeletedTopics]) -> bytes:
-        """Request code 9019."""
+        """Request code 9019: list the deleted topics that can be restored."""
         topics = [self._info(name) for name in self._metadata.deleted_topics.rows]
         return call.response(body=DeletedTopicList(topics=topics).encode())
 

@@ -100,7 +100,7 @@ class GroupOffsets(Service):
     # -- progress ------------------------------------------------------------------------------------------------------
 
     def handle_stats(self, call: Call[GetConsumeStats]) -> None:
-        """Request code 208."""
+        """Request code 208: return the progress of a consumer group."""
         ext = call.request.ext
 
         def answer() -> ResponseSteps:

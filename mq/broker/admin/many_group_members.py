@@ -56,7 +56,7 @@ class MembersOfManyGroups(Service):
         yield Route(AskMembers, self.handle)
 
     def handle(self, call: Call[AskMembers]) -> None:
-        """Request code 9031. Raises RequestRefused."""
+        """Request code 9031: return the members of many groups. Raises RequestRefused."""
         wanted = decoded(MembersQuestion.decode, call.body)
         if len(wanted.groups) > GROUPS_MAX:
             raise _invalid(f"the request names {len(wanted.groups)} groups; maximum: {GROUPS_MAX}")

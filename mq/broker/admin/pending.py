@@ -68,7 +68,7 @@ class PendingQueries(Service):
         yield Route(AskPending, self.handle, leader_only=True, repeatable=True)
 
     def handle(self, call: Call[AskPending]) -> None:
-        """Request code 9017. Raises RequestRefused."""
+        """Request code 9017: return the waiting messages of a kind. Raises RequestRefused."""
         ext = call.request.ext
         if ext.kind not in KINDS:
             raise RequestRefused(

@@ -78,7 +78,7 @@ class RaftMembers(Service):
         yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._waiting))
 
     def handle(self, call: Call[ManageGroup]) -> bytes | None:
-        """Request code 9001. Raises RequestRefused."""
+        """Request code 9001: show or change the members of the Raft group. Raises RequestRefused."""
         if not self.is_allowed(call.connection.peer):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,

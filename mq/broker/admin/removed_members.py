@@ -123,7 +123,7 @@ class RemovedMembers(Service):
         return None
 
     def _remove(self, group: str, client_id: str, seconds: float, reason: str, operator: str) -> bool:
-        """Remove a client, and keep it out for so long; returns whether it was a member, or was kept out."""
+        """Remove a client, and keep it out for ``seconds``; returns whether it was a member, or was kept out."""
         connections, notices, was_member = self._clients.remove_member(
             group, client_id, until=self._clock() + seconds, reason=reason, operator=operator
         )
@@ -212,7 +212,7 @@ class RemovedMembers(Service):
                 end(group, client_id, [*kept.connections])
 
     def handle_list(self, call: Call[ListKeptOut]) -> bytes:
-        """Request code 9027."""
+        """Request code 9027: list the removed members."""
         now = self._clock()
         found = [
             KeptOutMember(

@@ -114,7 +114,7 @@ class TopicExpiry(Service):
             self._expire(without_hidden(rows, self._metadata, self._store, self._wall_clock_ms()))
 
     def _limit_sizes(self) -> None:
-        """Keep what is counted of topics whose limit is as before."""
+        """Use the present limits of topics; keeps the counted sizes of topics whose limit has not changed."""
         limits = {
             name: None if is_compacted(config.attributes) else reserve_bytes(config.attributes)
             for name, config in self._metadata.topics.items()

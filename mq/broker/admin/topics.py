@@ -304,7 +304,7 @@ class Topics(Service):
         check_level(self._metadata.format_level.level, LEVEL_OF_COMPACTION, f"{CLEANUP_POLICY}={COMPACTION} needs")
 
     def _check_retention(self, attributes: Mapping[str, str]) -> None:
-        """Raises RequestRefused if messages cannot be kept for so long, or replicas cannot let them expire."""
+        """Raises RequestRefused for a retention that is too long, or that replicas do not support."""
         try:
             check_reserve_time(attributes, self._retention_hours)
             check_reserve_bytes(attributes)

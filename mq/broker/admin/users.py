@@ -135,7 +135,7 @@ class UserAdministration(Service):
         return None
 
     def handle_update(self, call: Call[UpdateUserRequest]) -> None:
-        """Request code 3002."""
+        """Request code 3002: change a user."""
         name, wanted = self._wanted(call)
         self._existing(name)
         command = UpdateUser(
@@ -163,7 +163,7 @@ class UserAdministration(Service):
         when_current(self._read, call, answer)
 
     def handle_list(self, call: Call[ListUsers]) -> None:
-        """Request code 3005."""
+        """Request code 3005: list the users."""
         part = call.request.ext.name_part
 
         def answer() -> bytes:
@@ -212,7 +212,7 @@ class UserAdministration(Service):
         self._change(call, PutPolicies(name=name, policies=policies), name, "policies put", check)
 
     def handle_delete_policies(self, call: Call[DeleteAcl]) -> bytes | None:
-        """Request code 3008: deleting an unknown policy succeeds, see `handle_create`."""
+        """Request code 3008: delete policies; succeeds also for an unknown one, see `handle_create`."""
         ext = call.request.ext
         name = _user_of(ext.subject)
         self._check_may_change(name)
@@ -224,7 +224,7 @@ class UserAdministration(Service):
         return None
 
     def handle_get_policies(self, call: Call[GetAcl]) -> None:
-        """Request code 3009."""
+        """Request code 3009: return the policies of a user."""
         name = _user_of(call.request.ext.subject)
 
         def answer() -> bytes:
@@ -234,7 +234,7 @@ class UserAdministration(Service):
         when_current(self._read, call, answer)
 
     def handle_list_policies(self, call: Call[ListAcls]) -> None:
-        """Request code 3010."""
+        """Request code 3010: list the policies of all users."""
         ext = call.request.ext
 
         def answer() -> bytes:

@@ -407,7 +407,7 @@ class Archiving(Service):
         self._failed(Trouble.REFUSED, f"the leader refuses the report: {remark}")
 
     def handle(self, call: Call[ReportArchived]) -> bytes:
-        """Request code 9018. Raises RequestRefused."""
+        """Request code 9018: take a report of another replica about the archive. Raises RequestRefused."""
         ext = call.request.ext
         self._admit(call.connection, ext.identity)
         if not self._appender.is_open:

@@ -30,7 +30,7 @@ class ArchiveState(Protocol):
 
 
 class NotedLog(Protocol):
-    """The part of `raftlog.segment.log.SegmentLog` that is needed."""
+    """The part of `raftlog.segment.log.SegmentLog` that `Tier` needs."""
 
     @property
     def base_pos(self) -> int:

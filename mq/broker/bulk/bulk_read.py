@@ -131,7 +131,7 @@ class BulkReads(Service):
         assert names <= names_max, f"{names} figures by client; maximum: {names_max}"
 
     def handle(self, call: Call[BulkRead]) -> bytes | None:
-        """Request code 9007. Raises RequestRefused."""
+        """Request code 9007: read messages of several queues. Raises RequestRefused."""
         ext = call.request.ext
         self._checked_topic(ext)
         ranges = decoded(decode_ranges, call.body)

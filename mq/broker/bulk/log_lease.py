@@ -58,7 +58,7 @@ class LogLeases(Service):
         return min((position for position, _ in self._leases.values()), default=NOTHING)
 
     def handle(self, call: Call[HoldLog]) -> bytes:
-        """Request code 9008. Raises RequestRefused."""
+        """Request code 9008: take, renew or end a lease of the log. Raises RequestRefused."""
         ext = call.request.ext
         if not 1 <= len(ext.lease_id) <= LEASE_ID_LENGTH_MAX:
             remark = f"the lease id has {len(ext.lease_id)} characters; allowed: 1 to {LEASE_ID_LENGTH_MAX}"
@@ -80,7 +80,7 @@ class LogLeases(Service):
         return call.response(ext=LogLeaseReply(seconds=int(seconds), base_position=base_pos).fields())
 
     def handle_list(self, call: Call[ListLeases]) -> bytes:
-        """Request code 9029."""
+        """Request code 9029: list the leases."""
         self._drop_over()
         now = self._clock()
         leases = [

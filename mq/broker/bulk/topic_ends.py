@@ -41,7 +41,7 @@ class TopicEndQueries(Service):
         yield Route(AskTopicEnds, self.handle)
 
     def handle(self, call: Call[AskTopicEnds]) -> None:
-        """Request code 9009. Raises RequestRefused."""
+        """Request code 9009: return the ends of topics. Raises RequestRefused."""
         topics = decoded(decode_topics, call.body)
 
         def answer() -> ResponseSteps:

@@ -129,7 +129,7 @@ class Heartbeats(Service):
         return call.response()
 
     def handle_unregister(self, call: Call[UnregisterClient]) -> bytes:
-        """Request code 35."""
+        """Request code 35: remove a client from its groups."""
         ext = call.request.ext
         self.notify(self._clients.unregister(call.connection, ext.client_id, ext.producer_group, ext.consumer_group))
         return call.response()

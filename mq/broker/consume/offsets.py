@@ -357,7 +357,7 @@ class Offsets(Service):
             self.replicate()
 
     def handle_update(self, call: Call[UpdateConsumerOffset]) -> bytes | None:
-        """Request code 15."""
+        """Request code 15: commit an offset."""
         ext = call.request.ext
         try:
             check_group(ext.consumer_group)
@@ -447,7 +447,7 @@ class Offsets(Service):
         self.reset(group, topic, {queue_id: offset}, on_outcome, restart=False)
 
     def handle_query(self, call: Call[QueryConsumerOffset]) -> bytes | None:
-        """Request code 14.
+        """Request code 14: return the offset of a group in a queue.
 
         A replica that cannot know sends no answer: older clients treat any error as "no offset yet" and would jump.
         """
@@ -486,11 +486,11 @@ class Offsets(Service):
         return None
 
     def handle_max(self, call: Call[GetMaxOffset]) -> None:
-        """Request code 30."""
+        """Request code 30: return the end of a queue."""
         self._answer_end(call, lambda queue: queue.max_offset)
 
     def handle_min(self, call: Call[GetMinOffset]) -> None:
-        """Request code 31."""
+        """Request code 31: return the beginning of a queue."""
 
         def first(queue: ConsumeQueue) -> QueueOffset:
             self._beginning.check(queue.min_offset)

@@ -44,7 +44,7 @@ class FilterServers(Service):
         yield Periodic(_LOOK_SECONDS, self.expire)
 
     def handle(self, call: Call[RegisterFilterServer]) -> bytes:
-        """Request code 301. Raises RequestRefused."""
+        """Request code 301: note the address of a filter server. Raises RequestRefused."""
         address = call.request.ext.address
         try:
             parse_address(address)

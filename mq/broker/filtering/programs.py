@@ -115,7 +115,7 @@ class FilterRequests(Service):
         when_current(self._read, call, answer)
 
     def handle_judge(self, call: Call[JudgeRequest]) -> bytes:
-        """Request code 9022. Raises RequestRefused with the reason if the sender may not make the request."""
+        """Request code 9022: check a request for a filter server. Raises RequestRefused with the reason."""
         try:
             incoming, size = decode_chunk(call.body)
         except FrameError as error:

@@ -66,7 +66,7 @@ class LiteControl(Service):
         yield Route(ControlLiteSubscriptions, self.handle, leader_only=True)
 
     def handle(self, call: Call[ControlLiteSubscriptions]) -> bytes | None:
-        """Request code 200071. Raises RequestRefused; then nothing has changed."""
+        """Request code 200071: change the subscriptions of clients. Raises RequestRefused; then nothing has changed."""
         wanted = decoded(LiteSubscriptionSet.decode, call.body).subscriptions
         if not 1 <= len(wanted) <= SUBSCRIPTIONS_PER_REQUEST_MAX:
             raise RequestRefused(

@@ -76,7 +76,7 @@ class LiteQueries(Service):
     # -- topics --------------------------------------------------------------------------------------------------------
 
     def handle_broker(self, call: Call[GetBrokerLiteInfo]) -> None:
-        """Request code 200074."""
+        """Request code 200074: return the figures of all lite topics."""
 
         def answer() -> ResponseSteps:
             open_count = offset_count = 0
@@ -109,7 +109,7 @@ class LiteQueries(Service):
         self._gradually.when_current(self._read, call, answer)
 
     def handle_parent(self, call: Call[GetParentTopicInfo]) -> None:
-        """Request code 200075."""
+        """Request code 200075: return the figures of a parent topic."""
         topic = call.request.ext.topic
 
         def answer() -> ResponseSteps:
@@ -132,7 +132,7 @@ class LiteQueries(Service):
         self._gradually.when_current(self._read, call, answer)
 
     def handle_topic(self, call: Call[GetLiteTopicInfo]) -> None:
-        """Request code 200076."""
+        """Request code 200076: return the figures and the subscribers of a lite topic."""
         parent, lite = call.request.ext.parent_topic, call.request.ext.lite_topic
 
         def answer() -> ResponseSteps:
@@ -159,7 +159,7 @@ class LiteQueries(Service):
     # -- clients and groups --------------------------------------------------------------------------------------------
 
     def handle_client(self, call: Call[GetLiteClientInfo]) -> None:
-        """Request code 200077."""
+        """Request code 200077: return the subscriptions of a client."""
         ext = call.request.ext
 
         def answer() -> ResponseSteps:
@@ -186,7 +186,7 @@ class LiteQueries(Service):
         self._gradually.when_current(self._read, call, answer)
 
     def handle_group(self, call: Call[GetLiteGroupInfo]) -> None:
-        """Request code 200078."""
+        """Request code 200078: return the lag of a group in lite topics."""
         ext = call.request.ext
 
         def answer() -> ResponseSteps:

@@ -16,7 +16,7 @@ from raftlog import Beginning, NodeId
 
 
 class HasBeginning(Protocol):
-    """The part of a replica that is needed."""
+    """The part of a replica that `LogBeginning` needs."""
 
     def beginning(self) -> tuple[Beginning, NodeId | None]:
         """Compare the beginning of this log with the others; see `raftlog.consensus.raft.RaftCore.beginning`."""

@@ -156,7 +156,7 @@ class RemovedMemberTable(Generic[ConnectionT]):
                 yield member
 
     def check_invariants(self) -> None:
-        """Assert that both tables say the same; for tests, since it looks at everything."""
+        """Assert that both tables have the same members; for tests, since it looks at all."""
         told = {(at, member.group) for member in self.table.values() for at in member.connections}
         listed = {(at, group) for at, groups in self._at.items() for group in groups}
         assert told == listed, f"{len(told)} connections of removed members, {len(listed)} are listed"

@@ -91,7 +91,7 @@ class Service:
         return False
 
     def check_invariants(self) -> None:
-        """Assert what holds between two turns in the state of this service; for tests, it may look at everything."""
+        """Assert the invariants of this service between two turns; for tests, it may look at its whole state."""
 
     def stopped(self) -> None:
         """Called when the broker stops and has closed the connections of its clients: close all others."""

@@ -85,12 +85,12 @@ class AcksInFlight:
         self.ready: list[Call[Any]] = []
 
     def of(self, checkpoint_id: CheckpointId) -> int:
-        """A bitmap of these messages in a checkpoint."""
+        """A bitmap of the messages of a checkpoint that are in flight."""
         return self._bits.get(checkpoint_id, 0)
 
     @property
     def queues(self) -> KeysView[QueueOfGroup]:
-        """The queues that have such messages."""
+        """The queues with messages in flight."""
         return self._queues.keys()
 
     def wait(self, checkpoint_id: CheckpointId, call: Call[Any]) -> None:
@@ -220,7 +220,7 @@ class PopAcks:
         return None
 
     def handle_batch(self, call: Call[BatchAckMessage]) -> bytes | None:
-        """Request code 200151. Raises RequestRefused."""
+        """Request code 200151: acknowledge messages of several receipts. Raises RequestRefused."""
         self._appender.check_room()
         try:
             acks = BatchAck.decode(call.body).acks
@@ -255,7 +255,7 @@ class PopAcks:
         return None
 
     def handle_change(self, call: Call[ChangeMessageInvisibleTime]) -> bytes | None:
-        """Request code 200053. Raises RequestRefused."""
+        """Request code 200053: change the invisible time of a message. Raises RequestRefused."""
         self._appender.check_room()
         ext = call.request.ext
         if ext.invisible_ms < 0:
@@ -283,7 +283,7 @@ class PopAcks:
         *,
         suspended: bool = False,
     ) -> None:
-        """Hide a message with nothing in flight for so long from now on; answers ``call`` when that is stored.
+        """Hide a message with nothing in flight for ``invisible_ms`` from now on; answers ``call`` when that is stored.
 
         If it is ``suspended``, the attempt that ends here is not counted.
         """

@@ -41,7 +41,7 @@ class Peeks:
         yield Route(PeekMessage, self.handle, leader_only=True, repeatable=True)
 
     def handle(self, call: Call[PeekMessage]) -> None:
-        """Request code 200052. Raises RequestRefused, SegmentError, StoreError."""
+        """Request code 200052: return messages without a pop. Raises RequestRefused, SegmentError, StoreError."""
         self._check(call)
         call.drop_body()
         self._serve(call, loads=0, loaded=None)

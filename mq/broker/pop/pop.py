@@ -311,7 +311,7 @@ class Pops(Service):
         return None
 
     def handle_notification(self, call: Call[Notification]) -> None:
-        """Request code 200054. Raises RequestRefused."""
+        """Request code 200054: wait until a group has messages to pop. Raises RequestRefused."""
         ext = call.request.ext
         self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
         seconds = _hold_seconds(call)
@@ -319,7 +319,7 @@ class Pops(Service):
         self._serve_notification(HeldPop(call, EVERYTHING, self._clock() + seconds))
 
     def handle_polling_info(self, call: Call[PollingInfo]) -> bytes:
-        """Request code 200055. Raises RequestRefused."""
+        """Request code 200055: return the number of waiting pops. Raises RequestRefused."""
         ext = call.request.ext
         self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
         waiting = self._waiting.count(ext.consumer_group, ext.topic, ext.queue_id)

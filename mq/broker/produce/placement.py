@@ -25,7 +25,7 @@ _OF_BROKER: Final = frozenset((props.LITE_QUEUE, props.LITE_OFFSET, props.LITE_P
 
 
 class Placement:
-    """Handles such messages for `mq.broker.produce.send` after topic and queue are validated."""
+    """Handles messages that are not plain for `mq.broker.produce.send`, after topic and queue are validated."""
 
     def __init__(
         self, context: BrokerContext, *, places: WaitingQueues, dedup: Dedup, transactions: Transactions

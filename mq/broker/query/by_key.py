@@ -95,7 +95,7 @@ class KeyQueries(Service):
         self._index.suspend(is_full)
 
     def handle(self, call: Call[QueryMessage]) -> None:
-        """Request code 12. Raises RequestRefused."""
+        """Request code 12: find messages by key. Raises RequestRefused."""
         if self._of_connections.get(call.connection, 0) >= QUERIES_PER_CONNECTION_MAX:
             remark = f"{QUERIES_PER_CONNECTION_MAX} queries of this connection are waiting already, try again later"
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)

@@ -139,7 +139,7 @@ class OffsetAndTimeQueries(Service):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def handle_search(self, call: Call[SearchOffsetByTimestamp]) -> None:
-        """Request code 29."""
+        """Request code 29: find the offset of a time in a queue."""
         ext = call.request.ext
 
         def answer() -> bytes:
@@ -150,7 +150,7 @@ class OffsetAndTimeQueries(Service):
         when_current(self._read, call, answer)
 
     def handle_earliest(self, call: Call[GetEarliestMsgStoretime]) -> None:
-        """Request code 32."""
+        """Request code 32: return the store time of the first message of a queue."""
 
         def answer() -> bytes:
             timestamp = self.earliest_time(call.request.ext.topic, call.request.ext.queue_id)
@@ -159,7 +159,7 @@ class OffsetAndTimeQueries(Service):
         when_current(self._read, call, answer)
 
     def handle_view(self, call: Call[ViewMessageById]) -> bytes | None:
-        """Request code 33. Raises RequestRefused."""
+        """Request code 33: return the record at a physical offset. Raises RequestRefused."""
         offset = call.request.ext.physical_offset
 
         def answer() -> bytes:
@@ -191,7 +191,7 @@ class OffsetAndTimeQueries(Service):
         return queue is not None and found.queue_offset < queue.min_offset
 
     def handle_time_span(self, call: Call[QueryConsumeTimeSpan]) -> None:
-        """Request code 303. Raises RequestRefused."""
+        """Request code 303: return the range of store times in each queue of a topic. Raises RequestRefused."""
         ext = call.request.ext
 
         def answer() -> ResponseSteps:
@@ -221,7 +221,7 @@ class OffsetAndTimeQueries(Service):
         )
 
     def handle_consume_queue(self, call: Call[QueryConsumeQueue]) -> None:
-        """Request code 321. Raises RequestRefused."""
+        """Request code 321: return entries of a consume queue. Raises RequestRefused."""
         ext = call.request.ext
 
         def answer() -> bytes:

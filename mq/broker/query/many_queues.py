@@ -44,7 +44,7 @@ class ManyQueues(Service):
         yield Route(AskQueues, self.handle)
 
     def handle(self, call: Call[AskQueues]) -> None:
-        """Request code 9030. Raises RequestRefused."""
+        """Request code 9030: return the ends of many queues. Raises RequestRefused."""
         topics = decoded(QueueQuestions.decode, call.body).topics
         if not 1 <= len(topics) <= TOPICS_MAX:
             raise _invalid(f"{len(topics)} topics; allowed: 1 to {TOPICS_MAX}")

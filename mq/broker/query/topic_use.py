@@ -46,7 +46,7 @@ class TopicUseQueries(Service):
         yield Route(AskTopicUse, self.handle)
 
     def handle(self, call: Call[AskTopicUse]) -> None:
-        """Request code 9032. Raises RequestRefused."""
+        """Request code 9032: return the sizes and the latest senders of a topic. Raises RequestRefused."""
         topic = call.request.ext.topic
         self._gradually.when_current(self._read, call, lambda: self._answer(call, topic))
 

@@ -93,7 +93,7 @@ class ScheduleRequests(Service):
         return None
 
     def handle_delete(self, call: Call[DeleteSchedule]) -> None:
-        """Request code 9013. Raises RequestRefused, also if there is no such schedule."""
+        """Request code 9013: delete a schedule. Raises RequestRefused, also for an unknown one."""
         self._check_level()
         ext = call.request.ext
         self._existing(ext.name)

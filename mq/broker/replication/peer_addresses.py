@@ -63,7 +63,7 @@ class PeerAddresses(Service):
         yield Periodic(_RUN_SECONDS, self.run, lambda: now_if(self._is_unknown))
 
     def handle(self, call: Call[AnnounceReplica]) -> bytes | None:
-        """Request code 9004. Raises RequestRefused."""
+        """Request code 9004: replicate the client address of a replica. Raises RequestRefused."""
         ext = call.request.ext
         self._admit(call.connection, ext.identity)
         if not self._appender.is_open:

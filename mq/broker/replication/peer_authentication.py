@@ -97,7 +97,7 @@ class PeerAuthentication(Service):
         yield Route(AuthenticateReplica, self.handle)
 
     def handle(self, call: Call[AuthenticateReplica]) -> bytes:
-        """Request code 9005. Raises RequestRefused, with no details until the caller has authenticated."""
+        """Request code 9005: authenticate a replica. Raises RequestRefused, without details before that."""
         ext = call.request.ext
         before, call.connection.authentication, call.connection.trusted = call.connection.authentication, None, False
         try:

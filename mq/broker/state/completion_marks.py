@@ -39,7 +39,7 @@ class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
 
 
 class SkipEntries(TableCommand, frozen=True, tag="skip_entries"):
-    """Everything below ``offset`` is finished, or deleted by retention. A lower offset changes nothing."""
+    """Note that all messages below ``offset`` are finished, or deleted by retention. A lower offset changes nothing."""
 
     topic: str
     queue_id: int
@@ -117,7 +117,7 @@ class QueueMarks:
         assert self.low >= low, f"everything was finished below {low}, now below {self.low}"
 
     def skip_to(self, offset: QueueOffset) -> None:
-        """Mark everything below ``offset`` as finished."""
+        """Mark all messages below ``offset`` as finished."""
         if offset > self.low:
             drop = (offset >> 3) - (self.low >> 3)
             del self.bits[:drop]
@@ -159,7 +159,7 @@ class QueueMarks:
 
 
 class CompletionMarks(StateTable):
-    """The marks of all such queues; see the module."""
+    """The marks of all internal queues in which messages finish out of order."""
 
     COMMANDS: tuple[type[TableCommand], ...] = (CompleteEntries, SkipEntries)
 

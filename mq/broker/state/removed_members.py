@@ -24,7 +24,7 @@ class RemovedMemberRow(NamedTuple):
 
 
 class RemoveOrReadmit(TableCommand, frozen=True, tag="keep_out"):
-    """Keep a client out of a group until then, or no longer if that is not after ``now_ms``.
+    """Keep a client out of a group until ``until_ms``, or readmit it if that is not after ``now_ms``.
 
     From format level 8 on.
     """

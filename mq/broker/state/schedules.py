@@ -87,7 +87,7 @@ class SwitchSchedule(TableCommand, frozen=True, tag="switch_schedule"):
 
 
 class SettleTick(TableCommand, frozen=True, tag="settle_tick"):
-    """Everything due up to ``settled_ms`` is done; ``due_ms`` is the tick whose message is in this entry, 0 for none.
+    """Note that the ticks up to ``settled_ms`` are done; ``due_ms`` is the tick with a message in this entry, or 0.
 
     Of a schedule that has another version by now, nothing changes.
     """

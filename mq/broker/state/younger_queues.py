@@ -37,7 +37,7 @@ class YoungerQueues(StateTable):
         return self._first.get((group, topic))
 
     def keys(self) -> KeysView[tuple[str, str]]:
-        """The groups, each with a topic, that have such queues."""
+        """The groups with younger queues, each with its topic."""
         return self._first.keys()
 
     def offsets_removed(self, *, group: str | None = None, topic: str | None = None) -> None:

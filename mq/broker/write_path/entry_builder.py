@@ -246,7 +246,7 @@ class EntryDraft:
         self.add_sequenced_runs(sequenced_row(numbered), [(producer, [first], [last], [position], store_ms)])
 
     def add_sequenced_runs(self, rows: bytes, runs: list[SequencedRun]) -> None:
-        """Note several such records, behind all that were noted before. ``rows`` are the rows of the annotation."""
+        """Note several numbered records, behind the ones noted before. ``rows`` are their rows of the annotation."""
         self._rows.append(rows)
         join_runs(self.entry.sequenced, runs)
 
