@@ -80,7 +80,7 @@ class Field(Property, frozen=True):
 
 
 class NullValue(Node, frozen=True):
-    """The negation of something that is not a number: null."""
+    """The negation of a value that is not a number: null."""
 
 
 class Not(Node, frozen=True):

@@ -85,7 +85,7 @@ class Signature(NamedTuple):
 
 
 def check_module(imports: Sequence[str], exports: dict[str, Signature | str]) -> None:
-    """Check that a module has the interface, and nothing from outside. Raises ProgramInvalid.
+    """Check that a module exports the interface of a filter, and imports nothing. Raises ProgramInvalid.
 
     ``imports`` are names for the error; ``exports`` are functions with their signatures, and the kinds of others.
     """

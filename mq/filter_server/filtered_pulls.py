@@ -1,4 +1,5 @@
-"""Pulls through a filter: reads from the broker for a consumer, and answers with what its filter lets through.
+"""Pulls through a filter: reads from the broker for a consumer, and answers with the messages that its filter accepts.
+`pull_progress` decides when to answer, `picking` which records.
 
 `pull_progress` decides when, `picking` what.
 """

@@ -85,7 +85,7 @@ class KvConfig:
         return KvConfigTable(self._namespaces).encode()
 
     def restore(self, saved: bytes) -> None:
-        """Replace everything by a result of `encode`, from here or from a stock name server. Raises BodyError."""
+        """Replace all values by a result of `encode`, from here or from a stock name server. Raises BodyError."""
         namespaces = {name: entries for name, entries in KvConfigTable.decode(saved).namespaces.items() if entries}
         self._namespaces = namespaces
         self._entries = sum(map(len, namespaces.values()))

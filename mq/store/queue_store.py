@@ -237,7 +237,7 @@ class QueueStore:
                 self.append_run(run)
 
     def append_built(self, runs: Sequence[BuiltRun]) -> None:
-        """`append_run` for each of these. A queue is looked up once, then cached in its writing end."""
+        """Append each run like `append_run`. A queue is looked up once, then cached in its writing end."""
         if self._capture is not None:
             for end, first_offset, _, _ in runs:
                 if end.queue is not None and end.queue.max_offset == first_offset:

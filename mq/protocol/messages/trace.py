@@ -236,7 +236,7 @@ class _TraceMessage(NamedTuple):
 
 
 def trace_messages(records: Iterable[TraceRecord]) -> Iterator[_TraceMessage]:
-    """The records as messages, which can be found by the ids and keys of the messages they describe.
+    """Make messages of trace records, which can be found by the ids and keys of the messages they describe.
 
     If there are too many keys for one message, some are omitted; ids never are.
     """

@@ -182,7 +182,7 @@ class GetParentTopicInfo(Request, tag=int(Code.GET_PARENT_TOPIC_INFO)):
 
 
 class ParentTopicInfo(Body, rename=wire(expiration_minutes="ttl", broker_count="lmqNum", topic_count="liteTopicCount")):
-    """The answer to request code 200075: ``topic_count`` of the ``broker_count`` lite topics belong to the topic."""
+    """The answer to request code 200075: ``broker_count`` is of all lite topics, ``topic_count`` of the topic's own."""
 
     topic: str
     expiration_minutes: int = -1

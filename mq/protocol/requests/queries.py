@@ -38,7 +38,7 @@ class QueryMessage(Request, tag=int(Code.QUERY_MESSAGE)):
 class FoundByKeyReply(
     Reply, rename=wire(updated_ms="indexLastUpdateTimestamp", end_position="indexLastUpdatePhyoffset")
 ):
-    """Until when, and up to which physical offset, a search by key has covered messages (12)."""
+    """The time until which, and the physical offset up to which, a search by key has covered messages (12)."""
 
     updated_ms: I64
     end_position: PhysicalOffset64

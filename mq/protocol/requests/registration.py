@@ -202,7 +202,7 @@ class RegisterBrokerBody(msgspec.Struct):
 
     @classmethod
     def decode(cls, data: bytes | memoryview, *, compressed: bool = False) -> Self:
-        """Decode either form. Raises BodyError."""
+        """Decode the compressed or the uncompressed form. Raises BodyError."""
         if not compressed:
             # Objects of a few bytes each grow many times in memory; each topic is one, and may have one of attributes.
             if len(data) > _PART_BYTES_MAX and bytes(data).count(b"{") > 3 * TOPICS_MAX:

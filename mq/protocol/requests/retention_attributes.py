@@ -50,7 +50,7 @@ def reserve_hours(attributes: Mapping[str, str]) -> int | None:
 
 
 def check_reserve_time(attributes: Mapping[str, str], hours_max: float) -> None:
-    """Raises AttributeInvalid unless messages of a topic with these attributes can be kept for so long.
+    """Raises AttributeInvalid unless the retention time is valid for a topic with these attributes.
 
     ``hours_max`` is for how long the broker keeps its log.
     """

@@ -118,7 +118,7 @@ class DeleteScheduleExt(Ext):
 
 
 class DeleteSchedule(Request, tag=int(Code.DELETE_SCHEDULE)):
-    """9013, our own."""
+    """9013, our own: delete a schedule."""
 
     ext: DeleteScheduleExt = msgspec.field(name="extFields")
 

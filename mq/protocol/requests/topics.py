@@ -149,7 +149,7 @@ def topic_stats(queues: Mapping[QueueRef, QueueEnds]) -> bytes:
 
 
 def read_topic_stats(body: bytes | memoryview) -> dict[QueueRef, QueueEnds]:
-    """Decode such an answer. Raises BodyError."""
+    """Decode the answer to request code 202. Raises BodyError."""
     return decode_queue_table(body, QueueEnds)
 
 

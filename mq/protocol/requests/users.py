@@ -110,7 +110,7 @@ class DeleteAclExt(SubjectExt, rename=wire()):
 
 
 class DeleteAcl(Request, tag=int(Code.AUTH_DELETE_ACL)):
-    """3008."""
+    """3008: delete policies of a user."""
 
     ext: DeleteAclExt = msgspec.field(name="extFields")
 
@@ -129,13 +129,13 @@ class ListAclsExt(Ext, rename=wire()):
 
 
 class ListAcls(Request, tag=int(Code.AUTH_LIST_ACL)):
-    """3010."""
+    """3010: list the policies of users."""
 
     ext: ListAclsExt = msgspec.field(name="extFields", default_factory=ListAclsExt)
 
 
 class PolicyEntryInfo(Body, rename=wire(source_ips="sourceIps")):
-    """Allows or denies actions on a resource, from all addresses or from these."""
+    """Allows or denies actions on a resource, from all addresses or from ``source_ips``."""
 
     resource: str = ""
     actions: Sequence[str] = ()

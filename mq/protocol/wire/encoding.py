@@ -48,7 +48,7 @@ def encode_header(
     language: str = LANGUAGE,
     version: int = MQ_VERSION,
 ) -> bytes:
-    """One header in either encoding. The binary one holds codes up to 32767 only."""
+    """Encode a header, in JSON or binary. The binary encoding holds codes up to 32767 only."""
     if serialization == BINARY:
         return _encode_binary(code, opaque, flag, remark, ext, language, version)
     return _encode_json(_JsonHeader(code, ext, flag, language, opaque, remark, "JSON", version))

@@ -81,7 +81,7 @@ def read_offset_rows(body: bytes | memoryview) -> dict[str, Any]:
 
 
 def read_offset_table(body: bytes | memoryview) -> dict[QueueRef, int]:
-    """Decode such a body; invalid offsets are skipped. Raises BodyError."""
+    """Decode an offset table; invalid offsets are skipped. Raises BodyError."""
     value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     table = read_queue_table(value.get("offsetTable") if isinstance(value, dict) else None)
     return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset >= 0}

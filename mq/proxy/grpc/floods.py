@@ -14,7 +14,7 @@ _EARNED_BY_CALL: Final = 8
 
 
 class Allowance:
-    """A rate limit: so much at once, and so much per second."""
+    """A rate limit: a burst at once, and an amount per second."""
 
     def __init__(self, burst: float, per_second: float, now: float) -> None:
         self._burst = self._remaining = burst
@@ -22,7 +22,7 @@ class Allowance:
         self._since = now
 
     def spend(self, amount: float, now: float) -> bool:
-        """Whether there was enough; then it is spent."""
+        """Spend ``amount`` if the allowance has that much; returns whether it had."""
         if amount > self._remaining:
             self._remaining = min(self._burst, self._remaining + (now - self._since) * self._per_second)
             self._since = now

@@ -80,7 +80,7 @@ class _Receive:
         return self.subscription is None or self.subscription.matches_tag(message.tags)
 
     def find_lite(self, topic: TopicConfig, group: SubscriptionGroupConfig | None) -> None:
-        """Find out whether it is for lite topics, also of a client whose settings are not known. Raises CodedError."""
+        """Find out whether the call is for lite topics, also of a client with unknown settings. Raises CodedError."""
         if self.kind is None:
             self.lite = group is not None and reads_lite(topic, group)
         else:

@@ -77,7 +77,7 @@ class PoppedMessages:
         *,
         suspend: bool = False,
     ) -> Handle:
-        """Hide a message for so long from now on. Raises CodedError if it is visible already; ClientError.
+        """Hide a message for ``invisible_ms`` from now on. Raises CodedError if it is visible already; ClientError.
 
         With ``suspend``, the attempt that ends here is not counted.
         """

@@ -325,7 +325,7 @@ class ColdBlocks:
                 self._blocks -= len(dropped.begins)
 
     def _read_table(self, stored: StoredObject) -> _Table:
-        """The table of a file as the manifest has it, of whatever log. Raises as `fetch`."""
+        """Read the table of a file that the manifest names, of whatever log. Raises as `fetch`."""
         content, path = self._index_content(stored)
         places, end = decode_block_places(content, path)
         befores = [before for before, _ in places]

@@ -49,7 +49,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: int | None = None
 
     def may_be_in(self, block: Block) -> bool:
-        """Whether a block may have such messages."""
+        """Whether a block may have wanted messages."""
         if self.since_ms is not None and block.newest_ms < self.since_ms:
             return False
         return any(
