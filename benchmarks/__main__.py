@@ -67,7 +67,7 @@ CASES: Final[dict[str, Case]] = {
 
 
 def table() -> str:
-    """All cases, for people."""
+    """The table of all cases for people."""
     return "\n".join(f"  {name:24s} {case.about}" for name, case in CASES.items())
 
 

@@ -56,7 +56,7 @@ async def run_flows(cluster: DevCluster, node_id: str, job: Job) -> tuple[Report
 
 
 def job_of(cluster: DevCluster, node_id: str, plan: Plan, kind: str, **more: Any) -> Job:
-    """Windows begin after the warm-up."""
+    """A job whose windows begin after the warm-up."""
     begin = time.clock_gettime(time.CLOCK_MONOTONIC) + plan.sizes.connect_seconds + plan.warmup
     given: dict[str, Any] = {"connections": 4, "flows": IN_FLIGHT} | more
     address = ("127.0.0.1", cluster.port(node_id))
@@ -65,7 +65,7 @@ def job_of(cluster: DevCluster, node_id: str, plan: Plan, kind: str, **more: Any
 
 @asynccontextmanager
 async def three_brokers(directory: Path) -> AsyncIterator[tuple[DevCluster, str]]:
-    """A group of three with the benchmark's topic, and its leader."""
+    """Run a group of three with the benchmark's topic; yields its leader, too."""
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
@@ -73,7 +73,7 @@ async def three_brokers(directory: Path) -> AsyncIterator[tuple[DevCluster, str]
 
 
 async def measure_timers(plan: Plan, directory: Path, note: Note) -> None:
-    """Many pending messages: memory and recovery."""
+    """Measure memory and recovery with many pending messages."""
     wanted = plan.sizes.timers // (100 if plan.quick else 1)
     async with one_broker(directory / "timers") as cluster:
         await create_topics(cluster, 1)
@@ -105,7 +105,7 @@ async def measure_timers(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_transactions(plan: Plan, directory: Path, note: Note) -> None:
-    """Transactions beside plain sends."""
+    """Measure transactions beside plain sends."""
     async with three_brokers(directory / "transactions") as (cluster, leader):
         costs: dict[str, float] = {}
         for kind, name in (("sends", "plain sends"), ("transactions", "transactions")):
@@ -119,7 +119,7 @@ async def measure_transactions(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_pop(plan: Plan, directory: Path, note: Note) -> None:
-    """One consumer pops and acknowledges."""
+    """Measure one consumer that pops and acknowledges."""
     wanted = POP_MESSAGES // 10 if plan.quick else POP_MESSAGES
     async with three_brokers(directory / "pop") as (cluster, leader):
         await send_messages(cluster, plan, wanted, leader)

@@ -84,7 +84,7 @@ def write_alone(job: DiskJob) -> dict[int, int]:
 
 
 async def measure_disk_alone(job: DiskJob) -> dict[int, int]:
-    """`write_alone` in a separate process. Raises GeneratorFailed."""
+    """Run `write_alone` in a separate process. Raises GeneratorFailed."""
     return await run_generator("benchmarks.disk_alone", job, dict[int, int])
 
 

@@ -100,7 +100,7 @@ async def _measure(
     goal: float | None = WAIT_MS,
     beside: Job | None = None,
 ) -> None:
-    """The figures of a steady client; neighbours, if there are any, start when its warm-up is over."""
+    """Measure a steady client; its neighbours, if there are any, start when its warm-up is over."""
     seconds = plan.seconds if plan.quick else seconds
     job = PacedJob(cluster.namesrv, STEADY_TOPIC, RATE, plan.warmup, seconds)
     reports: list[Report] = []
@@ -146,7 +146,7 @@ async def measure_alone(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_many(plan: Plan, directory: Path, note: Note) -> None:
-    """Many topics, queues and groups."""
+    """Measure beside many topics, queues and groups."""
     part = 100 if plan.quick else 1
     async with _three(directory) as (cluster, leader):
         job = Job("groups", HOST, cluster.port(leader), TOPICS // part, GROUPS // part, SPREAD_RATE)
@@ -160,7 +160,7 @@ async def measure_many(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_hostile(kind: str, plan: Plan, directory: Path, note: Note) -> None:
-    """Clients that request as much as they can."""
+    """Measure beside clients that request as much as they can."""
     async with _three(directory) as (cluster, leader):
         if kind == "pulls":
             async with Admin(cluster.namesrv) as admin:

@@ -105,7 +105,7 @@ def upload(address: tuple[str, int], name: ProgramName, content: bytes) -> None:
 
 @asynccontextmanager
 async def filter_server(cluster: DevCluster) -> AsyncIterator[tuple[tuple[str, int], int]]:
-    """A filter server beside the broker; its address and its process id."""
+    """Run a filter server beside the broker; yields its address and its process id."""
     port = OWN_PORTS.reserve(1)
     settings = ["metrics_listen=off", f"group_share={os.cpu_count()}"]
     given = ["--broker", cluster.address("n0"), "--namesrv", cluster.namesrv, "--listen", f"{HOST}:{port}"]
@@ -126,7 +126,7 @@ async def filter_server(cluster: DevCluster) -> AsyncIterator[tuple[tuple[str, i
 
 
 async def measure_filters(plan: Plan, directory: Path, note: Note) -> None:
-    """Without a filter, and with each kind, in turns."""
+    """Measure without a filter, and with each kind, in turns."""
     messages = MESSAGES // (10 if plan.quick else 1)
     end = messages // QUEUES
     frames = [

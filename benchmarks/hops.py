@@ -52,7 +52,7 @@ class Walk:
     hops: list[tuple[int, str, str]] = field(default_factory=list)
 
     def note(self, frame: FrameType, event: str, argument: object) -> None:
-        """A profile function; see `sys.setprofile`."""
+        """Note a call of our functions; a profile function, see `sys.setprofile`."""
         code = frame.f_code
         if event != "call" or not _is_ours(code):
             return

@@ -97,7 +97,7 @@ def share_of(values: Sequence[float], share: float) -> float:
 
 
 async def measure_latency(plan: Plan, directory: Path, note: Note) -> None:
-    """One message at a time through three replicas."""
+    """Measure one message at a time through three replicas."""
     messages = plan.sizes.latency_messages // (20 if plan.quick else 1)
     async with DevCluster.open(directory / "latency", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())

@@ -83,7 +83,7 @@ def bound_of(below: Sequence[float], share: float) -> float:
 
 
 async def measure_writes(writes: Sequence[Writes], directory: Path, note: Note) -> None:
-    """The writes of all replicas, and the same alone. Raises subprocess.CalledProcessError."""
+    """Measure the writes of all replicas, and the same writes alone. Raises subprocess.CalledProcessError."""
     below = [sum(counts) for counts in zip(*(each.below for each in writes), strict=True)]
     for share, name in ((0.99, "p99"), (0.999, "p99.9")):
         note(Figure(CASE, f"synced writes of the replicas, {name}, at most", 1e3 * bound_of(below, share), "ms"))

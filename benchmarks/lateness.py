@@ -94,7 +94,7 @@ async def watch(job: Job) -> Report:
 
 
 async def measure_lateness(plan: Plan, directory: Path, note: Note) -> None:
-    """The shortest delay level on three replicas."""
+    """Measure the shortest delay level on three replicas."""
     async with DevCluster.open(directory / "lateness", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         job = Job(cluster.namesrv, TOPIC, RATE, plan.windows * plan.seconds)

@@ -184,7 +184,7 @@ async def _keep_alive(client: _Client, heartbeat: bytes, delay: float) -> None:
 
 
 async def _spread(job: Job, stream: trio.SocketStream) -> None:
-    """Messages to the queues of all topics in turn; a second later commits of the offsets behind them."""
+    """Send messages to the queues of all topics in turn; a second later commit the offsets behind them."""
     begin = trio.current_time()
     sent = 0
     while True:

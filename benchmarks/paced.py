@@ -44,7 +44,7 @@ P999_GOAL_MS = 50.0
 
 
 async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
-    """The maximum, then half of it. Raises ServersFailed, also if the leader changes meanwhile."""
+    """Measure the maximum, then half of it. Raises ServersFailed, also if the leader changes meanwhile."""
     async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)

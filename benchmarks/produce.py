@@ -136,7 +136,7 @@ def windows_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], second
 
 
 async def measure(cluster: DevCluster, case: Case, plan: Plan) -> Measurement:
-    """One case against a running group. Raises ServersFailed if the leader changed meanwhile."""
+    """Measure one case on a running group. Raises ServersFailed if the leader changed meanwhile."""
     leader = await cluster.leader()
     order = [leader, *(node_id for node_id in cluster.node_ids if node_id != leader)]
     pids = [cluster.pid(node_id) for node_id in order]
@@ -189,7 +189,7 @@ async def _null_server() -> AsyncIterator[int]:
 
 
 async def run(plan: Plan, directory: Path) -> tuple[list[Measurement], dict[str, float]]:
-    """All cases of the plan, and the generator's ceilings by load."""
+    """Measure all cases of the plan, and the generator's ceilings by load."""
     cases = [
         case
         for case in all_cases()

@@ -153,7 +153,7 @@ def scattered(messages: int, pulls: int = 5000) -> list[bytes]:
 
 
 def cases(messages: int) -> Iterator[tuple[str, int, int, list[bytes], int]]:
-    """Name, body size, queues, pulls, messages per pull."""
+    """Yield the cases: name, body size, queues, pulls, messages per pull."""
     yield "32 x 1 KiB, one queue", 1024, 1, sequential(messages, 32), 32
     yield "32 x 1 KiB, one of 8 queues", 1024, QUEUES, sequential(messages // QUEUES, 32), 32
     yield "the same by a tag", 1024, QUEUES, sequential(messages // QUEUES, 32, "TagA || TagB"), 32
@@ -191,7 +191,7 @@ async def run(messages: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--messages", type=int, default=100_000, help="in the topic")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")

@@ -64,7 +64,7 @@ async def scrape(cluster: DevCluster, node_id: str = "n0") -> tuple[float, list[
 
 
 async def measure_cost(plan: Plan, directory: Path, note: Note) -> None:
-    """CPU time per message, scraped and not, alternating window by window."""
+    """Measure CPU time per message, scraped and not, alternating window by window."""
     pairs = plan.windows
     windows = Plan(**vars(plan) | {"windows": 2 * pairs})
     async with one_broker(directory) as cluster:
@@ -126,7 +126,7 @@ class Probe:
 
 
 async def measure_large(plan: Plan, directory: Path, note: Note) -> None:
-    """Many topics and groups."""
+    """Measure with many topics and groups."""
     names = NAMES // 100 if plan.quick else NAMES
     async with one_broker(directory) as cluster:
         await create_topics(cluster, names)
@@ -164,7 +164,7 @@ async def measure_large(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def _consume_everything(cluster: DevCluster, names: int) -> None:
-    """Each topic has a message, and its own group that has consumed it."""
+    """Send a message to each topic, and consume it with a group of its own."""
     async with Producer(cluster.namesrv) as producer:
         await producer.send_many(Message(topic_name(number), b"x") for number in range(names))
     limit = trio.CapacityLimiter(32)

@@ -41,12 +41,12 @@ INDEX_GOAL_US = 1.0
 
 
 async def measure_pipelined(plan: Plan, directory: Path, note: Note) -> None:
-    """Single sends."""
+    """Measure single sends."""
     await _measure("pipelined", 256, 1, plan, directory, note)
 
 
 async def measure_batches(plan: Plan, directory: Path, note: Note) -> None:
-    """Batches."""
+    """Measure batches."""
     await _measure("batches", 2, BATCH, plan, directory, note)
 
 

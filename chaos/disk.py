@@ -320,11 +320,11 @@ class MemoryDisk:
         return bytes(file.current[offset : offset + length])
 
     def is_cached(self, fd: int, length: int, offset: int) -> bool:
-        """Any read of this disk may block."""
+        """Return False: any read of this disk may block."""
         return False
 
     def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
-        """Any read of this disk may block."""
+        """Return None: any read of this disk may block."""
         return None
 
     def pread_disk(self, fd: int, length: int, offset: int) -> tuple[bytes, bool]:

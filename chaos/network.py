@@ -134,13 +134,13 @@ class Wires:
         return True
 
     def node_ended(self, node: NodeId) -> None:
-        """The process of ``node`` has ended, and its connections with it."""
+        """Break the connections of ``node``, whose process has ended."""
         for (src, dst, _), stream in self._streams.items():
             if node in (src, dst):
                 self._break(stream)
 
     def healed(self) -> None:
-        """Links may work again: frames stuck in connections arrive late, unless the connections broke meanwhile."""
+        """Deliver frames that were stuck on links that work again, unless the connections broke meanwhile."""
         for (src, dst, _), stream in self._streams.items():
             if stream.stuck and self._network.connected(src, dst):
                 if not self._buggify("old-frames-after-heal"):

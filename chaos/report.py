@@ -86,7 +86,7 @@ class Totals:
         )
 
     def as_json(self) -> str:
-        """Everything, in one JSON object."""
+        """Write all figures as one JSON object."""
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"never_hit": self.never_hit}
         return json.dumps(values, indent=1, sort_keys=True) + "\n"
 

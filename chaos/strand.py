@@ -67,7 +67,7 @@ class Strand:
             assert not self._thread.is_alive(), "a strand goes on after it was killed"
 
     def pause(self, seconds: float) -> None:
-        """Within the strand: let so much simulated time pass. Raises StrandKilled."""
+        """Let ``seconds`` of simulated time pass within the strand. Raises StrandKilled."""
         assert Strand.current is self, "a strand pauses another one"
         self._later(seconds, self.resume)
         self._back.release()

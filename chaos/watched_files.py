@@ -84,7 +84,7 @@ class WatchedFiles:
             os.close(fd)
 
     def step(self, what: str) -> None:
-        """Something is about to change."""
+        """Call `at_each_step` before a change."""
         if self.at_each_step is not None and not self._is_busy:
             self._is_busy = True
             try:
@@ -93,13 +93,13 @@ class WatchedFiles:
                 self._is_busy = False
 
     def made_directory(self, path: str) -> None:
-        """There is a new directory, whose content is not durable."""
+        """Note a new directory, whose content is not durable."""
         if self._is_below(os.path.realpath(path)):
             self._keep(path)
             self._names[os.stat(path).st_ino] = {}
 
     def synced(self, fd: int, data: bytes | None = None, offset: int = 0) -> None:
-        """``fd`` was synced: as a whole, or only ``data`` at ``offset``."""
+        """Note that ``fd`` was synced: as a whole, or only ``data`` at ``offset``."""
         path = f"/proc/self/fd/{fd}"
         if not self._is_below(os.readlink(path)):
             return

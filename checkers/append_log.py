@@ -79,7 +79,7 @@ def check_log(history: History) -> Result:
 
 
 def _one_value_at_one_offset(log: _Log, findings: Findings) -> dict[Place, str]:
-    """L1. Returns the value at each place, as first acknowledged or read."""
+    """Check L1: one value at one offset. Returns the value at each place, as first acknowledged or read."""
     places: dict[Place, str] = {_place(send): send.value for send in log.acknowledged}
     records: dict[Place, int] = {}
     for send in log.acknowledged:
@@ -103,7 +103,7 @@ def _one_value_at_one_offset(log: _Log, findings: Findings) -> dict[Place, str]:
 
 
 def _one_offset_for_one_value(log: _Log, places: Mapping[Place, str], findings: Findings) -> None:
-    """L2. A value that its client may have sent more than once may have several offsets; they are counted."""
+    """Check L2: a value has one offset, unless its client may have sent it more than once; these are counted."""
     where: defaultdict[str, list[Place]] = defaultdict(list)
     for place, value in places.items():
         where[value].append(place)
@@ -169,7 +169,7 @@ class _Floors:
 def _order_of_real_time(
     log: _Log, places: Mapping[Place, str], floors: Mapping[str, _Floors], findings: Findings
 ) -> None:
-    """L3: a message sent after clients learned a place is behind it, whether that was acknowledged or read."""
+    """Check L3: a message sent after clients learned a place is behind it, whether acknowledged or read."""
     for send in log.acknowledged:
         _is_behind(send, _place(send), floors, findings)
     for place, value in places.items():
@@ -189,7 +189,7 @@ def _is_behind(send: Operation, place: Place, floors: Mapping[str, _Floors], fin
 
 
 def _nothing_out_of_nowhere(log: _Log, findings: Findings) -> None:
-    """L4: every value read was sent before, and was not refused."""
+    """Check L4: every value read was sent before, and was not refused."""
     for batch in log.seen:
         for offset, value, *_ in batch.messages:
             send = log.sends.get(value)
@@ -205,10 +205,10 @@ def _nothing_out_of_nowhere(log: _Log, findings: Findings) -> None:
 
 
 def _ends_are_current(history: History, log: _Log, floors: Mapping[str, _Floors], findings: Findings) -> None:
-    """L5: a query of the end that begins after an acknowledgement, a read or another answer is not behind it.
+    """Check L5: a query of the end that begins after an acknowledgement, a read or another answer is not behind it.
 
-    In addition, everything before a reported end exists at the end of the run; and no reader that requests a place
-    before the end is sent back to an earlier one, where a consumer would get everything again.
+    Everything before a reported end must exist at the end of the run. No reader that requests a place before the end
+    may be sent back to an earlier one, where a consumer would get everything again.
     """
     whole: dict[str, int] = {}
     for (_, queue), found in log.final.items():
@@ -232,7 +232,7 @@ def _ends_are_current(history: History, log: _Log, floors: Mapping[str, _Floors]
 
 
 def _replicas_are_whole(log: _Log, findings: Findings) -> None:
-    """Offsets of a replica have no gaps, and queues end at the same offset on all of them."""
+    """Check that offsets of a replica have no gaps, and that queues end at the same offset on all of them."""
     ends: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for (node, queue), found in log.final.items():
         if not found.complete:
@@ -256,7 +256,7 @@ def _replicas_are_whole(log: _Log, findings: Findings) -> None:
 
 
 def _everything_stays(log: _Log, places: Mapping[Place, str], findings: Findings) -> None:
-    """L6: an acknowledged message is on every replica at its reported place. L7: a message once read stays there.
+    """Check L6: an acknowledged message is on every replica at its reported place; L7: a message once read stays there.
 
     Unless retention removed it: then the log of the replica begins after it.
     """

@@ -45,8 +45,8 @@ def _check_key(query: Operation, sends: dict[str, Operation], findings: Findings
 
 
 def _check_times(history: History, sends: dict[str, Operation], findings: Findings) -> None:
-    """An offset for a time has everything before it that was acknowledged before that time, and nothing that was sent
-    after it. Not if a clock was wrong.
+    """Check that an offset for a time has everything before it that was acknowledged before that time, and nothing that
+    was sent after it. Not judged if a clock was wrong.
     """
     wall_ns = history.plan.get("wall_ns")
     if not isinstance(wall_ns, int) or any(fault.kind == "clock" for fault in history.faults):

@@ -66,7 +66,7 @@ def check_retries(history: History) -> Result:
 
 
 def _are_dead_once(history: History, dead: list[str], tries: Mapping[str, list[Operation]], findings: Findings) -> None:
-    """Each message sent back for the last time becomes one dead letter.
+    """Check that each message sent back for the last time becomes one dead letter.
 
     Under faults a client may send a message back again because it got no answer; without faults it has no reason to.
     """

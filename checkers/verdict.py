@@ -72,12 +72,12 @@ class Findings:
             examples.append(example)
 
     def cannot_tell(self, why: str) -> None:
-        """Something required for a verdict is missing."""
+        """Note that something required for a verdict is missing."""
         if why not in self._unknown:
             self._unknown.append(why)
 
     def result(self) -> Result:
-        """Everything so far."""
+        """The result of all findings so far."""
         return Result(
             self._name, self._promise, dict(self.counts), dict(self._anomalies), self._examples, self._unknown
         )

@@ -146,7 +146,7 @@ def _plan(
     quick: bool = False,
     security: str = "",
 ) -> Plan:
-    """A plan that can be executed here. Raises CannotRun."""
+    """Make a plan that can be executed here. Raises CannotRun."""
     if (reason := why_not(chosen)) is not None:
         raise CannotRun(f"the back end {chosen} cannot be used: {reason}; --backend local needs neither")
     for kind in nemeses:
@@ -300,7 +300,7 @@ def _left_out(planned: Sequence[Cell], backend: str) -> list[str]:
 
 
 def _with_what_there_is(cell: Cell, backend: str) -> Cell:
-    """A run without those faults of its group that are not available here; unchanged if all or none are."""
+    """Remove the faults from a run that are not available here; unchanged if all or none are."""
     kinds = tuple(kind for kind in cell.nemeses if why_no_fault(kind, backend) is None)
     return replace(cell, nemeses=kinds) if kinds and not cell.scenario else cell
 

@@ -120,7 +120,7 @@ def try_row(row: Row, *, backend: str, seed: int, tries: int, store: Path) -> st
 
 
 def _run(row: Row, *, backend: str, seed: int, store: Path) -> tuple[str, str]:
-    """One run; the anomalies that it found ("" if none), and its duration."""
+    """Run one row; returns the anomalies that it found ("" if none), and its duration."""
     command = [*row.options, "--seed", str(seed), "--backend", backend]
     before = set(store.glob("*"))
     done = subprocess.run(

@@ -95,7 +95,7 @@ class Plan:
 
 
 def new_directory(store: Path, plan: Plan, began: str) -> Path:
-    """A new directory for one run that began at that time. Raises OSError."""
+    """Make a directory for one run that began at a time. Raises OSError."""
     stem = f"{began}-{plan.workload}-{plan.scenario or '+'.join(plan.nemeses)}"
     store = store.resolve()
     store.mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ async def _run_with(
 
 
 def archive_settings(endpoint_url: str) -> dict[str, str]:
-    """Settings of brokers that archive their log there."""
+    """The settings of brokers that archive their log in the store at ``endpoint_url``."""
     return {"archive_url": f"s3://{BUCKET}/{PREFIX}", "archive_endpoint_url": endpoint_url}
 
 
@@ -283,7 +283,7 @@ def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, ob
 
 
 async def _create_topic(cluster: Cluster, topic: str, attributes: Mapping[str, str]) -> None:
-    """Retried until the name server knows the leader. Raises ClusterFailed."""
+    """Create a topic, and retry until the name server knows the leader. Raises ClusterFailed."""
     error: ClientError | None = None
     async with Admin(cluster.namesrv) as admin:
         with trio.move_on_after(30):

@@ -188,7 +188,7 @@ def draw(
     quick: bool = False,
     kinds: Mapping[str, tuple[Variant, ...]] = KINDS,
 ) -> list[Step]:
-    """Steps that take ``seconds`` in total, or one of each kind if that takes longer. `CALM` alone has none.
+    """Draw steps that take ``seconds`` in total, or one of each kind if that takes longer; none for `CALM` alone.
 
     All variants of a kind come before one repeats. ``quick``: many short faults, with short rests between them.
     ``kinds``: the variants of each kind.
@@ -212,7 +212,7 @@ def draw(
 
 
 def _lasts(variant: Variant, *, quick: bool) -> tuple[float, float]:
-    """Minimum and maximum seconds."""
+    """The minimum and maximum seconds of a fault."""
     if not quick:
         return variant.seconds_min, variant.seconds_max
     seconds_min = min(variant.seconds_min, QUICK_ELECTION_SECONDS)
@@ -258,7 +258,7 @@ def bridge(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
 
 
 def ring(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Each node receives from a majority, including itself, and no two from the same one."""
+    """Map each node to the nodes it hears nothing from: each hears a majority with itself, and no two the same."""
     count = len(nodes)
     beside = count // 2 // 2
     heard = {node: {nodes[(at + by) % count] for by in range(-beside, beside + 1)} for at, node in enumerate(nodes)}

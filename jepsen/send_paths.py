@@ -19,7 +19,7 @@ class SendPathCounts:
         self._latest: dict[str, dict[str, int]] = {}
 
     def note(self, node: str, figures: Mapping[str, str]) -> None:
-        """The present figures of a broker."""
+        """Note the present figures of a broker."""
         now = {name: int(figures.get(figure, 0)) for name, figure in _FIGURES.items()}
         before = self._latest.get(node)
         if before is not None and now["all"] < before["all"]:

@@ -47,7 +47,7 @@ class Clock:
 
 
 def write_log(path: Path, operations: int, rng: random.Random) -> None:
-    """A valid history of *log*: ``operations`` sends, reads and queries of ends, and the final reads."""
+    """Write a valid history of *log*: ``operations`` sends, reads and queries of ends, and the final reads."""
     with Recorder(path, Clock().tick) as recorder:
         recorder.note("begin", v=_plan("log", QUEUES))
         logs: dict[str, list[str]] = {queue: [] for queue in QUEUES}
@@ -76,7 +76,7 @@ def write_log(path: Path, operations: int, rng: random.Random) -> None:
 
 
 def write_registers(path: Path, operations: int, rng: random.Random) -> None:
-    """A valid history of *register*: writes and reads by five concurrent processes, 200 operations per register."""
+    """Write a valid history of *register*: five concurrent processes write and read, 200 operations per register."""
     with Recorder(path, Clock().tick) as recorder:
         recorder.note("begin", v=_plan("register", ()))
         for number in range(operations // REGISTER_OPERATIONS_EACH):

@@ -96,7 +96,7 @@ class Wire:
 
 @asynccontextmanager
 async def open_wire(host: str, port: int) -> AsyncIterator[Wire]:
-    """A `Wire` to a broker; the block is cancelled when the connection ends. Raises OSError.
+    """Open a `Wire` to a broker; the block is cancelled when the connection ends. Raises OSError.
 
     It uses TLS and signs requests if the environment says so, as the SDK does.
     """
@@ -123,7 +123,7 @@ def _tls(authority: str | None) -> ssl.SSLContext | None:
 
 
 async def ask_figures(host: str, port: int, seconds: float = 1.0) -> dict[str, str] | None:
-    """A broker's runtime info, or None if it does not respond in time."""
+    """Ask a broker for its runtime info; None if it does not respond in time."""
     table: dict[str, str] | None = None
     with trio.move_on_after(seconds):
         try:
@@ -168,7 +168,7 @@ def pull_fields(topic: str, queue_id: int, offset: int, count_max: int = 32) -> 
 async def ask_once(
     address: tuple[str, int], code: int, ext: dict[str, Any], body: bytes = b"", seconds: float = 5.0
 ) -> tuple[Response, bytes] | None:
-    """One request over a new connection; None if no response came in time: its outcome is unknown."""
+    """Send one request over a new connection; None if no response came in time: its outcome is unknown."""
     answer = None
     with trio.move_on_after(seconds):
         try:

@@ -15,7 +15,7 @@ OpenArchive = Callable[[ArchivedLog, float], TopicBlocks]
 
 
 def open_archive(archive: ArchivedLog, answer_seconds: float) -> TopicBlocks:
-    """Credentials come from the environment of this process; nothing is sent yet."""
+    """Open an archive, with credentials from the environment of this process; nothing is sent yet."""
     return TopicBlocks(
         ArchivePlace(*archive),
         answer_seconds=answer_seconds,

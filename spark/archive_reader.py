@@ -28,7 +28,7 @@ class ArchiveTaskReader(BulkTaskReader):
     """For tests."""
 
     def read(self) -> Iterator[Any]:
-        """All messages of the partition as record batches, in log order.
+        """Read all messages of the partition as record batches, in log order.
 
         Raises as `TaskReader.read`; ReadFailed also if the archive cannot be read, unless the options say otherwise.
         """

@@ -59,7 +59,7 @@ class BulkTaskReader(TaskReader):
     """
 
     def read(self) -> Iterator[Any]:
-        """All messages of the partition as record batches, in log order. Raises as `TaskReader.read`."""
+        """Read all messages of the partition as record batches, in log order. Raises as `TaskReader.read`."""
         yield from self._read_left({each.queue_id: each for each in self._part.ranges})
 
     def _read_left(self, left: dict[int, QueueRange]) -> Iterator[Any]:
@@ -98,7 +98,7 @@ class BulkTaskReader(TaskReader):
             self._disconnect()
 
     def _offset_rows(self, before: dict[int, QueueRange], left: dict[int, QueueRange]) -> Iterator[Any]:
-        """Columns that are known without reading the messages."""
+        """Yield batches of the columns that are known without reading the messages."""
         done = [
             QueueRange(queue_id, each.start, left[queue_id].start if queue_id in left else each.end)
             for queue_id, each in before.items()

@@ -301,7 +301,7 @@ def _route(route: dict[str, Any]) -> TopicRoute:
 
 
 def _parse(address: str, body: memoryview) -> dict[str, Any]:
-    """A response body of a name server. Older RocketMQ versions write numeric keys without quotes."""
+    """Parse a response body of a name server. Older RocketMQ versions write numeric keys without quotes."""
     text = str(body, "utf-8", "replace")
     try:
         try:

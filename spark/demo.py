@@ -69,12 +69,12 @@ class DemoState:
     moved: trio.Event = field(default_factory=trio.Event)
 
     def wake(self) -> None:
-        """Something happened: all waiting tasks check their conditions."""
+        """Let all waiting tasks check their conditions, since the state has changed."""
         self.moved.set()
         self.moved = trio.Event()
 
     async def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Until a condition on this state holds."""
+        """Wait until a condition on this state holds."""
         while not is_so():
             await self.moved.wait()
 
@@ -345,7 +345,7 @@ async def _show(state: DemoState, say: Callable[[str], None]) -> None:
 
 
 def main() -> None:
-    """The command; ends the process with its exit code."""
+    """Run the command; ends the process with its exit code."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(demo)
     try:

@@ -130,7 +130,7 @@ class Job:
 
 
 def main() -> None:
-    """Arguments: name server, the topic to read and the one to write, directory, the most lines of a micro-batch."""
+    """Run the queries. Arguments: name server, topic to read, topic to write, directory, lines per micro-batch."""
     namesrv, topic, second_topic, directory, batch = sys.argv[1:]
     session = (
         SparkSession.builder.master("local[2]")

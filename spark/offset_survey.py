@@ -67,10 +67,10 @@ class Surveyor:
         self._connect = connect
 
     def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
-        """All subscribed queues, and their extents.
+        """Find all subscribed queues, and their extents.
 
         Args:
-            strict: whether to refuse what does not exist; otherwise it is left out.
+            strict: whether to refuse missing topics and queues; otherwise they are left out.
             known: an earlier result; then only brokers are queried, for the ends of the same queues.
 
         Raises:
@@ -166,7 +166,7 @@ class Surveyor:
 
     @contextmanager
     def _connected(self, broker_name: str, addresses: Mapping[int, str]) -> Iterator[Connection]:
-        """A connection to the leader; to another replica if it is unreachable."""
+        """Connect to the leader, or to another replica if it is unreachable, until the block ends."""
         failures: list[str] = []
         order = sorted(addresses, key=lambda number: (number != LEADER_ID, number))
         connection = None

@@ -75,7 +75,7 @@ class BatchWriter(DataSourceArrowWriter):
         return _write(self._options, self._columns, self._job, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Everything is stored already."""
+        """Log the number of rows; all rows are stored already."""
         _log_rows("a batch job", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -95,7 +95,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _write(self._options, self._columns, _micro_batch(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Everything is stored already; the same micro-batch may be repeated."""
+        """Log the number of rows; all rows are stored already. The same micro-batch may be repeated."""
         _log_rows(f"micro-batch {batchId}", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:

@@ -75,7 +75,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [TopicPartition(part) for part in self._progress.partitions(start, end)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """A micro-batch is complete."""
+        """Note that a micro-batch is complete."""
         self._progress.finished(end)
 
     def stop(self) -> None:

@@ -205,7 +205,7 @@ class StreamProgress:
             survey = self._recent()
 
     def finished(self, end: dict[str, Any]) -> None:
-        """A micro-batch is complete; never raises for brokers that do not respond."""
+        """Commit the end of a complete micro-batch to the group; never raises for brokers that do not respond."""
         if self._group is not None and self._found is not None:
             self._commit(parse_position(end), self._found)
 
@@ -219,7 +219,7 @@ class StreamProgress:
         self._connections.close()
 
     def _position(self, offset: dict[str, Any]) -> Position:
-        """Spark mostly passes the last result back; then thousands of queues need not be parsed again."""
+        """Parse a position. Spark mostly passes the last result back, which is not parsed again."""
         if self._last is None or self._last[0] != offset:
             self._last = offset, parse_position(offset)
         return self._last[1]

@@ -140,7 +140,7 @@ class TaskReader:
         self.statistics = TaskStatistics()
 
     def read(self) -> Iterator[Any]:
-        """All messages of the partition as record batches, queue by queue.
+        """Read all messages of the partition as record batches, queue by queue.
 
         Raises:
             DataLoss: messages are deleted, and the query must not continue without them.
@@ -274,7 +274,7 @@ class TaskReader:
         return Chunk(data[:at], sizes, min(next_offset, queue_range.end))
 
     def _lost(self, queue_range: QueueRange, offset: int, first: int) -> Chunk:
-        """Messages were deleted after planning."""
+        """Skip messages that were deleted after planning. Raises DataLoss unless the query may continue without them."""
         behind = min(first, queue_range.end)
         where = f"topic {self._part.topic!r}, queue {self._part.broker_name}:{queue_range.queue_id}"
         gone = f"offsets {offset} to {behind - 1} ({behind - offset} messages) were deleted before they were read"

@@ -408,7 +408,7 @@ class _Line:
         return "; ".join(self._failures)
 
     def start_round(self, addresses: list[str]) -> None:
-        """Replicas to try one after another. Raises Unreachable if there are none."""
+        """Take the replicas to try one after another. Raises Unreachable if there are none."""
         self._failures.clear()
         if not addresses:
             raise Unreachable(self.group, "the name servers know no broker of this group")

@@ -50,7 +50,7 @@ class ArchiverProcess:
         self.nbytes = 0
 
     async def wait_begun(self) -> None:
-        """Until it runs; it is stopped at once. Raises ServersFailed."""
+        """Wait until the process runs, and stop it at once. Raises ServersFailed."""
 
         async def is_there() -> bool:
             await trio.lowlevel.checkpoint()

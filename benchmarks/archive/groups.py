@@ -29,7 +29,7 @@ WAIT_SECONDS_MAX = 120.0
 async def archiving_group(
     directory: Path, nodes: int, *, quick: bool, settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[DevCluster, ObjectStorage]]:
-    """A group and its store, both with directories below ``directory``."""
+    """Run a group and its store, both with directories below ``directory``."""
     os.environ.update(ENVIRONMENT)  # for brokers, which are started from here
     async with open_object_storage(directory / "store") as storage:
         given = {
@@ -71,7 +71,7 @@ async def runtime(admin: Admin, address: str) -> dict[str, int]:
 
 
 async def wait_archived(cluster: DevCluster, *, base_moves: bool) -> None:
-    """Until all complete files are archived, and, if ``base_moves``, old ones are deleted locally on all replicas."""
+    """Wait until complete files are archived and, if ``base_moves``, old ones are deleted locally on all replicas."""
     async with Admin(cluster.namesrv) as admin:
 
         async def is_archived(node: str) -> bool:

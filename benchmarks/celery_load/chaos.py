@@ -113,7 +113,7 @@ class Chaos:
         self.producers_ended = True
 
     async def break_things(self, until: trio.CancelScope) -> None:
-        """One thing after the other, until that is cancelled; then all brokers and workers run."""
+        """Break one thing after the other until ``until`` is cancelled; then all brokers and workers run."""
         rng = random.Random(self.plan.seed)
         with until:
             while True:
@@ -143,7 +143,7 @@ class Chaos:
                 await self.relays.cut(CUT_SECONDS)
 
     async def _wait_ready(self) -> None:
-        """Until all brokers run: on a machine that has more to do than it can, that may take minutes."""
+        """Wait until all brokers run: on a machine that has more to do than it can, that may take minutes."""
         for _ in range(RESTART_TRIES):
             try:
                 await self.cluster.wait_ready()
@@ -320,7 +320,7 @@ def main() -> None:
 
 
 def _play(plan: Plan) -> Result:
-    """One run, whose result is left in `--dir`."""
+    """Do one run, whose result is left in `--dir`."""
     with ExitStack() as stack:
         if plan.dir is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="raftmq-celery-")))

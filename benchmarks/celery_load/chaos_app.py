@@ -52,7 +52,7 @@ def _note(line: str) -> None:
 
 @app.task(bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def work(self: Task[Any, Any], seconds: float) -> None:
-    """A task that takes some time."""
+    """Sleep for ``seconds``."""
     with _Noting(self):
         if seconds:
             time.sleep(seconds)

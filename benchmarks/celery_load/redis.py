@@ -22,7 +22,7 @@ def redis_missing() -> str | None:
 
 @contextmanager
 def open_redis(directory: Path, *settings: str) -> Iterator[tuple[int, int]]:
-    """Its port and process. It keeps nothing on the disk unless ``settings`` say so. Raises ServersFailed, OSError."""
+    """Run Redis; yields its port and process. It keeps nothing on disk by default. Raises ServersFailed, OSError."""
     port = Ports.free(1).namesrv
     directory.mkdir(exist_ok=True)
     command = [PROGRAM, "--port", str(port), "--bind", HOST, "--dir", str(directory), "--save", "", *settings]

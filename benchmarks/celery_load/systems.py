@@ -103,7 +103,7 @@ SYSTEMS = (
 
 @asynccontextmanager
 async def all_open(directory: Path) -> AsyncIterator[list[tuple[System, Broker]]]:
-    """All systems side by side, each in a directory of its own."""
+    """Run all systems side by side, each in a directory of its own."""
     async with AsyncExitStack() as stack:
         opened = []
         for number, system in enumerate(SYSTEMS):

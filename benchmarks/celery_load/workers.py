@@ -46,13 +46,13 @@ class Workers:
         return process_tree(self._processes.pid(name))
 
     def kill(self, name: str) -> None:
-        """SIGKILL to the worker and its pool."""
+        """Send SIGKILL to the worker and its pool."""
         pids = self.pids(name)
         self._processes.kill_session(name)
         self.kills |= dict.fromkeys(pids, time.time())
 
     def kill_pool_process(self, name: str, which: int) -> None:
-        """SIGKILL to one process of a worker's pool."""
+        """Send SIGKILL to one process of a worker's pool."""
         _, *pool = process_tree(self._processes.pid(name))
         if pool:
             pid = pool[which % len(pool)]

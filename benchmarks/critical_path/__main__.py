@@ -71,7 +71,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
 
 
 async def measure(case: Case, plan: Plan, directory: Path) -> Traced:
-    """One load on three new replicas. Raises ServersFailed, GeneratorFailed, ClientError."""
+    """Measure one load on three new replicas. Raises ServersFailed, GeneratorFailed, ClientError."""
     traces = directory / "traces"
     traces.mkdir(parents=True)
     os.environ[DIRECTORY_VARIABLE] = str(traces)

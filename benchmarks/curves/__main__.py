@@ -79,7 +79,7 @@ async def run_curve(name: str, plan: Plan, directory: Path, note: Note) -> bool:
 
 
 def write(curve: Curve, samples: Sequence[Sample]) -> None:
-    """The section, the picture, and the raw figures."""
+    """Write the section, the picture, and the raw figures."""
     record = RunRecord(f"curve-{curve.name}", "make bench-curves")
     record.keep(curve=asdict(curve), samples=[asdict(each) for each in samples])
     (ROOT / "docs" / "images" / f"curve-{curve.name}.svg").write_text(picture(curve, samples))

@@ -28,7 +28,7 @@ CONSUMERS = Curve(
 
 
 async def consumers(plan: Plan, directory: Path, note: Note) -> None:
-    """Long polls of 1 to 1,000 consumers, for each number on a new topic with one queue per consumer."""
+    """Measure long polls of 1 to 1,000 consumers, each number on a new topic with one queue per consumer."""
     counts = (1, 20) if plan.quick else (1, 4, 16, 64, 250, 1000)
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         topics = map(topic_name, itertools.count())

@@ -39,7 +39,7 @@ PAIRS = 8
 
 
 async def lite_topics(plan: Plan, directory: Path, note: Note) -> None:
-    """More and more lite topics in one topic. Those points come that can be filled in time."""
+    """Measure with more and more lite topics in one topic, up to the number that can be filled in time."""
     counts = (10, 1000) if plan.quick else COUNTS
     async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=ANY_DISK) as cluster:
         await _create_topic(cluster)

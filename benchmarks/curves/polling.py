@@ -107,7 +107,7 @@ class _Sender:
         self._next_at, self._number = time.monotonic(), 0
 
     def send_due(self) -> None:
-        """Everything that is due by now."""
+        """Send all messages that are due by now."""
         now, parts = time.monotonic(), list[bytes]()
         while self._next_at <= now:
             parts += (self._heads[self._number % len(self._heads)], _DUE.pack(self._next_at), self._rest)

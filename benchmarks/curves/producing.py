@@ -67,7 +67,7 @@ async def _group(directory: Path, nodes: int) -> AsyncIterator[DevCluster]:
 
 
 async def connections(plan: Plan, directory: Path, note: Note) -> None:
-    """One message in flight on each of 1 to 10,000 connections."""
+    """Measure one message in flight on each of 1 to 10,000 connections."""
     counts = (1, 16, 200) if plan.quick else (1, 4, 16, 64, 256, 1000, 4000, 10_000)
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
@@ -76,7 +76,7 @@ async def connections(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def idle(plan: Plan, directory: Path, note: Note) -> None:
-    """One load beside 0 to 10,000 idle connections, each of which has sent only a heartbeat."""
+    """Measure one load beside 0 to 10,000 idle connections, each of which has sent only a heartbeat."""
     counts = (0, 50) if plan.quick else (0, 10, 100, 1000, 4000, 10_000)
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
@@ -99,7 +99,7 @@ def _idle_connections(address: tuple[str, int], count: int) -> Iterator[None]:
 
 
 async def queues(plan: Plan, directory: Path, note: Note) -> None:
-    """Messages in flight in 1 to 10,000 queues, each in its own where enough exist. Topics exist from the start."""
+    """Measure messages in flight in 1 to 10,000 queues, each in its own where enough exist."""
     topics = (1, 10, 40) if plan.quick else (1, 10, 125, 1250)
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, topics[-1], await cluster.leader())
@@ -110,7 +110,7 @@ async def queues(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def size(plan: Plan, directory: Path, note: Note) -> None:
-    """Bodies from 64 B to 1 MiB."""
+    """Measure bodies from 64 B to 1 MiB."""
     sizes = (64, 4096) if plan.quick else tuple(64 * 4**step for step in range(8))
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
@@ -120,7 +120,7 @@ async def size(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def log(plan: Plan, directory: Path, note: Note) -> None:
-    """A log that grows, as far as the disk and the time allow."""
+    """Measure while a log grows, as far as the disk and the time allow."""
     async with _group(directory, 1) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         began = trio.current_time()
@@ -158,7 +158,7 @@ async def _fill(cluster: DevCluster, seconds: float) -> None:
 
 
 async def replicas(plan: Plan, directory: Path, note: Note) -> None:
-    """Groups of 1, 3 and 5."""
+    """Measure groups of 1, 3 and 5."""
     for nodes in up_and_down((1, 3) if plan.quick else (1, 3, 5)):
         async with _group(directory / f"{nodes}", nodes) as cluster:
             await create_topics(cluster, 1, await cluster.leader())
@@ -167,7 +167,7 @@ async def replicas(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def groups(plan: Plan, directory: Path, note: Note) -> None:
-    """1, 2 and 4 groups, each with the same rate, which the cores of a small machine bear for all of them."""
+    """Measure 1, 2 and 4 groups, each with the same rate, which the cores of a small machine bear for all of them."""
     for count in up_and_down((1, 2) if plan.quick else (1, 2, 4)):
         home = directory / f"{count}"
         async with open_groups(home, count, ports=Ports.free(3, groups=count), settings=ANY_DISK) as clusters:

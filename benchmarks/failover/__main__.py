@@ -75,7 +75,7 @@ class Sends:
     begun: trio.Event = field(default_factory=trio.Event)
 
     def on_outcome(self, outcome: SendResult | ClientError) -> None:
-        """The producer's result for one message."""
+        """Record the producer's result for one message."""
         if not isinstance(outcome, SendResult):
             name = type(outcome).__name__
             self.failures[name] = self.failures.get(name, 0) + 1
@@ -109,7 +109,7 @@ class Bench:
         return next(n for n in self.cluster.nodes if self.networks.clients_reach(n)[0] == self.sends.host)
 
     async def around(self, event: Callable[[], Awaitable[object]], *, moves: bool) -> float:
-        """Unavailability around ``event``; ``moves``: another node has to acknowledge afterwards."""
+        """Measure the unavailability around ``event``; ``moves``: another node has to acknowledge afterwards."""
         await wait_in_step(self.cluster)
         await trio.sleep(STEADY_SECONDS)
         before, since = self.sends.host, trio.current_time()
@@ -136,7 +136,7 @@ class Bench:
         return gap
 
     async def follower_gone(self) -> float:
-        """A follower's process is killed, stays down for a while, and is restarted."""
+        """Kill a follower's process, leave it down for a while, and restart it."""
         follower = next(node for node in self.cluster.nodes if node != self.leader)
 
         async def leave() -> None:
@@ -162,7 +162,7 @@ class Bench:
         return gap
 
     async def transferred(self) -> float:
-        """An operator transfers leadership. Raises ClusterFailed if the command fails."""
+        """Transfer leadership as an operator does. Raises ClusterFailed if the command fails."""
 
         async def transfer() -> None:
             done = await self.cluster.command("group", "transfer", "--namesrv", self.cluster.namesrv)
@@ -184,7 +184,7 @@ class Bench:
 
 @asynccontextmanager
 async def open_bench(directory: Path) -> AsyncIterator[Bench]:
-    """A cluster with a running producer. Raises ClusterFailed, ClientError, OSError."""
+    """Run a cluster with a producer. Raises ClusterFailed, ClientError, OSError."""
     async with open_failover_cluster(directory) as (cluster, networks):
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, read_queues=4, write_queues=4)
@@ -212,7 +212,7 @@ async def _send(producer: Producer, sends: Sends) -> None:
 
 
 async def run(plan: Plan, directory: Path) -> list[Events]:
-    """All events of the plan. Raises ClusterFailed, ClientError, OSError."""
+    """Measure all events of the plan. Raises ClusterFailed, ClientError, OSError."""
     measured = []
     async with open_bench(directory) as bench:
         restarts: list[Try] = [partial(bench.restarted, node) for node in bench.cluster.nodes]

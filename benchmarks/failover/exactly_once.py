@@ -133,7 +133,7 @@ async def kill_leaders(cluster: DevCluster, run: ExactlyOnceRun) -> None:
 
 
 async def send_delayed(producer: Producer, run: ExactlyOnceRun) -> None:
-    """Delayed messages at a steady rate throughout."""
+    """Send delayed messages at a steady rate throughout."""
     by_level, timed = run.ledgers[DELAYED], run.ledgers[TIMED]
 
     def on_outcome(ledger: Ledger, body: bytes, outcome: SendResult | ClientError) -> None:
@@ -171,7 +171,7 @@ async def send_delayed(producer: Producer, run: ExactlyOnceRun) -> None:
 
 
 async def send_transactions(producer: TransactionProducer, run: ExactlyOnceRun) -> None:
-    """Transactions at a steady rate: six of ten are committed, two rolled back, two left to a check-back."""
+    """Send transactions at a steady rate: six of ten are committed, two rolled back, two left to a check-back."""
     ledger = run.ledgers[TRANSACTIONS]
     begin = trio.current_time()
 

@@ -158,7 +158,7 @@ class Outcome:
 
 
 def build(reference: str, directory: Path) -> Path:
-    """A checkout of ``reference`` with its virtual environment."""
+    """Build a checkout of ``reference`` with its virtual environment."""
     archive = subprocess.run(["git", "archive", reference], check=True, stdout=subprocess.PIPE).stdout
     checkout = directory / "earlier"
     checkout.mkdir()
@@ -253,7 +253,7 @@ class Upgrade:
             raise UpgradeFailed(f"format level {report.format_level} {when}, {wanted} was expected")
 
     async def _too_late(self, node_id: str) -> None:
-        """A downgrade now must be refused, and upgrading again must work."""
+        """Check that a downgrade is now refused, and that upgrading again works."""
         cluster = self._cluster
         await safe_report(cluster)
         await cluster.stop(node_id)

@@ -42,7 +42,7 @@ def _chunk() -> bytes:
 
 
 def count_decode(counting: Counting) -> None:
-    """Frames of a received chunk become requests."""
+    """Count the decoding of a received chunk into requests."""
     chunk = _chunk()
 
     def decode(rounds: int) -> None:
@@ -78,12 +78,12 @@ class _Client:
         self.replies = 0
 
     def send(self, data: bytes) -> None:
-        """A reply, or several."""
+        """Count the replies in ``data``."""
         self.replies += data.count(b'"opaque"')
 
 
 def count_append(counting: Counting) -> None:
-    """Validated requests become an entry of the log, and their responses are sent when it is committed."""
+    """Count from validated requests to an entry of the log, whose responses are sent when it is committed."""
     log, client = _Log(), _Client()
     appender = Appender(
         log=log,
@@ -122,7 +122,7 @@ def count_append(counting: Counting) -> None:
 
 
 def count_reply(counting: Counting) -> None:
-    """The response to a stored message."""
+    """Count the response to a stored message."""
     template = SendReplyTemplate(HOST)
     offset, position = QueueOffset(1_000_000), PhysicalOffset(5_000_000_000)
 

@@ -60,7 +60,7 @@ class Connection:
         self.unsent: memoryview | None = None
 
     def send(self, data: bytes | memoryview) -> bool:
-        """False if the kernel did not take everything: the rest is in ``unsent``."""
+        """Send bytes; returns False if the kernel did not take all: the rest is in ``unsent``."""
         try:
             taken = self.sock.send(data)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):

@@ -97,7 +97,7 @@ def send_request(
 
 
 def sends(job: Job, slot: int, done: Done) -> Flow:
-    """Plain messages."""
+    """Send plain messages."""
     body = bytes(job.body_bytes)
     for number in itertools.count():
         _check((yield send_request(slot, number, body, slot % 8, {})))
@@ -105,7 +105,7 @@ def sends(job: Job, slot: int, done: Done) -> Flow:
 
 
 def timed(job: Job, slot: int, done: Done) -> Flow:
-    """Messages for a time between ``options["from_ms"]`` and ``options["to_ms"]``, epoch milliseconds."""
+    """Send messages for a time between ``options["from_ms"]`` and ``options["to_ms"]``, epoch milliseconds."""
     rng = random.Random(slot)
     low, high = job.options["from_ms"], job.options["to_ms"]
     body = bytes(job.body_bytes)
@@ -116,7 +116,7 @@ def timed(job: Job, slot: int, done: Done) -> Flow:
 
 
 def transactions(job: Job, slot: int, done: Done) -> Flow:
-    """Half messages, each committed as soon as it is stored."""
+    """Send half messages, and commit each as soon as it is stored."""
     body = bytes(job.body_bytes)
     half = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: PRODUCERS}
     for number in itertools.count():
@@ -136,7 +136,7 @@ def transactions(job: Job, slot: int, done: Done) -> Flow:
 
 
 def pops(job: Job, slot: int, done: Done) -> Flow:
-    """Messages of one queue, popped and acknowledged in batches."""
+    """Pop messages of one queue, and acknowledge them in batches."""
     while True:
         answer = yield Request(RequestCode.POP_MESSAGE, pop_ext(CONSUMERS, slot % 8, POP_COUNT))
         if answer.code in _EMPTY:

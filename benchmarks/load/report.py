@@ -74,7 +74,7 @@ class Recorder:
 
 
 def monotonic_seconds() -> float:
-    """CLOCK_MONOTONIC, which all processes share."""
+    """The time of CLOCK_MONOTONIC, which all processes share."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
@@ -94,7 +94,7 @@ def buckets(latencies: array[float]) -> dict[int, int]:
 
 
 def added(counts: Iterable[dict[int, int]]) -> dict[int, int]:
-    """All buckets together."""
+    """Add the numbers of all buckets."""
     total: Counter[int] = Counter()
     for each in counts:
         total.update(each)

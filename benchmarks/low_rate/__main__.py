@@ -85,7 +85,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
 
 
 async def measure(system: System, plan: Plan, directory: Path, samples: list[LowRateSample]) -> None:
-    """All rates of one system. Raises an error of its servers, GeneratorFailed."""
+    """Measure all rates of one system. Raises an error of its servers, GeneratorFailed."""
     async with system.open(directory) as running:
         await trio.sleep(0.0 if plan.quick else START_WORK_SECONDS)
         if system.is_jvm:

@@ -26,7 +26,7 @@ class Alarm:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
 
     async def wait_until(self, at: float) -> None:
-        """Until ``at`` on CLOCK_MONOTONIC; at once if that is over."""
+        """Wait until ``at`` on CLOCK_MONOTONIC; returns at once if that is over."""
         when = _Timer(0, 0, int(at), int(at % 1 * 1e9))
         if self._libc.timerfd_settime(self._fd, _ABSOLUTE, ctypes.byref(when), None):
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")

@@ -43,7 +43,7 @@ async def generate(job: LowRateJob) -> Report:
 
 
 async def _be_there(job: LowRateJob, recorder: Recorder, producer: Producer) -> Report:
-    """One message, and then nothing, with a consumer that waits for the next one."""
+    """Send one message and then nothing, with a consumer that waits for the next one."""
     consumer = PushConsumer(job.namesrv, "low_rate_consumers", consume_from="last")
 
     @consumer.on(job.topic)

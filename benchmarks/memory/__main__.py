@@ -128,7 +128,7 @@ async def _run_clients(
 
 
 def write(plan: Plan, samples: Sequence[Sample], report: Report) -> None:
-    """The section, the picture, and the raw figures."""
+    """Write the section, the picture, and the raw figures."""
     record = RunRecord("memory")
     kept = [{"seconds": sample.seconds, "rssMib": dict(sample.rss_mib)} for sample in samples]
     record.keep(rate=plan.rate, report=asdict(report), samples=kept)

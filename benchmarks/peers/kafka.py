@@ -51,8 +51,8 @@ def _configuration(node: int, nodes: Sequence[int], ports: Ports, directory: Pat
 async def open_servers(
     directory: Path, nodes: Sequence[int], create_topics: Callable[[int], None]
 ) -> AsyncIterator[Target]:
-    """Kafka's servers, which are killed at the end. ``create_topics`` gets the port of the first one; while it raises
-    OSError, it is called again.
+    """Run Kafka's servers, which are killed at the end. ``create_topics`` gets the port of the first one; while it
+    raises OSError, it is called again.
     """
     ports = Ports.free(len(nodes))
     java = ["java", *_JVM, "-cp", f"{JARS}/*"]
@@ -82,7 +82,7 @@ async def _open(settings: dict[str, str], directory: Path) -> AsyncIterator[Targ
 
 
 def _create_topics(port: int, settings: dict[str, str]) -> None:
-    """The first node leads all of them: the load knows one address. Raises OSError."""
+    """Create the topics with the first node as leader of all: the load knows one address. Raises OSError."""
     try:
         with socket.create_connection((HOST, port), timeout=10) as sock:
             create_topic(sock, OFFSETS, 1, NODES, {"cleanup.policy": "compact"})

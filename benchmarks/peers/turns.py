@@ -59,7 +59,7 @@ class Outcome:
 async def measure(
     peers: Sequence[Peer], directory: Path, *, plan: Plan, outcome: Outcome, say: Say, keep: Callable[[Outcome], object]
 ) -> None:
-    """All rounds that the time allows. Failures are recorded, and the others continue.
+    """Measure all rounds that the time allows. Failures are recorded, and the others continue.
 
     ``keep`` gets the outcome after each round: three take most of an hour, and an interrupted run can be continued.
     """

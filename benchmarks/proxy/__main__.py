@@ -74,7 +74,7 @@ class Figures:
 
 @asynccontextmanager
 async def raftmq(directory: Path) -> AsyncIterator[System]:
-    """One replica, and raftmq proxy."""
+    """Run one replica, and raftmq proxy."""
     async with DevCluster.open(directory / "raftmq", nodes=1, ports=Ports.free(1)) as cluster:
         async with Admin(cluster.namesrv) as admin:
             with trio.fail_after(30):
@@ -99,7 +99,7 @@ async def raftmq(directory: Path) -> AsyncIterator[System]:
 
 @asynccontextmanager
 async def rocketmq(directory: Path) -> AsyncIterator[System]:
-    """A name server, a broker and a proxy of RocketMQ."""
+    """Run a name server, a broker and a proxy of RocketMQ."""
     ports = Ports.free(8)
     namesrv = f"{HOST}:{ports.namesrv}"
     with open_processes(directory) as servers:
@@ -179,7 +179,7 @@ async def _start_proxy(servers: Processes, home: Path, namesrv: str, ports: Port
 
 
 async def turn(system: System, work: str, in_flight: int, count: int) -> Figures:
-    """One load on one system, in a process of its own."""
+    """Put one load on one system, in a process of its own."""
     before = own_cpu_seconds(system.proxy), own_cpu_seconds(system.broker)
     topic = LITE_PARENT if work.endswith("lite") else TOPIC
     command = [sys.executable, "-m", "benchmarks.proxy.load", system.address, topic, work, str(in_flight), str(count)]
@@ -210,7 +210,7 @@ def table(systems: list[System]) -> str:
 
 
 async def measure(directory: Path, messages: int, rounds: int, warm_up: int, *, real_time: bool) -> str:
-    """Both systems by turns; returns the report."""
+    """Measure both systems by turns; returns the report."""
     before = load_average()
     async with raftmq(directory) as ours, rocketmq(directory) as theirs:
         systems = [ours, theirs]

@@ -70,12 +70,12 @@ async def filled(directory: Path, plan: Plan, messages: int) -> AsyncIterator[tu
 
 
 def wanted(plan: Plan, count: int) -> int:
-    """A hundredth of it for a quick run."""
+    """Return ``count``, or a hundredth of it for a quick run."""
     return count // (100 if plan.quick else 1)
 
 
 async def measure_scan(plan: Plan, directory: Path, note: Note) -> None:
-    """Rows out of raftmq and out of Parquet files, alternating."""
+    """Measure rows out of raftmq and out of Parquet files, alternating."""
     async with (
         filled(directory / "cluster", plan, wanted(plan, MESSAGES)) as (cluster, _),
         SparkProcess.open() as spark,
@@ -147,7 +147,7 @@ async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_planning(plan: Plan, directory: Path, note: Note) -> None:
-    """The ends of many queues, as each micro-batch queries them."""
+    """Measure the query of many queues' ends, as each micro-batch makes it."""
     topics = 50 if plan.quick else MANY_TOPICS
     async with DevCluster.open(directory / "cluster", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, topics, await cluster.leader())
@@ -199,7 +199,7 @@ def replicas_cpu(cluster: DevCluster) -> float:
 
 
 async def measure_sink(plan: Plan, directory: Path, note: Note) -> None:
-    """Rows of 1 KiB from Parquet files into a topic."""
+    """Measure writing rows of 1 KiB from Parquet files into a topic."""
     rows = wanted(plan, SINK_ROWS)
     async with filled(directory / "cluster", plan, rows) as (cluster, _), SparkProcess.open() as spark:
         files = str(directory / "parquet")
@@ -222,7 +222,7 @@ async def measure_sink(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_batches(plan: Plan, directory: Path, note: Note) -> None:
-    """The overhead of a micro-batch besides reading its rows."""
+    """Measure the overhead of a micro-batch besides reading its rows."""
     messages = wanted(plan, 100_000)
     async with filled(directory / "cluster", plan, messages) as (cluster, sent), SparkProcess.open() as spark:
         options = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "startingOffsets": "earliest"}

@@ -87,7 +87,7 @@ class System:
 
 
 async def measure_kafka(plan: Plan, directory: Path, note: Note) -> None:
-    """All of it, on all systems in turns."""
+    """Measure all cases on all systems, in turns."""
     await trio.to_thread.run_sync(_prepare, directory / "kafka")
     rows = ROWS // (100 if plan.quick else 1)
     jars = sorted((_JARS / "lib").glob("*.jar"))
@@ -173,7 +173,7 @@ async def _use(
 
 
 def _report(what: str, systems: Sequence[System], rows: int, note: Note) -> None:
-    """Rates and costs of each system, and raftmq's as multiples of Kafka's."""
+    """Report rates and costs of each system, and raftmq's as multiples of Kafka's."""
     gigabytes = rows * BODY_BYTES / 1e9
     rates, costs = {}, {}
     for system in systems:

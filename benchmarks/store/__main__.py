@@ -44,7 +44,7 @@ RESTART_MESSAGES = 10_000_000
 
 
 async def measure_queues(plan: Plan, directory: Path, note: Note) -> None:
-    """8 queues and 10,000 queues under the same load."""
+    """Measure 8 queues and 10,000 queues under the same load."""
     topics = 50 if plan.quick else MANY_TOPICS
     rates: dict[int, float] = {}
     for count in (1, topics):
@@ -94,7 +94,7 @@ async def measure_restart(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def _wait_long(cluster: DevCluster) -> None:
-    """Until the broker leads and is registered; a rebuild takes longer than the usual timeout."""
+    """Wait until the broker leads and is registered; a rebuild takes longer than the usual timeout."""
     for attempt in range(10):
         try:
             await cluster.wait_ready()

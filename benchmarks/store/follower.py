@@ -64,7 +64,7 @@ class Cost:
 
 
 def has_reader(window: int) -> bool:
-    """Without, with, with, without: slow, even drift affects both alike."""
+    """Whether a window has a reader: without, with, with, without, so that slow, even drift affects both alike."""
     return window % 4 in (1, 2)
 
 
@@ -82,7 +82,7 @@ def cost_of(messages: Sequence[int], cpu: Sequence[float], seconds: float, reads
 
 
 async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
-    """Windows with and without a consumer on a follower."""
+    """Measure windows with and without a consumer on a follower."""
     wanted = plan.sizes.old_messages // (100 if plan.quick else 1)
     lag = LAG_BYTES // (100 if plan.quick else 1)
     settings = ANY_DISK | {"slow_consumer_bytes": str(lag), "slow_pull_messages_max": str(SLOW_PULL_MESSAGES)}
@@ -197,7 +197,7 @@ async def produce_beside(
 def _pull_on(
     cores: Sequence[int], address: tuple[str, int], frames: Iterable[bytes], seconds: float, pid: int
 ) -> tuple[Pulled, float]:
-    """`pull` in a thread that runs on these cores only, and the CPU seconds of this thread."""
+    """Run `pull` in a thread that runs on these cores only; returns also the CPU seconds of this thread."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     used = time.thread_time()

@@ -44,7 +44,7 @@ async def measure_backlog(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_random(plan: Plan, directory: Path, note: Note) -> None:
-    """A consumer that jumps."""
+    """Measure a consumer that jumps."""
     messages = plan.sizes.random_messages // (10 if plan.quick else 1)
     async with one_broker(directory / "random") as cluster:
         await _fill(cluster, messages, 4096, QUEUES)

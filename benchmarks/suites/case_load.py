@@ -53,13 +53,13 @@ Measure = Callable[[Plan, Path, Note], Awaitable[None]]
 
 @asynccontextmanager
 async def one_broker(directory: Path) -> AsyncIterator[DevCluster]:
-    """A broker and a name server, both as processes."""
+    """Run a broker and a name server, both as processes."""
     async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=ANY_DISK) as cluster:
         yield cluster
 
 
 async def create_topics(cluster: DevCluster, count: int, node_id: str = "n0", queues: int = QUEUES) -> None:
-    """Topics, created by the leader ``node_id``; the last of them is visible on return."""
+    """Create topics by the leader ``node_id``; the last of them is visible on return."""
     async with ClientCore.open([cluster.namesrv]) as remoting:
         for number in range(count - 1):
             ext = topic_ext(topic_name(number), queues).fields()
@@ -121,7 +121,7 @@ async def send_messages(cluster: DevCluster, plan: Plan, wanted: int, node_id: s
 def job_for(
     cluster: DevCluster, plan: Plan, *, in_flight: int, topics: int = 1, batch: int = 1, node_id: str = "n0"
 ) -> Job:
-    """Four connections to the broker; windows begin after the warm-up."""
+    """A job of four connections to the broker; its windows begin after the warm-up."""
     return Job(
         address=("127.0.0.1", cluster.port(node_id)),
         connections=4,

@@ -71,7 +71,7 @@ class AmqpConnection:
         self._ask(1, _QOS, struct.pack(">IHB", 0, prefetch, 0), _QOS_OK)
 
     def declare_fan_out(self, name: str) -> None:
-        """An exchange that copies messages to each queue that is bound to it. Raises LoadFailed, OSError."""
+        """Declare an exchange that copies messages to each queue that is bound to it. Raises LoadFailed, OSError."""
         arguments = b"\x00\x00" + _short(name.encode()) + _short(b"fanout") + bytes((_DURABLE,)) + _NO_TABLE
         self._ask(1, _EXCHANGE_DECLARE, arguments, _EXCHANGE_DECLARE_OK)
 

@@ -38,7 +38,7 @@ class AmqpConsumer:
             connection.bind(self._share.group, FAN_OUT)
 
     def first(self) -> bytes:
-        """Without waiting for answers: deliveries may come before them."""
+        """Ask for deliveries of each queue without waiting for answers: deliveries may come before them."""
         return b"".join(map(consume, self._queues))
 
     def take(self, data: bytes) -> tuple[int, bytes]:

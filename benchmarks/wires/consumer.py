@@ -68,7 +68,7 @@ class ConsumerWire(Protocol):
     def __init__(self, share: Share) -> None: ...
 
     def open(self, sock: socket.socket) -> None:
-        """The handshake; creates the group where servers know groups; ``sock`` still blocks. Raises LoadFailed,
+        """Do the handshake, and create the group where servers know groups; ``sock`` still blocks. Raises LoadFailed,
         OSError.
         """
 

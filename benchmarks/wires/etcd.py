@@ -46,7 +46,7 @@ class EtcdWire:
         """What waits until the server has room: bytes that count against its window, and the frames."""
 
     def open(self, sock: socket.socket) -> None:
-        """Settings, and a window for all responses."""
+        """Send settings, and a window for all responses."""
         more = struct.pack(">I", _WINDOW_BYTES_MAX - _WINDOW_BYTES)
         sock.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b"") + _frame(_WINDOW, 0, 0, more))
 
@@ -112,7 +112,7 @@ class EtcdWire:
 
 
 def _request_headers(path: bytes) -> bytes:
-    """POST over http, as indexes into HPACK's static table; the rest as texts of less than 127 bytes."""
+    """Encode the headers of a POST over http, as indexes into HPACK's static table, and texts below 127 bytes."""
     return (
         b"\x83\x86"
         + _indexed_name(0x04, path)
@@ -139,17 +139,17 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _put(key: bytes, value: bytes) -> bytes:
-    """A PutRequest."""
+    """Encode a PutRequest."""
     return _field(1, key) + _field(2, value)
 
 
 def _transaction(puts: Sequence[bytes]) -> bytes:
-    """A TxnRequest without conditions."""
+    """Encode a TxnRequest without conditions."""
     return b"".join(_field(2, _field(2, put)) for put in puts)
 
 
 def _field(number: int, value: bytes) -> bytes:
-    """A field of Protocol Buffers that has a length."""
+    """Encode a field of Protocol Buffers that has a length."""
     return bytes((number << 3 | 2,)) + _varint(len(value)) + value
 
 

@@ -46,19 +46,19 @@ class Fields:
         self.at = at
 
     def read(self, form: str) -> int:
-        """One number, as `struct` names it."""
+        """Read one number, in the format of `struct`."""
         (number,) = struct.unpack_from(">" + form, self._data, self.at)
         self.at += struct.calcsize(">" + form)
         return int(number)
 
     def text(self) -> str:
-        """A text with its length before it; "" for none."""
+        """Read a text with its length before it; "" for none."""
         size = self.read("h")
         self.at += max(size, 0)
         return "" if size < 0 else self._data[self.at - size : self.at].decode()
 
     def skip(self, count: int) -> None:
-        """So many bytes."""
+        """Skip ``count`` bytes."""
         self.at += count
 
 
@@ -85,7 +85,7 @@ def answers(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def ask(sock: socket.socket, kind: int, version: int, body: bytes) -> Fields:
-    """One request on a socket that blocks, and its answer. Raises LoadFailed, OSError."""
+    """Send one request on a socket that blocks, and return its answer. Raises LoadFailed, OSError."""
     sock.sendall(request(kind, version, 0, body))
     data = b""
     while True:
@@ -141,7 +141,7 @@ def commit_offsets(number: int, group: str, offsets: dict[int, int]) -> bytes:
 
 
 def castagnoli() -> Callable[[bytes], int]:
-    """CRC-32C by the package that was installed for it."""
+    """Import CRC-32C from the package that was installed for it."""
     sys.path.append(str(CACHE / CRC_PACKAGE))
     value: Callable[[bytes], int] = importlib.import_module("google_crc32c").value
     return value
@@ -164,7 +164,7 @@ class KafkaWire:
         """Do nothing: there is no handshake before the first request."""
 
     def first(self) -> tuple[Iterable[int], bytes]:
-        """All of them, in `REQUESTS_MAX` requests."""
+        """Send the message of each slot, in `REQUESTS_MAX` requests."""
         return self.again(list(self._bodies))
 
     def idle(self) -> Sequence[int]:
@@ -193,7 +193,7 @@ class KafkaWire:
         return keys, self._requests()
 
     def again_due(self, slot: int, stamp: Callable[[bytes], bytes]) -> bytes:
-        """One message, stamped with when it was due."""
+        """Send one message, stamped with the time at which it was due."""
         self._waiting.append((slot, stamp(self._bodies[slot])))
         return self._requests()
 

@@ -40,7 +40,7 @@ class KafkaConsumer:
             self._next = ends_of(sock, self._share.queues)
 
     def first(self) -> bytes:
-        """A fetch of all partitions."""
+        """Ask for a fetch of all partitions."""
         rows = b"".join(
             struct.pack(">iiqqi", partition, -1, offset, -1, _PARTITION_BYTES_MAX)
             for partition, offset in self._next.items()

@@ -54,7 +54,7 @@ class NatsConsumer:
             raise LoadFailed(f"nats-server creates no consumer: {said[:300]!r}")
 
     def first(self) -> bytes:
-        """A request for many messages."""
+        """Ask for many messages."""
         return self._ask()
 
     def _ask(self) -> bytes:

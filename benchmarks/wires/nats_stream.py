@@ -97,7 +97,7 @@ class NatsClient:
 
 
 def _answer(payload: bytes, header_bytes: int) -> dict[str, Any]:
-    """JSON behind headers; an error in either raises `NatsError`."""
+    """Decode the JSON behind the headers; an error in either raises `NatsError`."""
     if header_bytes:  # "NATS/1.0 503": no responders
         status = payload.split(_END, 1)[0].decode().split(" ", 1)[-1]
         code = status.split()[0]
@@ -111,7 +111,7 @@ def _answer(payload: bytes, header_bytes: int) -> dict[str, Any]:
 
 @asynccontextmanager
 async def open_nats(host: str, port: int) -> AsyncIterator[NatsClient]:
-    """A client of one server until the block ends. Raises OSError, trio.BrokenResourceError, NatsError."""
+    """Connect to one server until the block ends. Raises OSError, trio.BrokenResourceError, NatsError."""
     stream = await trio.open_tcp_stream(host, port)
     async with stream:
         client = NatsClient(stream)

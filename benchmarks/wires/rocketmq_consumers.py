@@ -70,11 +70,11 @@ class RocketMQPull:
             self._begin = _ends(sock, self._begin)
 
     def first(self) -> bytes:
-        """A pull of each queue."""
+        """Send a pull for each queue."""
         return b"".join(self._pull(queue, at) for queue, at in self._begin.items())
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Each response is followed by the next pull of its queue."""
+        """Read responses, and send the next pull of each queue."""
         (heads, end), again = responses(data), list[bytes]()
         for head, _ in heads:
             _check(head)
@@ -110,11 +110,11 @@ class RocketMQPop:
         return request_frame(RequestCode.POP_MESSAGE, queue, ext)
 
     def first(self) -> bytes:
-        """A pop of each queue."""
+        """Send a pop for each queue."""
         return b"".join(map(self._pop, self._share.queues))
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Acknowledgements of all messages that were popped, and the next pops."""
+        """Read popped messages; acknowledge them, and send the next pops."""
         (heads, end), again = responses(data), list[bytes]()
         for head, _ in heads:
             _check(head)

@@ -50,7 +50,7 @@ class Wire(Protocol):
     def __init__(self, slots: Slots) -> None: ...
 
     def open(self, sock: socket.socket) -> None:
-        """The handshake before the first message; ``sock`` still blocks. Raises LoadFailed, OSError."""
+        """Do the handshake before the first message; ``sock`` still blocks. Raises LoadFailed, OSError."""
 
     def first(self) -> tuple[Iterable[Hashable], bytes]:
         """The keys of all requests in flight, and their bytes."""

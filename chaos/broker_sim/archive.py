@@ -459,7 +459,7 @@ class Threads:
             Strand.current.pause(self._rng.choice((0.001, 0.05)))
 
     def _report_step(self, step: ArchiveStep) -> None:
-        """The broker hears of a step some time later."""
+        """Tell the broker of a step some time later."""
         self._heard_at = self._cluster.now
         handle_step = self._process.broker.services.archiving.handle_step
         delay = self._rng.choice((0.001, 0.2))

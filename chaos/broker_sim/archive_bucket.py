@@ -130,7 +130,7 @@ class ArchiveBucket(Bucket):
         super().remove(name)
 
     def was_read(self, name: str, offset: int, nbytes: int) -> None:
-        """Bytes of an object were returned."""
+        """Note the bytes of an object that were returned."""
         if offset == self._read.get(name):
             self._read[name] = offset + nbytes
         if self._read.get(name, -1) >= len(self.written.get(name, b"")):

@@ -282,7 +282,7 @@ class Lite(OrderedPop):
         return [(group, queue, 0) for queue, _ in self.ledger.queues if is_lite_queue(queue) for group in self.groups]
 
     def _look_for_hidden(self) -> None:
-        """Once all faults are over, nothing that is unread may stay in its lite topic."""
+        """Check at times that no unread message stays hidden in its lite topic once all faults are over."""
         self.cluster.at(self.cluster.now + 0.5, self._look_for_hidden)
         running = self.cluster.brokers()
         leader = next((process for process in running if process.leads), None)

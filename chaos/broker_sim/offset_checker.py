@@ -118,7 +118,7 @@ class OffsetChecker:
             del self._awaited[key]
 
     def pull_ends(self, key: Key, offset: int) -> None:
-        """Its response is here; without one it may still be in flight."""
+        """Note the response to a pull; without one, it may still be in flight."""
         self._pulls[key, offset] -= 1
 
     def commits(self, member: str, key: Key, offset: int, *, waits: bool = False) -> object:

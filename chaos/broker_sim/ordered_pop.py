@@ -238,7 +238,7 @@ class OrderedPop(Workload):
         self._ask(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, on_response)
 
     def _ask(self, source: From, code: RequestCode, ext: dict[str, Any], done: OnResponse) -> None:
-        """Mostly the broker that the message came from: if one acknowledgement is missing, all behind it is
+        """Ask mostly the broker that the message came from: if one acknowledgement is missing, later ones are
         redelivered.
         """
         elsewhere = not self.stopped and self.rng.random() < 0.05

@@ -242,7 +242,7 @@ class BrokerProcess(LogProcess):
         self._cluster.broker_began(self)
 
     def _in_background(self, job: Job) -> None:
-        """Like a worker thread: the job runs some time later, and its result arrives some time after that."""
+        """Run a job some time later, as a worker thread does; its result arrives some time after that."""
 
         def work() -> None:
             self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.02)), job())

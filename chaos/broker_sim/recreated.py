@@ -131,7 +131,7 @@ class Recreated(Workload):
         self.clients[0].request(node, code, ext, b"", done, serialization=self.encoding(code))
 
     def _go_to(self, queue_id: int, offset: int) -> None:
-        """The reader continues elsewhere: everything before must be read, of a deleted topic, or dropped."""
+        """Let the reader continue at ``offset``: every message before must be read, of a deleted topic, or dropped."""
         for stored in self.ledger.queues.get((self.topic, queue_id), [])[self._read_to[queue_id] : offset]:
             if self._is_missing(stored):
                 raise Violation(f"skipped: the reader of queue {queue_id} goes on at {offset}, behind {stored.place}")

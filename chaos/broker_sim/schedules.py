@@ -104,7 +104,7 @@ class ScheduledMessages(Workload):
             self.send(self.new("plain", {}))
 
     def _near_a_tick(self, name: str) -> float:
-        """Now, or just before a schedule ticks, so that a change is in flight then."""
+        """A time: now, or just before a schedule ticks, so that a change is in flight then."""
         there, now_ms = self._there.get(name), self.cluster.true_ms()
         if there is None or self.rng.random() < 0.3:
             return self.cluster.now

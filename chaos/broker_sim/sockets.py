@@ -41,7 +41,7 @@ class End(Protocol):
     """One end of a line."""
 
     def arrived(self, data: bytes) -> None:
-        """Bytes came."""
+        """Take received bytes."""
 
     def hung_up(self) -> None:
         """Take the end of the stream: the other end is closed, and nothing arrives after that."""
@@ -289,7 +289,7 @@ class SimReactor:
         return self._cluster.healing
 
     def hears(self, sock: SimSocket, data: bytes) -> None:
-        """Something arrived for a socket; it is read in a turn of its own, or in one with others."""
+        """Deliver bytes to a socket in a turn of their own, or in one with others."""
 
         def step() -> None:
             sock.deliver(data)

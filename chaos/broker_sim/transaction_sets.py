@@ -169,7 +169,7 @@ class SetTransactions:
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def offsets(self, command: CommitOffsets) -> None:
-        """Offsets were committed in this entry."""
+        """Note the offsets that were committed in this entry."""
         self._rows += command.offsets
 
     @staticmethod
@@ -231,7 +231,7 @@ class SetTransactions:
                 raise Violation(f"set: {sent} is visible {copies[sent.value]} times")
 
     def check_offset(self, node_id: str, offsets: Any) -> None:
-        """The offsets of a replica, by group and topic and queue, are what transactions committed."""
+        """Check that a replica's offsets, by group, topic and queue, are the ones that transactions committed."""
         offset = offsets.get((_WORKERS, self._workload.topic), {}).get(_INPUT_QUEUE, 0)
         if offset != self._consumed_to:
             raise Violation(

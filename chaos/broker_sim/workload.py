@@ -435,7 +435,7 @@ class Workload:
             self._seek(queue_id, low)
 
     def _seek(self, queue_id: int, offset: int) -> None:
-        """The reader of a queue begins at an offset."""
+        """Let the reader of a queue begin at an offset."""
         self._read_to[queue_id] = offset
         queue, reader = queue_name(self.topic, queue_id), self._readers[queue_id]
         reader.invoke("seek", k=queue, o=offset)

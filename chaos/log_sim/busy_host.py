@@ -83,5 +83,5 @@ def _whole_host(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfi
 
 
 def _length(rng: random.Random, longest: float) -> float:
-    """Seconds; short and long ones are equally likely."""
+    """Draw a length in seconds; short and long ones are equally likely."""
     return float(STALL_SECONDS_MIN * (longest / STALL_SECONDS_MIN) ** rng.random())

@@ -29,7 +29,7 @@ class CatchUp:
         self.finished = 0
 
     def offer(self, process: Process, peer: NodeId) -> None:
-        """The leader offers its files; see `raftlog.log_transfer.Offers`."""
+        """Offer the leader's files to a peer; see `raftlog.log_transfer.Offers`."""
         replica, log, cluster = process.replica, process.log, self._cluster
         manifest = log.manifest(replica.commit_index, conf=encode_conf(process.core.conf_at(log.base[0])))
         manifest = msgspec.structs.replace(manifest, archived=process.archived())

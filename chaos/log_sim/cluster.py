@@ -359,7 +359,7 @@ class Cluster:
         self.restart(node)
 
     def repair_fails(self, node: Node, error: SegmentError) -> None:
-        """The disk of a node under repair fails."""
+        """End the repair of a node whose disk fails."""
         self._check_refusal(node, error)
         self.note(f"{node.node_id} gives its repair up: {error}")
         node.kill(power_cut=False)

@@ -48,7 +48,7 @@ class Group(World, Protocol):
         """Reopen the node's log so that everything is read: a read failed at ``pos``, or a scrub found damage."""
 
     def repair_fails(self, node: Node, error: SegmentError) -> None:
-        """The disk of a node under repair fails."""
+        """End the repair of a node whose disk fails."""
 
     def flip_derived(self, node: Node, place: float) -> bool:
         """Flip a bit in a derived file of a node; returns whether there was one."""

@@ -101,7 +101,7 @@ class History:
     # -- nodes -------------------------------------------------------------------------------------------------
 
     def elected(self, node: NodeId, term: int, last_index: int, chain_at: Callable[[int], int]) -> None:
-        """Election safety and leader completeness: one leader per term, and it has everything committed before."""
+        """Check election safety and leader completeness: one leader per term, which has everything committed before."""
         if self._leaders.setdefault(term, node) != node:
             raise Violation(f"election safety: {node} and {self._leaders[term]} both lead in term {term}")
         # A late vote may still elect a leader of a term that others have left; it commits nothing, and need not have
@@ -127,7 +127,7 @@ class History:
     def applied(
         self, node: NodeId, term: int, entry: Entry, data: Callable[[], bytes], confs: Sequence[ConfState]
     ) -> None:
-        """State machine safety and durability: one entry per index, on the disks of a majority.
+        """Check state machine safety and durability: one entry per index, on the disks of a majority.
 
         ``term`` is the node's; the entry was committed in it or before. ``data`` is header and body; one of ``confs``
         defines the majority.
@@ -147,7 +147,7 @@ class History:
         self._committed_in.append(max(term, self._committed_in[-1] if self._committed_in else 0))
 
     def check_acknowledged(self, node: NodeId, applied_index: int) -> None:
-        """Everything acknowledged to clients is in the log of ``node``, whose entries were all compared before."""
+        """Check that ``node``, whose entries were all compared before, has everything acknowledged to clients."""
         if applied_index < self.acked_index:
             raise Violation(f"lost write: {node} ends at {applied_index}, but {self.acked_index} was acknowledged")
 

@@ -363,7 +363,7 @@ class Nemesis:
         cluster.at(at, self._unless_healed, lambda: self._go_on_with(late, victim.node_id))
 
     def _go_on_with(self, late: list[NodeId], victim: NodeId) -> None:
-        """``victim`` loses power or is killed, and is then alone with the late nodes."""
+        """Cut the power of ``victim`` or kill it; then leave it alone with the late nodes."""
         cluster = self._cluster
         rest = tuple(node for node in cluster.nodes if node not in (victim, *late))
         by_turns = self.effective[DelayedTransferTarget.__name__] % 2

@@ -44,7 +44,7 @@ class Process(Protocol):
         """Begin to read archived bytes for a new replica; returns False if there is no archive."""
 
     def begun(self) -> None:
-        """The process runs: its own timers and I/O start."""
+        """Start the timers and I/O of a running process."""
 
     def stops(self) -> None:
         """Prepare for a clean stop of the process."""
@@ -98,10 +98,10 @@ class World(Protocol):
         """Run ``step`` in the node's process, unless it has ended by then."""
 
     def process_ends(self, node: Node, error: Exception) -> None:
-        """The node's process fails."""
+        """End a node's failed process."""
 
     def offers(self, process: Process, peer: NodeId) -> None:
-        """The node leads, and ``peer`` needs files of its log."""
+        """Offer files to ``peer``, which needs them from the leading node."""
 
     def leads(self, node: Node, term: int) -> None:
         """Note that the node was elected."""
@@ -256,13 +256,13 @@ class Node:
             self._suspended_at = self.clock()
 
     def awake(self) -> None:
-        """The machine runs, whether it was suspended or not."""
+        """Let the machine run, whether it was suspended or not."""
         if self._suspended_at is not None:
             self._suspended_seconds += self.clock() - self._suspended_at
             self._suspended_at = None
 
     def leap(self, seconds: float) -> None:
-        """The clock jumps ahead."""
+        """Let the clock jump ahead."""
         self._clock_ahead += seconds
 
     def world_time(self, local: float) -> float:

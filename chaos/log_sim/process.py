@@ -153,7 +153,7 @@ class LogProcess:
             node.checkpoint = log.base[0]
 
     def _found_damage(self, damage: StorageCorrupt) -> None:
-        """Like `raftlog.node`: transfer leadership, and end a moment later to be repaired."""
+        """Transfer leadership as `raftlog.node` does, and end a moment later to be repaired."""
         if not self._damaged:
             self._damaged = True
             self._world.later(self.node, 0.0, lambda: self.replica.transfer())
@@ -164,12 +164,12 @@ class LogProcess:
         """Accept every body."""
 
     def begun(self) -> None:
-        """The process runs: its own timers and I/O start."""
+        """Start the timers and I/O of a running process."""
         self._world.later(self.node, DISK_POLL_SECONDS, self.watch_disk)
         self.started()
 
     def started(self) -> None:
-        """The process runs; it may schedule work from now on."""
+        """Schedule the first work of a running process."""
 
     def stops(self) -> None:
         """Prepare for a clean stop of the process."""

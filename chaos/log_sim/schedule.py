@@ -179,7 +179,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
 def draw_config(
     rng: random.Random, *, hunted: bool, uncommitted_bytes_max: tuple[int, ...] = (500, 64 * 1024 * 1024)
 ) -> CoreConfig:
-    """Settings of a group; ``hunted`` means that its leaders are hit soon."""
+    """Draw the settings of a group; ``hunted`` means that its leaders are hit soon."""
     patience = 0.3 if hunted else rng.choice((0.3, 0.5, 1.5))
     # One entry per message: only so do entries of an older term travel without the one that opens the new term.
     append_bytes_max = rng.choice((1, 1, 1, 150) if hunted else (1, 150, 1000, 256 * 1024))
@@ -220,7 +220,7 @@ def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[T
 
 
 def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: float, seconds: float) -> list[Timed]:
-    """Repeatedly: one node misses something, another one forgets it, and the nodes that have it are away."""
+    """Draw repeated faults: one node misses something, another one forgets it, and the nodes that have it are away."""
     faults: list[Timed] = []
     end_of: type[PowerCut | Crash] = PowerCut
     other: type[PowerCut | Crash] = Crash
@@ -241,7 +241,7 @@ def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: floa
 
 
 def _late_successors(rng: random.Random, victim: NodeId, patience: float, seconds: float) -> list[Timed]:
-    """Repeatedly; while the forgetful node is back, it must not elect another leader on a leader's word."""
+    """Draw repeated faults: while the forgetful node is back, it must not elect another leader on a leader's word."""
     faults: list[Timed] = []
     at = rng.uniform(1.0, 2.0)
     while at < seconds - patience:
@@ -251,7 +251,7 @@ def _late_successors(rng: random.Random, victim: NodeId, patience: float, second
 
 
 def _failed_syncs(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
-    """Repeatedly: a sync fails, the process restarts, and a while later the machine loses power."""
+    """Draw repeated faults: a sync fails, the process restarts, and a while later the machine loses power."""
     faults: list[Timed] = []
     at = rng.uniform(0.5, 2.0)
     while at < seconds:
@@ -274,7 +274,7 @@ def _disputed_changes(rng: random.Random, patience: float, seconds: float) -> li
 
 
 def draw_limits(rng: random.Random, seed: int) -> LogLimits:
-    """Limits of the log, most of them small."""
+    """Draw limits of the log, most of them small."""
     # Drawn separately, so that earlier draws stay the same.
     others = draw(random.Random(f"{seed} log limits"), TEST_MIN, DEFAULT)
     drawn = {
@@ -294,7 +294,7 @@ Timed = tuple[float, Fault]
 def draw_faults(
     rng: random.Random, nodes: Sequence[NodeId], kinds: Sequence[str], calm: LinkQuality, seconds: float
 ) -> list[Timed]:
-    """Periods of up to three seconds, a quarter of them without faults; a period may leave its damage behind."""
+    """Draw periods of up to three seconds, a quarter of them without faults; a period may leave its damage behind."""
     faults: list[Timed] = []
     start = rng.uniform(0.0, 2.0)
     while kinds and start < seconds:
@@ -393,14 +393,14 @@ def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, st
 
 
 def bit_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
-    """Bits of old entries flip on the disks of a minority, and no other fault makes a node read them."""
+    """Draw bit flips of old entries on the disks of a minority; no other fault makes a node read them."""
     victims = nodes[1 : 1 + (len(nodes) - 1) // 2]
     times = [rng.uniform(1.0, seconds) for _ in range(rng.randint(3, 20))] if victims else []
     return [(at, BitFlip(rng.choice(victims), rng.uniform(0.1, 0.9))) for at in sorted(times)]
 
 
 def queue_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
-    """Bits of consume queue files flip, on any machine: while its broker runs, or while it is down for a moment."""
+    """Draw bit flips of consume queue files, on any machine: while its broker runs or is down for a moment."""
     faults: list[Timed] = []
     for _ in range(rng.randint(2, 6)):
         at, node = rng.uniform(1.0, seconds - 1.0), rng.choice(nodes)

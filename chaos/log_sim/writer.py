@@ -181,7 +181,7 @@ class SimWriter:
             self._on_done()
 
     def _run(self, turns: QueueTurns) -> None:
-        """Go on until the writer waits. Raises `StorageFailed`."""
+        """Continue until the writer waits. Raises `StorageFailed`."""
         self._is_waiting = False
         while not self._is_waiting:
             assert turns.wait(), "nobody has closed the writer"
@@ -208,7 +208,7 @@ class SimWriter:
             self._fail(error)
 
     def _reported(self, ticket: int) -> None:
-        """The queue says that everything up to ``ticket`` is durable."""
+        """Check that everything up to ``ticket`` is durable, as the queue reports."""
         if ticket < self._checked_ticket or ticket != self.done_ticket:
             raise Violation(f"the log writer reports ticket {ticket}, but {self.done_ticket} is done")
         self._check_up_to(ticket)
@@ -224,7 +224,7 @@ class SimWriter:
         return self._on_send(frame)
 
     def _check_up_to(self, ticket: int) -> None:
-        """Everything up to ``ticket`` is said to be durable."""
+        """Check on the disk that everything up to ``ticket`` is durable."""
         assert self._store is not None
         if ticket == self._checked_ticket:
             return

@@ -116,7 +116,7 @@ def changed_files(name: str, patches: Path = PATCHES) -> list[str]:
 
 
 def check(name: str, patches: Path = PATCHES) -> None:
-    """Whether the patch applies to the production code, which stays as it is. Raises `PatchFailed`."""
+    """Check that the patch applies to the production code, without changing it. Raises `PatchFailed`."""
     _apply(patches / f"{name}.patch", PROJECT, "--dry-run")
 
 
@@ -153,7 +153,7 @@ def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, pat
 
 
 def _link(source: str, target: str) -> None:
-    """Like a copy, at a tenth of the time. What changes in one of them has to be copied: a patch, a compiled module."""
+    """Link a file, at a tenth of a copy's time. Files that may change are copied: patches, compiled modules."""
     if not source.endswith(".so"):
         with contextlib.suppress(OSError):  # another file system
             os.link(source, target)
@@ -257,7 +257,7 @@ class BugSearches:
         return self._pool.submit(begin)
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the searches."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -100,7 +100,7 @@ class WarmPython:
         self._server.communicate()
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the interpreter."""
         return self
 
     def __exit__(

@@ -122,7 +122,7 @@ class GrpcConnection:
 
 @asynccontextmanager
 async def open_grpc(port: int, client_id: str) -> AsyncIterator[GrpcConnection]:
-    """A connection to a proxy on this machine, until the block ends. Raises OSError."""
+    """Connect to a proxy on this machine, until the block ends. Raises OSError."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream, trio.open_nursery() as nursery:
         connection = GrpcConnection(stream, client_id)
         nursery.start_soon(connection.read)

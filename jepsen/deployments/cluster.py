@@ -195,11 +195,11 @@ class Cluster:
         return sorted(name for name in self._clients if self.is_running(name))
 
     async def kill(self, name: str) -> None:
-        """SIGKILL, and wait until the process has ended."""
+        """Send SIGKILL, and wait until the process has ended."""
         await self.end(name, signal.SIGKILL)
 
     async def stop(self, name: str) -> None:
-        """SIGTERM, and wait until it has ended; killed if it takes too long."""
+        """Send SIGTERM, and wait until the process has ended; kills it if it takes too long."""
         await self._processes.stop(name, STOP_SECONDS_MAX)
 
     async def end(self, name: str, number: signal.Signals) -> None:
@@ -207,7 +207,7 @@ class Cluster:
         await self._processes.end(name, number)
 
     def may_end(self, name: str) -> None:
-        """An exit of this server is expected from now on."""
+        """Treat an exit of this server as expected from now on."""
         self._processes.may_end(name)
 
     def must_not_end(self, name: str) -> None:
@@ -263,7 +263,7 @@ class Cluster:
     # -- status --------------------------------------------------------------------------------------------------------
 
     async def figures(self, node: str, seconds: float = 1.0) -> dict[str, str] | None:
-        """A broker's figures; None if it does not answer in time."""
+        """Ask a broker for its figures; None if it does not answer in time."""
         return await ask_figures(*self.network.clients_reach(node), seconds)
 
     async def all_figures(self, seconds: float = 1.0) -> dict[str, dict[str, str]]:
@@ -382,7 +382,7 @@ def _text(address: Address) -> str:
 
 
 def node_names(count: int) -> tuple[str, ...]:
-    """n0, n1, ..."""
+    """The names n0, n1, ..."""
     return tuple(f"n{number}" for number in range(count))
 
 

@@ -123,7 +123,7 @@ def _difference(one: bytes, other: bytes) -> int:
 
 @asynccontextmanager
 async def open_disks(directory: Path, nodes: tuple[str, ...]) -> AsyncIterator[dict[str, Disk]]:
-    """A disk for each broker until the block ends; then its files are in ``directory`` by the name of the broker.
+    """Make a disk for each broker until the block ends; then its files are in ``directory`` by the name of the broker.
 
     Raises OSError, subprocess.CalledProcessError.
     """

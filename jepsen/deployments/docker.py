@@ -99,7 +99,7 @@ def _sandbox(name: str) -> str:
 
 
 async def _make_sandbox(name: str) -> None:
-    """A container without a network, whose namespace gets the name that `ip netns` knows it by."""
+    """Start a container without a network, whose namespace gets the name that `ip netns` knows it by."""
     options = ["--detach", "--rm", "--network", "none", "--name", _sandbox(name), "--label", _LABEL, "--read-only"]
     run = ["docker", "run", *options, "--entrypoint", "python3.11", IMAGE, "-c", _IDLE]
     await trio.run_process(run, capture_stdout=True)

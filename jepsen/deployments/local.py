@@ -48,7 +48,7 @@ class Loopback:
         return HOST, self.links[node, name_server].port
 
     def replicates(self, node: str) -> Address:
-        """Behind the proxies of the others."""
+        """The address of a broker's replication port, behind the proxies of the others."""
         return HOST, self.replication_ports[node]
 
     def peer(self, node: str, other: str) -> Address:
@@ -56,7 +56,7 @@ class Loopback:
         return self.replicates(node) if node == other else (HOST, self.links[node, other].port)
 
     def program(self, name: str, launch: Launch) -> list[str]:
-        """All run side by side."""
+        """The command of a server, which runs beside the others."""
         return [*launch.prefix, *RAFTMQ]
 
     async def server_pid(self, name: str, process: ChildProcess) -> int:

@@ -144,7 +144,7 @@ class Networks:
                 await _run(*self.command(node), "nft", "-f", "-", stdin=deaf_to(hosts))
 
     async def dropped(self) -> int:
-        """Packets dropped in all namespaces."""
+        """The number of packets dropped in all namespaces."""
         total = 0
         for name in _servers(self.count):
             done = await trio.run_process(
@@ -213,7 +213,7 @@ async def _line(process: trio.Process) -> bytes:
 
 
 def _servers(count: int) -> list[str]:
-    """So many brokers, and the name servers."""
+    """The names of ``count`` brokers, and of the name servers."""
     return [*(f"n{number}" for number in range(count)), *NAME_SERVERS]
 
 

@@ -88,7 +88,7 @@ class Server(ThreadingHTTPServer):
             time.sleep(float(self._delay.read_text()))
 
     def note(self, line: str) -> None:
-        """A line for each answer."""
+        """Print a line for an answer."""
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
@@ -317,7 +317,7 @@ class ObjectStorage:
         await self._processes.wait_ended(NAME)
 
     def delay(self, seconds: float) -> None:
-        """Each request waits for so long before anything is done for it, from now on."""
+        """Let each request wait for ``seconds`` before anything is done for it, from now on."""
         new = self.directory / f"{_DELAY}.new"
         new.write_text(str(seconds))
         new.rename(self.directory / _DELAY)

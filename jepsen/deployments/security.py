@@ -59,7 +59,7 @@ def secured(name: str, directory: Path, hosts: Sequence[str]) -> Iterator[Mappin
 
 
 def _accounts(directory: Path, hosts: Sequence[str]) -> Security:
-    """One administrator, who signs every request."""
+    """Make one administrator, who signs every request."""
     key = secrets.token_hex(16)
     path = directory / "plain_acl.yml"
     path.touch(mode=0o600)

@@ -14,7 +14,7 @@ from jepsen.schedule import Step
 
 
 async def clients(injection: Injection, step: Step, leader: str) -> None:
-    """SIGKILL or SIGSTOP of one or of all, or their packets are dropped.
+    """Send SIGKILL or SIGSTOP to one client or to all, or drop their packets.
 
     The workload restarts killed ones.
     """

@@ -63,7 +63,7 @@ async def damage(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def _damage_running(injection: Injection, step: Step, node: str, commitlog: Path) -> None:
-    """A bit flips under a running broker while another one is away, which may need those bytes when it returns.
+    """Flip a bit under a running broker while another one is away, which may need those bytes when it returns.
 
     The broker detects it by itself, when the bytes are read, or at its next start.
     """
@@ -118,7 +118,7 @@ async def repaired(injection: Injection, node: str, damaged: list[Damaged]) -> N
 
 
 async def fill_disk(injection: Injection, step: Step, leader: str) -> None:
-    """A broker's directory moves to a small file system, which is filled, and emptied again. Needs root.
+    """Move a broker's directory to a small file system, fill that, and empty it again. Needs root.
 
     A leader with a full disk must transfer leadership; the replica catches up by itself when there is room again.
     """

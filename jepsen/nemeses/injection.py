@@ -40,7 +40,7 @@ class Injection:
 
     @asynccontextmanager
     async def fault(self, kind: str, what: str, nodes: tuple[str, ...], *, majority: bool = True) -> AsyncIterator[int]:
-        """A fault of a scenario, which ends with the block; yields its number."""
+        """Inject a fault of a scenario, which ends with the block; yields its number."""
         number = self._begin(kind, what, nodes, "", majority)
         yield number
         self.end(number)
@@ -51,12 +51,12 @@ class Injection:
         return self.recorder.fault_begins(kind, described, nodes, majority=majority)
 
     def confirm(self, number: int, seen: str) -> None:
-        """Its effect was observed."""
+        """Record that the effect of a fault was observed."""
         self.say(f"  seen: {seen}")
         self.recorder.fault_confirmed(number, seen)
 
     def misbehaved(self, node: str, did: str) -> None:
-        """A broker did what no fault excuses; the verdict is broken."""
+        """Record an action of a broker that no fault excuses; the verdict is broken."""
         self.say(f"  {node} {did}")
         self.recorder.note("misbehaved", n=node, err=did)
 

@@ -25,7 +25,7 @@ ELECTION_SECONDS = 6.0
 
 
 async def members(injection: Injection, step: Step, leader: str) -> None:
-    """Operators change the membership; confirmed by the members that the leader reports."""
+    """Change the membership as operators do; confirmed by the members that the leader reports."""
     match step.variant.what:
         case "a fourth replica joins, one of them leaves":
             await _join_and_leave(injection, step, kills=False)
@@ -62,7 +62,7 @@ async def readd(cluster: Cluster, node: str) -> None:
 
 
 async def _join_and_leave(injection: Injection, step: Step, *, kills: bool) -> None:
-    """A spare joins and becomes a voter; then any of the four leaves. With ``kills``, members die meanwhile."""
+    """Let a spare join and become a voter; then let any of the four leave. With ``kills``, members die meanwhile."""
     cluster = injection.cluster
     node = await prepare_spare(cluster)
     number = injection.begin(step, (node,))
@@ -119,7 +119,7 @@ async def _learner_dies(injection: Injection, step: Step) -> None:
 
 
 async def _replace(injection: Injection, step: Step) -> None:
-    """A member dies permanently, and a spare replaces it."""
+    """Kill a member for ever, and replace it by a spare."""
     cluster = injection.cluster
     dead = injection.rng.choice(cluster.nodes)
     number = injection.begin(step, (dead,))
@@ -140,8 +140,7 @@ async def _replace(injection: Injection, step: Step) -> None:
 
 
 async def _wiped(injection: Injection, step: Step, leader: str) -> None:
-    """A follower restarts under its name without data: it must not vote until it is removed and added as a new
-    one.
+    """Restart a follower under its name without data: it must not vote until it is removed and added as a new one.
 
     The other follower requests its vote while the leader is dead: with that vote, everything that only the leader and
     the wiped one acknowledged would be lost.
@@ -208,7 +207,7 @@ def _address(cluster: Cluster, node: str) -> str:
 
 
 async def confirm_members(injection: Injection, number: int) -> None:
-    """Observed: the members that the leader reports."""
+    """Confirm a fault by the members that the leader reports."""
     now = await operators.members(injection.cluster)
     injection.confirm(number, f"the group has the members {', '.join(sorted(now))}")
 
@@ -216,7 +215,7 @@ async def confirm_members(injection: Injection, number: int) -> None:
 async def change_members(
     cluster: Cluster, roles: Mapping[str, str | None], operation: Callable[[GroupSession], Awaitable[GroupAnswer]]
 ) -> None:
-    """The effect of a `raftmq group` command, until these nodes have these roles, None for none. Raises ClusterFailed.
+    """Repeat a change of members until these nodes have these roles, None for none. Raises ClusterFailed.
 
     If the leader dies the outcome is unknown, so the command is repeated.
     """
@@ -238,10 +237,10 @@ async def change_members(
 
 
 def add(cluster: Cluster, node: str, *, voter: bool) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:
-    """`raftmq group add`."""
+    """The operation of `raftmq group add`."""
     return lambda session: session.add(node, _address(cluster, node), voter=voter, patience=CHANGE_SECONDS_MAX)
 
 
 def remove(node: str) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:
-    """`raftmq group remove`."""
+    """The operation of `raftmq group remove`."""
     return lambda session: session.change("remove", node)

@@ -17,7 +17,7 @@ ROUNDS = 6
 
 
 async def restart(injection: Injection, step: Step, leader: str) -> None:
-    """SIGTERM and restart; the next one when this one has caught up."""
+    """Send SIGTERM and restart; the next broker when this one has caught up."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -35,7 +35,7 @@ async def restart(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def transfer(injection: Injection, step: Step, leader: str) -> None:
-    """`raftmq group transfer`; confirmed by the new leader, or by the death of the target."""
+    """Transfer leadership as `raftmq group transfer`; confirmed by the new leader, or by the death of the target."""
     match step.variant.what:
         case "leadership to a follower that is killed":
             await _transfer_to_dead(injection, step, leader)
@@ -62,7 +62,7 @@ async def _transfer(injection: Injection, step: Step, leader: str, *, rounds: in
 
 
 async def _transfer_to_dead(injection: Injection, step: Step, leader: str) -> None:
-    """The follower dies just before the request: the leader must not wait for it for long."""
+    """Kill the follower just before the request: the leader must not wait for it for long."""
     cluster = injection.cluster
     to = injection.rng.choice([node for node in cluster.nodes if node != leader])
     number = injection.begin(step, (leader, to))
@@ -89,7 +89,7 @@ async def _ask_for_transfer(injection: Injection, to: str = "") -> None:
 
 
 async def kill_name_servers(injection: Injection, step: Step, leader: str) -> None:
-    """SIGKILL of one or both; they restart empty until brokers register again."""
+    """Send SIGKILL to one or both name servers; they restart empty until brokers register again."""
     cluster = injection.cluster
     names = {"the first": NAME_SERVERS[:1], "the second": NAME_SERVERS[1:], "both": NAME_SERVERS}[step.variant.what]
     number = injection.begin(step, names)

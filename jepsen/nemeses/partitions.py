@@ -23,7 +23,7 @@ async def partition(injection: Injection, step: Step, leader: str) -> None:
 
 @asynccontextmanager
 async def cut(injection: Injection, number: int, planned: Grudges) -> AsyncIterator[None]:
-    """Links are cut until the block ends; confirmed by dropped packets."""
+    """Cut links until the block ends; confirmed by dropped packets."""
     network = injection.cluster.network
     try:
         await network.drop(planned)

@@ -12,7 +12,7 @@ from jepsen.schedule import Step, targets
 
 
 async def power_loss(injection: Injection, step: Step, leader: str) -> None:
-    """All at once; they restart after a while."""
+    """Cut the power of the chosen brokers at once, and restart them after a while."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)

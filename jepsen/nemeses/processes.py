@@ -20,7 +20,7 @@ SHORT_PAUSES = 5
 
 
 async def kill(injection: Injection, step: Step, leader: str) -> None:
-    """SIGKILL, all at once; they restart after a while."""
+    """Send SIGKILL to the chosen brokers at once, and restart them after a while."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -53,7 +53,7 @@ def _unfinished(directory: Path) -> bool:
 
 
 async def pause(injection: Injection, step: Step, leader: str) -> None:
-    """SIGSTOP, and SIGCONT after a while."""
+    """Send SIGSTOP, and SIGCONT after a while."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)

@@ -67,7 +67,7 @@ def throttled(stat: str) -> int:
 
 
 async def memory(injection: Injection, step: Step, leader: str) -> None:
-    """A broker gets hardly any new memory; if the kernel kills it for that, it is restarted.
+    """Give a broker hardly any new memory; if the kernel kills it for that, restart it.
 
     Confirmed by how often the kernel reclaimed memory, or by its death.
     """
@@ -110,7 +110,7 @@ def _figure(text: str, name: str) -> int:
 
 @contextmanager
 def _limited(controller: str, pids: list[int]) -> Iterator[Path]:
-    """A control group with these processes, which share the limit; they leave it at the end."""
+    """Put processes into a control group, in which they share the limit, until the block ends."""
     found = _root(controller)
     assert found is not None, "asked for although it is not available"
     root, version = found

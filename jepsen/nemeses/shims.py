@@ -18,7 +18,7 @@ _END_SECONDS_MAX = 15.0
 
 
 async def clock(injection: Injection, step: Step, leader: str) -> None:
-    """A wall clock jumps, and jumps back at the end; or it strobes. Confirmed by the number of wrong times."""
+    """Let a wall clock jump, and jump back at the end; or let it strobe. Confirmed by the number of wrong times."""
     whose, _, how = step.variant.what.partition(": ")
     nodes = targets(whose, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -36,7 +36,7 @@ async def clock(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def slow_disk(injection: Injection, step: Step, leader: str) -> None:
-    """Each sync takes much longer."""
+    """Make each sync take much longer."""
     nodes = targets(step.variant.what, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
     for node in nodes:

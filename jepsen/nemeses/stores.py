@@ -33,7 +33,7 @@ def _log_files(storage: ObjectStorage) -> list[Path]:
 
 
 async def wait_archived(cluster: Cluster, storage: ObjectStorage) -> None:
-    """Until some files are in the archive only, or for `ARCHIVED_SECONDS_MAX`."""
+    """Wait until some files are in the archive only, or for `ARCHIVED_SECONDS_MAX`."""
 
     async def is_cold() -> bool:
         figures = await cluster.all_figures()
@@ -71,7 +71,7 @@ async def store_gone(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def store_slow(injection: Injection, step: Step, leader: str) -> None:
-    """Each request takes two seconds longer; a broker restarts, and has to read everything again."""
+    """Let each request take two seconds longer, and restart a broker, which has to read everything again."""
     storage = _storage(injection)
     await wait_archived(injection.cluster, storage)
     number = injection.begin(step, injection.cluster.nodes)
@@ -86,7 +86,7 @@ async def store_slow(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def store_rot(injection: Injection, step: Step, leader: str) -> None:
-    """Bits flip in all objects with messages, and a broker restarts: it may refuse, and must not serve them."""
+    """Flip bits in all objects with messages, and restart a broker: it may refuse, and must not serve them."""
     storage = _storage(injection)
     await wait_archived(injection.cluster, storage)
     number = injection.begin(step, injection.cluster.nodes)

@@ -31,7 +31,7 @@ class _Start:
 
 
 def _start(what: str, cluster: Cluster, node: str, other: str) -> _Start:
-    """``other`` is a running broker."""
+    """A wrong start of ``node``; ``other`` is a running broker."""
     host, _ = cluster.network.listens(node)
     match what:
         case "a second process of a broker that runs":
@@ -79,7 +79,7 @@ async def wrong_start(injection: Injection, step: Step, leader: str) -> None:
 
 
 def _contents(directory: Path) -> dict[str, int]:
-    """Checksums of all files below it."""
+    """The checksums of all files below a directory."""
     return {
         str(path.relative_to(directory)): zlib.crc32(path.read_bytes())
         for path in directory.rglob("*")

@@ -47,7 +47,7 @@ class _Axis:
 
 
 def charts(history: History) -> str:
-    """All of them, with headings, as HTML."""
+    """Draw all charts, with headings, as HTML."""
     parts = [
         "<h2>Quantiles</h2><p>Durations of operations that were answered: "
         + ", ".join(f"<span style='color:{colour}'>{_name(part)}</span>" for part, colour in QUANTILES)
@@ -83,7 +83,7 @@ def _bands(history: History, axis: _Axis, height: int) -> Iterator[str]:
 
 
 def _quantiles(history: History) -> Iterator[str]:
-    """One chart for each kind of operation that has a beginning and an end."""
+    """Draw one chart for each kind of operation that has a beginning and an end."""
     axis = _Axis(history)
     took: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for operation in history.operations:
@@ -120,7 +120,7 @@ def _line(points: Sequence[tuple[float, float]], colour: str) -> str:
 
 
 def _rates(history: History) -> str:
-    """Answered operations in a second, by the replica that answered."""
+    """Draw the answered operations per second, by the replica that answered."""
     axis = _Axis(history)
     counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for operation in history.operations:
@@ -174,7 +174,7 @@ def _duration(seconds: float) -> str:
 
 
 def _lanes(history: History) -> str:
-    """A lane for each of the busiest processes; what lies closer together than a few pixels is drawn once."""
+    """Draw a lane for each of the busiest processes; operations within a few pixels are drawn once."""
     axis = _Axis(history)
     counts = Counter(operation.process for operation in history.operations)
     shown = sorted(process for process, _ in counts.most_common(LANES_MAX))

@@ -56,7 +56,7 @@ def report_of(profile: str, backend: str, directory: Path) -> Path:
 
 
 def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:
-    """A judged run, and how often it reached each rare state."""
+    """Describe a judged run, with the number of times that it reached each rare state."""
     counts = {
         name: count for result in verdict.results for name, count in result.counts.items() if result.name in _OF_ROW
     }
@@ -146,7 +146,7 @@ def without(rows: Sequence[Row], cell: Cell) -> list[Row]:
 
 
 def _by_day(rows: Sequence[Row]) -> list[str]:
-    """Dates of the runs, for a report over several days; the software may have changed between them."""
+    """The dates of the runs, for a report over several days; the software may have changed between them."""
     days = Counter(row.began[:10] for row in rows if row.began)
     if len(days) < 2:
         return []

@@ -79,8 +79,8 @@ FAULTS = {
 
 
 def promise_lines(rows: Sequence[Checked], valid: str) -> Iterable[str]:
-    """A table in Markdown: each promise, its workloads, how many runs and operations confirmed it, and how many
-    messages took the compiled send path in these runs.
+    """Yield a table in Markdown: each promise, its workloads, the numbers of runs and operations that confirmed it, and
+    of messages that took the compiled send path in these runs.
     """
     yield "| promise | workloads | valid runs | operations checked | messages by the compiled send path |"
     yield "|---|---|---:|---:|---:|"

@@ -45,7 +45,7 @@ def runs_in(store: Path) -> dict[str, Stored]:
 
 
 def index_page(runs: dict[str, Stored]) -> str:
-    """All runs; two can be chosen."""
+    """Write the page of all runs; two can be chosen."""
     rows = []
     for name, run in runs.items():
         faults = run.plan.get("scenario") or ", ".join(run.plan.get("nemeses", ()))
@@ -103,7 +103,7 @@ def _page(title: str, body: str) -> str:
 
 class _Handler(SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
-        """The list, a comparison, or a file of a run."""
+        """Answer with the list, a comparison, or a file of a run."""
         url = urlsplit(self.path)
         store = Path(self.directory)
         if url.path == "/":
@@ -131,5 +131,5 @@ class _Handler(SimpleHTTPRequestHandler):
 
 
 def open_server(store: Path, port: int) -> ThreadingHTTPServer:
-    """A server of the runs below a directory, on the loopback address only; port 0: any. Raises OSError."""
+    """Open a server of the runs below a directory, on the loopback address only; port 0: any. Raises OSError."""
     return ThreadingHTTPServer((HOST, port), partial(_Handler, directory=str(store)))

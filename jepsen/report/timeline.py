@@ -39,7 +39,7 @@ class LogScale(NamedTuple):
         return self.top + self.height * (1 - min(part, 1.0))
 
     def lines(self) -> Iterator[str]:
-        """A line for each power of ten."""
+        """Draw a line for each power of ten."""
         for decade in range(self.first, self.last + 1):
             y = self.y(10.0**decade)
             label = f"{10**decade} s" if decade >= 0 else f"{10.0 ** (decade + 3):g} ms"

@@ -20,14 +20,14 @@ Away = Callable[[Injection, int, str], AbstractAsyncContextManager[None]]
 
 
 def cut_off(injection: Injection, number: int, node: str) -> AbstractAsyncContextManager[None]:
-    """A node receives nothing from the others, and they nothing from it."""
+    """Let a node receive nothing from the others, and these nothing from it."""
     others = [each for each in injection.cluster.nodes if each != node]
     return cut(injection, number, apart(node, others))
 
 
 async def away_then_power_loss(kind: str, away: Away, injection: Injection) -> None:
-    """The leader and one follower acknowledge; then that follower loses power, its leader is away, and the third is
-    back.
+    """Let the leader and one follower acknowledge while the third is away; then cut that follower's power, take the
+    leader away, and bring the third back.
 
     The two that are left are one that missed everything and one that should have it on its disk.
     """

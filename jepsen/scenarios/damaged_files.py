@@ -20,7 +20,7 @@ CHECKPOINT_SECONDS = 2.0
 
 
 async def bit_errors(injection: Injection) -> None:
-    """Bits of all closed log files of one replica flip."""
+    """Flip bits of all closed log files of one replica."""
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)
     commitlog = cluster.data_dir(node) / "commitlog"
@@ -36,7 +36,7 @@ async def bit_errors(injection: Injection) -> None:
 
 
 async def on_every_replica(injection: Injection) -> None:
-    """All replicas are damaged, no two of them in the same place; all must repair each other."""
+    """Damage all replicas, no two of them in the same place; all must repair each other."""
     cluster = injection.cluster
     await wait_for_closed_files(cluster, cluster.nodes)
     async with injection.fault("damage", "helix", cluster.nodes, majority=False) as number:

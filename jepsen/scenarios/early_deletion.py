@@ -22,7 +22,7 @@ REFILL_SECONDS_MAX = 90.0
 
 
 async def full_disk_then_lead(injection: Injection) -> None:
-    """The leader's disk fills up until it deletes files early; it is asked to lead again, and fetches them."""
+    """Fill the leader's disk until it deletes files early; then let it lead again, which makes it fetch them."""
     cluster = injection.cluster
     node = await cluster.leader()
     await wait_for_closed_files(cluster, (node,))

@@ -92,7 +92,7 @@ async def look_at_minority(injection: Injection, nodes: Sequence[str], *, of: in
 
 
 async def change_under_faults(injection: Injection) -> None:
-    """A fourth replica joins and one leaves; meanwhile one replica after the other is killed or cut off."""
+    """Let a fourth replica join and one leave; meanwhile kill or cut off one replica after the other."""
     cluster = injection.cluster
     node = await prepare_spare(cluster)
     async with injection.fault("members", "a fourth joins, one leaves", (node,)) as number:
@@ -115,7 +115,7 @@ async def change_under_faults(injection: Injection) -> None:
 
 
 async def _disturb(injection: Injection, nodes: Sequence[str], until: trio.Event) -> None:
-    """One after the other is killed or cut off, or the group is cut in halves; at least one of each."""
+    """Kill or cut off one replica after the other, or cut the group in halves; at least one of each."""
     cluster, rng = injection.cluster, injection.rng
     due = ["one killed", "one cut off", "halves"]
     kinds = tuple(due)

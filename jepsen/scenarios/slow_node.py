@@ -20,7 +20,7 @@ VARIANTS = (("slow-disk", "follower"), ("packets", "follower"), ("slow-disk", "l
 
 
 async def slow_node(injection: Injection) -> None:
-    """A follower's or the leader's disk, or a follower's link, is slow for a while."""
+    """Slow down a follower's or the leader's disk, or a follower's link, for a while."""
     cluster = injection.cluster
     await trio.sleep(CALM_SECONDS)
     leader = await cluster.leader()

@@ -16,7 +16,7 @@ VARIANTS = (("leader", "ahead"), ("follower", "ahead"), ("leader", "behind"))
 
 
 async def wrong_for_a_while(injection: Injection) -> None:
-    """A year ahead or behind for ten seconds; retention looks at the files meanwhile and afterwards."""
+    """Set a clock a year ahead or behind for ten seconds; retention looks at the files meanwhile and afterwards."""
     cluster = injection.cluster
     leader = await cluster.leader()
     whose, how = injection.draw("clock", VARIANTS)

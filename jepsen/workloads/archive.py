@@ -25,7 +25,7 @@ class ArchiveWorkload(LogWorkload):
     }
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """A read from anywhere in a queue, or an operation of the log."""
+        """Read from anywhere in a queue, or do an operation of the log."""
         if rng.random() < 0.3:
             queue_id = rng.randrange(QUEUES)
             newest = self.newest[f"{self.topic}/{queue_id}"]

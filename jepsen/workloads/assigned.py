@@ -35,17 +35,17 @@ class AssignedWorkload(Workload):
         self.read_values: set[str] = set()
 
     async def produce(self) -> None:
-        """All producers."""
+        """Produce with the SDK until stopped."""
         await produce_with_sdk(self)
 
     async def consume(self) -> None:
-        """All readers."""
+        """Run the readers until cancelled."""
         async with trio.open_nursery() as nursery:
             for number in range(READERS):
                 nursery.start_soon(self._read, f"jepsen_reader_{number}")
 
     async def wait_drained(self) -> None:
-        """Until one reader has everything."""
+        """Wait until one reader has everything."""
         await self._wait_consumed()
 
     async def _read(self, group: str) -> None:

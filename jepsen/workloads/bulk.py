@@ -31,7 +31,7 @@ class BulkWorkload(LogWorkload):
     summary = "raw appends, and bulk reads at any replica"
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """A bulk read of all queues, or an operation of the log."""
+        """Bulk-read all queues, or do an operation of the log."""
         if rng.random() < 0.3:
             is_current = rng.random() < 0.5
             await self._read_in_bulk(wire, node, rng, BACK_MAX, is_current=is_current, wait_ms=rng.choice(WAITS_MS))

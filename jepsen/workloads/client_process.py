@@ -84,7 +84,7 @@ class _Life:
             self._producer.info("send", "its process has ended", v=self._under_way)
 
     async def _send_one_by_one(self) -> None:
-        """One message at a time, each once the previous one has an outcome, until the workload stops."""
+        """Send one message at a time, each once the previous one has an outcome, until the workload stops."""
         assert self._process.stdin is not None, "clients take orders by their input"
         worker = self._producer
         while not self._workload.stopping.is_set():

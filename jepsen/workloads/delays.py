@@ -48,7 +48,7 @@ class DelaysWorkload(LaterWorkload):
             nursery.start_soon(send_pipelines, self, self._add_delayed)
 
     def _add_delayed(self, pipeline: Pipeline, rng: random.Random) -> None:
-        """A message with a delay level, in a pipeline."""
+        """Add a message with a delay level to a pipeline."""
         worker, value = pipeline.new_message(rng)
         level = rng.choice(tuple(LEVELS_MS))
         worker.invoke("schedule", v=value, o=LEVELS_MS[level])

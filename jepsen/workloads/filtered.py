@@ -67,13 +67,13 @@ class FilteredWorkload(QueueWorkload):
             await super().consume()
 
     async def wait_drained(self) -> None:
-        """Until the group has everything that its filter lets through."""
+        """Wait until the group has everything that its filter lets through."""
         await self._wait_none_left(lambda: len(self._wanted - self.consumed))
 
     def _subscribe(self, consumer: PushConsumer) -> None:
         consumer.subscribe(self.topic, filter=self._filter)
 
     async def _run_filter_server(self, name: str, node: str) -> None:
-        """Beside a broker, until cancelled; again and again."""
+        """Run a filter server beside a broker, again and again, until cancelled."""
         host, port = self.cluster.network.clients_reach(node)
         await self._servers.run(name, "filter-server", "--namesrv", self.cluster.namesrv, "--broker", f"{host}:{port}")

@@ -78,7 +78,7 @@ class GrpcWorkload(Workload):
                 nursery.start_soon(self._consume, random.Random(self.rng.random()))
 
     async def wait_drained(self) -> None:
-        """Until consumers have acknowledged everything that was acknowledged to producers."""
+        """Wait until consumers have acknowledged everything that was acknowledged to producers."""
         await self._wait_none_left(lambda: len(self.acknowledged_values - self._done))
 
     # -- proxies -----------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class LateEndsWorkload(LogWorkload):
             await super().produce()
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """A transaction, or an operation of the log that reads."""
+        """Do a transaction, or an operation of the log that reads."""
         if rng.random() < TRANSACTION_CHANCE:
             await self._transact(worker, wire, node, rng)
         elif rng.random() < 0.5:

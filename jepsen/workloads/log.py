@@ -86,7 +86,7 @@ class LogWorkload(Workload):
             await trio.sleep(REST_SECONDS * rng.random())
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """One operation of worker ``number``. Raises trio.BrokenResourceError; then its outcome is unknown."""
+        """Do one operation of worker ``number``. Raises trio.BrokenResourceError; then its outcome is unknown."""
         queue_id = rng.randrange(QUEUES)
         chance = rng.random()
         if chance < 0.7:

@@ -62,7 +62,7 @@ class NumberedWorkload(Workload):
             await trio.sleep(REST_SECONDS * rng.random())
 
     async def _send_in_pipelines(self) -> None:
-        """One producer whose numbers are in pipelines; the last one is sent alone until its outcome is known."""
+        """Run one producer whose numbers are in pipelines; the last one is sent alone until its outcome is known."""
         producer = _PipelinedProducer(self, "jepsen-pipelines")
         await send_pipelines(self, producer.add)
         if (left := producer.under_way) is not None:
@@ -77,7 +77,7 @@ class NumberedWorkload(Workload):
     async def _attempt_until_known(
         self, worker: Worker, producer: str, number: int, value: str, queue_id: int, rng: random.Random
     ) -> None:
-        """Attempts until one is answered. A numbering producer must not skip a number."""
+        """Attempt to send until one attempt is answered. A numbering producer must not skip a number."""
         while True:
             answers: list[tuple[str, int] | None] = []
 

@@ -24,7 +24,7 @@ class OffsetsWorkload(LogWorkload):
     summary = "raw commits of consumer offsets, and questions for them, at any replica; appends in between"
 
     async def operate(self, worker: Worker, wire: Wire, node: str, group: int, rng: random.Random) -> None:
-        """A commit, a query, or an operation of the log."""
+        """Commit, query, or do an operation of the log."""
         chance = rng.random()
         queue_id = rng.randrange(QUEUES)
         if chance < 0.3:

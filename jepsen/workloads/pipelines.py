@@ -71,7 +71,7 @@ class Pipeline:
         *,
         serialization: int = JSON,
     ) -> None:
-        """A request; without ``on_response`` it wants none."""
+        """Add a request; without ``on_response``, its response is ignored."""
         self.waiting += on_response is not None
 
         def receive(response: Response, body: bytes) -> None:
@@ -88,7 +88,7 @@ class Pipeline:
     def add_send(
         self, rng: random.Random, *, keyed: bool = True, oneway: bool = False, serialization: int = JSON
     ) -> tuple[Worker, str]:
-        """A message; with ``keyed`` in JSON it is one that the compiled form takes. Returns its worker and value."""
+        """Add a message; with ``keyed`` in JSON, the compiled form takes it. Returns its worker and value."""
         worker, value = self.new_message(rng)
         queue_id = rng.randrange(QUEUES)
         queue = f"{self.workload.topic}/{queue_id}"
@@ -105,7 +105,7 @@ class Pipeline:
         return worker, value
 
     def add_batch(self, rng: random.Random) -> None:
-        """Several messages to one queue."""
+        """Add several messages to one queue."""
         queue_id = rng.randrange(QUEUES)
         queue = f"{self.workload.topic}/{queue_id}"
         messages = [self.new_message(rng, 1000) for _ in range(rng.randint(1, BATCH_MAX))]
@@ -121,7 +121,7 @@ class Pipeline:
         self.add(RequestCode.SEND_BATCH_MESSAGE, fields, on_response, encode_batch(batch))
 
     def add_pull(self, rng: random.Random) -> None:
-        """A read near the end of a queue."""
+        """Add a read near the end of a queue."""
         queue_id = rng.randrange(QUEUES)
         queue = f"{self.workload.topic}/{queue_id}"
         offset = max(0, self.workload.newest[queue] - rng.randrange(READ_BACK_MAX))
@@ -134,7 +134,7 @@ class Pipeline:
         self.add(RequestCode.PULL_MESSAGE, pull_fields(self.workload.topic, queue_id, offset), on_response)
 
     def add_query(self, rng: random.Random) -> None:
-        """A question for the end of a queue, in JSON or RocketMQ's binary form."""
+        """Add a query of the end of a queue, in JSON or RocketMQ's binary form."""
         queue_id = rng.randrange(QUEUES)
         queue = f"{self.workload.topic}/{queue_id}"
         worker = Worker(self.workload.recorder)
@@ -152,7 +152,7 @@ class Pipeline:
         self.add(code, None, lambda answer, body: None)
 
     def new_message(self, rng: random.Random, size_max: int | None = None) -> tuple[Worker, str]:
-        """A worker of its own, since all operations of a pipeline overlap, and the value that it sends."""
+        """Make a worker, since all operations of a pipeline overlap, and the value that it sends."""
         worker = Worker(self.workload.recorder)
         size = rng.choice([size for size in SIZES if size_max is None or size <= size_max])
         return worker, new_value(worker.process, worker.next_number(), size)
@@ -169,7 +169,7 @@ class Pipeline:
         worker.fail("send", "its client left before the end of the frame", v=value)
 
     async def wait_answered(self) -> None:
-        """Until every request has its answer. Raises trio.TooSlowError."""
+        """Wait until every request has its answer. Raises trio.TooSlowError."""
         with trio.fail_after(ANSWER_SECONDS):
             while self.waiting:
                 await self._all_received.wait()
@@ -229,7 +229,7 @@ async def _session(workload: Workload, wire: Wire, node: str, rng: random.Random
 
 
 def draw(workload: Workload, wire: Wire, node: str, rng: random.Random, add_more: AddMore | None = None) -> Pipeline:
-    """A pipeline of random requests, mostly plain sends."""
+    """Draw a pipeline of random requests, mostly plain sends."""
     pipeline = Pipeline(workload, wire, node)
     kinds: list[Callable[[random.Random], object]] = [
         pipeline.add_batch,

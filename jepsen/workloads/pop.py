@@ -69,7 +69,7 @@ class PopWorkload(Workload):
                 nursery.start_soon(self._consume, random.Random(self.rng.random()))
 
     async def wait_drained(self) -> None:
-        """Until consumers have acknowledged everything that was acknowledged to producers."""
+        """Wait until consumers have acknowledged everything that was acknowledged to producers."""
         await self._wait_none_left(lambda: len(self.acknowledged_values - self._done))
 
     async def _consume(self, rng: random.Random) -> None:
@@ -87,7 +87,7 @@ class PopWorkload(Workload):
             await trio.sleep(0.05)
 
     async def _pop(self, worker: Worker, wire: Wire, node: str, rng: random.Random) -> None:
-        """One pop, and the handling of its messages. Raises trio.TooSlowError, trio.BrokenResourceError."""
+        """Pop, and handle the messages. Raises trio.TooSlowError, trio.BrokenResourceError."""
         invisible_ms = rng.choice(INVISIBLE_MS)
         self._attempts += 1
         code, fields = self._request(worker, invisible_ms, rng)
@@ -150,14 +150,14 @@ class PopWorkload(Workload):
         await self._settle(wire, message, value, 1.0)
 
     async def _settle_line(self, wire: Wire, line: list[tuple[PoppedMessage, str]], rng: random.Random) -> None:
-        """One message at a time until one is left unacknowledged: in order, those behind it are redelivered with it."""
+        """Settle one message at a time until one is left unacknowledged, with which the later ones are redelivered."""
         for message, value in line:
             await trio.sleep(rng.uniform(0, HANDLE_SECONDS_MAX / len(line)))
             if not await self._settle(wire, message, value, rng.random()):
                 return
 
     def _queue(self, message: PoppedMessage) -> str:
-        """Its original queue, also of a redelivered message."""
+        """The original queue of a message, also of a redelivered one."""
         topic = self.topic if message.receipt.mark == NORMAL else pop_retry_topic(CONSUMER_GROUP, self.topic)
         return f"{topic}/{message.receipt.queue_id}"
 

@@ -40,7 +40,7 @@ class QueriesWorkload(LogWorkload):
         self._known.append(value)
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """A query, or an operation of the log."""
+        """Query, or do an operation of the log."""
         if not self._known or rng.random() > QUERY_CHANCE:
             await super().operate(worker, wire, node, number, rng)
         elif rng.random() < KEY_CHANCE:

@@ -36,7 +36,7 @@ class QueueWorkload(Workload):
         await produce_with_sdk(self)
 
     async def consume(self) -> None:
-        """Members that stay, rejoin, or run in separate processes; and queries of offsets at all replicas."""
+        """Run members that stay, rejoin, or are separate processes; and query offsets at all replicas."""
         never = trio.Event()
         async with trio.open_nursery() as nursery:
             for node in (*self.cluster.nodes, *self.cluster.spares):
@@ -48,7 +48,7 @@ class QueueWorkload(Workload):
                 nursery.start_soon(self._be_member, STAY_SECONDS)
 
     async def wait_drained(self) -> None:
-        """Until the group has everything, if need be after the Java client has refreshed its routes."""
+        """Wait until the group has everything, if need be after the Java client has refreshed its routes."""
         await self._wait_consumed(max(self.drain_seconds_max, JAVA_SECONDS_MAX if self.programs else 0.0))
 
     async def _be_member(self, stay_seconds: tuple[float, float] | None) -> None:

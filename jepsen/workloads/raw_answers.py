@@ -16,14 +16,14 @@ _NOTHING = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMED
 def record_sent(
     workload: Workload, worker: Worker, response: Response, value: str, asked_queue: str, node: str
 ) -> None:
-    """The end of a `send` of one message to ``asked_queue``."""
+    """Record the end of a `send` of one message to ``asked_queue``."""
     record_batch_sent(workload, [worker], response, [value], asked_queue, node)
 
 
 def record_batch_sent(
     workload: Workload, workers: list[Worker], response: Response, values: list[str], asked_queue: str, node: str
 ) -> None:
-    """The ends of the `send` operations of one batch, each with its own worker."""
+    """Record the ends of the `send` operations of one batch, each with its own worker."""
     if response.code == ResponseCode.SUCCESS:
         first = int(response.ext["queueOffset"])
         queue = f"{workload.topic}/{response.ext['queueId']}"
@@ -39,7 +39,7 @@ def record_batch_sent(
 
 
 def record_refused(worker: Worker, name: str, response: Response, value: str, **fields: str) -> None:
-    """The end of an operation that stores ``value`` and was not answered with success."""
+    """Record the end of an operation that stores ``value`` and was not answered with success."""
     told = f"code {response.code}: {response.remark}"
     if judge_answer(response.code, response.remark).stored == "no":
         worker.fail(name, told, v=value, **fields)
@@ -48,7 +48,7 @@ def record_refused(worker: Worker, name: str, response: Response, value: str, **
 
 
 def record_pulled(worker: Worker, response: Response, body: bytes, queue: str, node: str, offset: int) -> None:
-    """The end of a `read` that began at ``offset``."""
+    """Record the end of a `read` that began at ``offset``."""
     if response.code == ResponseCode.SUCCESS:
         worker.ok("read", k=queue, n=node, v=values_in(body))
     elif response.code == ResponseCode.PULL_OFFSET_MOVED and int(response.ext["nextBeginOffset"]) < offset:
@@ -60,7 +60,7 @@ def record_pulled(worker: Worker, response: Response, body: bytes, queue: str, n
 
 
 def record_end(worker: Worker, response: Response, queue: str, node: str) -> None:
-    """The end of the query `end`."""
+    """Record the end of the query `end`."""
     if response.code == ResponseCode.SUCCESS:
         worker.ok("end", k=queue, n=node, o=int(response.ext["offset"]))
     else:

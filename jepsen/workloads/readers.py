@@ -28,6 +28,6 @@ class LaterWorkload(AssignedWorkload):
         self.expected: set[str] = set()
 
     async def wait_drained(self) -> None:
-        """Until everything expected was read, or nothing new arrived for a while."""
+        """Wait until everything expected was read, or nothing new arrived for a while."""
         await self._wait_none_left(lambda: len(self.expected - self.read_values))
         await trio.sleep(self.linger_seconds)

@@ -39,7 +39,7 @@ class RecreatedWorkload(Workload):
         self._received: dict[str, set[str]] = {group: set() for group in GROUPS}
 
     async def produce(self) -> None:
-        """One topic after the other; returns when the sends to the last one have outcomes."""
+        """Use one topic after the other; returns when the sends to the last one have outcomes."""
         maker = Worker(self.recorder)
         async with Producer(self.cluster.namesrv, "jepsen_recreated", retry_unknown=False) as producer:
             generation = 0
@@ -56,14 +56,14 @@ class RecreatedWorkload(Workload):
                 await self._make_again(maker, str(generation))
 
     async def consume(self) -> None:
-        """Members of a group that pushes, and a reader with assigned queues; all stay."""
+        """Run the members of a group that pushes, and a reader with assigned queues; all stay."""
         async with trio.open_nursery() as nursery:
             for _ in range(MEMBERS):
                 nursery.start_soon(self._be_member)
             nursery.start_soon(self._be_reader)
 
     async def wait_drained(self) -> None:
-        """Until both groups have everything, or get nothing new."""
+        """Wait until both groups have everything, or get nothing new."""
         await self._wait_none_left(self._missing)
 
     def _missing(self) -> int:

@@ -66,7 +66,7 @@ class RegisterWorkload(LogWorkload):
                     await trio.sleep(REST_SECONDS)
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """A write or a read of the key of this worker's kind."""
+        """Write or read the key of this worker's kind."""
         at = number // PROCESSES
         key = self._keys[at]
         if not key.left:

@@ -60,7 +60,7 @@ class RetriesWorkload(Workload):
                 nursery.start_soon(self._be_member, number > 0)
 
     async def wait_drained(self) -> None:
-        """Until everything is handled or dead; then read the dead letters of every replica. Raises ClusterFailed."""
+        """Wait until all messages are handled or dead; then read each replica's dead letters. Raises ClusterFailed."""
         await self._wait_none_left(lambda: len(self.acknowledged_values - self._finished))
         await self.cluster.wait_level()
         for node in self.cluster.nodes:

@@ -59,7 +59,7 @@ class TransactionsWorkload(LaterWorkload):
         self._ended = trio.Event()
 
     async def consume(self) -> None:
-        """Readers, and the producer, which must run as long as brokers check back."""
+        """Run the readers, and the producer, which must run as long as brokers check back."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(super().consume)
             nursery.start_soon(self._be_producer)
@@ -71,7 +71,7 @@ class TransactionsWorkload(LaterWorkload):
             await self._ended.wait()
 
     def _add_half(self, pipeline: Pipeline, rng: random.Random) -> None:
-        """A half message that its producer does not end, in a pipeline."""
+        """Add a half message, which its producer does not end, to a pipeline."""
         worker, value = pipeline.new_message(rng)
         self._wanted[value] = COMMIT if rng.random() < COMMIT_CHANCE else ROLLBACK
         worker.invoke("half", v=value)

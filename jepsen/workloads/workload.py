@@ -100,7 +100,7 @@ class Workload(abc.ABC):
         await self._wait_none_left(lambda: len(self.acknowledged - self.consumed), seconds_max)
 
     async def _wait_none_left(self, count: Callable[[], int], seconds_max: float | None = None) -> None:
-        """Until nothing is left, or nothing changes for ``seconds_max``, by default `drain_seconds_max`."""
+        """Wait until nothing is left, or nothing changes for ``seconds_max``, by default `drain_seconds_max`."""
         while left := count():
             with trio.move_on_after(seconds_max or self.drain_seconds_max) as waiting:
                 while count() == left:  # noqa: ASYNC110 (consumers are many)

@@ -88,7 +88,7 @@ NOT_STARTED: Final = (
 
 
 def print_json(**told: Any) -> None:
-    """One line for the program that started this one."""
+    """Print one line for the program that started this one."""
     print(json.dumps(told), flush=True)
 
 

@@ -53,7 +53,7 @@ class ObjectTarget:
             added_columns(parse_schema(self._last.schema), schema, self._pipeline.table.where)
 
     def create(self, schema: Schema, commit: Commit) -> None:
-        """The first commit, without objects. Raises Overtaken, DirectoryUnusable, SchemaInvalid."""
+        """Make the first commit, without objects. Raises Overtaken, DirectoryUnusable, SchemaInvalid."""
         table_columns(self._pipeline, schema)
         self._directory.commit(commit, ())
         self._last = commit

@@ -32,7 +32,7 @@ class StopSignal:
         self._asked, self._ask = os.pipe()
 
     def ask(self, *_: Any) -> None:
-        """A handler of signals."""
+        """Ask for the stop; a handler of signals."""
         os.write(self._ask, b"x")
 
     def wait(self, timeout: float) -> bool:

@@ -42,7 +42,7 @@ class ParquetTarget:
             added_columns(parse_schema(self._last.schema), schema, self._pipeline.table.where)
 
     def create(self, schema: Schema, commit: Commit) -> None:
-        """The first commit, without files. Raises Overtaken, DirectoryUnusable, SchemaInvalid."""
+        """Make the first commit, without files. Raises Overtaken, DirectoryUnusable, SchemaInvalid."""
         table_columns(self._pipeline, schema)
         self._directory.commit(commit, self._directory.staging_of(commit))
         self._last = commit

@@ -22,7 +22,7 @@ class Client:
         return {"PYTHONPATH": str(CACHE / self.requirement)} if self.requirement else {}
 
     def install(self) -> None:
-        """Once. Raises BuildFailed."""
+        """Install the client's package, once. Raises BuildFailed."""
         if self.requirement:
             install_package(self.requirement)
 

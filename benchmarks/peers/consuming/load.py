@@ -64,7 +64,7 @@ class _Socket:
         return self.sock.fileno()
 
     def send(self, data: bytes) -> None:
-        """Now, or with `flush`."""
+        """Send as many bytes as the kernel takes now; `flush` sends the others."""
         self.unsent += data
         self.flush()
 
@@ -82,7 +82,7 @@ class _Socket:
         self.sock.sendall(self.unsent)
 
     def receive(self) -> bytes:
-        """All that has not been read. Raises LoadFailed when the server has hung up."""
+        """Receive bytes; returns all that have not been read. Raises LoadFailed when the server has hung up."""
         size = self.sock.recv_into(RECEIVE_BUFFER)
         if not size:
             raise LoadFailed("the server closed the connection")
@@ -103,7 +103,7 @@ class _Sender(_Socket):
         self.free: deque[Hashable] = deque(self.wire.idle())
 
     def send_due(self, due: float) -> None:
-        """A message; there must be a free slot."""
+        """Send a message; there must be a free slot."""
         slot = self.free.popleft()
         if isinstance(self.wire, KafkaWire):  # a checksum protects the body, so it is stamped first
             assert isinstance(slot, int), "its keys are the numbers of slots"
@@ -265,7 +265,7 @@ class _Meters:
         return sum(map(cpu_seconds, self._pids))
 
     def read(self, messages: int) -> Consumed:
-        """So many messages until now."""
+        """The figures since the start, for ``messages`` messages."""
         servers = self._of_servers() - self._servers
         return Consumed(messages, monotonic_seconds() - self._begin, servers, process_cpu_seconds() - self._own)
 

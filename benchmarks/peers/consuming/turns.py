@@ -64,7 +64,7 @@ class Outcome:
 
 
 async def measure(peers: Sequence[Peer], directory: Path, *, plan: Plan, outcome: Outcome, say: Say) -> None:
-    """All rounds. Failures are recorded, and the others continue."""
+    """Measure all rounds. Failures are recorded, and the others continue."""
     for number in range(plan.rounds):
         for peer in peers:
             place = directory / f"{peer.name}-{number}"
