@@ -274,7 +274,7 @@ class TaskReader:
         return Chunk(data[:at], sizes, min(next_offset, queue_range.end))
 
     def _lost(self, queue_range: QueueRange, offset: int, first: int) -> Chunk:
-        """Skip messages that were deleted after planning. Raises DataLoss unless the query may continue without them."""
+        """Skip messages that were deleted after planning. Raises DataLoss if the query must not continue."""
         behind = min(first, queue_range.end)
         where = f"topic {self._part.topic!r}, queue {self._part.broker_name}:{queue_range.queue_id}"
         gone = f"offsets {offset} to {behind - 1} ({behind - offset} messages) were deleted before they were read"
