@@ -169,13 +169,13 @@ class Admin(Client):
         deadline = anyio.current_time() + self._opened().settings.limits.leader_seconds
         while True:
             leaders = leaders_in(await self.cluster_info(), cluster, broker)
-            led = {name: address for name, address in leaders.items() if address is not None}
-            if led and len(led) == len(leaders):
-                return led
+            addresses = {name: address for name, address in leaders.items() if address is not None}
+            if addresses and len(addresses) == len(leaders):
+                return addresses
             if anyio.current_time() >= deadline:
                 break
             await anyio.sleep(POLL_SECONDS)
-        if leaderless := [name for name in leaders if name not in led]:
+        if leaderless := [name for name in leaders if name not in addresses]:
             raise NoRoute("", f"broker group {leaderless[0]} has no leader")
         raise NoRoute("", "no broker is registered at the name servers yet; one that was just started takes seconds")
 
@@ -225,22 +225,22 @@ class Admin(Client):
             sys_flag,
             order,
         )
-        wanted: set[MessageQueue] = set()
+        created_queues: set[MessageQueue] = set()
         for name, address in leaders.items():
             ask = partial(self._ask_leader, name, address, cluster)
             readable = await put_topic(ask, config, changes, hides_none=read_queues is None)
-            wanted |= {MessageQueue(topic, name, queue_id) for queue_id in range(readable)}
+            created_queues |= {MessageQueue(topic, name, queue_id) for queue_id in range(readable)}
         with anyio.move_on_after(TOPIC_VISIBLE_SECONDS):
             while True:
                 try:
                     route = await self.route(topic)
-                    if not perm & 4 or wanted <= set(route.read_queues):
+                    if not perm & 4 or created_queues <= set(route.read_queues):
                         return route
                 except TopicNotFound:
                     pass  # brokers answer before the name servers are updated
                 await anyio.sleep(POLL_SECONDS)
-        waited = f"within {TOPIC_VISIBLE_SECONDS:g} s"
-        raise NoRoute(topic, f"created, but not all of {sorted(leaders)} registered it at the name server {waited}")
+        limit = f"within {TOPIC_VISIBLE_SECONDS:g} s"
+        raise NoRoute(topic, f"created, but not all of {sorted(leaders)} registered it at the name server {limit}")
 
     async def _ask_leader(
         self, broker: str, address: str, cluster: str | None, code: int, ext: dict[str, str] | None, body: bytes
@@ -290,12 +290,12 @@ class Admin(Client):
         can restore it, NoRoute, and BrokerError, also if there is a topic of its name.
         """
         check_topic(topic)
-        restored = await restore_topic(self._opened(), topic, await self._leaders(None, None))
+        brokers = await restore_topic(self._opened(), topic, await self._leaders(None, None))
         with anyio.move_on_after(TOPIC_VISIBLE_SECONDS):
             while True:
                 try:
                     await self.route(topic)
-                    return restored
+                    return brokers
                 except TopicNotFound:
                     await anyio.sleep(POLL_SECONDS)  # brokers answer before the name servers are updated
         raise NoRoute(topic, f"restored, but no name server knew it within {TOPIC_VISIBLE_SECONDS:g} s")
@@ -357,8 +357,8 @@ class Admin(Client):
         `topic` is the trace topic; `begin` and `end` limit the time. With very many consumers, some records may be
         missing. Raises TopicNotFound.
         """
-        found = await self.messages_by_key(topic, message_id, count_max=TRACE_MESSAGES_MAX, begin=begin, end=end)
-        return trace_of(message_id, found)
+        messages = await self.messages_by_key(topic, message_id, count_max=TRACE_MESSAGES_MAX, begin=begin, end=end)
+        return trace_of(message_id, messages)
 
     async def topic_config(self, topic: str) -> dict[str, TopicConfig]:
         """The configuration of `topic` in each broker group that has it. Raises TopicNotFound, NoRoute."""
@@ -375,21 +375,21 @@ class Admin(Client):
 
         Raises TopicNotFound, NoRoute.
         """
-        found: dict[str, str] = {}
+        identities: dict[str, str] = {}
         ext = TopicOfBrokerExt(topic=topic, lo=True)
         for name, address in (await self._leaders_of(topic)).items():
             answer, _ = await self._opened().call(address, RequestCode.GET_TOPIC_CONFIG, ext.fields())
-            found[name] = fields_of(TopicConfigReply, answer).topic_identity
-        return found
+            identities[name] = fields_of(TopicConfigReply, answer).topic_identity
+        return identities
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueEnds]:
         """The first and the next offset of each queue of `topic`, and the store time of its last message."""
-        found: dict[QueueRef, QueueEnds] = {}
+        ends: dict[QueueRef, QueueEnds] = {}
         ext = TopicExt(topic=topic)
         for address in (await self._leaders_of(topic)).values():
             _, body = await self._opened().call(address, RequestCode.GET_TOPIC_STATS_INFO, ext.fields())
-            found |= read_body(read_topic_stats, body)
-        return _by_queue(found)
+            ends |= read_body(read_topic_stats, body)
+        return _by_queue(ends)
 
     async def figure(self, name: str, key: str) -> dict[str, BrokerStatsData]:
         """One of RocketMQ's statistics, such as `TOPIC_PUT_NUMS` of a topic, in each broker group that has it.
@@ -447,26 +447,26 @@ class Admin(Client):
 
     async def group_progress(self, group: str) -> dict[MessageQueue, GroupProgress]:
         """The progress of a consumer group in each queue of the topics in which it has offsets. Raises NoRoute."""
-        found: dict[QueueRef, GroupProgress] = {}
+        progress: dict[QueueRef, GroupProgress] = {}
         for address in (await self._leaders(None, None)).values():
             ext = ConsumeStatsExt(consumer_group=group)
             _, body = await self._opened().call(address, RequestCode.GET_CONSUME_STATS, ext.fields())
-            found |= read_body(read_progress, body)
-        return _by_queue(found)
+            progress |= read_body(read_progress, body)
+        return _by_queue(progress)
 
     async def all_progress(self) -> dict[str, dict[MessageQueue, GroupProgress]]:
         """The progress of all consumer groups that have offsets, by group, with two requests per broker group.
 
         Raises NoRoute.
         """
-        found: dict[str, dict[QueueRef, GroupProgress]] = {}
+        progress: dict[str, dict[QueueRef, GroupProgress]] = {}
         for address in (await self._leaders(None, None)).values():
             for is_order in (False, True):  # brokers answer for unordered and for ordered topics separately
                 ext = BrokerConsumeStatsExt(is_order=is_order)
                 _, body = await self._opened().call(address, RequestCode.GET_BROKER_CONSUME_STATS, ext.fields())
                 for group, queues in read_body(read_all_progress, body).items():
-                    found.setdefault(group, {}).update(queues)
-        return {group: _by_queue(found[group]) for group in sorted(found)}
+                    progress.setdefault(group, {}).update(queues)
+        return {group: _by_queue(progress[group]) for group in sorted(progress)}
 
     async def group_members(self, group: str) -> list[ClientConnectionData]:
         """The members of a consumer group in all broker groups, by client id; empty without any. Raises NoRoute."""
@@ -509,12 +509,12 @@ class Admin(Client):
         check_group(group)
         check_position(position)
         timestamp_ms = _ms(position) if isinstance(position, dt.datetime) else 0 if position == "first" else -1
-        found: dict[QueueRef, int] = {}
+        offsets: dict[QueueRef, int] = {}
         ext = ResetOffsetExt(topic=topic, group=group, timestamp_ms=timestamp_ms, force=True)
         for address in (await self._leaders_of(topic)).values():
             _, body = await self._opened().call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext.fields())
-            found |= read_body(read_offset_table, body)
-        return _by_queue(found)
+            offsets |= read_body(read_offset_table, body)
+        return _by_queue(offsets)
 
     async def skip_message(self, group: str, queue: MessageQueue, offset: int, *, operator: str = "") -> int:
         """Move a consumer group behind the message at which it stands; the message becomes a dead letter of the group.

@@ -158,19 +158,19 @@ class PydanticCodec(Generic[T]):
 
 def check_body_codec(codec: BodyCodec[T] | None) -> BodyCodec[T] | None:
     """The codec itself. Raises TypeError for another object, and says what to write."""
-    given = cast("Any", codec)
-    if given is None:
+    unchecked = cast("Any", codec)
+    if unchecked is None:
         return None
-    if isinstance(given, type):
-        has_both = hasattr(given, "encode") and hasattr(given, "decode")
-        instead = f"{given.__name__}()" if has_both and given is not str else f"JsonCodec({given.__name__})"
-        raise TypeError(f"codec is an object, not the class {given.__name__}: pass codec={instead}")
+    if isinstance(unchecked, type):
+        has_both = hasattr(unchecked, "encode") and hasattr(unchecked, "decode")
+        instead = f"{unchecked.__name__}()" if has_both and unchecked is not str else f"JsonCodec({unchecked.__name__})"
+        raise TypeError(f"codec is an object, not the class {unchecked.__name__}: pass codec={instead}")
     for name in ("encode", "decode"):
-        method = getattr(given, name, None)
+        method = getattr(unchecked, name, None)
         if not callable(method):
-            raise TypeError(f"codec {given!r} has no method `{name}`: pass such as JsonCodec(), TextCodec()")
+            raise TypeError(f"codec {unchecked!r} has no method `{name}`: pass such as JsonCodec(), TextCodec()")
         if is_async(method):
-            raise TypeError(f"{name} of codec {given!r} is a plain function (def): it must not wait")
+            raise TypeError(f"{name} of codec {unchecked!r} is a plain function (def): it must not wait")
     return codec
 
 
@@ -191,16 +191,16 @@ def encoded(message: Message[T], codec: BodyCodec[T] | None) -> Message[bytes]:
         raise MessageRefused(f"pass a Message(topic, body), not {type(message).__name__}")
     if codec is None:
         return cast("Message[bytes]", message)
-    given = cast("Message[Any]", message)
-    if given.body == b"" and given.keys:
+    unchecked = cast("Message[Any]", message)
+    if unchecked.body == b"" and unchecked.keys:
         return cast("Message[bytes]", message)  # a tombstone
     body = encode_body(codec, message.body)
-    if not body and given.keys:
+    if not body and unchecked.keys:
         raise MessageRefused(
             f"{_of(codec)} encodes {message.body!r} as an empty body, which deletes the value of the keys in a "
             "compacted topic: send tombstone(...) if it shall"
         )
-    return msgspec.structs.replace(given, body=body)
+    return msgspec.structs.replace(unchecked, body=body)
 
 
 def decode_body(message: ReceivedMessage[Any], codec: BodyCodec[Any]) -> BodyNotDecoded | None:

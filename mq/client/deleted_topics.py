@@ -16,7 +16,7 @@ _NOT_THERE = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPOR
 
 async def deleted_topics(core: ClientCore, leaders: Mapping[str, str]) -> dict[str, dict[str, DeletedTopicInfo]]:
     """The deleted topics by name and broker group, from the leaders at these addresses. Raises BrokerError."""
-    found: dict[str, dict[str, DeletedTopicInfo]] = {}
+    topics: dict[str, dict[str, DeletedTopicInfo]] = {}
     for broker, address in sorted(leaders.items()):
         try:
             _, body = await core.call(address, RequestCode.LIST_DELETED_TOPICS)
@@ -25,8 +25,8 @@ async def deleted_topics(core: ClientCore, leaders: Mapping[str, str]) -> dict[s
                 continue
             raise
         for each in read_body(DeletedTopicList.decode, body).topics:
-            found.setdefault(each.topic, {})[broker] = each
-    return {topic: found[topic] for topic in sorted(found)}
+            topics.setdefault(each.topic, {})[broker] = each
+    return {topic: topics[topic] for topic in sorted(topics)}
 
 
 async def restore_topic(core: ClientCore, topic: str, leaders: Mapping[str, str]) -> list[str]:
@@ -34,7 +34,7 @@ async def restore_topic(core: ClientCore, topic: str, leaders: Mapping[str, str]
 
     Raises TopicNotFound if none can, BrokerError if one has a topic of its name, and none can.
     """
-    restored: list[str] = []
+    brokers: list[str] = []
     refusal: BrokerError | None = None
     for broker, address in sorted(leaders.items()):
         try:
@@ -45,7 +45,7 @@ async def restore_topic(core: ClientCore, topic: str, leaders: Mapping[str, str]
             elif error.code not in _NOT_THERE:
                 raise
         else:
-            restored.append(broker)
-    if not restored:
+            brokers.append(broker)
+    if not brokers:
         raise refusal or TopicNotFound(topic)
-    return restored
+    return brokers

@@ -59,10 +59,10 @@ class LiteTopics:
 
     async def brokers(self) -> dict[str, BrokerLiteInfo]:
         """Figures of all lite topics, and which topics have some, by broker group (request code 200074)."""
-        found: dict[str, BrokerLiteInfo] = {}
+        infos: dict[str, BrokerLiteInfo] = {}
         for broker, address in (await self._admin._leaders(None, None)).items():
-            found[broker] = await self._ask(address, RequestCode.GET_BROKER_LITE_INFO, None, BrokerLiteInfo)
-        return found
+            infos[broker] = await self._ask(address, RequestCode.GET_BROKER_LITE_INFO, None, BrokerLiteInfo)
+        return infos
 
     async def parent(self, topic: str) -> dict[str, ParentTopicInfo]:
         """The number of lite topics of a topic, by broker group (request code 200075). Raises TopicNotFound."""
@@ -91,10 +91,10 @@ class LiteTopics:
         For all: with the `top` lite topics in which it is behind most, 0 to 10,000 of them.
         """
         ext = LiteGroupExt(group=group, lite_topic=lite_topic, top_count=top)
-        found: dict[str, LiteGroupInfo] = {}
+        infos: dict[str, LiteGroupInfo] = {}
         for broker, address in (await self._leaders_of_group(group)).items():
-            found[broker] = await self._ask(address, RequestCode.GET_LITE_GROUP_INFO, ext, LiteGroupInfo)
-        return found
+            infos[broker] = await self._ask(address, RequestCode.GET_LITE_GROUP_INFO, ext, LiteGroupInfo)
+        return infos
 
     async def dispatch(self, group: str, client_id: str | None = None, *, broker: str | None = None) -> list[str]:
         """Let brokers look now at all that the clients of a group subscribe to (request code 200079).
@@ -111,8 +111,8 @@ class LiteTopics:
     async def _leaders_of_group(self, group: str) -> dict[str, str]:
         """The leaders of the broker groups that know this group; if none does, all leaders, which answer so."""
         leaders = await self._admin._leaders(None, None)
-        known = (await self._admin.consumer_groups()).get(group, {})
-        return {broker: at for broker, at in leaders.items() if broker in known} or leaders
+        groups = (await self._admin.consumer_groups()).get(group, {})
+        return {broker: at for broker, at in leaders.items() if broker in groups} or leaders
 
     async def _of_topic(self, topic: str, code: RequestCode, ext: Ext, kind: type[BodyT]) -> dict[str, BodyT]:
         try:

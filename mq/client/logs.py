@@ -60,20 +60,20 @@ class EventLog:
             text = " ".join([event, *(f"{name}={value!r}" for name, value in fields.items())])
             self._logger.log(level, text, exc_info=exc_info)
             return
-        rendered: Any = {**fields, "event": event} | ({"exc_info": exc_info} if exc_info else {})
+        event_fields: Any = {**fields, "event": event} | ({"exc_info": exc_info} if exc_info else {})
         try:
             for processor in structlog.get_config()["processors"]:
-                rendered = processor(self._logger, method, rendered)
+                event_fields = processor(self._logger, method, event_fields)
         except structlog.DropEvent:
             return
         # A processor may return arguments for the logger's method instead of a text.
-        match rendered:
+        match event_fields:
             case (args, kwargs):
                 self._logger.log(level, *args, **kwargs)
             case dict():
-                self._logger.log(level, **rendered)
+                self._logger.log(level, **event_fields)
             case _:
-                self._logger.log(level, rendered)
+                self._logger.log(level, event_fields)
 
 
 log = EventLog(logging.getLogger("mq.client"))

@@ -43,13 +43,13 @@ async def message_by_id(core: ClientCore, offset_message_id: str, cluster: Clust
     for name, group in cluster.brokers.items():
         addresses = [each for _, each in sorted(group.broker_addrs.items())]
         try:
-            found = await _view(core, name, addresses, physical_offset)
+            message = await _view(core, name, addresses, physical_offset)
         except ClientError as error:
             failure = error
             continue
         # Another group may have another record at this physical offset.
-        if found is not None and found.offset_message_id == offset_message_id.upper():
-            return found
+        if message is not None and message.offset_message_id == offset_message_id.upper():
+            return message
     if failure is not None:
         raise failure
     raise NoRoute(
@@ -89,10 +89,10 @@ async def messages_by_key(
     """
     route = await core.route(topic, refresh=True)
     ext = QueryMessageExt(topic=topic, key=key, messages_max=count_max, begin_ms=begin_ms, end_ms=end_ms, unique=unique)
-    found: list[ReceivedMessage] = []
+    messages: list[ReceivedMessage] = []
     for name in sorted(route.brokers):
-        found += await _group_messages_by_key(core, route, name, ext)
-    return sorted(found, key=lambda message: message.record.store_timestamp_ms)
+        messages += await _group_messages_by_key(core, route, name, ext)
+    return sorted(messages, key=lambda message: message.record.store_timestamp_ms)
 
 
 async def _group_messages_by_key(
@@ -126,13 +126,13 @@ def trace_of(message_id: str, messages: Iterable[ReceivedMessage]) -> MessageTra
     records: list[TraceRecord] = []
     unreadable = 0
     for message in messages:
-        found, strange = decode_trace(message.body.decode("utf-8", "replace"))
+        steps, strange = decode_trace(message.body.decode("utf-8", "replace"))
         unreadable += strange
         host = message.born_host.ip
         records += [
             msgspec.structs.replace(each, client_host=host)
             if isinstance(each, Sent | HandlingBegun) and not each.client_host
             else each
-            for each in found
+            for each in steps
         ]
     return build_trace(message_id, records, unreadable)

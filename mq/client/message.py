@@ -81,10 +81,10 @@ class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=Tr
         fields = "".join(f", {name}={value!r}" for name, value in self.__rich_repr__() if name not in _TOPIC_AND_BODY)
         body = cast("Any", self.body)
         if not isinstance(body, bytes):
-            shown = f"<a {type(body).__name__}>"
+            body_text = f"<a {type(body).__name__}>"
         else:
-            shown = repr(body) if len(body) <= _SHOWN_BYTES_MAX else f"<{len(body)} bytes>"
-        return f"Message({self.topic!r}, {shown}{fields})"
+            body_text = repr(body) if len(body) <= _SHOWN_BYTES_MAX else f"<{len(body)} bytes>"
+        return f"Message({self.topic!r}, {body_text}{fields})"
 
 
 def tombstone(

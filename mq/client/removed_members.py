@@ -84,7 +84,7 @@ class RemovedMembers:
 
         Raises NoRoute.
         """
-        found: dict[str, KeptOutMember] = {}
+        members: dict[str, KeptOutMember] = {}
         ext = ConsumerGroupExt(consumer_group=group).fields()
         for address in (await self._admin._leaders(None, None)).values():
             try:
@@ -93,8 +93,8 @@ class RemovedMembers:
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     continue
                 raise
-            found |= {each.client_id: each for each in read_body(KeptOutList.decode, body).members}
-        return [found[client_id] for client_id in sorted(found)]
+            members |= {each.client_id: each for each in read_body(KeptOutList.decode, body).members}
+        return [members[client_id] for client_id in sorted(members)]
 
     async def _send_to_leaders(
         self, group: str, client_id: str, keep_out_ms: int, reason: str, operator: str
@@ -112,14 +112,14 @@ class RemovedMembers:
         # Leaders last: their members divide the queues anew when all other brokers keep the client out already.
         replicas = {address for each in brokers.values() for address in each.broker_addrs.values()}
         was_member = False
-        unreached: dict[str, str] = {}
+        failures: dict[str, str] = {}
         for address in sorted(replicas | leaders, key=lambda each: (each in leaders, each)):
             try:
                 response, _ = await self._admin._opened().call(address, RequestCode.REMOVE_MEMBER, ext)
             except ClientError as error:
                 if address in leaders:
                     raise
-                unreached[address] = str(error)
+                failures[address] = str(error)
                 continue
             was_member |= fields_of(MemberRemoved, response).was_member
-        return Removal(was_member, unreached)
+        return Removal(was_member, failures)

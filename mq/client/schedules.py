@@ -188,15 +188,15 @@ class Schedules:
 
     async def list(self, *, owner: str = "", bodies: bool = False) -> Sequence[ScheduleStatus]:
         """All schedules, or those of an owner, by name and broker group; without bodies unless asked for."""
-        found: list[ScheduleStatus] = []
+        statuses: list[ScheduleStatus] = []
         for broker, address in (await self._admin._leaders(None, None)).items():
             after, more = "", True
             while more:
                 page = await self._page(address, ListSchedulesExt(after=after, owner=owner, bodies=bodies))
-                found += [_status(each, broker) for each in page.schedules]
+                statuses += [_status(each, broker) for each in page.schedules]
                 more = page.more and bool(page.schedules)
                 after = page.schedules[-1].definition.name if page.schedules else after
-        return sorted(found, key=lambda each: (each.schedule.name, each.broker_name))
+        return sorted(statuses, key=lambda each: (each.schedule.name, each.broker_name))
 
     async def pause(self, name: str, *, broker: str | None = None) -> None:
         """Send no further ticks. Raises ScheduleNotFound."""
@@ -235,16 +235,16 @@ class Schedules:
             raise ScheduleNotFound(ResponseCode.SCHEDULE_NOT_EXIST, f"there is no schedule {name!r} {where}", "brokers")
         if len(holders) > 1:
             raise NoRoute("", f"the broker groups {', '.join(sorted(holders))} have a schedule {name!r}: name one")
-        [found] = holders.values()
-        return found
+        [holder] = holders.values()
+        return holder
 
     async def _holders(self, name: str, broker: str | None, *, ticks: int = 3) -> dict[str, tuple[ScheduleStatus, str]]:
-        found: dict[str, tuple[ScheduleStatus, str]] = {}
+        holders: dict[str, tuple[ScheduleStatus, str]] = {}
         for group, address in (await self._admin._leaders(None, broker)).items():
             page = await self._page(address, ListSchedulesExt(name=name, bodies=True, ticks=ticks))
             for each in page.schedules:
-                found[group] = _status(each, group), address
-        return found
+                holders[group] = _status(each, group), address
+        return holders
 
     async def _page(self, address: str, ext: ListSchedulesExt) -> ScheduleList:
         _, body = await self._admin._opened().call(address, RequestCode.LIST_SCHEDULES, ext.fields())

@@ -21,9 +21,9 @@ def choice(opt_in: str | None) -> tuple[bool, bool]:
 
     ``messaging/dup`` wins over ``messaging``, as the conventions say; entries for other libraries are ignored.
     """
-    chosen = {each.strip() for each in (opt_in or "").split(",")}
-    is_both = "messaging/dup" in chosen
-    return is_both or "messaging" not in chosen, is_both or "messaging" in chosen
+    options = {each.strip() for each in (opt_in or "").split(",")}
+    is_both = "messaging/dup" in options
+    return is_both or "messaging" not in options, is_both or "messaging" in options
 
 
 def named(attributes: dict[str, Any], opt_in: str | None) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def named(attributes: dict[str, Any], opt_in: str | None) -> dict[str, Any]:
     is_old, is_new = choice(opt_in)
     if not is_new:
         return attributes
-    renamed = {
+    new_names = {
         _NEW + name.removeprefix(_OLD) if name.startswith(_OLD) else name: attributes[name] for name in attributes
     }
-    return attributes | renamed if is_old else renamed
+    return attributes | new_names if is_old else new_names

@@ -87,12 +87,12 @@ class Spans:
         else:
             attributes |= _sent_attributes(messages[0], transaction=transaction)
         fields = self._propagate.get_global_textmap().fields
-        given = [message for message in messages if fields & message.properties.keys()]
+        with_context = [message for message in messages if fields & message.properties.keys()]
         span = self._tracer.start_span(
             f"send {topic}",
             kind=self._trace.SpanKind.PRODUCER,
             attributes=named(attributes, self._opt_in),
-            links=self._links([message.properties for message in given]),
+            links=self._links([message.properties for message in with_context]),
         )
         carrier: dict[str, str] = {}
         self._propagate.inject(carrier, self._trace.set_span_in_context(span))
@@ -110,10 +110,10 @@ class Spans:
     def around(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         """Wrap `handler` in a span per call, which is the current span in it."""
 
-        async def traced(given: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
-            is_batch = isinstance(given, list)
-            with self.processing(given if isinstance(given, list) else [given], is_batch=is_batch) or nullcontext():
-                await handler(given)
+        async def traced(each: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
+            is_batch = isinstance(each, list)
+            with self.processing(each if isinstance(each, list) else [each], is_batch=is_batch) or nullcontext():
+                await handler(each)
 
         return traced
 
@@ -267,8 +267,8 @@ class SendSpan:
         self._span.end()
 
     @_never_raises
-    def _failed(self, error: ClientError, stored: str) -> None:
-        self._span.set_attribute(OUTCOME, stored)
+    def _failed(self, error: ClientError, outcome: str) -> None:
+        self._span.set_attribute(OUTCOME, outcome)
         _fail(self._span, error)
         self._span.end()
 

@@ -40,15 +40,15 @@ async def put_topic(ask: Ask, config: TopicConfig, changes: Mapping[str, str | N
 
     # As long as a queue can be read, its broker takes messages of producers that still have the old route.
     await put(before)
-    if (kept := await _last_with_messages(ask, config.topic_name, count, before) + 1) < before:
-        await put(kept)
-        if (late := await _last_with_messages(ask, config.topic_name, kept, before) + 1) > kept:
-            kept = late
-            await put(kept)
-    if kept > count:
+    if (new_count := await _last_with_messages(ask, config.topic_name, count, before) + 1) < before:
+        await put(new_count)
+        if (late := await _last_with_messages(ask, config.topic_name, new_count, before) + 1) > new_count:
+            new_count = late
+            await put(new_count)
+    if new_count > count:
         reason = f"they have messages; read_queues={count} would hide these"
-        log.info("queues_stay_readable", topic=config.topic_name, queues=f"{count} to {kept - 1}", reason=reason)
-    return kept
+        log.info("queues_stay_readable", topic=config.topic_name, queues=f"{count} to {new_count - 1}", reason=reason)
+    return new_count
 
 
 async def _readable(ask: Ask, topic: str) -> int:
@@ -75,9 +75,9 @@ async def _last_with_messages(ask: Ask, topic: str, first: int, end: int) -> int
 def check_counts(**counts: int | None) -> None:
     """Raises TypeError for a number of queues that is not a whole number; brokers check its range."""
     for name, count in counts.items():
-        given: object = count
-        if given is not None and (not isinstance(given, int) or isinstance(given, bool)):
-            raise TypeError(f"{name} is a whole number, not {given!r}")
+        number: object = count
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+            raise TypeError(f"{name} is a whole number, not {number!r}")
 
 
 def attribute_changes(

@@ -49,13 +49,13 @@ class UserAdmin(Admin):
 
     async def users(self, name_part: str = "") -> dict[str, list[UserInfo]]:
         """The users with ``name_part`` in their names, by broker group; without passwords."""
-        found: dict[str, list[UserInfo]] = {}
+        users_by_group: dict[str, list[UserInfo]] = {}
         for group, address in (await self._leaders(None, None)).items():
             _, body = await self._opened().call(
                 address, RequestCode.AUTH_LIST_USER, ListUsersExt(name_part=name_part).fields()
             )
-            found[group] = read_body(decode_users, body)
-        return found
+            users_by_group[group] = read_body(decode_users, body)
+        return users_by_group
 
     async def put_policies(
         self, name: str, entries: Sequence[PolicyEntryInfo], *, default: bool = False, cluster: str | None = None
@@ -78,11 +78,11 @@ class UserAdmin(Admin):
         group.
         """
         ext = ListAclsExt(subject_filter=name_part, resource_filter=resource_part)
-        found: dict[str, list[AclInfo]] = {}
+        policies_by_group: dict[str, list[AclInfo]] = {}
         for group, address in (await self._leaders(None, None)).items():
             _, body = await self._opened().call(address, RequestCode.AUTH_LIST_ACL, ext.fields())
-            found[group] = read_body(decode_acls, body)
-        return found
+            policies_by_group[group] = read_body(decode_acls, body)
+        return policies_by_group
 
     async def put_quota(self, name: str, quota: Quota, *, cluster: str | None = None) -> None:
         """Replace the quota of a user, or for ``*`` the quota of each user without one. One without limits removes it.
@@ -95,10 +95,10 @@ class UserAdmin(Admin):
 
     async def quotas(self) -> dict[str, QuotaList]:
         """The quotas of users, and the users that the leader throttles, by broker group."""
-        found: dict[str, QuotaList] = {}
+        quotas_by_group: dict[str, QuotaList] = {}
         for group, address in (await self._leaders(None, None)).items():
-            found[group] = await self.quotas_at(address)
-        return found
+            quotas_by_group[group] = await self.quotas_at(address)
+        return quotas_by_group
 
     async def quotas_at(self, address: str) -> QuotaList:
         """The quotas of users, and whom the broker at `address` throttles."""

@@ -246,9 +246,9 @@ class Consumer(Client, Generic[BodyT]):
         """
         core = self._opened()
         own_id = self._unique_keys.next()
-        chosen = check_body_codec(codec) or self._codec
-        if chosen is not None:
-            body = encode_body(chosen, body)
+        reply_codec = check_body_codec(codec) or self._codec
+        if reply_codec is not None:
+            body = encode_body(reply_codec, body)
         await reply_to(message, body, core, self.group, properties=properties, unique_key=own_id, timeout=timeout)
 
     async def dead_letter(self, message: ReceivedMessage[Any], reason: str | BaseException) -> None:
@@ -258,12 +258,12 @@ class Consumer(Client, Generic[BodyT]):
         NotADeadLetter if no broker took it within 5 s, TypeError for a value that is not a received message.
         """
         core = self._opened()
-        given: Any = message
-        if not isinstance(given, ReceivedMessage):
-            raise TypeError(f"pass a message that this consumer has received, not {given!r}")
+        unchecked: Any = message
+        if not isinstance(unchecked, ReceivedMessage):
+            raise TypeError(f"pass a message that this consumer has received, not {unchecked!r}")
         text = failure_text(reason) if isinstance(reason, BaseException) else props.safe_value(reason)
-        taken = await give_back(core, self.group, message, max_reconsume_times=None, failure=text, is_dead=True)
-        if not taken:
+        is_stored = await give_back(core, self.group, message, max_reconsume_times=None, failure=text, is_dead=True)
+        if not is_stored:
             raise NotADeadLetter(message)
 
     # State.

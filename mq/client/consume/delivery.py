@@ -109,8 +109,8 @@ class DeliveryBoard:
         while True:
             if self._closed:
                 raise ClientClosed("the consumer is closed")
-            if (taken := self.take_nowait(count, exclusive=exclusive)) is not None:
-                return taken
+            if (batch := self.take_nowait(count, exclusive=exclusive)) is not None:
+                return batch
             if self._offered.is_set():  # otherwise other tasks wait for it, too
                 self._offered = anyio.Event()
             seconds = max(self._alarms[0][0] - anyio.current_time(), 0.0) if self._alarms else float("inf")

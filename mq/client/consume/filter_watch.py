@@ -25,13 +25,13 @@ class FilterWatch:
         self._matched: set[tuple[str, str]] = set()
         self._waits: dict[tuple[str, str], LongWait] = {}
 
-    def count_pull(self, subscription: Subscription, received: int, passed_over: int) -> None:
+    def count_pull(self, subscription: Subscription, received_count: int, passed_over: int) -> None:
         """Note the number of messages that a pull returned, and of offsets that it skipped."""
         program = subscription.program
         key = subscription.topic, subscription.expression if program is None else program.name.text
         if key in self._matched or key[1] == "*":
             return
-        if received:
+        if received_count:
             self._matched.add(key)
             return
         self._passed[key] += passed_over

@@ -66,7 +66,7 @@ class HandlerPool:
     def __init__(
         self,
         board: DeliveryBoard,
-        subscribed: Mapping[str, Subscribed],
+        topics: Mapping[str, Subscribed],
         *,
         group: str,
         concurrency: int,
@@ -85,7 +85,7 @@ class HandlerPool:
         """Called around each handler; the first one is the outermost."""
         self._spans = spans
         self._board = board
-        self._subscribed = subscribed
+        self._subscribed = topics
         self._group = group
         self._retry_topic = retry_topic(group)
         self._concurrency = concurrency
@@ -155,7 +155,7 @@ class HandlerPool:
         self._was_run = True
         self._stopped_by = None
         self._drains = False
-        self._ended = ended = anyio.Event()
+        self._ended = end_event = anyio.Event()
         self._board.is_run = True
         self._caller = calling_task()
         self._current_task = task_finder()
@@ -169,7 +169,7 @@ class HandlerPool:
             raise
         finally:
             self._board.is_run = False
-            ended.set()
+            end_event.set()
         if self._stopped_by is not None:
             raise self._stopped_by
 
@@ -202,30 +202,30 @@ class HandlerPool:
             raise ClientError(
                 "a handler cannot drain its consumer, which waits for it: call stop(), or drain in another task"
             )
-        ended = self._ended
-        if ended is None or ended.is_set() or self._taking is None:
+        end_event = self._ended
+        if end_event is None or end_event.is_set() or self._taking is None:
             return True
         self._drains = True
         self._taking.cancel()
         if self._lanes is not None:
             self._lanes.stop()
         with anyio.move_on_after(seconds):
-            await ended.wait()
-        if ended.is_set():
+            await end_event.wait()
+        if end_event.is_set():
             return True
         self.stop()
         # A task that a handler has started is cancelled now, and must end before `run` can.
         await anyio.lowlevel.checkpoint_if_cancelled()
         with anyio.CancelScope(shield=True):
-            await ended.wait()
+            await end_event.wait()
         return False
 
     async def handle_again(self, message: ReceivedMessage[Any]) -> None:
         """Call the handler of a message's topic. Raises its exceptions, and LookupError if there is none."""
-        subscribed = self._subscribed.get(message.topic)
-        handler = subscribed.handler if subscribed is not None and message.topic != self._retry_topic else None
-        if handler is not None and subscribed is not None:
-            await self._around(handler, subscribed.timeout)([message] if subscribed.batch else message)
+        topic = self._subscribed.get(message.topic)
+        handler = topic.handler if topic is not None and message.topic != self._retry_topic else None
+        if handler is not None and topic is not None:
+            await self._around(handler, topic.timeout)([message] if topic.batch else message)
         elif self._fallback is not None:
             await self._around(self._fallback, None)(message)
         else:
@@ -243,19 +243,19 @@ class HandlerPool:
 
     async def handle_for_operator(self, message: ReceivedMessage[Any]) -> ConsumeResult:
         """The result of handling a message now, for an operator; the group's progress does not change."""
-        begun = anyio.current_time()
+        started_at = anyio.current_time()
         result, remark = "CR_SUCCESS", ""
         error: BaseException | None = self._decoding.failure(message)
         if error is None and (error := await failure_of(self.handle_again, message)) is not None:
             log.exception("handler_failed", error, message=message, attempt=message.attempt)
         if error is not None:
             result, remark = "CR_THROW_EXCEPTION", repr(error)
-        spent_ms = int((anyio.current_time() - begun) * 1000)
+        spent_ms = int((anyio.current_time() - started_at) * 1000)
         return ConsumeResult(result, order=self._ordered, remark=remark, spent_ms=spent_ms)
 
     def _lease_size(self, process_queue: ProcessQueue) -> int:
-        subscribed = self._subscribed.get(process_queue.queue.topic)
-        batch = (subscribed.batch if subscribed is not None else None) or 1
+        topic = self._subscribed.get(process_queue.queue.topic)
+        batch = (topic.batch if topic is not None else None) or 1
         if self._ordered:
             return max(batch, LEASE_MESSAGES_MAX)
         # Enough to be worth a task, but few enough to keep all tasks busy.
@@ -266,35 +266,35 @@ class HandlerPool:
     ) -> None:
         """Pass `messages` to their handler, in order, until all are finished or one of an ordered queue failed."""
         handler, batch = self._handler_of(process_queue)
-        done = 0
+        count = 0
         retry_at = 0.0
         try:
-            while done < len(messages) and handler is not None and self._may_go_on(process_queue):
-                part, error = self._decoding.first(messages[done : done + self._part_size(messages[done], batch)])
+            while count < len(messages) and handler is not None and self._may_go_on(process_queue):
+                part, error = self._decoding.first(messages[count : count + self._part_size(messages[count], batch)])
                 wanted_at = await self._attempt(handler, process_queue, part, error, is_batch=batch is not None)
                 if wanted_at is not None:
                     retry_at = wanted_at
                     return
-                done += len(part)
+                count += len(part)
         finally:
-            if done < len(messages):
-                process_queue.block(messages[done:], retry_at)
+            if count < len(messages):
+                process_queue.block(messages[count:], retry_at)
             self._board.release(process_queue)
             slots.release()
 
     def _handler_of(self, process_queue: ProcessQueue) -> tuple[Callable[[Any], Awaitable[None]] | None, int | None]:
         """The handler for messages of a queue, with all that is around it, and the size of its batches."""
-        subscribed = self._subscribed.get(process_queue.queue.topic)
+        topic = self._subscribed.get(process_queue.queue.topic)
         handler: Callable[[Any], Awaitable[None]] | None = self._fallback
-        if subscribed is not None and subscribed.handler is not None:
-            handler = subscribed.handler
+        if topic is not None and topic.handler is not None:
+            handler = topic.handler
         if handler is not None and process_queue.queue.topic != self._retry_topic:  # see `handle_again`
-            handler = self._around(handler, subscribed.timeout if subscribed is not None else None)
+            handler = self._around(handler, topic.timeout if topic is not None else None)
         if self._spans is not None and handler is not None:
             handler = self._spans.around(handler)
         if self.recorder is not None and handler is not None:
             handler = self.recorder.around(handler)
-        return handler, subscribed.batch if subscribed is not None else None
+        return handler, topic.batch if topic is not None else None
 
     async def _handle_in_lane(self, process_queue: ProcessQueue, message: ReceivedMessage[Any]) -> float | None:
         """Handle one message; returns when to retry it, None if it is done."""
@@ -376,8 +376,8 @@ class HandlerPool:
         return not self._drains and process_queue.may_go_on(anyio.current_time())
 
     def _policy(self, error: BaseException, message: ReceivedMessage[Any]) -> HandlingPolicy | None:
-        subscribed = self._subscribed.get(message.topic)
-        return policy_of_failure(error, *([] if subscribed is None else [subscribed.on_error]), self._on_error)
+        topic = self._subscribed.get(message.topic)
+        return policy_of_failure(error, *([] if topic is None else [topic.on_error]), self._on_error)
 
     async def _are_dead(
         self, error: BaseException, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage[Any]]

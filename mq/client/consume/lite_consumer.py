@@ -197,13 +197,13 @@ class LiteConsumer(PopConsumer[BodyT]):
         async with anyio.create_task_group() as tasks:
             for broker_name in names:
                 tasks.start_soon(send, broker_name)
-        refused = [error for error in errors if isinstance(error, BrokerError)]
-        if not refused:
+        broker_errors = [error for error in errors if isinstance(error, BrokerError)]
+        if not broker_errors:
             self._wanted = self._wanted | lites if action is Action.PARTIAL_ADD else self._wanted - lites
         # One that has not confirmed it, or has another leader by now, hears all of them before the next pop.
         self._subscribed_at.difference_update(names)
         if errors:
-            raise (refused or errors)[0]
+            raise (broker_errors or errors)[0]
 
     async def _control(
         self,

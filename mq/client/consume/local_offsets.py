@@ -42,9 +42,9 @@ class LocalOffsets:
 
     async def begin(self, queue: MessageQueue) -> int:
         """The offset at which to begin consuming `queue`. Raises ClientError."""
-        stored = self._stored.get(queue)
-        if stored is not None:
-            return stored
+        offset = self._stored.get(queue)
+        if offset is not None:
+            return offset
         route = self._core.known_route(queue.topic)
         queues = frozenset((queue,)) if route is None else frozenset(route.read_queues)
         # A member reads all queues of a topic: one that is not known was added later, and nothing of it was read.
@@ -58,18 +58,18 @@ class LocalOffsets:
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
         """Write the file durably if offsets changed. Returns the empty set."""
         if any(self._stored.get(queue) != offset for queue, offset in offsets.items()):
-            merged = self._stored | dict(offsets)
+            all_offsets = self._stored | dict(offsets)
             if self._path is None:
-                self._stored = merged
+                self._stored = all_offsets
                 return set()
-            table = {QueueRef(queue.topic, queue.broker_name, queue.queue_id): at for queue, at in merged.items()}
+            table = {QueueRef(queue.topic, queue.broker_name, queue.queue_id): at for queue, at in all_offsets.items()}
             from pathlib import Path
 
             from mq.durable_files import replace_file  # here, because most consumers have no file
 
             try:
                 replace_file(Path(self._path), offset_table_body(table))
-                self._stored = merged
+                self._stored = all_offsets
             except OSError as error:  # retried with the next progress
                 log.error("offsets_not_written", path=self._path, reason=str(error))
         return set()

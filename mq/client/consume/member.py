@@ -48,7 +48,7 @@ class GroupMember:
         core: ClientCore,
         offsets: GroupOffsets | LocalOffsets,
         board: DeliveryBoard,
-        subscribed: Mapping[str, Subscribed],
+        topics: Mapping[str, Subscribed],
         *,
         group: str,
         client_id: str,
@@ -62,7 +62,7 @@ class GroupMember:
         self._core = core
         self._offsets = offsets
         self._board = board
-        self._subscribed = subscribed
+        self._subscribed = topics
         self._group = group
         self._exclusive = exclusive
         self._is_paused = is_paused
@@ -163,10 +163,10 @@ class GroupMember:
     async def _renew_locks_forever(self) -> None:
         while True:
             await anyio.sleep(RENEW_SECONDS)
-            renewed, lost = await self.assignment.renew_locks()
-            for process_queue in renewed:
+            process_queues, is_any_lost = await self.assignment.renew_locks()
+            for process_queue in process_queues:
                 self._board.offer(process_queue)
-            if lost:
+            if is_any_lost:
                 self.rebalance_soon()
 
     async def _commit_forever(self) -> None:
@@ -184,16 +184,16 @@ class GroupMember:
             log.debug("leader_not_found", topic=topic, reason=str(error))
 
     def _make_puller(self, process_queue: ProcessQueue) -> Puller:
-        subscribed = self._subscribed[process_queue.queue.topic]
+        topic = self._subscribed[process_queue.queue.topic]
         process_queue.paused = self._is_paused(process_queue.queue)
         return Puller(
             self._core,
             self._group,
-            subscribed.subscription,
+            topic.subscription,
             process_queue,
             self._offsets,
             self._pull_settings,
-            sub_version=subscribed.sub_version,
+            sub_version=topic.sub_version,
             watch=self._watch,
             uploads=self._uploads,
             on_messages=self._board.offer,

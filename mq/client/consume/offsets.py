@@ -201,23 +201,23 @@ class GroupOffsets:
 
         Returns the topics whose leader is unknown or not connected; their offsets wait.
         """
-        postponed: set[str] = set()
+        postponed_topics: set[str] = set()
         for queue, offset in offsets.items():
             if self._stored.get(queue) == offset:
                 continue
             try:
                 connection = self._core.connected(known_leader(self._core, queue.topic, queue.broker_name))
                 if connection is None:
-                    postponed.add(queue.topic)
+                    postponed_topics.add(queue.topic)
                     continue
                 fields = self._ext(queue, offset).fields()
                 on_response = partial(self._on_response, queue, offset)
                 connection.request_nowait(RequestCode.UPDATE_CONSUMER_OFFSET, fields, b"", on_response)
                 self._stored[queue] = offset
             except ClientError as error:
-                postponed.add(queue.topic)
+                postponed_topics.add(queue.topic)
                 log.debug("offset_commit_postponed", queue=queue, offset=offset, reason=str(error))
-        return postponed
+        return postponed_topics
 
     def _on_response(self, queue: MessageQueue, offset: int, response: ResponseOrLoss, _body: memoryview) -> None:
         if isinstance(response, ConnectionLost) or response.code != ResponseCode.SUCCESS:

@@ -69,10 +69,10 @@ policy, or None for the usual retry.
 
 def check_policies(on_error: OnError | None) -> OnError:
     """The mapping, or an empty one. Raises TypeError for a value that is not a policy."""
-    given: Mapping[Any, Any] = {} if on_error is None else on_error
-    if not isinstance(given, Mapping):
+    policies: Mapping[Any, Any] = {} if on_error is None else on_error
+    if not isinstance(policies, Mapping):
         raise TypeError(f"on_error has policies by exception, as {{Exception: Skip()}}, and is not {on_error!r}")
-    for kind, choice in given.items():
+    for kind, choice in policies.items():
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise TypeError(f"on_error: {kind!r} is not a class of exceptions")
         if choice is RetryLater or choice is HandlingPolicy:
@@ -81,7 +81,7 @@ def check_policies(on_error: OnError | None) -> OnError:
             raise TypeError(
                 f"on_error for {kind.__name__}: {choice!r} is neither a policy nor a function that returns one"
             )
-    return given
+    return policies
 
 
 def raised_policy(error: BaseException) -> HandlingPolicy | None:
@@ -93,8 +93,8 @@ def raised_policy(error: BaseException) -> HandlingPolicy | None:
         return error
     if not isinstance(error, BaseExceptionGroup):
         return None
-    raised = [raised_policy(each) for each in error.exceptions]
-    first, *others = raised
+    policies = [raised_policy(each) for each in error.exceptions]
+    first, *others = policies
     if first is None or any(type(each) is not type(first) or _seconds(each) != _seconds(first) for each in others):
         return None
     return first
@@ -120,15 +120,15 @@ def _policy_of(
 ) -> HandlingPolicy | None:
     if isinstance(choice, HandlingPolicy):
         return choice
-    found: list[object] = []
-    failure = failure_in(lambda each: found.append(choice(each) if not isinstance(choice, type) else choice()), error)
-    chosen = found[0] if found else None
-    if isinstance(chosen, type) and issubclass(chosen, DeadLetter | Skip | StopConsumer):
-        chosen = chosen()
-    if chosen is None and failure is None:
+    choices: list[object] = []
+    failure = failure_in(lambda each: choices.append(choice(each) if not isinstance(choice, type) else choice()), error)
+    policy = choices[0] if choices else None
+    if isinstance(policy, type) and issubclass(policy, DeadLetter | Skip | StopConsumer):
+        policy = policy()
+    if policy is None and failure is None:
         return None
-    if isinstance(chosen, HandlingPolicy):
-        return chosen
-    failure = failure or TypeError(f"{choice!r} returned {chosen!r}, which is not a policy")
+    if isinstance(policy, HandlingPolicy):
+        return policy
+    failure = failure or TypeError(f"{choice!r} returned {policy!r}, which is not a policy")
     log.exception("on_error_failed", failure, exception=repr(error))
     return None

@@ -543,12 +543,12 @@ class PopConsumer(Consumer[BodyT]):
         Brokers compare only hash codes of tags, and different tags can have the same one.
         """
         matches_tag = self._subscription.matches_tag
-        wanted = [message for message in messages if matches_tag(message.tags)]
-        if len(wanted) < len(messages):
+        matching = [message for message in messages if matches_tag(message.tags)]
+        if len(matching) < len(messages):
             for message in messages:
                 if not matches_tag(message.tags):
                     self._queue_ack(message)
-        return wanted
+        return matching
 
     def _deliverable(self, messages: list[PoppedMessage[Any]], left_out: list[LeftOut]) -> list[PoppedMessage[Any]]:
         """The popped messages that may be delivered, although some were left out; logs those now and then.

@@ -10,8 +10,8 @@ INVISIBLE_SECONDS_MAX = 12 * 3600.0
 
 def popping_heartbeat(client_id: str, group: str, subscription: Subscription) -> bytes:
     """The heartbeat of a member that pops: it takes no share of the queues, so it is named as one behind a proxy is."""
-    told = subscription.topic, subscription.expression or "*", subscription.expression_type or "TAG"
-    own = ClientBehindProxy(client_id=client_id, group=group, address="", language="PYTHON", subscriptions=[told])
+    row = subscription.topic, subscription.expression or "*", subscription.expression_type or "TAG"
+    own = ClientBehindProxy(client_id=client_id, group=group, address="", language="PYTHON", subscriptions=[row])
     return HeartbeatOfProxy(client_id, proxied_clients=[own]).encode()
 
 

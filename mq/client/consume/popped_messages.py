@@ -168,12 +168,12 @@ class Inbox:
 
     def drop(self, message: PoppedMessage[Any]) -> list[PoppedMessage[Any]]:
         """Drop this message and those waiting for it; returns all of them."""
-        dropped = [message, *message.behind]
+        dropped_messages = [message, *message.behind]
         message.behind = deque()
         if self._open.get(message.queue) is message:
             del self._open[message.queue]
-        self._leave(len(dropped) - 1)
-        return dropped
+        self._leave(len(dropped_messages) - 1)
+        return dropped_messages
 
     def close(self) -> list[PoppedMessage[Any]]:
         """Stop delivering; returns the open messages of ordered queues."""
@@ -212,9 +212,9 @@ def read_popped(
         messages: list[PoppedMessage[Any]] = []
         for message in received_messages(broker_name, body, left_out):
             record = message.record
-            carried = record.properties.get(props.POP_CK)
-            if carried is not None and may_carry:
-                receipt = Receipt.decode(carried)
+            pop_ck = record.properties.get(props.POP_CK)
+            if pop_ck is not None and may_carry:
+                receipt = Receipt.decode(pop_ck)
             else:
                 mark = mark_of(record.topic)
                 receipt = Receipt(
@@ -259,7 +259,7 @@ def read_popped_lite(
     """
     reply = fields_of(PopReply, response)
     missing: list[LeftOut] = []
-    received = received_messages(broker_name, body, missing)
+    all_messages = received_messages(broker_name, body, missing)
     counts = (reply.order_counts or "").split(";")
     if missing:
         # Which ones of the counts are theirs cannot be told; their lite topics would come out of order.
@@ -267,10 +267,10 @@ def read_popped_lite(
         return []
     try:
         messages: list[PoppedMessage[Any]] = []
-        for message, count in zip(received, counts, strict=True):
-            found = message.record.properties
-            offset = QueueOffset(int(found[props.LITE_OFFSET]))
-            message.queue = MessageQueue(lite_queue(parent, found[props.LITE_TOPIC]), broker_name, LITE_QUEUE_ID)
+        for message, count in zip(all_messages, counts, strict=True):
+            properties = message.record.properties
+            offset = QueueOffset(int(properties[props.LITE_OFFSET]))
+            message.queue = MessageQueue(lite_queue(parent, properties[props.LITE_TOPIC]), broker_name, LITE_QUEUE_ID)
             message.record = msgspec.structs.replace(
                 message.record, queue_id=LITE_QUEUE_ID, queue_offset=offset, reconsume_times=int(count)
             )
@@ -290,10 +290,10 @@ def read_popped_lite(
     return messages
 
 
-def batch_ack(broker_name: str, acknowledged: Iterable[tuple[str, str, Receipt]]) -> bytes:
+def batch_ack(broker_name: str, receipts: Iterable[tuple[str, str, Receipt]]) -> bytes:
     """The body of a request that acknowledges messages, each given by its group, topic and receipt."""
     rows: dict[tuple[str, str, str, int, QueueOffset, int, int], int] = {}
-    for group, topic, receipt in acknowledged:
+    for group, topic, receipt in receipts:
         key = group, topic, receipt.mark, receipt.queue_id, receipt.start, receipt.pop_time_ms, receipt.revive_queue
         rows[key] = rows.get(key, 0) | 1 << (receipt.offset - receipt.start)
     acks = [

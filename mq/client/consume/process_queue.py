@@ -159,16 +159,16 @@ class ProcessQueue:
         """Take up to `count` messages: due retries first, then in offset order."""
         if now < self.blocked_until or not self.may_go_on(now):
             return []
-        taken: list[ReceivedMessage[Any]] = []
-        while self._later and self._later[0][0] <= now and len(taken) < count:
-            taken.append(heappop(self._later)[2])
+        messages: list[ReceivedMessage[Any]] = []
+        while self._later and self._later[0][0] <= now and len(messages) < count:
+            messages.append(heappop(self._later)[2])
         ready = self._ready
-        if not taken and len(ready) <= count:
-            taken.extend(ready)
+        if not messages and len(ready) <= count:
+            messages.extend(ready)
             ready.clear()
         else:
-            taken.extend(ready.popleft() for _ in range(min(len(ready), count - len(taken))))
-        return taken
+            messages.extend(ready.popleft() for _ in range(min(len(ready), count - len(messages))))
+        return messages
 
     def acknowledge(self, message: ReceivedMessage[Any]) -> None:
         """Finish a message that was taken and not yet acknowledged or returned."""

@@ -186,21 +186,21 @@ class PullConsumer(PositionedConsumer[BodyT]):
         has changed.
         """
         self._opened()
-        wanted = set(queues)
-        check_queues(*wanted)
-        for queue in wanted:
+        new_queues = set(queues)
+        check_queues(*new_queues)
+        for queue in new_queues:
             check_topic(queue.topic)
-        subscribed = {
+        topics = {
             topic: Subscribed(subscription_of(topic, tags), int(time.time() * 1000), handler=None, batch=None)
-            for topic in {queue.topic for queue in wanted}
+            for topic in {queue.topic for queue in new_queues}
         }
-        kept = {queue for queue in wanted & self._pullers.keys() if self._same_choice(queue.topic, subscribed)}
-        await self._check_known(wanted - kept)
-        begins = {queue: await self._offsets.begin(queue) for queue in wanted - kept}
-        for queue in self._pullers.keys() - kept:
+        same = {queue for queue in new_queues & self._pullers.keys() if self._same_choice(queue.topic, topics)}
+        await self._check_known(new_queues - same)
+        begins = {queue: await self._offsets.begin(queue) for queue in new_queues - same}
+        for queue in self._pullers.keys() - same:
             self._pullers.pop(queue).stop()
-        self._subscribed = subscribed
-        self._paused &= wanted
+        self._subscribed = topics
+        self._paused &= new_queues
         for queue, offset in sorted(begins.items()):
             self._read_from(queue, offset)
         await anyio.lowlevel.checkpoint()
@@ -225,9 +225,9 @@ class PullConsumer(PositionedConsumer[BodyT]):
                 await anyio.sleep(LOOK_SECONDS)
                 refresh = True
 
-    def _same_choice(self, topic: str, subscribed: Mapping[str, Subscribed]) -> bool:
+    def _same_choice(self, topic: str, topics: Mapping[str, Subscribed]) -> bool:
         before = self._subscribed.get(topic)
-        return before is not None and before.subscription == subscribed[topic].subscription
+        return before is not None and before.subscription == topics[topic].subscription
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
@@ -295,15 +295,15 @@ class PullConsumer(PositionedConsumer[BodyT]):
         await anyio.lowlevel.checkpoint()
         board = self._board
         began_ns = 0 if self._spans is None else now_ns()
-        taken: list[ReceivedMessage[Any]] = []
+        batch: list[ReceivedMessage[Any]] = []
         deadline = math.inf if timeout is None else anyio.current_time() + timeout
 
         def room(_: ProcessQueue) -> int:
-            return count_max - len(taken)
+            return count_max - len(batch)
 
-        while len(taken) < count_max:
+        while len(batch) < count_max:
             part = board.take_nowait(room, exclusive=False)
-            if part is None and not taken:
+            if part is None and not batch:
                 with anyio.move_on_at(deadline):
                     part = await board.take(room, exclusive=False)
             if part is None:
@@ -312,7 +312,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             try:
                 readable = await self._readable(process_queue, messages)
             except BodyNotDecoded:
-                if taken:
+                if batch:
                     break  # the next call raises it
                 raise
             board.finish_all(process_queue, readable)
@@ -320,10 +320,10 @@ class PullConsumer(PositionedConsumer[BodyT]):
                 self._tracer.handling(readable).ended(ContextCode.SUCCESS)
             if self._recorder is not None:
                 self._recorder.received(readable)
-            taken += readable
-        if self._spans is not None and taken:
-            self._spans.received("poll", taken, began_ns, is_batch=True)
-        return taken
+            batch += readable
+        if self._spans is not None and batch:
+            self._spans.received("poll", batch, began_ns, is_batch=True)
+        return batch
 
     async def _readable(
         self, process_queue: ProcessQueue, messages: list[ReceivedMessage[Any]]
@@ -476,18 +476,18 @@ class PullConsumer(PositionedConsumer[BodyT]):
     def _read_from(self, queue: MessageQueue, offset: int) -> None:
         tasks, core = self._tasks, self._core
         assert tasks is not None and core is not None, "a queue is read before the consumer was opened"  # noqa: PT018
-        subscribed = self._subscribed[queue.topic]
+        topic = self._subscribed[queue.topic]
         process_queue = ProcessQueue(queue, offset)
         process_queue.paused = queue in self._paused
         self._uncommitted[queue] = offset
         puller = self._pullers[queue] = Puller(
             core,
             self.group,
-            subscribed.subscription,
+            topic.subscription,
             process_queue,
             self._offsets,
             self._pull_settings,
-            sub_version=subscribed.sub_version,
+            sub_version=topic.sub_version,
             watch=self._watch,
             uploads=self._uploads,
             on_messages=self._board.offer,

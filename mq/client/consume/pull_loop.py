@@ -58,10 +58,10 @@ class PullSettings:
     limits: FlowLimits = field(default_factory=FlowLimits)
 
 
-def check_pull_settings(given: object) -> None:
+def check_pull_settings(settings: object) -> None:
     """Raises TypeError unless it is a PullSettings or None."""
-    if given is not None and not isinstance(given, PullSettings):
-        raise TypeError(f"pull is a PullSettings, not {given!r}")
+    if settings is not None and not isinstance(settings, PullSettings):
+        raise TypeError(f"pull is a PullSettings, not {settings!r}")
 
 
 class Puller:
@@ -129,15 +129,15 @@ class Puller:
 
     def note_route(self, route: TopicRoute) -> None:
         """Cancel the pull if its broker is no longer the right one, which might hold it for 20 s more."""
-        asked = self._pull_address
+        address = self._pull_address
         if self._subscription.program is not None:
-            if asked is not None and asked not in route.filter_servers.get(self._queue.broker_name, ()):
+            if address is not None and address not in route.filter_servers.get(self._queue.broker_name, ()):
                 self._pull_scope.cancel()
-        elif asked is not None and asked not in route.brokers.get(self._queue.broker_name, {}).values():
+        elif address is not None and address not in route.brokers.get(self._queue.broker_name, {}).values():
             self._pull_scope.cancel()
-        elif asked is not None and self._broker_id == LEADER_ID:
+        elif address is not None and self._broker_id == LEADER_ID:
             leader = route.leader_address(self._queue.broker_name)
-            if leader is not None and leader != asked:
+            if leader is not None and leader != address:
                 self._pull_scope.cancel()
 
     async def run(self) -> None:
@@ -202,7 +202,7 @@ class Puller:
         if address is None:
             raise NoRoute(self._queue.topic, f"no replica of {self._queue.broker_name} is known")
         connection = await self._core.connection(address)
-        begun = anyio.current_time()
+        started_at = anyio.current_time()
         self._pull_address = address
         with anyio.CancelScope() as self._pull_scope:
             response, body = await self._request(
@@ -210,7 +210,7 @@ class Puller:
             )
             self._pull_address = None
             try:
-                await self._react(response, body, seconds=anyio.current_time() - begun)
+                await self._react(response, body, seconds=anyio.current_time() - started_at)
             except UnreadableAnswer as error:
                 self._damaged.add(address)
                 log.warning("replica_damaged", address=address, queue=self._queue, reason=str(error))
@@ -226,15 +226,15 @@ class Puller:
             raise NoRoute(self._queue.topic, reason)
         address = servers[self._filter_server_number % len(servers)]
         connection = await self._core.connection(address)
-        begun = anyio.current_time()
+        started_at = anyio.current_time()
         self._pull_address = address
         with anyio.CancelScope() as self._pull_scope:
             response, body = await self._request(connection, from_leader=False)
             if response.code in (ResponseCode.FILTER_DATA_NOT_EXIST, ResponseCode.FILTER_DATA_NOT_LATEST):
-                await self._uploads.upload(connection, self._queue.topic, program, begun)
+                await self._uploads.upload(connection, self._queue.topic, program, started_at)
                 await anyio.sleep(BACKOFF_SECONDS_MIN)  # if two programs drive each other out, it is not a busy loop
             else:
-                await self._react(response, body, seconds=anyio.current_time() - begun)
+                await self._react(response, body, seconds=anyio.current_time() - started_at)
         self._pull_address = None
 
     async def _request(self, connection: Connection, *, from_leader: bool) -> tuple[Response, memoryview]:
@@ -276,11 +276,11 @@ class Puller:
         if response.code not in PULL_ANSWERS:
             raise BrokerError(response.code, response.remark, self._pull_address or "broker")
         reply = fields_of(PullReply, response)
-        begin, received = process_queue.next_offset, 0
+        begin, count = process_queue.next_offset, 0
         match response.code:
             case ResponseCode.SUCCESS:
                 messages, next_offset = self._receive(body, reply.next_begin_offset)
-                received = len(messages)
+                count = len(messages)
                 process_queue.put(messages, next_offset)
                 self._damaged.clear()
                 self._on_messages(process_queue)
@@ -291,7 +291,7 @@ class Puller:
             case _:
                 await self._offset_refused(reply.next_begin_offset)
                 return
-        self._watch.count_pull(self._subscription, received, process_queue.next_offset - begin - received)
+        self._watch.count_pull(self._subscription, count, process_queue.next_offset - begin - count)
         self._refused_offset = None
         self._wait.is_over()
         self._backoff_seconds = BACKOFF_SECONDS_MIN
@@ -318,7 +318,7 @@ class Puller:
             raise UnreadableAnswer(
                 f"the answer to a pull at {first} names the next offset {next_offset}, which is lower"
             )
-        received: list[ReceivedMessage] = []
+        messages: list[ReceivedMessage] = []
         nbytes = 0
         # Runs for every message: what stays the same is looked up once.
         queue, subscription, nbytes_max = self._queue, self._subscription, self._settings.inflated_bytes_max
@@ -337,18 +337,18 @@ class Puller:
             first = offset + 1
             if takes_all or subscription.matches_tag(record.properties.get("TAGS")):
                 if nbytes > nbytes_max:
-                    return received, offset
+                    return messages, offset
                 content = record.body
                 if record.sys_flag & COMPRESSED:
                     try:
                         content = self._body(record)
                     except CodecNotInstalled:
-                        if not received:
+                        if not messages:
                             raise
-                        return received, offset
+                        return messages, offset
                 nbytes += len(content)
-                received.append(ReceivedMessage(record, queue, content))
-        return received, next_offset
+                messages.append(ReceivedMessage(record, queue, content))
+        return messages, next_offset
 
     def _body(self, record: StoredMessage) -> bytes:
         try:

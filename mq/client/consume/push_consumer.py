@@ -445,15 +445,15 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             raise ValueError("pass the messages that the handler got: commit_offsets(consumer, message)")
         if self._is_broadcast:
             raise ValueError("a broadcast consumer has no offsets at the broker")
-        assigned = {each.queue: each for each in self._entered().assignment.process_queues}
-        taken: dict[MessageQueue, list[int]] = {}
+        process_queues = {each.queue: each for each in self._entered().assignment.process_queues}
+        offsets_by_queue: dict[MessageQueue, list[int]] = {}
         for message in messages:
-            taken.setdefault(message.queue, []).append(message.queue_offset)
-        for queue, offsets in taken.items():
+            offsets_by_queue.setdefault(message.queue, []).append(message.queue_offset)
+        for queue, offsets in offsets_by_queue.items():
             offsets.sort()
-            if queue not in assigned:
+            if queue not in process_queues:
                 raise TransactionFenced(f"queue {queue} belongs to another member of {self.group} by now")
-            oldest = assigned[queue].oldest(len(offsets))
+            oldest = process_queues[queue].oldest(len(offsets))
             if oldest != offsets:
                 raise ValueError(
                     f"offset {oldest[0] if oldest else None} of {queue} is not finished, and a transaction cannot "
@@ -463,7 +463,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         async def ended() -> None:
             """The handler acknowledges its messages, or gets them again."""
 
-        ranges = {queue: (offsets[0], offsets[-1] + 1) for queue, offsets in taken.items()}
+        ranges = {queue: (offsets[0], offsets[-1] + 1) for queue, offsets in offsets_by_queue.items()}
         return Consumed(self.group, ranges, ended, ended, ended)
 
     # Pause and resume.

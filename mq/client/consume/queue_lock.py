@@ -40,23 +40,23 @@ class QueueLocker:
         `anyio.current_time`). A queue whose leader did not answer is in neither set. Raises nothing.
         """
         valid_until = anyio.current_time() + VALID_SECONDS
-        locked: set[MessageQueue] = set()
-        refused: set[MessageQueue] = set()
+        own_queues: set[MessageQueue] = set()
+        refused_queues: set[MessageQueue] = set()
         for address, theirs in self._by_leader(queues).items():
             try:
                 _, body = await self._core.call(
                     address, RequestCode.LOCK_BATCH_MQ, body=self._body(theirs), timeout=UNLOCK_SECONDS * 3
                 )
-                granted = {
+                granted_queues = {
                     MessageQueue(ref.topic, ref.broker_name, ref.queue_id)
                     for ref in read_body(LockedQueues.decode, body).queues
                 }
             except ClientError as error:
                 log.info("lock_failed", address=address, queues=len(theirs), reason=str(error))
                 continue
-            locked |= granted.intersection(theirs)
-            refused |= theirs - granted
-        return locked, refused, valid_until
+            own_queues |= granted_queues.intersection(theirs)
+            refused_queues |= theirs - granted_queues
+        return own_queues, refused_queues, valid_until
 
     async def unlock(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
         """Release locks, and wait until that is done or for a second, even if cancelled. Raises nothing.

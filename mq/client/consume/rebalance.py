@@ -176,10 +176,10 @@ class Assignment:
 
     def _choose(self, allocate: Strategy, queues: list[MessageQueue], members: list[str]) -> Sequence[MessageQueue]:
         """The queues that the application's strategy chooses. Raises its exceptions; they end the client."""
-        chosen: list[MessageQueue] = []
-        error = failure_in(lambda _: chosen.extend(allocate(queues, members, self._client_id)), None)
+        own_queues: list[MessageQueue] = []
+        error = failure_in(lambda _: own_queues.extend(allocate(queues, members, self._client_id)), None)
         if error is None:
-            return chosen
+            return own_queues
         if isinstance(error, Exception):
             raise error
         # A CancelledError would look like the end of the client's task.
@@ -189,13 +189,13 @@ class Assignment:
         """Log now and then that a member cannot begin, unless that lasts only moments."""
         self._reasons[topic] = str(error)
         now = anyio.current_time()
-        denied = isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
+        is_denied = isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
         missing = False
         if isinstance(error, TopicNotFound) and topic != retry_topic(self._group):
             missing = now - self._missing_since.setdefault(topic, now) >= self._limits.missing_seconds
         if missing and isinstance(self._offsets, LocalOffsets):
             self._offsets.note_missing(topic)
-        is_told = denied or missing or isinstance(error, NameServersUnavailable)
+        is_told = is_denied or missing or isinstance(error, NameServersUnavailable)
         about = topic if missing else ""  # the others concern all topics
         if is_told and now >= self._warn_at.get(about, now):
             self._warn_at[about] = now + WARN_SECONDS
@@ -223,10 +223,10 @@ class Assignment:
         if self._locker is None or not queues:
             return dict.fromkeys(sorted(queues), float("inf"))
         # A handler may still be busy with a message of a queue that was just released.
-        wanted = {queue for queue in queues if queue not in self._draining}
-        self._owed -= wanted
-        locked, _, held_until = await self._locker.lock(wanted)
-        return dict.fromkeys(sorted(locked), held_until)
+        to_lock = {queue for queue in queues if queue not in self._draining}
+        self._owed -= to_lock
+        own_queues, _, held_until = await self._locker.lock(to_lock)
+        return dict.fromkeys(sorted(own_queues), held_until)
 
     async def renew_locks(self) -> tuple[list[ProcessQueue], bool]:
         """Renew the locks of assigned queues; returns the queues that may continue, and whether another member got one
@@ -238,30 +238,30 @@ class Assignment:
         queues = self.queues
         if not queues:
             return [], False
-        locked, refused, held_until = await self._locker.lock(queues)
-        renewed: list[ProcessQueue] = []
-        for queue in locked & self.queues:
+        own_queues, lost_queues, held_until = await self._locker.lock(queues)
+        process_queues: list[ProcessQueue] = []
+        for queue in own_queues & self.queues:
             process_queue = self._pullers[queue].process_queue
             process_queue.held_until = held_until
-            renewed.append(process_queue)
-        self._lost |= refused
-        return renewed, bool(refused)
+            process_queues.append(process_queue)
+        self._lost |= lost_queues
+        return process_queues, bool(lost_queues)
 
     async def drop_lost(self) -> None:
         """Stop consuming queues that another member has locked."""
-        lost, self._lost = self._lost & self.queues, set()
-        await self.drop(lost)
+        lost_queues, self._lost = self._lost & self.queues, set()
+        await self.drop(lost_queues)
 
     async def _route(self, topic: str) -> TopicRoute:
         """The cached route, or after a failure a new one; the cached one if no name server answers."""
-        known = self._core.known_route(topic)
+        cached_route = self._core.known_route(topic)
         try:
             route = await self._core.route(topic, refresh=topic in self._doubtful_routes)
         except ClientError as error:
-            if known is None:
+            if cached_route is None:
                 raise
             log.info("route_unavailable", topic=topic, reason=str(error))
-            return known
+            return cached_route
         self._doubtful_routes.discard(topic)
         return route
 

@@ -46,19 +46,19 @@ class OwnRemoval:
         ``broker_name`` is the broker group that answers, if all are asked in turn: one may have forgotten the removal.
         """
         try:
-            told = read_reply(KeptOutReply, response.ext)
+            reply = read_reply(KeptOutReply, response.ext)
         except ReplyError:
-            told = KeptOutReply()
-        if told.kept_out_ms <= 0:
+            reply = KeptOutReply()
+        if reply.kept_out_ms <= 0:
             was_removed = self.is_removed
             self._said_by.discard(broker_name)
             if was_removed and not self.is_removed:
                 log.info("let_into_group_again", group=self._group)
             return False
-        is_new = not self.is_removed or told.reason != self.reason
+        is_new = not self.is_removed or reply.reason != self.reason
         self._said_by.add(broker_name)
-        self.seconds, self.reason = told.kept_out_ms / 1000, told.reason
+        self.seconds, self.reason = reply.kept_out_ms / 1000, reply.reason
         if is_new:
-            log.warning("removed_from_group", group=self._group, reason=told.reason, seconds=round(self.seconds))
-            self._emit(ClientEvent("removed", self._group, told.reason))
+            log.warning("removed_from_group", group=self._group, reason=reply.reason, seconds=round(self.seconds))
+            self._emit(ClientEvent("removed", self._group, reply.reason))
         return True

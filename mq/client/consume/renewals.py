@@ -46,8 +46,8 @@ class Renewals:
     async def release(self, message: PoppedMessage) -> None:
         """Stop renewing this message, and wait for a renewal in flight: the receipt is valid afterwards."""
         self._forget(message)
-        while (answered := self._in_flight.get(id(message))) is not None:
-            await answered.wait()
+        while (response_event := self._in_flight.get(id(message))) is not None:
+            await response_event.wait()
 
     @asynccontextmanager
     async def paused(self, message: PoppedMessage) -> AsyncIterator[None]:
@@ -55,8 +55,8 @@ class Renewals:
 
         Waits for a renewal in flight, and for others who have paused them.
         """
-        while (answered := self._in_flight.get(id(message))) is not None:
-            await answered.wait()
+        while (response_event := self._in_flight.get(id(message))) is not None:
+            await response_event.wait()
         mine = self._in_flight[id(message)] = anyio.Event()
         try:
             yield
@@ -76,23 +76,23 @@ class Renewals:
                     continue
                 for message in self.held():
                     if self._due(message) <= now + TOGETHER * self._seconds:
-                        answered = self._in_flight[id(message)] = anyio.Event()
-                        tasks.start_soon(self._renew, message, answered)
+                        response_event = self._in_flight[id(message)] = anyio.Event()
+                        tasks.start_soon(self._renew, message, response_event)
 
     def close(self) -> list[PoppedMessage]:
         """Forget and return the held messages, after `run` was cancelled."""
-        for answered in self._in_flight.values():
-            answered.set()
+        for response_event in self._in_flight.values():
+            response_event.set()
         self._in_flight.clear()
-        held, self._held = self.held(), {}
-        return held
+        messages, self._held = self.held(), {}
+        return messages
 
     def _due(self, message: PoppedMessage) -> float:
         if id(message) in self._in_flight:
             return math.inf
         return max(message.hidden_until - self._seconds / 2, self._retry_at.get(id(message), -math.inf))
 
-    async def _renew(self, message: PoppedMessage, answered: anyio.Event) -> None:
+    async def _renew(self, message: PoppedMessage, response_event: anyio.Event) -> None:
         try:
             if not await self._extend(message):
                 self._lose(message, "it is not hidden for this consumer any more")
@@ -103,12 +103,12 @@ class Renewals:
             elif id(message) in self._held:
                 self._retry_at[id(message)] = anyio.current_time() + RETRY_SECONDS
         finally:
-            self._end_renewal(message, answered)
+            self._end_renewal(message, response_event)
 
-    def _end_renewal(self, message: PoppedMessage, answered: anyio.Event) -> None:
-        if self._in_flight.get(id(message)) is answered:
+    def _end_renewal(self, message: PoppedMessage, response_event: anyio.Event) -> None:
+        if self._in_flight.get(id(message)) is response_event:
             del self._in_flight[id(message)]
-        answered.set()
+        response_event.set()
         self._changed.set()
 
     def _lose(self, message: PoppedMessage, reason: str) -> None:

@@ -67,11 +67,11 @@ def failure_text(error: BaseException) -> str:
         text = "without a text"
     place = ""
     if frames := traceback.extract_tb(error.__traceback__):
-        raised = next((frame for frame in reversed(frames) if not _is_library(frame.filename)), frames[-1])
-        place = f" ({os.path.basename(raised.filename)}:{raised.lineno} in {raised.name})"
-    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    said = named.encode("utf-8", "replace")[: props.SAFE_BYTES_MAX - len(place.encode())]
-    return props.safe_value(said.decode("utf-8", "ignore") + place)
+        origin = next((frame for frame in reversed(frames) if not _is_library(frame.filename)), frames[-1])
+        place = f" ({os.path.basename(origin.filename)}:{origin.lineno} in {origin.name})"
+    description = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    encoded_text = description.encode("utf-8", "replace")[: props.SAFE_BYTES_MAX - len(place.encode())]
+    return props.safe_value(encoded_text.decode("utf-8", "ignore") + place)
 
 
 def _is_library(path: str) -> bool:
@@ -103,11 +103,11 @@ async def give_back(
     it becomes a dead letter at once. With `seconds` it comes back after the first delay level that is not shorter, of
     the usual ones. `failure` is the text for the dead letter. Takes at most 5 s.
     """
-    sent = SentBack(group, message, max_reconsume_times=0 if is_dead else max_reconsume_times, failure=failure)
-    sent.delay_level = -1 if is_dead else 0 if seconds is None else _level_of(seconds)
+    send_back = SentBack(group, message, max_reconsume_times=0 if is_dead else max_reconsume_times, failure=failure)
+    send_back.delay_level = -1 if is_dead else 0 if seconds is None else _level_of(seconds)
     try:
         with anyio.fail_after(TAKE_SECONDS):
-            await _ask_to_take(core, sent)
+            await _ask_to_take(core, send_back)
             return True
     except TimeoutError:
         reason = f"no answer within {TAKE_SECONDS:g} s"
@@ -116,7 +116,7 @@ async def give_back(
     log.info("message_not_taken_back", message=message, reason=reason)
     try:
         with anyio.fail_after(COPY_SECONDS):
-            await _send_copy(core, sent)
+            await _send_copy(core, send_back)
             return True
     except TimeoutError:
         copy_reason = f"no answer within {COPY_SECONDS:g} s"
@@ -126,17 +126,17 @@ async def give_back(
     return False
 
 
-async def _ask_to_take(core: ClientCore, sent: SentBack) -> None:
-    message = sent.message
+async def _ask_to_take(core: ClientCore, send_back: SentBack) -> None:
+    message = send_back.message
     ext = SendBackExt(
         physical_offset=message.record.physical_offset,
-        group=sent.group,
-        delay_level=sent.delay_level,
+        group=send_back.group,
+        delay_level=send_back.delay_level,
         original_message_id=message.offset_message_id,
         origin_topic=message.topic,
-        max_reconsume_times=sent.max_reconsume_times,
-        failure=sent.failure,
-        attempts=sent.attempts,
+        max_reconsume_times=send_back.max_reconsume_times,
+        failure=send_back.failure,
+        attempts=send_back.attempts,
     )
     queue, code = message.queue, RequestCode.CONSUMER_SEND_MSG_BACK
     await call_leader(
@@ -144,17 +144,17 @@ async def _ask_to_take(core: ClientCore, sent: SentBack) -> None:
     )
 
 
-async def _send_copy(core: ClientCore, sent: SentBack) -> None:
+async def _send_copy(core: ClientCore, send_back: SentBack) -> None:
     """Send the copy that the broker would have stored. Raises the ClientError of the last broker group tried."""
-    message, group = sent.message, sent.group
-    copy = _copy(sent)
+    message, group = send_back.message, send_back.group
+    copy = _copy(send_back)
     times, times_max = SEND_FIELDS["reconsume_times"], SEND_FIELDS["max_reconsume_times"]
-    counted = {times: str(min(message.reconsume_times + 1, INT32_MAX))}
-    if sent.delay_level < 0:
-        counted = {times: str(min(sent.attempts, INT32_MAX)), times_max: "0"}
-    elif sent.max_reconsume_times is not None:
+    attempt_counts = {times: str(min(message.reconsume_times + 1, INT32_MAX))}
+    if send_back.delay_level < 0:
+        attempt_counts = {times: str(min(send_back.attempts, INT32_MAX)), times_max: "0"}
+    elif send_back.max_reconsume_times is not None:
         # Brokers compare it with the count in the stored copy, which includes this attempt.
-        counted[times_max] = str(min(sent.max_reconsume_times + 1, INT32_MAX))
+        attempt_counts[times_max] = str(min(send_back.max_reconsume_times + 1, INT32_MAX))
     route = await core.route(copy.topic, refresh=True, auto_create=True)
     own = message.queue.broker_name
     failure: ClientError = NoRoute(copy.topic, "no queue is writable")
@@ -162,7 +162,7 @@ async def _send_copy(core: ClientCore, sent: SentBack) -> None:
     for name in sorted({queue.broker_name for queue in route.write_queues}, key=lambda name: (name == own, name)):
         try:
             address = leader_in(route, name)
-            fields = send_fields(group, copy, MessageQueue(copy.topic, name, 0)) | counted
+            fields = send_fields(group, copy, MessageQueue(copy.topic, name, 0)) | attempt_counts
             await core.call(address, RequestCode.SEND_MESSAGE_V2, fields, copy.body)
         except RequestTimeout:
             raise  # it may be stored
@@ -173,17 +173,18 @@ async def _send_copy(core: ClientCore, sent: SentBack) -> None:
     raise failure
 
 
-def _copy(sent: SentBack) -> OutgoingMessage:
-    message = sent.message
+def _copy(request: SentBack) -> OutgoingMessage:
+    message = request.message
     record = message.record
-    given = with_origin(record, message.queue.broker_name)
-    properties = {name: value for name, value in given.items() if name not in _NOT_COPIED}
+    record_properties = with_origin(record, message.queue.broker_name)
+    properties = {name: value for name, value in record_properties.items() if name not in _NOT_COPIED}
     properties[props.RETRY_TOPIC] = message.topic
-    properties[props.DELAY] = str(sent.delay_level if sent.delay_level > 0 else FIRST_LEVEL + message.reconsume_times)
-    if sent.failure:
-        properties[props.FAILURE] = sent.failure
+    level = request.delay_level if request.delay_level > 0 else FIRST_LEVEL + message.reconsume_times
+    properties[props.DELAY] = str(level)
+    if request.failure:
+        properties[props.FAILURE] = request.failure
     return OutgoingMessage(
-        topic=retry_topic(sent.group),
+        topic=retry_topic(request.group),
         body=record.body,
         properties=props.encode(properties),
         sys_flag=record.sys_flag & (COMPRESSED | CODEC_MASK),

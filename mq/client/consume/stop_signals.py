@@ -42,9 +42,9 @@ async def drain_on_signals(
     """
     drained = False
     async with anyio.create_task_group() as tasks:
-        with anyio.open_signal_receiver(*SIGNALS) as received:
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
             task_status.started()
-            async for number in received:
+            async for number in signals:
                 if drained:
                     consumer.stop()
                     continue

@@ -39,8 +39,8 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
         return retry_topic(self.group)
 
     def _codec_of(self, topic: str) -> BodyCodec[Any] | None:
-        subscribed = self._subscribed.get(topic)
-        return self._codec if subscribed is None or subscribed.codec is None else subscribed.codec
+        subscription = self._subscribed.get(topic)
+        return self._codec if subscription is None or subscription.codec is None else subscription.codec
 
     def subscribe(self, topic: str, tags: str | Filter = "*", *, filter: Filter | None = None) -> None:  # noqa: A002
         """Receive the messages of `topic` with one of `tags`: `"A || B"`, or `"*"` for all.

@@ -43,11 +43,11 @@ class OpenTelemetryMetrics(ClientMetrics):
             from importlib.metadata import version
 
             meter = metrics.get_meter("raftmq", version("raftmq"))
-        shared = _made_with.get(meter)
-        if shared is None or shared.book.topics_max != topics_max:
-            shared = _made_with[meter] = _Instruments(meter, topics_max)
-        self._shared = shared
-        self.book = shared.book
+        instruments = _made_with.get(meter)
+        if instruments is None or instruments.book.topics_max != topics_max:
+            instruments = _made_with[meter] = _Instruments(meter, topics_max)
+        self._shared = instruments
+        self.book = instruments.book
 
     def adder(self, family: Family, values: tuple[str, ...]) -> Add:
         targets = [
@@ -93,8 +93,8 @@ class _Instruments:
         def observe(_: CallbackOptions) -> Iterator[Observation]:
             from opentelemetry.metrics import Observation
 
-            for (shown, values), read in list(self.reads.items()):
-                if shown is family:
+            for (read_family, values), read in list(self.reads.items()):
+                if read_family is family:
                     yield Observation(read(), _labels(family, values))
 
         return observe

@@ -42,17 +42,17 @@ class PrometheusMetrics(ClientMetrics):
             import prometheus_client
         except ImportError as error:
             raise ImportError("PrometheusMetrics needs prometheus_client: pip install 'raftmq[prometheus]'") from error
-        chosen = prometheus_client.REGISTRY if registry is None else registry
+        used_registry = prometheus_client.REGISTRY if registry is None else registry
         options = topics_max, tuple(buckets)
-        shared = _registered.get(chosen)
-        if shared is None:
-            shared = _registered[chosen] = _Registered(chosen, topics_max, tuple(buckets))
-        elif shared.options != options:
+        instruments = _registered.get(used_registry)
+        if instruments is None:
+            instruments = _registered[used_registry] = _Registered(used_registry, topics_max, tuple(buckets))
+        elif instruments.options != options:
             raise ValueError(
-                f"the registry already has the metrics of clients with different options: {shared.options}"
+                f"the registry already has the metrics of clients with different options: {instruments.options}"
             )
-        self._shared = shared
-        self.book = shared.book
+        self._shared = instruments
+        self.book = instruments.book
 
     def adder(self, family: Family, values: tuple[str, ...]) -> Add:
         child = self._shared.families[family].labels(*values)

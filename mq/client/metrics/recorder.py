@@ -75,9 +75,9 @@ class LabelBook:
             self._open.clear()
             self._topics.clear()
         with self._lock:
-            taken = self._open.setdefault((kind, group), set())
-            number = next(each for each in range(1, len(taken) + 2) if each not in taken)
-            taken.add(number)
+            numbers = self._open.setdefault((kind, group), set())
+            number = next(each for each in range(1, len(numbers) + 2) if each not in numbers)
+            numbers.add(number)
             return str(number)
 
     def leave(self, kind: str, group: str, number: str, topics: Sequence[str]) -> None:
@@ -141,8 +141,8 @@ class Recorder:
         """End the series of this closed client."""
         for family, values in [*self._adders, *self._gauges]:
             self._remove(family, values)
-        shown = [topic for topic, label in self._topics.items() if label == topic]
-        self._metrics.book.leave(self._kind, self._group, self._number, shown)
+        topics = [topic for topic, label in self._topics.items() if label == topic]
+        self._metrics.book.leave(self._kind, self._group, self._number, topics)
 
     @_never_raises
     def _remove(self, family: Family, values: tuple[str, ...]) -> None:
@@ -233,9 +233,9 @@ class Recorder:
 
         def done(outcome: Outcome) -> None:
             is_stored = not isinstance(outcome, ClientError)
-            said = "stored" if is_stored else "unknown" if _is_unknown(outcome) else "not_stored"
-            self._add(families.SENT, count, topic, said)
-            self._add(families.SEND_SECONDS, time.perf_counter() - began, topic, said)
+            result = "stored" if is_stored else "unknown" if _is_unknown(outcome) else "not_stored"
+            self._add(families.SENT, count, topic, result)
+            self._add(families.SEND_SECONDS, time.perf_counter() - began, topic, result)
             if is_stored:
                 self._add(families.SENT_BYTES, body_bytes, topic)
             on_done(outcome)
@@ -274,12 +274,12 @@ class Recorder:
     def around(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         """The handler, with its duration measured; `settled` counts what became of failures."""
 
-        async def measured(given: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
-            messages = given if isinstance(given, list) else [given]
+        async def measured(argument: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
+            messages = argument if isinstance(argument, list) else [argument]
             timer = self.begin(messages)
             outcome = "failed"
             try:
-                await handler(given)
+                await handler(argument)
                 outcome = "done"
                 self.settled(timer.topic, outcome, len(messages))
             finally:

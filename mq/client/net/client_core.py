@@ -497,19 +497,19 @@ class ClientCore:
         if self._heartbeat_body is None or connection.address in self.name_servers or connection.lost is not None:
             return
 
-        answered = anyio.Event()
+        response_event = anyio.Event()
 
         def on_response(response: ResponseOrLoss, body: memoryview) -> None:
-            answered.set()
+            response_event.set()
             if isinstance(response, Response) and response.code != ResponseCode.SUCCESS:
                 log.warning("heartbeat_refused", address=connection.address, code=response.code, remark=response.remark)
 
         opaque = connection.request_nowait(RequestCode.HEART_BEAT, None, self._heartbeat_body(), on_response)
-        self._tasks.start_soon(self._await_heartbeat, connection, opaque, answered)
+        self._tasks.start_soon(self._await_heartbeat, connection, opaque, response_event)
 
-    async def _await_heartbeat(self, connection: Connection, opaque: int, answered: anyio.Event) -> None:
+    async def _await_heartbeat(self, connection: Connection, opaque: int, response_event: anyio.Event) -> None:
         with anyio.move_on_after(self.settings.request_seconds):
-            await answered.wait()
+            await response_event.wait()
             return
         connection.forget(opaque)
         connection.note_timeout(self.settings.request_seconds)

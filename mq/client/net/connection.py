@@ -386,19 +386,19 @@ class Connection:
 
     def _receive_frame(self, serialization: int, header: memoryview, body: memoryview) -> None:
         try:
-            decoded = decode_from_broker(serialization, header)
+            message = decode_from_broker(serialization, header)
         except HeaderError as error:
             # Only this frame is invalid, not the stream. If it was an answer, the request times out.
             log.warning("frame_ignored", address=self.address, reason=str(error))
             return
-        if isinstance(decoded, Response):
-            if FORWARDED_TO in decoded.ext and self._on_forwarded is not None:
+        if isinstance(message, Response):
+            if FORWARDED_TO in message.ext and self._on_forwarded is not None:
                 self._on_forwarded(self.address)
-            on_response = self._waiting.pop(decoded.opaque, None)
+            on_response = self._waiting.pop(message.opaque, None)
             if on_response is not None:
-                on_response(decoded, body)
+                on_response(message, body)
         elif self.lost is None:
-            frame = self._on_server_request(decoded, body, self._answer_server)
+            frame = self._on_server_request(message, body, self._answer_server)
             if frame is not None:
                 self._queue(frame)
 

@@ -25,18 +25,18 @@ def tls_from_environment(environment: Mapping[str, str] | None = None) -> ssl.SS
 
     Raises CredentialsInvalid if a value or a file is invalid.
     """
-    given = os.environ if environment is None else environment
-    wanted = given.get(TLS_VARIABLE, "off")
-    if wanted not in ("on", "off"):
-        raise CredentialsInvalid(f"{TLS_VARIABLE} is {wanted!r}, neither on nor off")
-    if wanted == "off":
+    variables = os.environ if environment is None else environment
+    mode = variables.get(TLS_VARIABLE, "off")
+    if mode not in ("on", "off"):
+        raise CredentialsInvalid(f"{TLS_VARIABLE} is {mode!r}, neither on nor off")
+    if mode == "off":
         return None
     try:
-        context = ssl.create_default_context(cafile=given.get(TLS_CA_VARIABLE))
-        if certificate := given.get(TLS_CERTIFICATE_VARIABLE):
-            context.load_cert_chain(certificate, given.get(TLS_KEY_VARIABLE))
+        context = ssl.create_default_context(cafile=variables.get(TLS_CA_VARIABLE))
+        if certificate := variables.get(TLS_CERTIFICATE_VARIABLE):
+            context.load_cert_chain(certificate, variables.get(TLS_KEY_VARIABLE))
     except (OSError, ValueError) as error:
-        names = ", ".join(given[name] for name in _TLS_FILES if name in given)
+        names = ", ".join(variables[name] for name in _TLS_FILES if name in variables)
         raise CredentialsInvalid(f"{names}: {getattr(error, 'strerror', None) or error}") from error
     return context
 

@@ -74,14 +74,14 @@ def _begin_child() -> None:
 
 
 def _leave_parents_sockets() -> None:
-    guarded = list(_guarded.values())
+    references = list(_guarded.values())
     _guarded.clear()
-    numbers = [connection.fileno() for each in guarded if (connection := each()) is not None]
+    numbers = [connection.fileno() for each in references if (connection := each()) is not None]
     if any(number >= 0 for number in numbers):
-        with socket.socket() as unconnected:
+        with socket.socket() as replacement:
             for number in numbers:
                 if number >= 0:
-                    os.dup2(unconnected.fileno(), number, inheritable=False)
+                    os.dup2(replacement.fileno(), number, inheritable=False)
 
 
 if hasattr(os, "register_at_fork"):

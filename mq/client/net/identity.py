@@ -36,17 +36,17 @@ def new_client_id() -> str:
     return f"{local_ip()}@{os.getpid()}#{next(_numbers)}"
 
 
-def new_random(given: random.Random | None, made_in: int) -> random.Random:
+def new_random(generator: random.Random | None, made_in: int) -> random.Random:
     """The randomness of a client that is opened now: the given generator, or a new one.
 
     `made_in` is the process in which the client was made; a process that was forked from it has a copy of the
     generator, which would give the same numbers.
     """
-    if given is None:
+    if generator is None:
         return random.Random()
     if made_in == os.getpid():
-        return given
-    return random.Random(f"{given.getrandbits(64)} {os.getpid()}")
+        return generator
+    return random.Random(f"{generator.getrandbits(64)} {os.getpid()}")
 
 
 def new_unique_keys(rng: random.Random) -> UniqKeyGenerator:

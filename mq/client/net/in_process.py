@@ -36,9 +36,9 @@ async def connect_in_process(host: str, port: int) -> anyio.abc.ByteStream | Non
         if host in closed_networks:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "the test kit of this server is closed")
         return None
-    connected = network.connect(port)
+    sock = network.connect(port)
     try:
-        return await anyio.abc.SocketStream.from_socket(connected)
+        return await anyio.abc.SocketStream.from_socket(sock)
     except BaseException:
-        connected.close()
+        sock.close()
         raise

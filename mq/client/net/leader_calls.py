@@ -106,8 +106,8 @@ async def call_leader(
                 # The time is over; why it was not enough is known from the attempt before.
                 reason = f"the leader of broker group {broker_name} was not reached within {seconds:g} s"
                 raise failure or NoRoute(topic, reason)
-            left = max(deadline - anyio.current_time(), 0.001)
-            timeout = min(left, core.settings.request_seconds) if repeat is Repeat.ALWAYS else left
+            remaining = max(deadline - anyio.current_time(), 0.001)
+            timeout = min(remaining, core.settings.request_seconds) if repeat is Repeat.ALWAYS else remaining
             return await connection.call(code, ext, body, timeout=timeout)
         except ClientError as error:
             is_last = anyio.current_time() + PAUSE_SECONDS >= deadline

@@ -60,9 +60,9 @@ class Client:
 
     def _take_settings(self, remoting: RemotingSettings | None) -> None:
         """Raises TypeError for a value that is not a RemotingSettings."""
-        given: Any = remoting
-        if given is not None and not isinstance(given, RemotingSettings):
-            raise TypeError(f"remoting is a RemotingSettings, not {given!r}")
+        settings: Any = remoting
+        if settings is not None and not isinstance(settings, RemotingSettings):
+            raise TypeError(f"remoting is a RemotingSettings, not {settings!r}")
         self._remoting_settings = remoting
 
     @property
@@ -115,13 +115,13 @@ class Client:
     ) -> None:
         host = self._block
         assert host is not None, "a block ends that was never entered"
-        raised = error
+        outcome = error
         try:
             await host.take_cancellation(error)  # noqa: ASYNC102
             await self._close(finish=error is None)  # noqa: ASYNC102 - shields itself
         except BaseException as failure:  # noqa: ASYNC103
-            raised = host.merge(error, failure)
-        rest = host.leave_body(raised)
+            outcome = host.merge(error, failure)
+        rest = host.leave_body(outcome)
         if rest is not error:
             raise rest or ClientClosed("its event loop has ended")
 
@@ -308,7 +308,7 @@ class _Host:
             trio.lowlevel.spawn_system_task(self._run, name=name, context=contextvars.copy_context())
 
     async def _run(self) -> None:
-        pending, shown = 0, ""
+        pending, text = 0, ""
         try:
             with self._scope:
                 async with self._client._session():
@@ -317,14 +317,14 @@ class _Host:
                     try:
                         await self.closing.wait()
                     except BaseException:
-                        pending, shown = self._client._pending_messages(), repr(self._client)
+                        pending, text = self._client._pending_messages(), repr(self._client)
                         self.interrupt()
                         raise
         except anyio.get_cancelled_exc_class():
             # The event loop ends, and the client was not closed.
             self.failure = ClientClosed("its event loop has ended")
             self._is_raised = True
-            _warn_not_closed(shown, pending)
+            _warn_not_closed(text, pending)
             raise
         except BaseException as error:  # noqa: ASYNC103 - it is raised where the client is closed
             self._fail(error)
@@ -410,12 +410,12 @@ class _TrioBody(_Body):
 
     def leave(self, error: BaseException | None) -> BaseException | None:
         try:
-            swallowed = self._scope.__exit__(
+            is_swallowed = self._scope.__exit__(
                 type(error) if error else None, error, error.__traceback__ if error else None
             )
         except BaseException as rest:  # noqa: ASYNC103
             return rest  # noqa: ASYNC104
-        return None if swallowed else error
+        return None if is_swallowed else error
 
 
 class _AsyncioBody(_Body):

@@ -44,8 +44,8 @@ async def _cluster(core: ClientCore, deadline: float, seconds: float) -> Cluster
     reasons = dict.fromkeys(
         core.name_servers, f"no answer within {seconds:g} s; is the address right, and does a firewall drop packets?"
     )
-    found: list[ClusterInfo] = []
-    refused: list[BrokerError] = []
+    clusters: list[ClusterInfo] = []
+    errors: list[BrokerError] = []
     with anyio.move_on_at(deadline):
         async with anyio.create_task_group() as tasks:
 
@@ -55,13 +55,13 @@ async def _cluster(core: ClientCore, deadline: float, seconds: float) -> Cluster
                     connection = await core.connection(address)
                     response, body = await connection.request(code, timeout=seconds)
                     if response.code == ResponseCode.SUCCESS:
-                        found.append(read_body(ClusterInfo.decode, body))
+                        clusters.append(read_body(ClusterInfo.decode, body))
                         core.prefer_name_server(address)
                         tasks.cancel_scope.cancel()
                     elif response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                         reasons[address] = "not a name server; is it a broker's address?"
                     else:
-                        refused.append(BrokerError(response.code, response.remark, address))
+                        errors.append(BrokerError(response.code, response.remark, address))
                 except ConnectFailed as error:
                     reasons[address] = error.reason
                 except ClientError as error:
@@ -69,10 +69,10 @@ async def _cluster(core: ClientCore, deadline: float, seconds: float) -> Cluster
 
             for address in core.name_servers:
                 tasks.start_soon(ask, address)
-    if found:
-        return found[0]
-    if refused:
-        raise refused[0]
+    if clusters:
+        return clusters[0]
+    if errors:
+        raise errors[0]
     raise NameServersUnavailable(reasons)
 
 

@@ -199,8 +199,8 @@ class Accumulator:
     def close(self) -> None:
         """Fail what waits: it was not sent."""
         self._closed = True
-        opened, self._open = self._open, {}
-        for batch in opened.values():
+        batches, self._open = self._open, {}
+        for batch in batches.values():
             self._complete_all(batch, ClientClosed("the producer was closed before the message was sent"))
 
     async def run(self) -> None:

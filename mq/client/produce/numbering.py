@@ -159,8 +159,8 @@ def misuse_of(message: OutgoingMessage, answer: Mapping[str, str]) -> str | None
     numbers = message.numbers
     if numbers is None:
         return None
-    stored = answer.get(SENT_ALREADY_STORED, "0")
-    if stored.isdecimal() and 0 < int(stored) < numbers.message_count:
-        return f"{stored} of {numbers} were stored before"
+    stored_count = answer.get(SENT_ALREADY_STORED, "0")
+    if stored_count.isdecimal() and 0 < int(stored_count) < numbers.message_count:
+        return f"{stored_count} of {numbers} were stored before"
     key = answer.get(SENT_UNIQUE_KEY) or message.unique_key
     return None if key == message.unique_key else f"{numbers} was stored before, with message id {key[:64]}"

@@ -29,14 +29,14 @@ async def send_oneway(
 ) -> None:
     """Send a message to `queue`, or to any. Raises TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable."""
     try:
-        chosen, connection = await _choose_queue(core, message.topic, queue, rng, auto_create_topics=auto_create_topics)
+        target, connection = await _choose_queue(core, message.topic, queue, rng, auto_create_topics=auto_create_topics)
     except BaseException as error:
         if span is not None:
             span.not_sent(error)
         if recorder is not None:
             recorder.not_awaited(message.topic, "not_stored")
         raise
-    connection.send_oneway(RequestCode.SEND_MESSAGE_V2, send_fields(group, message, chosen), message.body)
+    connection.send_oneway(RequestCode.SEND_MESSAGE_V2, send_fields(group, message, target), message.body)
     if span is not None:
         span.sent()
     if recorder is not None:
@@ -51,5 +51,5 @@ async def _choose_queue(
     queues = [queue] if queue else [each for each in route.write_queues if route.leader_address(each.broker_name)]
     if not queues:
         raise NoRoute(topic, "no writable queue has a leader")
-    chosen = rng.choice(queues)
-    return chosen, await core.connection(leader_in(route, chosen.broker_name))
+    target = rng.choice(queues)
+    return target, await core.connection(leader_in(route, target.broker_name))

@@ -94,8 +94,8 @@ class Preparation:
 
 
 def _check_queue(topic: str, queue: MessageQueue) -> None:
-    given: Any = queue
-    if not isinstance(given, MessageQueue):
-        raise MessageRefused(f"queue is one that queues(topic) returns, not {given!r}")
+    unchecked: Any = queue
+    if not isinstance(unchecked, MessageQueue):
+        raise MessageRefused(f"queue is one that queues(topic) returns, not {unchecked!r}")
     if queue.topic != topic:
         raise MessageRefused(f"a message of topic {topic} cannot go to a queue of {queue.topic}")

@@ -309,11 +309,11 @@ class Producer(Client, Generic[BodyT]):
         await self._wait_room(pipeline)
         outgoing, span = self._make_ready(message, queue, own)
         pending = Pending(outgoing.unique_key)
-        done = self._done([message], outgoing, pending.complete, span)
+        completion = self._done([message], outgoing, pending.complete, span)
         if own is None:
-            abandon = self._start(pipeline, message, outgoing, done, seconds, queue)
+            abandon = self._start(pipeline, message, outgoing, completion, seconds, queue)
         else:
-            abandon = self._start_alone(pipeline, outgoing, done, seconds, queue, retries)
+            abandon = self._start_alone(pipeline, outgoing, completion, seconds, queue, retries)
         return await self._outcome(abandon, pending, span, outgoing.topic)
 
     def _start(
@@ -321,22 +321,22 @@ class Producer(Client, Generic[BodyT]):
         pipeline: SendPipeline,
         message: Message,
         outgoing: OutgoingMessage,
-        done: OnDone,
+        on_done: OnDone,
         seconds: float,
         queue: MessageQueue | None,
     ) -> Callable[[], None]:
         """Start sending a message, with others if it may be; the result abandons it. Raises ClientClosed."""
         accumulator = self._accumulator
         if accumulator is None or not may_join(message, outgoing):
-            return self._start_alone(pipeline, outgoing, done, seconds, queue)
-        member = accumulator.add(outgoing, done, timeout=seconds, queue=queue)
+            return self._start_alone(pipeline, outgoing, on_done, seconds, queue)
+        member = accumulator.add(outgoing, on_done, timeout=seconds, queue=queue)
         return partial(accumulator.abandon, member)
 
     def _start_alone(
         self,
         pipeline: SendPipeline,
         outgoing: OutgoingMessage,
-        done: OnDone,
+        on_done: OnDone,
         seconds: float,
         queue: MessageQueue | None,
         retries: int | None = None,
@@ -346,7 +346,8 @@ class Producer(Client, Generic[BodyT]):
             self._accumulator.flush(outgoing.topic)
         if self._numbering is not None:
             outgoing = self._numbering.number(outgoing, outgoing.unique_key.count(",") + 1)
-        return partial(pipeline.abandon, pipeline.start(outgoing, done, timeout=seconds, queue=queue, retries=retries))
+        send = pipeline.start(outgoing, on_done, timeout=seconds, queue=queue, retries=retries)
+        return partial(pipeline.abandon, send)
 
     async def _outcome(
         self, abandon: Callable[[], None], pending: Pending, span: SendSpan | None, topic: str, count: int = 1
@@ -377,8 +378,8 @@ class Producer(Client, Generic[BodyT]):
         await self._wait_room(pipeline)
         outgoing, span = self._make_ready(ready, queue)
         pending = Pending(outgoing.unique_key)
-        done = self._done([ready], outgoing, pending.complete, span)
-        self._start(pipeline, ready, outgoing, done, seconds, queue)
+        completion = self._done([ready], outgoing, pending.complete, span)
+        self._start(pipeline, ready, outgoing, completion, seconds, queue)
         return pending
 
     def send_nowait(
@@ -399,8 +400,8 @@ class Producer(Client, Generic[BodyT]):
             raise ProducerBusy(self._in_flight_max)
         seconds, ready = self._budget(timeout), encoded(message, self._codec)
         outgoing, span = self._make_ready(ready, queue)
-        done = self._done([ready], outgoing, on_done, span)
-        self._start(pipeline, ready, outgoing, done, seconds, queue)
+        completion = self._done([ready], outgoing, on_done, span)
+        self._start(pipeline, ready, outgoing, completion, seconds, queue)
         return outgoing.unique_key
 
     async def send_oneway(self, message: Message[BodyT], *, queue: MessageQueue | None = None) -> None:
@@ -456,7 +457,7 @@ class Producer(Client, Generic[BodyT]):
         while `in_flight_max` others wait, and the errors of `send`. Of several replies the first one counts.
         """
         self._open_pipeline()
-        chosen = check_body_codec(reply_codec) or self._codec
+        codec = check_body_codec(reply_codec) or self._codec
         ready = encoded(message, self._codec)
         requests = self._requests
         assert self._core is not None and requests is not None, "a pipeline without connections"  # noqa: PT018
@@ -467,7 +468,7 @@ class Producer(Client, Generic[BodyT]):
             seconds=self._budget(timeout),
             send=lambda left, own: self._send(ready, left, queue, own=own),
         )
-        if chosen is not None and (error := decode_body(reply, chosen)) is not None:
+        if codec is not None and (error := decode_body(reply, codec)) is not None:
             raise error
         return reply
 
@@ -515,8 +516,8 @@ class Producer(Client, Generic[BodyT]):
             self._limit.wake_waiters()  # this one takes no room
             raise
         pending = Pending(outgoing.unique_key)
-        done = self._done(ready, outgoing, pending.complete, span)
-        abandon = self._start_alone(pipeline, outgoing, done, seconds, queue)
+        completion = self._done(ready, outgoing, pending.complete, span)
+        abandon = self._start_alone(pipeline, outgoing, completion, seconds, queue)
         together = await self._outcome(abandon, pending, span, outgoing.topic, len(messages))
         return split_result(together, len(messages))
 
@@ -529,9 +530,9 @@ class Producer(Client, Generic[BodyT]):
             try:
                 pending.append(await self.submit(message, timeout=timeout))
             except MessageRefused as error:
-                refused = Pending()
-                refused.complete(error)
-                pending.append(refused)
+                failure = Pending()
+                failure.complete(error)
+                pending.append(failure)
         return [await each.wait_outcome() for each in pending]
 
     async def flush(self) -> None:

@@ -25,9 +25,9 @@ def delay_properties(message: Message) -> dict[str, str]:
     """Properties that tell the broker when to deliver `message`; empty for now. Raises MessageRefused."""
     if message.delay_level is None and message.delay is None and message.deliver_at is None:
         return {}
-    given = [name for name in ("delay_level", "delay", "deliver_at") if getattr(message, name) is not None]
-    if len(given) > 1:
-        raise MessageRefused(f"set only one of {' and '.join(given)}")
+    names = [name for name in ("delay_level", "delay", "deliver_at") if getattr(message, name) is not None]
+    if len(names) > 1:
+        raise MessageRefused(f"set only one of {' and '.join(names)}")
     if message.delay_level is not None:
         level: Any = message.delay_level
         if not (isinstance(level, int) and 1 <= level <= LEVELS_MAX):
@@ -57,15 +57,15 @@ async def recall(core: ClientCore, group: str, handle: str, *, seconds: float) -
     Attempts that certainly had no effect are retried while there is time.
     """
     try:
-        told = RecallHandle.decode(handle)
+        target = RecallHandle.decode(handle)
     except HandleInvalid as error:
         raise MessageRefused(str(error)) from error
-    ext = RecallExt(topic=told.topic, recall_handle=handle, producer_group=group, broker_name=told.broker_name)
+    ext = RecallExt(topic=target.topic, recall_handle=handle, producer_group=group, broker_name=target.broker_name)
     try:
         response, _ = await call_leader(
             core,
-            told.topic,
-            told.broker_name,
+            target.topic,
+            target.broker_name,
             RequestCode.RECALL_MESSAGE,
             ext.fields(),
             seconds=seconds,

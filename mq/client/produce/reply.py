@@ -39,11 +39,11 @@ def _make_reply(
     request: ReceivedMessage[Any], body: bytes, *, properties: Mapping[str, str], unique_key: str
 ) -> OutgoingMessage:
     """The reply to `request`. Raises NotARequest, MessageRefused."""
-    given = {name: request.properties.get(name) for name in (props.CORRELATION_ID, props.REPLY_TO_CLIENT, props.TTL)}
+    fields = {name: request.properties.get(name) for name in (props.CORRELATION_ID, props.REPLY_TO_CLIENT, props.TTL)}
     cluster = request.properties.get(props.CLUSTER)
-    if not given[props.CORRELATION_ID] or not given[props.REPLY_TO_CLIENT] or not cluster:
+    if not fields[props.CORRELATION_ID] or not fields[props.REPLY_TO_CLIENT] or not cluster:
         raise NotARequest(request)
-    own = {props.MESSAGE_TYPE: REPLY} | {name: value for name, value in given.items() if value}
+    own = {props.MESSAGE_TYPE: REPLY} | {name: value for name, value in fields.items() if value}
     return make_ready(
         Message(reply_topic(cluster), body, properties=properties),
         unique_key=unique_key,

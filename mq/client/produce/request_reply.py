@@ -136,12 +136,12 @@ async def ask(
     try:
         with anyio.move_on_at(deadline):
             await _connect_for_replies(core, topic)
-        sent = await send(max(deadline - anyio.current_time(), 0.0), requests.properties(request, seconds))
+        send_result = await send(max(deadline - anyio.current_time(), 0.0), requests.properties(request, seconds))
         with anyio.move_on_at(deadline):
             return await request.wait()
     finally:
         requests.close(request)
-    raise NoReply(seconds, sent.message_id)
+    raise NoReply(seconds, send_result.message_id)
 
 
 def _received(ext: PushReplyExt, body: bytes, arrived_ms: int) -> ReceivedMessage:

@@ -245,11 +245,11 @@ class SendPipeline:
             reason = f"no name server ({servers}) has told the route yet; {MAYBE_UNREACHABLE}"
             self._park(send, now, NoRoute(topic, reason))
             return
-        chosen = self._choose(send, route)
-        if isinstance(chosen, ClientError):
-            self._park(send, now, chosen)
+        target = self._choose(send, route)
+        if isinstance(target, ClientError):
+            self._park(send, now, target)
             return
-        queue, connection = chosen
+        queue, connection = target
         send.queue = queue
         send.expires_at = min(send.deadline, now + self._policy.attempt_seconds)
         try:
@@ -477,16 +477,16 @@ class SendPipeline:
                     await anyio.sleep(max(refreshed_at + BACKOFF_SECONDS_MIN - anyio.current_time(), 0.0))
                     obstacle = await self._refresh(topic)
                     refreshed_at = anyio.current_time()
-                changed = self._mending[topic] = anyio.Event()
+                route_event = self._mending[topic] = anyio.Event()
                 if self._connect_leaders(topic):
                     with anyio.move_on_after(BACKOFF_SECONDS_MAX):
-                        await changed.wait()
+                        await route_event.wait()
                 self._release(topic, obstacle)
                 if not self._parked.get(topic):
                     return
                 wait = min(send.not_before for send in self._parked[topic]) - anyio.current_time()
                 with anyio.move_on_after(max(wait, 0.0)):
-                    await changed.wait()
+                    await route_event.wait()
         finally:
             del self._mending[topic]
 
@@ -524,8 +524,8 @@ class SendPipeline:
             self._unreachable[address] = (anyio.current_time(), reason)
         finally:
             self._connecting.discard(address)
-        for changed in self._mending.values():
-            changed.set()
+        for route_event in self._mending.values():
+            route_event.set()
 
     def _release(self, topic: str, obstacle: ClientError | None) -> None:
         """Retry messages whose back-off has passed, in the order in which they were parked."""

@@ -120,7 +120,7 @@ class Tracer:
         if outgoing.topic == self._topic:
             return on_done
         messages = tuple(messages)
-        timestamp_ms, begun = _now_ms(), anyio.current_time()
+        timestamp_ms, started_at = _now_ms(), anyio.current_time()
 
         def done(outcome: SendResult | ClientError) -> None:
             try:
@@ -129,11 +129,11 @@ class Tracer:
                 note_sent(outcome)
 
         def note_sent(outcome: SendResult | ClientError) -> None:
-            cost_ms = int((anyio.current_time() - begun) * 1000)
-            stored = outcome if isinstance(outcome, SendResult) else None
-            if stored is not None and not stored.trace_on:
+            cost_ms = int((anyio.current_time() - started_at) * 1000)
+            result = outcome if isinstance(outcome, SendResult) else None
+            if result is not None and not result.trace_on:
                 return
-            record_ids = [] if stored is None else stored.offset_message_id.split(",")
+            record_ids = [] if result is None else result.offset_message_id.split(",")
             for number, message_id in enumerate(outgoing.unique_key.split(",")):
                 message = messages[number]
                 self.record(
@@ -145,12 +145,12 @@ class Tracer:
                         message_id=message_id,
                         tags=message.tags,
                         keys=" ".join(message.keys) or None,
-                        store_host=self._store_host(stored),
+                        store_host=self._store_host(result),
                         body_bytes=len(message.body),
                         cost_ms=cost_ms,
                         kind=_kind(message, outgoing),
                         offset_message_id=record_ids[number] if number < len(record_ids) else None,
-                        success=stored is not None,
+                        success=result is not None,
                     )
                 )
 
@@ -159,7 +159,7 @@ class Tracer:
     def recalling(self, handle: str) -> Callable[[bool], None] | None:
         """A callback that records whether the message of this handle was recalled; None for an invalid handle."""
         try:
-            told = RecallHandle.decode(handle)
+            decoded_handle = RecallHandle.decode(handle)
         except HandleInvalid:
             return None
         timestamp_ms = _now_ms()
@@ -170,8 +170,8 @@ class Tracer:
                     timestamp_ms=timestamp_ms,
                     region=props.REGION,
                     group=self._group,
-                    topic=told.topic,
-                    message_id=told.unique_key,
+                    topic=decoded_handle.topic,
+                    message_id=decoded_handle.unique_key,
                     success=success,
                 )
             )
@@ -216,9 +216,9 @@ class Tracer:
                 )
             )
 
-    def _store_host(self, stored: SendResult | None) -> str | None:
-        route = None if stored is None else self._core.known_route(stored.queue.topic)
-        return None if route is None or stored is None else route.leader_address(stored.queue.broker_name)
+    def _store_host(self, result: SendResult | None) -> str | None:
+        route = None if result is None else self._core.known_route(result.queue.topic)
+        return None if route is None or result is None else route.leader_address(result.queue.broker_name)
 
     # Consumers.
 

@@ -148,11 +148,11 @@ class SetTransaction(Generic[BodyT]):
         """
         self._check_open()
         await anyio.lowlevel.checkpoint()
-        listed = [messages] if isinstance(messages, ReceivedMessage) else messages
-        self._add(consumer._consumed(listed))
+        message_list = [messages] if isinstance(messages, ReceivedMessage) else messages
+        self._add(consumer._consumed(message_list))
 
-    def _add(self, consumed: Consumed) -> None:
-        self._consumed.append(consumed)
+    def _add(self, offsets: Consumed) -> None:
+        self._consumed.append(offsets)
 
     async def prepare(self) -> None:
         """Store everything at the broker, invisible: nothing can be added afterwards, and leaving the block ends it.
@@ -216,15 +216,15 @@ class SetTransaction(Generic[BodyT]):
 
     async def _notify_consumers(self, *, committed: bool) -> None:
         """Tell the consumers, once."""
-        consumed, self._consumed = self._consumed, []
+        offsets, self._consumed = self._consumed, []
         with anyio.CancelScope(shield=True):  # none of them waits for anything
-            for each in consumed:
+            for each in offsets:
                 await (each.committed() if committed else each.not_committed())
 
     async def _fenced(self, error: BrokerError) -> TransactionFenced:
         """End the transaction's consumers; returns the error: another member consumed the messages first."""
-        consumed, self._consumed = self._consumed, []
-        for each in consumed:
+        offsets, self._consumed = self._consumed, []
+        for each in offsets:
             await each.fenced()
         return TransactionFenced(error.remark or "the group's offset has moved")
 
@@ -319,8 +319,8 @@ class SetTransaction(Generic[BodyT]):
 
     async def _queues(self) -> list[MessageQueue]:
         """The queue of each message, all in one broker group. Raises MessageRefused, and the errors of `route`."""
-        fixed = [await self._fixed_queue(outgoing, queue) for outgoing, queue in self._messages]
-        groups = {queue.broker_name for queue in fixed if queue is not None}
+        fixed_queues = [await self._fixed_queue(outgoing, queue) for outgoing, queue in self._messages]
+        groups = {queue.broker_name for queue in fixed_queues if queue is not None}
         groups |= {queue.broker_name for each in self._consumed for queue in each.ranges}
         if len(groups) > 1:
             raise MessageRefused(
@@ -329,13 +329,13 @@ class SetTransaction(Generic[BodyT]):
                 "to queues of that group (`queue=`), without a sharding key that leads elsewhere"
             )
         group = next(iter(groups), None)
-        chosen: list[MessageQueue] = []
-        for (outgoing, _), queue in zip(self._messages, fixed, strict=True):
+        queues: list[MessageQueue] = []
+        for (outgoing, _), queue in zip(self._messages, fixed_queues, strict=True):
             if queue is None:
                 queue = await self._any_queue(outgoing.topic, group)
                 group = queue.broker_name
-            chosen.append(queue)
-        return chosen
+            queues.append(queue)
+        return queues
 
     async def _fixed_queue(self, outgoing: OutgoingMessage, queue: MessageQueue | None) -> MessageQueue | None:
         if queue is not None or outgoing.sharding_key is None:

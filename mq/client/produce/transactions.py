@@ -134,9 +134,9 @@ class TransactionProducer(Producer[BodyT]):
         codec: BodyCodec[BodyT] | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        for name, given in (("check", check), ("check_set", check_set)):
-            if given is not None and not callable(given):
-                raise TypeError(f"{name} must be callable, not {given!r}")
+        for name, function in (("check", check), ("check_set", check_set)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be callable, not {function!r}")
         super().__init__(namesrv, group, codec=codec, **options)
         self._check = check
         self._check_set = check_set
@@ -232,25 +232,25 @@ class TransactionProducer(Producer[BodyT]):
 
     async def _end(self, transaction: Transaction, seconds: float) -> None:
         """Tell the broker the end of a transaction. Raises BrokerError."""
-        wanted, transaction._ended = transaction._wanted, True
+        decision, transaction._ended = transaction._wanted, True
         if self._tracer is not None:
-            self._tracer.ending(transaction.message, transaction.result, wanted)
-        if wanted is None:
+            self._tracer.ending(transaction.message, transaction.result, decision)
+        if decision is None:
             return
-        transaction.state = TransactionState.COMMITTED if wanted else TransactionState.ROLLED_BACK
+        transaction.state = TransactionState.COMMITTED if decision else TransactionState.ROLLED_BACK
         result = transaction.result
         ext = EndTransactionExt(
             producer_group=self.group,
             half_queue_offset=QueueOffset(result.queue_offset),
             half_physical_offset=parse_offset_message_id(result.offset_message_id).physical_offset,
-            commit_or_rollback=_OUTCOMES[wanted],
+            commit_or_rollback=_OUTCOMES[decision],
             msg_id=result.message_id,
             transaction_id=result.message_id,
             topic=result.queue.topic,
         )
         assert self._core is not None, "a transaction without connections"
         queue, code = result.queue, RequestCode.END_TRANSACTION
-        operation = "commit" if wanted else "rollback"
+        operation = "commit" if decision else "rollback"
         try:
             with nullcontext() if self._spans is None else self._spans.settling(operation, queue.topic):
                 await call_leader(
@@ -303,8 +303,8 @@ class TransactionProducer(Producer[BodyT]):
 
     def _asked(self, check: Check[BodyT], message: ReceivedMessage[Any]) -> Awaitable[bool | None] | bool | None:
         """Ask about the transaction of one message. Raises BodyNotDecoded, and what `check` raises."""
-        if self._codec is not None and (undecoded := decode_body(message, self._codec)) is not None:
-            raise undecoded
+        if self._codec is not None and (error := decode_body(message, self._codec)) is not None:
+            raise error
         return check(message)
 
     def _answer_server(
@@ -331,14 +331,14 @@ class TransactionProducer(Producer[BodyT]):
 
         async def ask(message: ReceivedMessage[Any]) -> None:
             if props.TRANSACTION_SET in message.properties:
-                given: Any = False if self._check_set is None else self._check_set(message.message_id)
+                decision: Any = False if self._check_set is None else self._check_set(message.message_id)
             elif self._check is None:
-                given = None
+                decision = None
             else:
-                given = self._asked(self._check, message)
-            if isawaitable(given):
-                given = await given
-            answers.append(None if given is None else bool(given))
+                decision = self._asked(self._check, message)
+            if isawaitable(decision):
+                decision = await decision
+            answers.append(None if decision is None else bool(decision))
 
         try:
             error = await failure_of(ask, message)
@@ -347,16 +347,16 @@ class TransactionProducer(Producer[BodyT]):
         if error is not None:
             log.exception("check_failed", error, message_id=message.message_id)
             return
-        [wanted] = answers
+        [decision] = answers
         if self._tracer is not None:
-            self._tracer.checked(message, wanted)
-        if wanted is None:
+            self._tracer.checked(message, decision)
+        if decision is None:
             return
         fields = EndTransactionExt(
             producer_group=message.properties.get(props.PRODUCER_GROUP, self.group),
             half_queue_offset=request.ext.half_queue_offset,
             half_physical_offset=request.ext.half_physical_offset,
-            commit_or_rollback=_OUTCOMES[wanted],
+            commit_or_rollback=_OUTCOMES[decision],
             msg_id=message.message_id,
             transaction_id=message.message_id,
             topic=message.topic,

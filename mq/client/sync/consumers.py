@@ -77,24 +77,24 @@ class _SyncConsumer(Facade[ClientT], Generic[ClientT, BodyT], of=Consumer):
         self._call(reply, message, body, properties=properties, timeout=timeout, codec=codec)
 
     def _receive(
-        self, kept: deque[MessageT], following: Callable[[], Awaitable[MessageT]], timeout: float | None
+        self, rest: deque[MessageT], following: Callable[[], Awaitable[MessageT]], timeout: float | None
     ) -> MessageT | None:
-        """Take a message that an interrupted call left in ``kept``, else call ``following``; None after ``timeout``."""
-        taken: list[MessageT] = []
+        """Take a message that an interrupted call left in ``rest``, else call ``following``; None after ``timeout``."""
+        messages: list[MessageT] = []
 
         async def take() -> None:
-            if kept:
-                taken.append(kept.popleft())
+            if rest:
+                messages.append(rest.popleft())
                 return
             with anyio.move_on_after(timeout):
-                taken.append(await following())
+                messages.append(await following())
 
         try:
             self._call(take)
         except BaseException:
-            kept.extend(taken)
+            rest.extend(messages)
             raise
-        return taken[0] if taken else None
+        return messages[0] if messages else None
 
 
 class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsumer):
@@ -238,9 +238,9 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         check_seconds("drain_timeout", drain_timeout)
         if handler is not None:
             check_synchronous("a handler", handler, "message")
-        called = None if handler is None else self._in_thread(handler)
+        async_handler = None if handler is None else self._in_thread(handler)
         with self._draining_on_signals(drain_timeout) if signals else contextlib.nullcontext():
-            self._call(self._client.run, called)
+            self._call(self._client.run, async_handler)
 
     def drain(self, timeout: float = DRAIN_SECONDS) -> bool:
         """Works like `PushConsumer.drain`; any thread may call it, but no handler. Raises ClientError in one."""
@@ -315,19 +315,19 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         """Works like `PushConsumer.deliveries`: `for delivery in consumer.deliveries(): with delivery as message:`."""
         stream: DeliveryStream[BodyT] = self._call_now(self._client.deliveries)
         while True:
-            taken: list[Delivery[BodyT]] = []
+            batch: list[Delivery[BodyT]] = []
             try:
-                self._call(self._next_delivery, stream, taken)
+                self._call(self._next_delivery, stream, batch)
             except BaseException:
                 with contextlib.suppress(ClientError):
-                    for each in taken:  # by a call that was interrupted
+                    for each in batch:  # by a call that was interrupted
                         self._call_now(each.nack, 0.0)
                 raise
-            yield SyncDelivery(taken[0], self)
+            yield SyncDelivery(batch[0], self)
 
     @staticmethod
-    async def _next_delivery(stream: DeliveryStream[BodyT], taken: list[Delivery[BodyT]]) -> None:
-        taken.append(await anext(stream))
+    async def _next_delivery(stream: DeliveryStream[BodyT], deliveries: list[Delivery[BodyT]]) -> None:
+        deliveries.append(await anext(stream))
 
 
 class SyncDelivery(Generic[BodyT]):
@@ -396,19 +396,19 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
 
     def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage[BodyT]]:
         """Works like `PullConsumer.poll`. If it is interrupted, as by ctrl-C, the messages are read again."""
-        taken: list[ReceivedMessage[BodyT]] = []
+        messages: list[ReceivedMessage[BodyT]] = []
 
         async def poll() -> None:
-            taken.extend(await self._client.poll(count_max, timeout=timeout))
+            messages.extend(await self._client.poll(count_max, timeout=timeout))
 
         try:
             self._call(poll)
         except BaseException:
-            if taken:
+            if messages:
                 with contextlib.suppress(ClientError):
-                    self._call(self._client._take_back, taken)
+                    self._call(self._client._take_back, messages)
             raise
-        return taken
+        return messages
 
     def __iter__(self) -> Iterator[ReceivedMessage[BodyT]]:
         """The messages of all assigned queues, one after the other and for ever."""
@@ -420,21 +420,21 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
 
     def _iterate(self, messages: PulledMessages[BodyT]) -> Iterator[ReceivedMessage[BodyT]]:
         while True:
-            taken: list[ReceivedMessage[BodyT]] = []
+            batch: list[ReceivedMessage[BodyT]] = []
             try:
-                self._call(self._next_message, messages, taken)
+                self._call(self._next_message, messages, batch)
             except BaseException:
                 with contextlib.suppress(ClientError):
-                    self._call(self._client._take_back, taken)  # of a call that was interrupted
+                    self._call(self._client._take_back, batch)  # of a call that was interrupted
                 raise
-            if not taken:
+            if not batch:
                 return
-            yield taken[0]
+            yield batch[0]
 
     @staticmethod
-    async def _next_message(messages: PulledMessages[BodyT], taken: list[ReceivedMessage[BodyT]]) -> None:
+    async def _next_message(messages: PulledMessages[BodyT], batch: list[ReceivedMessage[BodyT]]) -> None:
         async for message in messages:
-            taken.append(message)
+            batch.append(message)
             return
 
     @property

@@ -213,9 +213,9 @@ class Facade(Generic[C_co]):
                 host.is_open = False  # threads that do not end with the program send nothing more
             with anyio.move_on_after(EXIT_FLUSH_SECONDS):
                 await self._client._finish()
-            lost = self._client._pending_messages()
+            lost_count = self._client._pending_messages()
             await self._client._close(finish=False)
-            return lost
+            return lost_count
 
         return self._thread.portal.start_task_soon(end)
 
@@ -254,10 +254,10 @@ def _close_at_exit() -> None:
     deadline = time.monotonic() + EXIT_SECONDS
     for facade, end in ends:
         try:
-            lost = end.result(max(deadline - time.monotonic(), 0.0))
+            lost_count = end.result(max(deadline - time.monotonic(), 0.0))
         except Exception as error:
             log.warning("close_failed", client=repr(facade), reason=str(error) or type(error).__name__)
-            lost = facade._at_end[0]
-        pending, shown = facade._at_end
+            lost_count = facade._at_end[0]
+        pending, client_text = facade._at_end
         if pending:
-            log.warning("not_closed", client=shown, pending=pending, lost=lost, missing="client.close()")
+            log.warning("not_closed", client=client_text, pending=pending, lost=lost_count, missing="client.close()")

@@ -42,24 +42,24 @@ class LoopThread:
     def __init__(self, name: str, limits: ClientLimits = DEFAULT) -> None:
         self._name = name
         self._warn_seconds = limits.close_warn_seconds
-        started: Future[anyio.from_thread.BlockingPortal] = Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
+        start_result: Future[anyio.from_thread.BlockingPortal] = Future()
+        self._thread = threading.Thread(target=self._run, args=(start_result,), name=name, daemon=True)
         self._thread.start()
         self._soon: Callable[[Callable[[], None]], object]
-        self.portal = started.result()
+        self.portal = start_result.result()
 
-    def _run(self, started: Future[anyio.from_thread.BlockingPortal]) -> None:
+    def _run(self, start_result: Future[anyio.from_thread.BlockingPortal]) -> None:
         async def main() -> None:
             async with anyio.from_thread.BlockingPortal() as portal:
                 self._soon = _caller()
-                started.set_result(portal)
+                start_result.set_result(portal)
                 await portal.sleep_until_stopped()
 
         try:
             anyio.run(main, backend=event_loop())
         except BaseException as error:  # noqa: ASYNC103 - of a thread
-            if not started.done():
-                started.set_exception(error)
+            if not start_result.done():
+                start_result.set_exception(error)
             else:
                 log.exception("event_loop_failed", error, thread=self._name)
 

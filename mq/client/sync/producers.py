@@ -158,9 +158,9 @@ class SyncTransactionProducer(SyncProducer[BodyT], of=TransactionProducer):
         codec: BodyCodec[BodyT] | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        given = self._asked_in_thread(check), self._asked_in_thread(check_set)
+        checks = self._asked_in_thread(check), self._asked_in_thread(check_set)
         self._transactions = run_without_event_loop(
-            lambda: TransactionProducer(namesrv, group, check=given[0], check_set=given[1], codec=codec, **options)
+            lambda: TransactionProducer(namesrv, group, check=checks[0], check_set=checks[1], codec=codec, **options)
         )
         Facade.__init__(self, self._transactions)
 
@@ -239,13 +239,13 @@ class SyncSetTransaction(Generic[BodyT]):
         messages: ReceivedMessage[Any] | Sequence[ReceivedMessage[Any]] | None = None,
     ) -> None:
         """Works like `SetTransaction.commit_offsets`, of a `SyncPullConsumer` or `SyncPushConsumer`."""
-        listed = [messages] if isinstance(messages, ReceivedMessage) else messages
+        message_list = [messages] if isinstance(messages, ReceivedMessage) else messages
         self._transaction._check_open()
-        given: Consumed = consumer._call_now(consumer._client._consumed, listed)
+        used: Consumed = consumer._call_now(consumer._client._consumed, message_list)
         there = partial(self._there, consumer)
         self._transaction._add(
-            given._replace(
-                committed=there(given.committed), not_committed=there(given.not_committed), fenced=there(given.fenced)
+            used._replace(
+                committed=there(used.committed), not_committed=there(used.not_committed), fenced=there(used.fenced)
             )
         )
 
